@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from rayembed.pipeline.local_head import prepare_environment
+from rayembed.pipeline.local_head import RAY_SETTINGS, prepare_environment
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -83,7 +83,8 @@ def cluster():
     anew, as those of a submitted job do, costs five to ten seconds of a core.
     """
     os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"  # read by Train's controller
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as in `on_ray.connect`
+    for name, value in RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
     import ray
     from s3_server import s3_server
 

@@ -1,15 +1,25 @@
 """rayembed trains and evaluates text-embedding models, in one process or on Ray.
 
-In Python: `train`, `evaluate`, `mine`, `load`, `encode` (docs/python.md). Nothing of torch is
-imported before one of them is used.
+In Python: `train`, `adapt`, `evaluate`, `mine`, `load`, `encode` (docs/python.md). Nothing of
+torch is imported before one of them is used.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rayembed.api import Embedder, Trained, encode, evaluate, load, mine, train
+    from rayembed.api import Embedder, Trained, adapt, encode, evaluate, load, mine, train
 
-__all__ = ["Embedder", "Trained", "__version__", "encode", "evaluate", "load", "mine", "train"]
+__all__ = [
+    "Embedder",
+    "Trained",
+    "__version__",
+    "adapt",
+    "encode",
+    "evaluate",
+    "load",
+    "mine",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ import math
 import time
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -41,6 +42,15 @@ _GPU_PASS = 3.5e12
 microseconds for each), counted and not measured: 500 tokens of a 7B LLM, some thousands of a small
 encoder."""
 _GPU_PASS_RANGE = (256, 8192)
+
+_CONTAINER = Path("/sys/fs/cgroup")
+
+_CONTAINER_MEMORY = (
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
+"""Files of a container's limit, use and table of uses, in the second and the first form of cgroups.
+"""
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,28 @@ def _seconds(dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
     finally:
         torch.set_num_threads(threads)
     return fastest
+
+
+def free_memory(device: str) -> int:
+    """Bytes that this process can still take on a CPU's machine, within the container's limit, or
+    on the current GPU, what torch keeps for itself included.
+    """
+    if device.startswith("cuda"):
+        kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return torch.cuda.mem_get_info()[0] + kept
+    import psutil
+
+    free: int = psutil.virtual_memory().available
+    for names in _CONTAINER_MEMORY:
+        try:
+            limit, used, table = ((_CONTAINER / name).read_text() for name in names)
+        except OSError:
+            continue
+        # Files that were read long ago are counted as used, and given up when memory is asked for.
+        files = dict(line.split() for line in table.splitlines()).get("inactive_file", 0)
+        if limit.strip().isdigit():
+            free = min(free, max(0, int(limit) - int(used) + int(files)))
+    return free
 
 
 def micro_batch_tokens(device: str) -> int:

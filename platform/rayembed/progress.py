@@ -42,7 +42,8 @@ def doing(
     """Tell inside the block what is done, as long as nothing else is logged.
 
     A log gets `what` where it has changed since it was last told, and otherwise
-    `still what, 20 s`. Where nobody sees rayembed's log nothing happens.
+    `still what, 20 s`, without what follows two spaces. Where nobody sees rayembed's log nothing
+    happens.
 
     Args:
         tells_end: whether a log gets the text at the end too, where it has changed.
@@ -129,7 +130,8 @@ class _Activity:
         if text != self.last:
             self.last, self.began = text, now
             return text
-        return f"still {text}, {now - self.began:.0f} s"
+        # Figures behind two spaces, which have not changed, are not told again.
+        return f"still {text.partition('  ')[0]}, {now - self.began:.0f} s"
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""Every architecture under DeepSpeed: two workers, ZeRO-3 and GradCache train one worker's weights.
+"""Every architecture under DeepSpeed: two workers, ZeRO-3 and GradCache train one worker's weights,
+and so do packed micro-batches.
 
 The files beside this one look deeper into each: resumed runs, other stages, a loop by hand.
 """
@@ -39,10 +40,19 @@ def settings(kind):
     return tiny_settings(kind, **({"lora": None} if whole else {}))
 
 
+WAYS = {
+    "zero 3": {"zero": 3, "cache": True},
+    "packed, zero 2": {"zero": 2, "cache": True, "unpadded": "always"},
+    "packed, zero 3": {"zero": 3, "cache": True, "unpadded": "always"},
+}
+
+
 def trained(rank, world, parts):
-    way = {"zero": 3, "cache": True} if world == 2 else {"zero": 0, "cache": False}
+    ways = WAYS if world == 2 else {"alone": {"zero": 0, "cache": False}}
     return {
-        kind: train_or_resume(settings(kind), dict(parts[kind]), STAGE, **way) for kind in KINDS
+        (kind, name): train_or_resume(settings(kind), dict(parts[kind]), STAGE, **way)
+        for kind in KINDS
+        for name, way in ways.items()
     }
 
 
@@ -57,9 +67,10 @@ def results(tmp_path_factory):
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_workers_train_the_weights_of_one(results, kind):
     parts, weights = results
-    expected = weights[1][0][kind]
+    expected = weights[1][0][kind, "alone"]
     for worker in weights[2]:
-        assert distance(worker[kind], expected) < TOLERANCE
+        for way in WAYS:
+            assert distance(worker[kind, way], expected) < TOLERANCE, way
     model = build_model(settings(kind), parts[kind], seed=3)
     start = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     assert distance(start, expected) > 5e-3, "the control: training moves the weights"

@@ -22,14 +22,15 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.distributed import grad_cache
 from rayembed.distributed.collectives import gather_with_gradient
+from rayembed.distributed.collectives import largest as largest_number
 from rayembed.distributed.grad_cache import (
     Passes,
-    backward_in_one_graph,
     backward_with_cache,
+    backward_with_graphs,
 )
 from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
-from rayembed.training.context import context_passes, context_rows
+from rayembed.training.context import collate_context, context_rows
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.step import StepSettings
 
@@ -74,7 +75,9 @@ def gradients(model, rank, world, chunks, way, rows=None):
     def cut(lengths):
         return [piece for piece in pieces(list(range(len(lengths))), first) if piece]
 
-    context = context_passes(model.embed_context, model, documents, rows, cut, torch.device("cpu"))
+    own = collate_context(model, documents, rows, cut, lambda micro_batch: micro_batch)
+    device = torch.device("cpu")
+    context = own.passes(model.embed_context, largest_number(own.num_passes, device), device)
     assert len(context.micro_batches) == first
     tokens = [*queries, *documents]
     cuts = pieces(list(range(len(tokens))), second)
@@ -115,20 +118,20 @@ def cached_against_the_full_graph(rank, world, folders):
     found = {}
     model = model_of(folders, sequence_dropout=0.3)
     for chunks in CHUNKS:
-        whole = gradients(model, rank, world, chunks, backward_in_one_graph)
+        whole = gradients(model, rank, world, chunks, backward_with_graphs)
         cached = gradients(model, rank, world, chunks, backward_with_cache)
         found[chunks] = largest(whole, cached)
     original = grad_cache.replayed
     grad_cache.replayed = lambda state: contextlib.nullcontext()
     control = gradients(model, rank, world, (2, 3), backward_with_cache)
     grad_cache.replayed = original
-    whole = gradients(model, rank, world, (2, 3), backward_in_one_graph)
+    whole = gradients(model, rank, world, (2, 3), backward_with_graphs)
     found["control"] = largest(whole, control)
     plain = model_of(folders, sequence_dropout=0.0)
     for chunks in [(1, 1), (3, 6)]:
         found["no dropout", chunks] = gradients(plain, rank, world, chunks, backward_with_cache)
     few = np.array([1, 0])  # of the first worker alone: the second one has none
-    for way in (backward_in_one_graph, backward_with_cache):
+    for way in (backward_with_graphs, backward_with_cache):
         found["few", way.__name__] = gradients(plain, rank, world, (1, 2), way, few)
     return found
 
@@ -149,7 +152,7 @@ def test_both_stages_are_cached_exactly(folders):
                 assert max(worker[chunks].values()) < 1e-5, (world, chunks, worker[chunks])
             assert min(worker["control"].values()) > 1e-4, "without replay"
         without_dropout += [found[0]["no dropout", chunks] for chunks in [(1, 1), (3, 6)]]
-        few += [found[0]["few", way] for way in ("backward_in_one_graph", "backward_with_cache")]
+        few += [found[0]["few", way] for way in ("backward_with_graphs", "backward_with_cache")]
     for gradient in without_dropout[1:]:
         assert max(largest(without_dropout[0], gradient).values()) < 1e-5
     for gradient in few[1:]:

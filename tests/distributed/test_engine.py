@@ -11,7 +11,9 @@ from train_made_up import distance, train_made_up
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.training.engine import DeepSpeedEngine, deepspeed_settings
+from rayembed.pipeline.meta_pass import model_on_meta
+from rayembed.recipes.nvembed import nvembed_v2_public
+from rayembed.training.engine import DeepSpeedEngine, deepspeed_settings, largest_adapter
 from rayembed.training.schedule import learning_rate_factor
 from rayembed.training.step import StepSettings
 
@@ -41,9 +43,13 @@ def records_of(step):
     return made_up_records(PAIRS, seed=step)
 
 
-def train(rank, world, zero, cache, budget, dtype="float32", device="cpu", pass_cost=1):
+def train(
+    rank, world, zero, cache, budget, dtype="float32", device="cpu", pass_cost=1, sums="float32"
+):
     model = ToyModel(context=True).to(device, getattr(torch, dtype))
     engine = DeepSpeedEngine(model, STAGE, Placement(zero_stage=zero), dtype, world)
+    for parameter in model.parameters():
+        parameter.grad_dtype = getattr(torch, sums)
     norms = []
     # Passes that cost next to nothing: many micro-batches, whose gradients are added up.
     settings = StepSettings(budget, cache, torch.device(device), pass_cost_tokens=pass_cost)
@@ -59,9 +65,14 @@ def cases(rank, world):
         found[zero, "cache"] = train(rank, world, zero, True, 30 + 40 * rank)
         found[zero, "one graph"] = train(rank, world, zero, False, 30 + 40 * rank)
         found[zero, "bf16"] = train(rank, world, zero, True, 30 + 40 * rank, "bfloat16")
+        found[zero, "bf16 graphs"] = train(rank, world, zero, False, 30 + 40 * rank, "bfloat16")
         found[zero, "bf16 whole"] = train(
             rank, world, zero, False, 10**6, "bfloat16", pass_cost=10**6
         )
+        if world == 1:
+            found[zero, "bf16 sums"] = train(
+                rank, world, zero, True, 30, "bfloat16", sums="bfloat16"
+            )
     return found
 
 
@@ -75,6 +86,19 @@ def test_buffers_are_even_and_no_smaller_than_the_weights(num_trained):
     placement = Placement(zero_stage=2)
     zero = deepspeed_settings(STAGE, placement, "float32", 2, num_trained)["zero_optimization"]
     assert zero["allgather_bucket_size"] == zero["reduce_bucket_size"] == 8
+
+
+def test_lora_of_a_7b_model_stays_whole_in_stage_3_and_its_frozen_matrices_do_not():
+    model = model_on_meta(nvembed_v2_public().model)
+    adapter = largest_adapter(model)
+    settings = deepspeed_settings(STAGE, Placement(zero_stage=3), "bfloat16", 8, 10**9, adapter)
+    whole = settings["zero_optimization"]["stage3_param_persistence_threshold"]
+    lora = [p.numel() for name, p in model.named_parameters() if "lora_" in name]
+    assert (len(lora), max(lora)) == (448, 16 * 14336)
+    assert max(lora) <= whole
+    assert whole < min(p.numel() for p in model.parameters() if p.ndim == 2 and not p.requires_grad)
+    plain = deepspeed_settings(STAGE, Placement(zero_stage=3), "bfloat16", 8, 10**9)
+    assert plain["zero_optimization"]["stage3_param_persistence_threshold"] < min(lora)
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -98,10 +122,15 @@ def test_trained_weights_are_those_of_the_reference(world):
     unclipped, _ = reference(STAGE.model_copy(update={"optimizer": optimizer}))
     assert distance(unclipped, expected) > 1e-4, "clipping must matter here"
     if world == 1:
-        cut = {z: _relative(found[z, "bf16"], found[z, "bf16 whole"], start) for z in range(4)}
+        cut = {
+            (zero, kind): _relative(found[zero, kind], found[zero, "bf16 whole"], start)
+            for zero in range(4)
+            for kind in ("bf16", "bf16 graphs")
+        }
         # Each micro-batch rounds its gradients to 8 bits; only fp32 sums do not round again.
-        assert max(cut[2], cut[3]) < 0.015, cut
-        assert min(cut[0], cut[1]) > 2 * max(cut[2], cut[3]), "the control: sums in bf16"
+        assert max(cut.values()) < 0.015, cut
+        sums = [_relative(found[z, "bf16 sums"], found[z, "bf16 whole"], start) for z in range(4)]
+        assert min(sums) > 2 * max(cut.values()), "the control: sums in bf16"
 
 
 def _relative(left, right, start):

@@ -15,7 +15,7 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.distributed.collectives import sums_of
-from rayembed.training import step as step_module
+from rayembed.training import batch_loss
 from rayembed.training.step import EngineModule, StepSettings, run_step
 
 pytestmark = pytest.mark.distributed
@@ -55,10 +55,10 @@ def cases(rank, world):
             # Budgets differ between workers, so that their numbers of micro-batches do too.
             found[name, cache] = averaged_gradient(rank, world, parts, cache, 30 + 45 * rank)
     # Controls: what the peers do gives another scale or another direction.
-    original = step_module.gather_with_gradient
-    step_module.gather_with_gradient = step_module.gather
+    original = batch_loss.gather_with_gradient
+    batch_loss.gather_with_gradient = batch_loss.gather
     found["no gradient through gather"] = averaged_gradient(rank, world, {}, True, 40)
-    step_module.gather_with_gradient = original
+    batch_loss.gather_with_gradient = original
     return found
 
 
@@ -90,8 +90,8 @@ def graded_gradient(rank, world, cache, budget):
 
 def graded_cases(rank, world):
     found = [graded_gradient(rank, world, cache, 30 + 45 * rank) for cache in (True, False)]
-    step_module.gather_with_gradient = lambda local: local
-    step_module.gather = lambda local: local
+    batch_loss.gather_with_gradient = lambda local: local
+    batch_loss.gather = lambda local: local
     return [*found, graded_gradient(rank, world, True, 40)]
 
 

@@ -59,7 +59,7 @@ def run(rank, world, folder, zero, cache, again):
     """Weights on this worker and the metrics of each step."""
     model = build_model(MODEL, folder, seed=3)
     if again:
-        model.enable_gradient_checkpointing()
+        model.recompute_layers()
     seed_worker(5, 0)
     engine = DeepSpeedEngine(model, STAGE, Placement(zero_stage=zero), "float32", world)
     records = []

@@ -30,6 +30,7 @@ from rayembed.training.checkpoint import (
 )
 from rayembed.training.checkpoint_list import checkpoint_name
 from rayembed.training.engine import DeepSpeedEngine
+from rayembed.training.graph_room import GraphRoom
 from rayembed.training.step import StepSettings
 
 pytestmark = pytest.mark.distributed
@@ -51,12 +52,23 @@ STAGE = parse(
 
 OTHER_PATHS = {
     **{(zero, "one graph"): {"grad_cache": False} for zero in (0, 1, 2, 3)},
+    **{(zero, "graphs that fit"): {"grad_cache": "auto"} for zero in (0, 1, 2, 3)},
     (2, "recomputed"): {"recompute": True},
+    (2, "a layer recomputed"): {"grad_cache": "auto", "recompute": "auto"},
+    (3, "a layer recomputed"): {"grad_cache": "auto", "recompute": "auto", "partitioned": True},
     (2, "one graph, recomputed"): {"grad_cache": False, "recompute": True},
     (3, "partitioned"): {"partitioned": True},
     (3, "partitioned, recomputed"): {"partitioned": True, "recompute": True},
 }
 """To the gradients of GradCache, with the same dropout drawn in each pass, by ZeRO stage."""
+
+
+class RoomForALayer(GraphRoom):
+    """Room for the graph of one of two layers."""
+
+    def _fits(self, way, *given):
+        super()._fits(way, *given)
+        return way.recomputed == 1
 
 
 def config(dtype="float32"):
@@ -97,8 +109,8 @@ def run(
     `handed_in` gets the weights after each step, as they are left to be scored.
     """
     model = build_model(config(dtype), backbone, seed=3)
-    if recompute:
-        model.enable_gradient_checkpointing()
+    if recompute is True:
+        model.recompute_layers()
     position = expected_position("s", "run", "plan")
     checkpoint = None
     if resume_at is not None:
@@ -124,6 +136,9 @@ def run(
             handed_in[step] = whole_weights(engine)
         return False
 
+    if grad_cache == "auto":
+        room = RoomForALayer if recompute == "auto" else GraphRoom
+        grad_cache = room(torch.device("cpu"), model, recompute=recompute)
     settings = StepSettings(60 + 30 * rank, grad_cache, torch.device("cpu"))
     weights = train_made_up(
         engine,

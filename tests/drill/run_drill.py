@@ -24,6 +24,7 @@ import process_faults
 import storage_faults
 import surrounding_faults
 import user_faults
+from networks import SkippedError
 from outcome import (
     NotThrown,
     Outcome,
@@ -33,9 +34,10 @@ from outcome import (
     markdown_table,
     read_trained,
 )
-from scene import PLASMA, WORKERS, Scene, SkippedError, UnexpectedError, scene, write_inputs
+from scene import PLASMA, WORKERS, Scene, UnexpectedError, scene, write_inputs
 
 import rayembed
+from rayembed.pipeline.local_head import RAY_SETTINGS
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,10 @@ class Fault:
     cpus: Sequence[int] = (WORKERS,)
     """Of the cluster's nodes."""
     plasma_bytes: int = PLASMA
+    cables: bool = False
+    """Whether each node has an address of its own and can be cut off."""
+    free_bytes: int | None = None
+    """Memory that may be taken before Ray kills a worker; None: Ray's own limit."""
     expected: Callable[[Path, Path], Trained] | None = None
     """What the run should leave, of a folder and the run's file; None: what it leaves when nothing
     disturbs it."""
@@ -56,7 +62,16 @@ class Fault:
 FAULTS = (
     Fault("worker killed", process_faults.worker_killed),
     Fault("controller killed", process_faults.controller_killed),
+    Fault("worker stopped", process_faults.worker_stopped),
+    Fault("all workers stopped", process_faults.all_workers_stopped),
+    Fault("head lost", process_faults.head_lost),
     Fault("node removed", process_faults.node_removed, cpus=(1,) * (WORKERS + 1)),
+    Fault("node cut off", process_faults.node_cut_off, cpus=(1,) * (WORKERS + 1), cables=True),
+    Fault(
+        "memory full",
+        surrounding_faults.memory_full,
+        free_bytes=surrounding_faults.FREE_MEMORY,
+    ),
     Fault("disk full at a checkpoint", storage_faults.disk_full_at_checkpoint),
     Fault("newest checkpoint cut off", storage_faults.newest_checkpoint_cut_off),
     Fault("list of checkpoints cut off", storage_faults.list_of_checkpoints_cut_off),
@@ -125,7 +140,7 @@ def prepare_environment(folder: Path) -> None:
         {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
-            "RAY_worker_niceness": "0",
+            **RAY_SETTINGS,
             "RAY_DISABLE_USAGE_STATS": "1",
             "RAYEMBED_CACHE": str(folder / "cache"),
             "OMP_NUM_THREADS": "1",
@@ -164,7 +179,14 @@ def throw(fault: Fault, folder: Path, run_file: Path, whole: Trained) -> Outcome
     """What came of one fault."""
     place = folder / fault.name.replace(" ", "_")
     try:
-        with scene(place, run_file, cpus=fault.cpus, plasma_bytes=fault.plasma_bytes) as thrown_at:
+        with scene(
+            place,
+            run_file,
+            cpus=fault.cpus,
+            plasma_bytes=fault.plasma_bytes,
+            cables=fault.cables,
+            free_bytes=fault.free_bytes,
+        ) as thrown_at:
             seen, to_do = fault.throw(thrown_at)
             repeated = thrown_at.steps.repeated()
         if fault.expected is not None:

@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
+from networks import BRIDGE, DEVICE_OF_GLOO, HEAD, Cables, plugged
 from tiny_job import ROOT
 from tiny_models import save_decoder
 
@@ -40,10 +41,6 @@ PLASMA = 200_000_000
 
 class UnexpectedError(Exception):
     """The platform did not do what the drill waits for; tells what was seen instead."""
-
-
-class SkippedError(Exception):
-    """This machine cannot throw the fault; tells why."""
 
 
 def write_inputs(folder: Path) -> Path:
@@ -114,12 +111,34 @@ def write_rows(folder: Path, *, poisoned: int = 0) -> None:
 
 
 class Nodes:
-    """A Ray cluster on this machine, of nodes with so many CPUs each; the first is the head."""
+    """A Ray cluster on this machine, of nodes with so many CPUs each; the first is the head.
 
-    def __init__(self, cpus: Sequence[int], plasma_bytes: int) -> None:
+    Args:
+        cables: what the other nodes are plugged into; None: all share this machine's network.
+        free_bytes: of memory, without which Ray kills a worker, fewer than there are now by so
+            many; None: Ray's own limit.
+    """
+
+    def __init__(
+        self,
+        cpus: Sequence[int],
+        plasma_bytes: int,
+        *,
+        cables: "Cables | None" = None,
+        free_bytes: int | None = None,
+    ) -> None:
         from ray.cluster_utils import Cluster
 
         port = free_port()
+        head: dict[str, Any] = {}
+        if cables is not None:
+            head["node_ip_address"] = HEAD
+            os.environ[DEVICE_OF_GLOO] = BRIDGE
+        if free_bytes is not None:
+            memory = psutil.virtual_memory()
+            self.least_available = memory.available - free_bytes
+            share = 1 - self.least_available / memory.total
+            head["_system_config"] = {"memory_usage_threshold": share}
         # Train's cleaner asks there whether its controller lives; all processes inherit this.
         os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
         self._cluster = Cluster(
@@ -129,13 +148,20 @@ class Nodes:
                 "object_store_memory": plasma_bytes,
                 "include_dashboard": True,
                 "dashboard_port": port,
+                **head,
             },
         )
         self._nodes = [self._cluster.head_node]
+        self._cables, self._addresses = cables, [""]
         for number in cpus[1:]:
-            self._nodes.append(
-                self._cluster.add_node(num_cpus=number, object_store_memory=plasma_bytes)
-            )
+            given: dict[str, Any] = {"num_cpus": number, "object_store_memory": plasma_bytes}
+            if cables is None:
+                self._nodes.append(self._cluster.add_node(**given))
+                continue
+            self._addresses.append(cables.plug_in())
+            with cables.inside(self._addresses[-1]):
+                node = self._cluster.add_node(node_ip_address=self._addresses[-1], **given)
+            self._nodes.append(node)
 
     @property
     def address(self) -> str:
@@ -170,6 +196,23 @@ class Nodes:
         for process in [raylet, *raylet.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+    def cut_off(self, number: int) -> None:
+        """Pull the node's cable; its processes live on."""
+        assert self._cables is not None
+        self._cables.cut(self._addresses[number])
+
+    def kill_head(self) -> None:
+        """SIGKILL for all processes of the head, its store of the cluster's state among them."""
+        raylet = self._raylets()[0]
+        assert raylet is not None
+        left = [psutil.Process(info.process.pid) for info in self._head_processes()]
+        for process in [*left, *raylet.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def _head_processes(self) -> list[Any]:
+        return [one for several in self._nodes[0].all_processes.values() for one in several]
 
     def close(self) -> None:
         """End all nodes."""
@@ -243,6 +286,15 @@ class Job:
             raise UnexpectedError(f"no line with {pattern!r}:\n{self.text()[-3000:]}")
         return found
 
+    def last_line(self) -> str:
+        """The last printed line that is not empty."""
+        return [line for line in self.text().splitlines() if line.strip()][-1]
+
+    def ends_in_failure(self) -> None:
+        """Return when it has ended with any code but 0."""
+        if self.process.wait(SECONDS) == 0:
+            raise UnexpectedError(f"it ended well:\n{self.text()[-3000:]}")
+
     def ends_with(self, code: int) -> None:
         """Return when it has ended so."""
         found = self.process.wait(SECONDS)
@@ -304,6 +356,11 @@ class Scene:
                 raise UnexpectedError(f"no {what} in {SECONDS} s:\n{job.text()[-3000:]}")
             time.sleep(0.02)
 
+    def new_cluster(self) -> None:
+        """Another cluster in place of the one that was, as a RayJob gets for each try."""
+        self.nodes.close()
+        self.nodes = Nodes((WORKERS,), PLASMA)
+
     def kill_driver(self, job: Job) -> None:
         """SIGKILL for the job's driver; returns when Train's controller has gone with it."""
         job.process.kill()
@@ -325,12 +382,23 @@ class Scene:
 
 @contextmanager
 def scene(
-    folder: Path, run_file: Path, *, cpus: Sequence[int] = (WORKERS,), plasma_bytes: int = PLASMA
+    folder: Path,
+    run_file: Path,
+    *,
+    cpus: Sequence[int] = (WORKERS,),
+    plasma_bytes: int = PLASMA,
+    cables: bool = False,
+    free_bytes: int | None = None,
 ) -> Iterator[Scene]:
-    """A scene in a new folder, whose processes are gone afterwards."""
+    """A scene in a new folder, whose processes are gone afterwards.
+
+    Raises:
+        SkippedError: nodes shall have `cables`, and this machine has none to give.
+    """
     folder.mkdir(parents=True)
-    made = Scene(folder, run_file, Nodes(cpus, plasma_bytes))
-    try:
+    with ExitStack() as stack:
+        plugs = stack.enter_context(plugged()) if cables else None
+        nodes = Nodes(cpus, plasma_bytes, cables=plugs, free_bytes=free_bytes)
+        made = Scene(folder, run_file, nodes)
+        stack.callback(made.close)
         yield made
-    finally:
-        made.close()

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scene import CHECKPOINT_EVERY, FAULT_AT, Scene, SkippedError, UnexpectedError
+from networks import SkippedError
+from scene import CHECKPOINT_EVERY, FAULT_AT, Scene, UnexpectedError
 
 from rayembed.training.checkpoint import find_damage
 from rayembed.training.checkpoint_list import checkpoint_name, listed_checkpoints

@@ -1,12 +1,15 @@
 """What a run needs beside its workers: Ray's object store, and MLflow."""
 
 import collections
+import contextlib
 import os
+import signal
 import threading
 import time
 
+import psutil
 from mlflow_server import MlflowServer
-from scene import CHECKPOINT_EVERY, STEPS, Scene, UnexpectedError
+from scene import CHECKPOINT_EVERY, FAULT_AT, STEPS, WORKERS, Scene, UnexpectedError
 
 SMALLEST_PLASMA = 80_000_000
 """Bytes; Ray takes no less than 75 MiB."""
@@ -24,6 +27,37 @@ def object_store_full(scene: Scene) -> tuple[str, str]:
         raise UnexpectedError("nothing was spilled, so the store was not full")
     seen = f"nothing; Ray wrote up to {pressure.spilled / 1e6:.0f} MB of objects to disk"
     return seen, "nothing"
+
+
+FREE_MEMORY = 6_000_000_000
+"""Bytes that may be taken after the cluster has started, before Ray kills a worker."""
+
+BEYOND = 500_000_000
+"""Bytes that are taken beyond that."""
+
+
+def memory_full(scene: Scene) -> tuple[str, str]:
+    """Somebody takes the machine's memory, until Ray kills a worker, and gives it back then.
+
+    A worker stands still meanwhile: else the run, which is small, would be over before.
+    """
+    job = scene.submit()
+    scene.wait_for_step(FAULT_AT, job)
+    stopped = scene.nodes.processes("RayTrainWorker")[-1]
+    stopped.send_signal(signal.SIGSTOP)
+    held: list[bytes] = []
+
+    def fewer() -> bool:
+        if psutil.virtual_memory().available > scene.nodes.least_available - BEYOND:
+            held.append(b"x" * 100_000_000)
+        return len(scene.nodes.processes("RayTrainWorker")) < WORKERS
+
+    scene.wait_for(fewer, job, "a worker that Ray kills")
+    held.clear()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        stopped.send_signal(signal.SIGCONT)
+    job.ends_with(0)
+    return job.line(r"memory of node \S+ was full"), "nothing, or gives the node more memory"
 
 
 class Pressure:

@@ -55,6 +55,7 @@ def run(*arguments, storage):
     )
 
 
+@pytest.mark.ray
 def test_scores_are_those_of_plain_mteb_and_what_is_there_is_not_done_again(
     hub, model, own_set, tmp_path
 ):

@@ -4,6 +4,7 @@ import mlflow
 import numpy as np
 import pytest
 from made_up_articles import write_articles
+from mlflow_uris import mlflow_at
 from sentence_transformers import SentenceTransformer
 from tiny_job import TASK, run_here, sentence_run
 from tiny_models import metaspace_tokenizer, save_decoder, save_encoder
@@ -74,8 +75,8 @@ def test_the_trained_model_is_the_same_for_ours_sentence_transformers_and_mlflow
     prompt = f"Instruct: {TASK}\nQuery:"
     theirs = SentenceTransformer(str(model_folder), trust_remote_code=True, device="cpu")
     np.testing.assert_allclose(theirs.encode_query(texts, prompt=prompt), ours, atol=1e-5)
-    mlflow.set_tracking_uri(f"sqlite:///{folder}/outputs/mlflow.db")
-    served = mlflow.pyfunc.load_model("models:/tiny-causal2vec/1")
+    with mlflow_at(f"sqlite:///{folder}/outputs/mlflow.db"):
+        served = mlflow.pyfunc.load_model("models:/tiny-causal2vec/1")
     answer = served.predict({"input": texts, "role": "query", "instruction": TASK})
     found = np.array([item["embedding"] for item in answer["data"]])
     np.testing.assert_allclose(found, ours, atol=1e-5)

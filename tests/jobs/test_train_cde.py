@@ -3,6 +3,7 @@
 import mlflow
 import numpy as np
 import pytest
+from mlflow_uris import mlflow_at
 from sentence_transformers import SentenceTransformer
 from tiny_job import run_here, sentence_run
 from tiny_models import save_cde_stages
@@ -68,8 +69,8 @@ def test_both_stages_are_trained_and_the_export_is_the_same_everywhere(trained, 
     theirs[0].set_corpus(corpus)
     np.testing.assert_allclose(theirs.encode_query(texts), ours, atol=1e-5)
 
-    mlflow.set_tracking_uri(f"sqlite:///{trained}/outputs/mlflow.db")
-    served = mlflow.pyfunc.load_model("models:/tiny-cde/1")
+    with mlflow_at(f"sqlite:///{trained}/outputs/mlflow.db"):
+        served = mlflow.pyfunc.load_model("models:/tiny-cde/1")
     model.set_corpus(None)
     answer = served.predict({"input": texts, "role": "query"})
     found = np.array([item["embedding"] for item in answer["data"]])

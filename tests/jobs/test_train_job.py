@@ -8,6 +8,7 @@ import mteb
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard
+from mlflow_uris import mlflow_at
 from sentence_transformers import SentenceTransformer
 from tiny_job import run_here, submit, write_inputs
 
@@ -70,8 +71,8 @@ def test_exported_model_is_the_same_for_ours_sentence_transformers_and_mlflow(tr
     ours = encode(load_model(model_folder), texts, role="document")
     theirs = SentenceTransformer(str(model_folder), trust_remote_code=True, device="cpu")
     np.testing.assert_allclose(theirs.encode(texts), ours, atol=1e-5)
-    mlflow.set_tracking_uri(f"sqlite:///{trained[0].parents[1]}/mlflow.db")
-    served = mlflow.pyfunc.load_model("models:/tiny@candidate")
+    with mlflow_at(f"sqlite:///{trained[0].parents[1]}/mlflow.db"):
+        served = mlflow.pyfunc.load_model("models:/tiny@candidate")
     answer = served.predict({"input": texts})
     vectors = np.array([item["embedding"] for item in answer["data"]])
     np.testing.assert_allclose(vectors, ours, atol=1e-5)

@@ -6,6 +6,7 @@ import mlflow
 import numpy as np
 import pytest
 from made_up_articles import sample_over, write_articles
+from mlflow_uris import mlflow_at
 from sentence_transformers import SentenceTransformer
 from tiny_job import run_here
 from tiny_models import save_encoder
@@ -97,8 +98,8 @@ def test_the_trained_model_is_the_same_everywhere_at_both_widths(trained):
     ours = encode(load_model(model_folder), texts, role="query")
     theirs = SentenceTransformer(str(model_folder), trust_remote_code=True, device="cpu")
     np.testing.assert_allclose(theirs.encode_query(texts), ours, atol=1e-5)
-    mlflow.set_tracking_uri(f"sqlite:///{trained}/outputs/mlflow.db")
-    served = mlflow.pyfunc.load_model("models:/tiny-nomic/1")
+    with mlflow_at(f"sqlite:///{trained}/outputs/mlflow.db"):
+        served = mlflow.pyfunc.load_model("models:/tiny-nomic/1")
     short = ours[:, :16] / np.linalg.norm(ours[:, :16], axis=1, keepdims=True)
     for fields, expected in (({}, ours), ({"dimensions": 16}, short)):
         answer = served.predict({"input": texts, "role": "query"} | fields)

@@ -2,24 +2,33 @@
 
 import csv
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import mlflow
 import pytest
 from own_pairs import own_run
-from tiny_job import run_here
+from tiny_job import ROOT
 
 from rayembed.data.artifacts import open_artifact
 from rayembed.data.parts import read_records
 
 pytestmark = pytest.mark.job
 
+OUR_LINE = r"\d\d:\d\d:\d\d  \S"
+
 
 def test_base_trained_and_bm25_stand_side_by_side(tmp_path: Path) -> None:
     run = own_run(tmp_path)
     (tmp_path / "run.yaml").write_text(run.to_yaml())
-    done = run_here("train_biencoder", "--recipe", f"{tmp_path}/run.yaml")
+    job = (sys.executable, ROOT / "jobs" / "train_biencoder.py", "--recipe", tmp_path / "run.yaml")
+    done = subprocess.run(job, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
+    # Whatever a library prints would stand between our lines.
+    foreign = [line for line in done.stderr.splitlines() if not re.match(OUR_LINE, line)]
+    assert not foreign, foreign
     folder = tmp_path / "outputs" / "runs" / "own"
     with (folder / "scores.csv").open() as file:
         header, *rows = csv.reader(file)
@@ -42,7 +51,7 @@ def test_base_trained_and_bm25_stand_side_by_side(tmp_path: Path) -> None:
     assert len(held_out) == 20
     assert held_out.isdisjoint(text for record in trained for text in record.positives)
 
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/outputs/mlflow.db")
-    (version,) = mlflow.MlflowClient().search_model_versions("name='own'")
-    measured = mlflow.get_run(version.run_id).data.metrics
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/outputs/mlflow.db")
+    (version,) = client.search_model_versions("name='own'")
+    measured = client.get_run(version.run_id).data.metrics
     assert any("pairs-held-out" in name for name in measured), measured

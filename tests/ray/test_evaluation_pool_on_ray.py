@@ -11,9 +11,11 @@ from plain_scores import largest_difference, scores
 from plain_spec_model import PlainSpecModel
 from word_model import WordSpec
 
+from rayembed.config.small_vectors import Rescoring, StoredVectors
 from rayembed.errors import ArtifactError, PlacementError, WorkerError
 from rayembed.evaluation.jobs import TASK_RESULT, ScoreTask
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
+from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.pooled.on_ray import run_jobs
 from rayembed.evaluation.pooled.workers import Workers
 
@@ -56,6 +58,26 @@ def test_any_number_of_workers_gives_the_scores_of_mteb(cluster, tmp_path, numbe
         assert done[name].error is None, done[name].error
         found = done[name].outcome[TASK_RESULT]["scores"]
         assert largest_difference(scores(PlainSpecModel(spec), task), found) < 1e-6, name
+
+
+def test_workers_search_small_vectors_as_this_process_does(cluster, tmp_path):
+    rescore = Rescoring(candidates=2)
+    spec = WordSpec(stored=StoredVectors(precision="binary", rescore=rescore))
+    kinds = ("Retrieval", "Reranking", "STS")
+    names = [t.metadata.name for t in one_of_each_type() if t.metadata.type in kinds]
+    assert len(names) == len(kinds)
+    done = evaluate(spec, EmbeddingStore(str(tmp_path)), Workers(number=2), names)
+    jobs = [ScoreTask(MockTask(name)) for name in names]
+    here = {found.job.name: found for found in run_here(jobs, spec, None)}
+    plain = {found.job.name: found for found in run_here(jobs, WordSpec(), None)}
+    apart = []
+    for name in names:
+        of_workers, of_one, of_float = (
+            found[name].outcome[TASK_RESULT]["scores"] for found in (done, here, plain)
+        )
+        assert largest_difference(of_one, of_workers) < 1e-6, name
+        apart.append(largest_difference(of_one, of_float))
+    assert max(apart) > 1e-2, "the control"
 
 
 def test_workers_that_are_killed_change_nothing(cluster, tmp_path):

@@ -6,6 +6,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from mlflow_uris import mlflow_at
 from registered import register
 from tiny_folders import save_biencoder, save_nvembed
 
@@ -109,14 +110,8 @@ def test_openai_client_gets_the_vectors_of_the_folder(served, folder, tracking_u
 def from_pyfunc(tracking_uri, request):
     import mlflow
 
-    former = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
-    mlflow.set_tracking_uri(tracking_uri)
-    mlflow.set_registry_uri(tracking_uri)
-    try:
+    with mlflow_at(tracking_uri):
         answer = mlflow.pyfunc.load_model("models:/tiny@champion").predict(request)
-    finally:
-        mlflow.set_tracking_uri(former[0])
-        mlflow.set_registry_uri(former[1])
     return np.array([item["embedding"] for item in answer["data"]], dtype=np.float32)
 
 

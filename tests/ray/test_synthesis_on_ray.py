@@ -12,15 +12,16 @@ from fake_llm import FakeLLM
 from ray.data.llm import build_processor
 from tiny_models import save_decoder
 
+from rayembed.config.chat_endpoint import OpenAICompatible
 from rayembed.config.document import fingerprint
 from rayembed.config.settings import parse
-from rayembed.config.synthesis import VLLM, OpenAICompatible, SynthesisRun
+from rayembed.config.synthesis import VLLM, SynthesisRun
 from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.parts import read_records
+from rayembed.data.synthesis.chat_endpoint import read_key
 from rayembed.data.synthesis.on_ray import (
     fetch_llm,
     http_processor_config,
-    read_key,
     synthesize,
     vllm_answer,
     vllm_processor_config,
@@ -137,8 +138,8 @@ def test_an_endpoint_that_refuses_all_ends_the_job_with_its_words(
 def test_a_missing_key_is_told_before_anything_is_asked(monkeypatch) -> None:
     monkeypatch.delenv("WRITER_KEY", raising=False)
     with pytest.raises(ConfigError, match="WRITER_KEY, which is not set"):
-        read_key(OpenAICompatible(api_key_env="WRITER_KEY"))
-    assert read_key(OpenAICompatible()) is None
+        read_key(OpenAICompatible(api_key_env="WRITER_KEY"), "synthesis.llm")
+    assert read_key(OpenAICompatible(), "synthesis.llm") is None
 
 
 def test_settings_of_the_http_processor() -> None:

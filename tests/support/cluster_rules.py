@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 _SECRET = re.compile(r"PASSW|TOKEN|SECRET|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
+_EFA = "vpc.amazonaws.com/efa"
+_HEAD_GIGABYTES = 128
 _PINNED = re.compile(r"^(\$\{IMAGE(_CPU)?\}|[^:@\s]+(:[0-9][\w.-]*|@sha256:[0-9a-f]{64}))$")
 
 
@@ -37,7 +39,9 @@ def _container(container: dict[str, Any]) -> Iterator[str]:
     name, context = container["name"], container.get("securityContext", {})
     if context.get("allowPrivilegeEscalation") is not False or context.get("privileged"):
         yield f"{name} may gain privileges"
-    if context.get("capabilities") != {"drop": ["ALL"]}:
+    # With EFA: memory that a network card reads must stay where it is.
+    added = ["IPC_LOCK"] if _EFA in container.get("resources", {}).get("limits", {}) else []
+    if context.get("capabilities") != {"drop": ["ALL"], **({"add": added} if added else {})}:
         yield f"{name} keeps capabilities"
     if not _PINNED.match(container["image"]):
         yield f"{name} has the image {container['image']!r}, which is not pinned"
@@ -83,6 +87,12 @@ def cluster_problems(spec: dict[str, Any], *, operator_asks: bool) -> list[str]:
         mounts = group["template"]["spec"]["containers"][0].get("volumeMounts", [])
         if not any(mount["mountPath"] == "/dev/shm" for mount in mounts):
             found.append(f"{name}: /dev/shm is too small for Ray's object store")
+        spill = group["rayStartParams"].get("object-spilling-directory")
+        if spill is None or spill not in {mount["mountPath"] for mount in mounts}:
+            found.append(f"{name}: spills into its container, not onto a volume")
+    memory = head["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"]
+    if not memory.endswith("Gi") or int(memory[:-2]) < _HEAD_GIGABYTES:
+        found.append("the head is too small for a driver that orders a plan of 1e9 rows")
     return found
 
 

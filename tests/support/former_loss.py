@@ -1,10 +1,11 @@
 """The contrastive loss as it was written before losses were members of a table, for comparison."""
 
 import torch
+from former_candidates import former_batch_candidates
 from torch.nn import functional
 
 from rayembed.distributed.collectives import gather, gather_with_gradient, rank
-from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, own_places
+from rayembed.losses.candidates import Rows, own_candidates, own_places
 
 
 def former_contrastive_loss(embeddings, rows, targets, stage, parameters):
@@ -25,7 +26,7 @@ def former_contrastive_loss(embeddings, rows, targets, stage, parameters):
     first_row = rank() * num_rows
     local = torch.cat([candidates[:, 0], candidates[:, 1:].flatten(0, 1)])
     everyone = Rows(**{name: gather(value) for name, value in vars(rows).items()})
-    mask = batch_candidates(rows, targets.not_negatives, everyone, first_row, num_rows)
+    mask = former_batch_candidates(rows, targets.not_negatives, everyone, first_row, num_rows)
     positive = own_places(num_rows, first_row, num_negatives, embeddings.device)[:, 0]
     gathered = gather_with_gradient(local)
     return torch.stack(

@@ -166,11 +166,11 @@ def save_decoder(folder, family="llama", *, seed=0, tokenizer=None, **changes):
     return folder
 
 
-def save_encoder(folder, *, seed=0):
+def save_encoder(folder, *, seed=0, hidden_size=32):
     """A tiny BERT with random weights and a tokenizer in a folder."""
     config = transformers.BertConfig(
         vocab_size=200,
-        hidden_size=32,
+        hidden_size=hidden_size,
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=4,

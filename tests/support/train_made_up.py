@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from made_up_records import made_up_records
+from made_up_teachers import TEACHERS
 from told import Told, in_turn
 
 from rayembed.config.placement import Placement
@@ -23,7 +24,7 @@ from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.step import StepSettings
 from rayembed.training.trainer import Callback, StageTrainer
 
-PLAN = SimpleNamespace(fingerprint="plan")
+PLAN = SimpleNamespace(fingerprint="plan", teachers=())
 
 
 class MadeUp(EmbeddingObjective):
@@ -49,7 +50,8 @@ def made_up_batch(model, stage, step):
     share = stage.batch.global_pairs // dist.get_world_size()
     own = slice(dist.get_rank() * share, (dist.get_rank() + 1) * share)
     records = made_up_records(stage.batch.global_pairs, seed=step)[own]
-    return make_step_batch(step, records, stage.batch.num_negatives, model.tokenizer)
+    teachers = TEACHERS[: len(stage.teachers)]
+    return make_step_batch(step, records, stage.batch.num_negatives, model.tokenizer, teachers)
 
 
 def train_made_up(
@@ -99,6 +101,7 @@ def train_or_resume(
     resume=None,
     forget_moments=False,
     device="cpu",
+    unpadded="auto",
 ):
     """Trainable weights on this worker after all steps, from the start or from a checkpoint.
 
@@ -112,6 +115,7 @@ def train_or_resume(
         checkpoint = Checkpoint(resume, expected_position("s", "run", "plan"))
         load_trainable_state(model, checkpoint.weights())
     model = model.to(device)
+    model.unpadded = unpadded
     seed_worker(5, 0)
     world = dist.get_world_size()
     engine = DeepSpeedEngine(model, stage, Placement(zero_stage=zero), "float32", world)

@@ -9,6 +9,7 @@ import numpy as np
 from mteb.types import PromptType
 from word_encoder import word_vectors
 
+from rayembed.config.small_vectors import FLOAT32, StoredVectors
 from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.mteb_model import model_meta
 
@@ -31,6 +32,7 @@ class WordSpec:
     meta: object = field(default_factory=lambda: model_meta("words", "1"))
     fingerprint: str = "words-1"
     conditions: dict = field(default_factory=dict)
+    stored: StoredVectors = FLOAT32
 
     def encode_spec(self, task_metadata, prompt_type):
         if prompt_type == PromptType.document:

@@ -20,7 +20,7 @@ import rayembed
 from rayembed.api.training import training_run
 from rayembed.callbacks import Evaluate
 from rayembed.data.given_rows import rows_file, table_of_rows
-from rayembed.errors import ConfigError, DataError
+from rayembed.errors import ArtifactError, ConfigError, DataError, TrackingError
 from rayembed.losses.cosent import CoSENT
 from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.siglip import SigLIP
@@ -110,6 +110,19 @@ def test_what_is_no_text_is_refused(trained, texts, role, told):
         trained[0].model.encode(texts, role=role)
 
 
+def test_what_was_trained_encodes_by_itself_and_from_its_registry(trained, folder):
+    made, _ = trained
+    expected = made.model.encode("cats live")
+    assert (rayembed.encode(made, "cats live") == expected).all()
+    assert made.folder in repr(made)
+    output = made.run.placement.storage_path
+    assert (rayembed.load(made.version, output=output).encode("cats live") == expected).all()
+    with pytest.raises(ArtifactError, match=r"no registered model.*asked sqlite:.*output="):
+        rayembed.load("models:/nothing/1", output=output)
+    with pytest.raises(TrackingError, match=r"there is no MLflow database .*elsewhere"):
+        rayembed.load(made.version, output=folder / "elsewhere")
+
+
 def test_the_same_call_does_nothing_twice_and_a_job_gives_the_same_weights(
     trained, folder, rows, capsys
 ):
@@ -150,7 +163,8 @@ def test_graded_pairs_are_trained_on_by_a_loss_over_such(folder, rows):
     given = {"output": folder / "out", "settings": FAST}
     made = rayembed.train(folder / "encoder", pairs, steps=2, loss=CoSENT(scale=10.0), **given)
     assert made.run.stages[0].loss == CoSENT(scale=10.0)
-    assert made.scores == {}
+    assert made.scores.keys() == {"untrained", "stage 1: finetune"}
+    assert all(-1 <= row["pairs-held-out"] <= 1 for row in made.scores.values())
 
 
 def test_mined_rows_are_trained_on_with_their_negatives(folder, rows):
@@ -248,7 +262,7 @@ def test_negatives_and_scores_of_tuples_have_their_columns():
         ([("a", "b"), "cd"], "row 1 is 'cd'"),
         ([("a", "b"), ("c",)], r"row 1 is \('c',\), but the first row asks for as long"),
         ([("a", "b", 1), ("c", "d", "e")], r"asks for \(text, text, score\)"),
-        ([("a", "b"), ("c", 5)], "row 1: positive is 5, not a text"),
+        ([("a", "b"), ("c", 5j)], "row 1: positive is 5j, not a text"),
         ([("a", "b", 1j)], "negatives are texts"),
         ([{"query": "a"}, {"query": 3}], "a column holds values of several kinds"),
     ],
@@ -361,3 +375,16 @@ def test_an_evaluator_that_returns_no_number_is_refused(folder, rows):
         )
     with pytest.raises(ConfigError, match="every_steps=0"):
         Evaluate(0, lambda model, step: {})
+
+
+def test_numbers_count_as_texts_as_in_files():
+    assert table_of_rows([(1, "b"), ("c", 2.5)]).to_pylist() == [
+        {"query": "1", "positive": "b"},
+        {"query": "c", "positive": "2.5"},
+    ]
+
+
+def test_of_several_splits_one_must_be_named():
+    splits = datasets.DatasetDict({"train": datasets.Dataset.from_list([{"query": "a"}])})
+    with pytest.raises(DataError, match=r"several splits \('train'\).*rows\['train'\]"):
+        table_of_rows(splits)

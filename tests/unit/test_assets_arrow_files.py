@@ -20,9 +20,12 @@ from rayembed.assets.arrow_files import (
     read_sealed,
     read_stream,
 )
+from rayembed.data.parts import SCHEMA
+from rayembed.data.plan import batch_plan
+from rayembed.data.plan.batch_plan import TRAINING, StepFiles, write_steps
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.rows import read_rows
-from rayembed.errors import DataError
+from rayembed.errors import ArtifactError, DataError
 
 
 class Trap:
@@ -137,13 +140,50 @@ def test_a_sealed_file_is_read_in_two_requests_however_many_columns_and_row_grou
     assert plain.reads > 200, "the control: a request for each column of each row group"
 
 
-def test_a_footer_is_read_once_for_several_row_groups(monkeypatch):
+def test_a_footer_is_read_once_for_several_ranges_of_rows(monkeypatch):
     content = parquet_bytes(pa.table({"a": list(range(64)), "b": list(range(64))}), 16)
     file, footers = counted(content, monkeypatch), {}
-    for group in range(4):
-        rows = read_sealed("f", ["b"], remedy="", row_groups=[group], footers=footers)
-        assert rows["b"].to_pylist() == list(range(16 * group, 16 * group + 16))
-    assert file.reads == 5
+    for rows in (range(16), range(16, 32), range(40, 41), range(15, 49), range(63, 64)):
+        found = read_sealed("f", ["b"], remedy="", rows=rows, footers=footers)
+        assert found["b"].to_pylist() == list(rows)
+    assert file.reads == 6
+
+
+def test_a_row_that_a_file_does_not_have_is_told(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(parquet_bytes(pa.table({"a": list(range(64))}), 16))
+    with pytest.raises(ArtifactError, match=r"it has 64 rows, row 64 is asked for\. Make it anew"):
+        read_sealed(str(path), remedy="Make it anew", rows=range(60, 65))
+
+
+ROW = {"id": "d/1", "query": "q", "positives": ["p"], "negatives": [{"text": "n"}] * 7}
+
+
+def test_a_workers_rows_of_a_plan_are_read_in_two_requests(monkeypatch):
+    """Which need not be parted on its rows, and without the columns that no step looks at."""
+    steps = 2048
+    table = pa.Table.from_pylist([ROW] * steps, SCHEMA)
+    table = table.add_column(0, "slot", pa.array(range(steps), pa.int32()))
+    table = table.add_column(0, "step", pa.array([0] * steps, pa.int64()))
+    written = []
+    monkeypatch.setattr(batch_plan, "write_atomic", lambda _, content: written.append(content))
+    for groups in (1000, batch_plan.GROUPS_PER_STEP):
+        monkeypatch.setattr(batch_plan, "GROUPS_PER_STEP", groups)
+        monkeypatch.setattr(batch_plan, "ROWS_PER_GROUP", 1)
+        write_steps("folder", table, first_step=0, rows_per_step=steps)
+    fine, content = written
+    assert pq.read_metadata(io.BytesIO(content)).num_row_groups == 64
+    assert len(content) < len(fine) / 2, "the control: a footer of a thousand row groups"
+    file = counted(content, monkeypatch)
+    found = StepFiles("folder", steps, 1).read(0, 300, 300 + steps // 8, TRAINING)
+    assert len(found) == steps // 8
+    assert file.reads == 2, "the footer, then the rows"
+    assert {*found.column_names} == {name.partition(".")[0] for name in TRAINING}
+    assert {*found["negatives"][0][0].as_py()} == {"text", "score", "cross_score"}
+    again = counted(content, monkeypatch)
+    whole = open_parquet(pa.PythonFile(again, mode="r"), pre_buffer=False)
+    whole.read_row_groups(range(8))
+    assert again.reads > 150, "the control: a request for each column of each row group"
 
 
 def test_sealed_files_are_parquet_that_others_read_and_may_be_empty(tmp_path):

@@ -7,6 +7,7 @@ tells is in tests/jobs/test_bad_input.py.
 
 import gzip
 import json
+import socket
 import subprocess
 import sys
 import types
@@ -128,6 +129,17 @@ DATA = {
     "broken lines": (["{PATH}=broken.jsonl"], ["100 × not JSON", "max_rejected_share to 0.34"]),
     "JSON array": (["{PATH}=array.json"], ["jq -c '.[]' file.json"]),
     "text file": (["{PATH}=texts.txt"], ["the file's ending is not one of .jsonl"]),
+    "no titles": (
+        ["data.datasets.pairs.source={kind: structure, path: good.jsonl, text: positive}"],
+        ["no such column", "data.datasets.pairs.source.title=null"],
+    ),
+    "documents too short": (
+        [
+            "data.datasets.pairs.source={kind: structure, path: good.jsonl, text: positive, "
+            "title: null}"
+        ],
+        ["none usable", "200 × no rule gives a pair"],
+    ),
     "other columns": (
         ["{PATH}=named.jsonl"],
         ["allowed: question, réponse", "Set data.datasets.pairs.source.query to the column"],
@@ -157,6 +169,10 @@ DATA = {
         ["no encoding 'latein'"],
     ),
     "UTF-16 lines": (["{PATH}=good.jsonl", "{SOURCE}.encoding=utf-16"], ["iconv -f utf-16"]),
+    "cells that are not UTF-16": (
+        ["{PATH}=tabs.csv", "{SOURCE}.encoding=utf-16"],
+        ["cannot read the rows", "UTF-16"],
+    ),
     "semicolon": (["{PATH}=semicolon.csv"], ["set data.datasets.pairs.source.delimiter=';'"]),
     "tabs": (["{PATH}=tabs.csv"], ["set data.datasets.pairs.source.delimiter='\\t'"]),
     "no head": (["{PATH}=headless.csv"], ["has no such column"]),
@@ -235,6 +251,14 @@ OTHERS = {
         ],
         ["data.datasets.pairs.mining.teacher cannot be used"],
     ),
+    "no judge": (
+        [
+            "data.datasets.pairs.mining={teacher: {DIR}/model}",
+            "data.datasets.pairs.repair.judge={kind: cross_encoder, model: /no/judge}",
+            "stages.finetune.batch.num_negatives=7",
+        ],
+        ["data.datasets.pairs.repair.judge.model cannot be used"],
+    ),
     "no filter": (
         ["data.datasets.pairs.consistency={teacher: {DIR}/no-weights}"],
         ["data.datasets.pairs.consistency.teacher cannot be used: no weights"],
@@ -263,6 +287,14 @@ OTHERS = {
     "shares": (["placement.workers=3"], ["cannot be shared equally"]),
     "name": (["name=a/../b"], ["name = 'a/../b'", "begin with a letter or digit"]),
     "seed": (["seed=99999999999999999999999"], ["seed = "]),
+    "a row a batch": (
+        ["stages.finetune.batch.global_pairs=1"],
+        ["batch.global_pairs is 1", "always zero", "64 is usual"],
+    ),
+    "a file as storage": (
+        ["placement.storage_path={DIR}/a file/deeper"],
+        ["placement.storage_path", "a file' is a file"],
+    ),
     "no boolean": (["placement.use_gpu=ja"], ["placement.use_gpu = 'ja'"]),
 }
 
@@ -314,6 +346,47 @@ def test_settings_names_models_and_room(refused, case):
     for more in [[]] if room else [[], ["--dry-run"]]:
         told = refused(["{PATH}=good.jsonl", *assignments], *more)
         assert all(word in told for word in words), told
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("stages.finetune.optimizer.learning_rate=10", "learning_rate is 10; usual ones are 1e-6"),
+        ("stages.finetune.epochs=1e9", "usual ones are 100 to 100,000"),
+        ("stages.finetune.loss.temperature=1e-9", "temperature is 1e-09"),
+        ("placement.micro_batch_tokens=1", "less than one text of 256 tokens"),
+        ("stages.finetune.steps=7", None),
+    ],
+)
+def test_what_hardly_anyone_means_gets_a_warning(files, assignment, words, capsys, monkeypatch):
+    monkeypatch.chdir(files)
+    settings = ["--set", f"{PATH}=good.jsonl", "--set", assignment, "--dry-run"]
+    assert training_job("biencoder")(settings) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "usual ones" in line]
+    assert len(told) == (words is not None)
+    assert all(words in line for line in told)
+
+
+def test_what_does_not_answer_is_told_in_seconds(refused, files, capsys):
+    """A tracking server and a hub that are not there: refused, and warned of by a dry run, whose
+    cluster may reach them."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HF_ENDPOINT", address)
+            wrong = ["{PATH}=good.jsonl", f"placement.tracking_uri={address}"]
+            model = "model.backbone.path=hf://nobody/nothing@main"
+            judge = f"{{kind: endpoint, llm: {{url: '{address}/v1'}}}}"
+            mined = ["mining.teacher=model", f"repair.judge={judge}"]
+            mined = [f"data.datasets.pairs.{one}" for one in mined]
+            told = refused([*wrong, model, *mined, "stages.finetune.batch.num_negatives=7"])
+            assert f"repair.judge.llm.url = '{address}/v1': nothing answers there" in told
+            assert f"no MLflow server at {address}" in told
+            assert "model.backbone.path cannot be used: cannot fetch 'hf://nobody/nothing" in told
+            settings = ["--set", f"{PATH}=good.jsonl", "--set", wrong[1], "--dry-run"]
+            assert training_job("biencoder")(settings) == 0
+            assert "warning: placement.tracking_uri: no MLflow server" in capsys.readouterr().err
 
 
 def test_all_that_is_wrong_is_told_at_once(refused):

@@ -1,6 +1,8 @@
 """The Dockerfile as far as it can be read without Docker."""
 
 import re
+import subprocess
+import sys
 from importlib.metadata import version
 
 import pytest
@@ -64,6 +66,63 @@ def test_both_extras_are_those_of_the_package():
         assert re.search(rf"\b{extra}\)", text)
         assert re.search(rf"^{extra} = \[", pyproject, re.MULTILINE)
     assert "exit 1" in text, "another EXTRA is refused"
+
+
+def run_of(text):
+    """The shell command of the RUN that has the text."""
+    (found,) = [
+        s["value"]
+        for s in DockerfileParser(str(DOCKERFILE)).structure
+        if s["instruction"] == "RUN" and text in s["value"]
+    ]
+    return re.sub(r"^--mount=\S+\s+", "", found)
+
+
+def in_shell(command, **environment):
+    """What a build's shell prints where `pip` and `python` print their arguments."""
+    told = 'pip() { echo "pip $*"; }; python() { echo "python $*"; }; '
+    done = subprocess.run(
+        ["sh", "-ec", told + command],
+        env={"PATH": "/usr/bin:/bin", **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+CPU = "https://download.pytorch.org/whl/cpu"
+
+
+@pytest.mark.parametrize(
+    ("extra", "index", "index_used", "build"),
+    [
+        ("gpu", "", None, ""),
+        ("gpu", "https://download.pytorch.org/whl/cu126", "whl/cu126", "+cu126"),
+        ("cpu", "", "whl/cpu", "+cpu"),
+    ],
+)
+def test_the_cuda_build_of_torch_is_an_argument(extra, index, index_used, build):
+    command = run_of('"torch==')
+    told = in_shell(command, EXTRA=extra, TORCH_INDEX=index, CPU_TORCH_INDEX=CPU)
+    assert told.split()[-1] == f"torch=={CONSTRAINTS['torch']}{build}"
+    assert ("--extra-index-url" in told) is (index_used is not None)
+    assert (index_used or "pip") in told
+
+
+def test_torch_and_faiss_are_used_in_one_process_in_both_orders():
+    """The image's own check, as far as packages without CUDA can run it."""
+    told = in_shell(run_of("IndexFlatIP"))
+    assert [line.split()[-3:] for line in told.splitlines()] == [
+        ["torch", "torch", "faiss"],
+        ["faiss", "torch", "faiss"],
+    ]
+    code = told.splitlines()[0].removeprefix("python -c ").removesuffix(" torch torch faiss")
+    done = subprocess.run(
+        [sys.executable, "-c", code, "torch", "faiss"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[0] == version("torch")
 
 
 @pytest.mark.parametrize("name", ["platform/rayembed/errors.py", "pyproject.toml", "jobs/x.py"])

@@ -2,6 +2,8 @@
 
 import importlib.util
 import shlex
+import subprocess
+import sys
 from importlib.metadata import version
 
 import kubernetes_validate
@@ -137,6 +139,18 @@ POD = "spec.workerGroupSpecs.1.template.spec."
         (POD + "containers.0.env", [{"name": "HF_TOKEN", "value": "hf_x"}], "HF_TOKEN in clear"),
         (POD + "containers.0.resources.requests", {"nvidia.com/gpu": 4}, "other GPUs"),
         (POD + "containers.0.volumeMounts", [], "/dev/shm is too small"),
+        (
+            POD + "containers.0.securityContext.capabilities",
+            {"drop": ["ALL"], "add": ["SYS_ADMIN"]},
+            "keeps capabilities",
+        ),
+        ("spec.workerGroupSpecs.1.rayStartParams", {}, "gpu: spills into its container"),
+        (POD + "containers.0.volumeMounts.2.mountPath", "/elsewhere", "spills into its container"),
+        (
+            "spec.headGroupSpec.template.spec.containers.0.resources.limits.memory",
+            "32Gi",
+            "orders a plan",
+        ),
         (POD + "hostNetwork", True, "shares a namespace"),
         (POD + "automountServiceAccountToken", ..., "token of Kubernetes"),
     ],
@@ -145,6 +159,31 @@ def test_each_rule_sees_its_problem(path, value, problem):
     damaged = changed(CLUSTER_OF["RayCluster"], path, value)
     found = cluster_problems(damaged["spec"], operator_asks=False)
     assert [p for p in found if problem in p], found
+
+
+EFA = CLUSTER / "kuberay" / "with_efa.py"
+
+
+@pytest.mark.parametrize("document", OURS, ids=lambda document: document["kind"])
+def test_efa_is_added_to_gpu_nodes_alone_and_kubernetes_takes_it(document):
+    done = subprocess.run(
+        [sys.executable, EFA, "--cards", "32"],
+        input=yaml.safe_dump(document),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = yaml.safe_load(done.stdout)
+    valid(found)
+    data, gpu = spec_of(found)["workerGroupSpecs"]
+    assert data == spec_of(document)["workerGroupSpecs"][0]
+    container = gpu["template"]["spec"]["containers"][0]
+    for kind in ("requests", "limits"):
+        assert container["resources"][kind]["vpc.amazonaws.com/efa"] == 32
+        assert container["resources"][kind]["nvidia.com/gpu"] == 8
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert {"name": "FI_PROVIDER", "value": "efa"} in container["env"]
+    assert cluster_problems(spec_of(found), operator_asks=found["kind"] == "RayJob") == []
 
 
 def test_redis_and_mlflow_are_as_closed():

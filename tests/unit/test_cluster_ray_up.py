@@ -92,9 +92,23 @@ def closed(config):
             found.append(f"{name}: IMDSv1 answers")
         if not all(d["Ebs"]["Encrypted"] for d in node["BlockDeviceMappings"]):
             found.append(f"{name}: a disk is not encrypted")
+        disks = [device["Ebs"] for device in node["BlockDeviceMappings"]]
+        # gp3 has 125 MB/s if nobody asks for more, and 0.25 MB/s at most for each I/O a second.
+        if any(d.get("Throughput", 125) < 500 or d["Throughput"] > d["Iops"] / 4 for d in disks):
+            found.append(f"{name}: a disk is slow")
         if node["IamInstanceProfile"]["Name"] == "rayembed-head" and name != "head":
             found.append(f"{name}: may start machines")
     return found
+
+
+DISK = "available_node_types.gpu.node_config.BlockDeviceMappings.0.Ebs."
+
+
+def test_gpus_have_80_gigabytes_and_nccl_may_lock_memory(config):
+    gpu = config["available_node_types"]["gpu"]
+    kind = gpu["node_config"].get("InstanceType", gpu["node_config"].get("machineType"))
+    assert kind in ("p4de.24xlarge", "a2-ultragpu-8g")
+    assert "--ulimit memlock=-1" in gpu["docker"]["worker_run_options"]
 
 
 def test_tokens_loopback_and_few_rights(config):
@@ -108,6 +122,8 @@ def test_tokens_loopback_and_few_rights(config):
         ("docker.run_options.0", "--env HF_TOKEN=hf_x", "gives away a secret"),
         ("file_mounts", {}, "the token does not come"),
         ("head_start_ray_commands.1", "ray start --head --dashboard-host=0.0.0.0", "loopback"),
+        (DISK + "Throughput", 125, "gpu: a disk is slow"),
+        (DISK + "Iops", 3000, "gpu: a disk is slow"),
         ("available_node_types.gpu.node_config.MetadataOptions.HttpTokens", "optional", "IMDSv1"),
         ("available_node_types.gpu.node_config.IamInstanceProfile.Name", "rayembed-head", "start"),
     ],

@@ -75,7 +75,8 @@ def test_an_empty_token_is_made_anew(tmp_path):
 STAND_IN = """#!/usr/bin/env bash
 # Writes down how it was called, and with which of the variables that matter.
 case "$(basename "$0")" in
-    scontrol) printf 'node1\\nnode2\\n'; exit ;;
+    scontrol) if [ "$1" = requeue ]; then echo "$@" > "$CALLS.requeued"; exit; fi
+          printf 'node1\\nnode2\\n'; exit ;;
     srun) for word in "$@"; do if [ "$word" = hostname ]; then echo '10.0.0.7 172.17.0.1'; exit; fi
           done ;;
 esac
@@ -183,6 +184,34 @@ def test_a_failed_job_is_a_failed_script_and_leaves_no_token(slurm, tmp_path):
     assert done.returncode == 3
     assert not Path(told[-1].split()[-1]).exists()
     assert not list((tmp_path / "home" / ".rayembed").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts", "again"),
+    [
+        (137, 0, True),
+        (139, 2, True),
+        (137, 3, False),
+        (1, 0, False),
+        (130, 0, False),
+        (143, 0, False),
+    ],
+)
+def test_a_job_that_was_killed_is_put_back_into_the_queue(slurm, tmp_path, status, restarts, again):
+    done, _ = slurm(STATUS=str(status), SLURM_RESTART_COUNT=str(restarts))
+    assert done.returncode == status
+    requeued = tmp_path / "calls.requeued"
+    assert requeued.exists() is again
+    if again:
+        assert requeued.read_text().split() == ["requeue", "77"]
+        assert f"killed by signal {status - 128}" in done.stderr
+
+
+def test_objects_are_spilled_where_the_user_says(slurm):
+    assert not [word for word in slurm()[1] if "spilling" in word]
+    _, told = slurm(RAYEMBED_SPILL="/local/a b")
+    assert "--object-spilling-directory=/local/a b" in told
+    assert "--object-spilling-directory" in ray_start_options()
 
 
 def test_a_ray_that_did_not_start_is_a_failed_script(slurm):

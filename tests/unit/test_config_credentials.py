@@ -51,13 +51,14 @@ PLAIN_TEXTS = {
     "kind",
     # Words that stand before texts, and what they are about.
     "document_instruction", "document_prefix", "instruction", "instructions", "prompt_end",
-    "prompt_start", "query_instruction", "query_prefix", "topic", "topics",
+    "prompt_start", "query_instruction", "query_prefix", "topic", "topics", "wanted",
     # Columns of a file, and what is written in them.
     "column", "contradiction", "document", "document_id", "entailment", "first", "hypothesis", "id",
     "label", "values",
     "language", "names", "negatives", "positive", "premise", "query", "query_id", "score", "second",
-    "text",
+    "text", "title",
     # Names of other things: tasks and their splits, experiments, layers, domains of a sweep.
+    "GuardConfig.own_sets",
     "benchmarks", "experiment", "host", "languages", "quantization", "revision", "space", "split",
     "subset", "target_modules", "task",
     # Names in some classes, references in others.

@@ -108,13 +108,16 @@ def test_heads_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize(
     ("zero", "weights", "gradients", "optimizer"),
-    [(0, 2000, 200, 1200), (1, 2000, 200, 300), (2, 2000, 50, 300), (3, 500, 50, 300)],
+    [(0, 2000, 400, 1200), (1, 2000, 400, 300), (2, 2000, 100, 300), (3, 500, 100, 300)],
 )
 def test_memory_is_divided_as_zero_says(zero, weights, gradients, optimizer):
     size = ModelSize(total=1000, trainable=100)
-    memory = worker_memory(size, "bfloat16", Placement(workers=4, zero_stage=zero))
+    placement = Placement(workers=4, zero_stage=zero, reduce_once=False)
+    memory = worker_memory(size, "bfloat16", placement)
     assert (memory.weights, memory.gradients, memory.optimizer) == (weights, gradients, optimizer)
     assert memory.total == weights + gradients + optimizer
+    whole = placement.model_copy(update={"reduce_once": True})
+    assert worker_memory(size, "bfloat16", whole).gradients == 400
     single = worker_memory(size, "float32", Placement(workers=1, zero_stage=zero))
     assert (single.weights, single.gradients, single.optimizer) == (4000, 400, 1200)
 

@@ -2,9 +2,10 @@
 
 import pytest
 
+from rayembed.config.chat_endpoint import OpenAICompatible
 from rayembed.config.override import override
 from rayembed.config.settings import parse
-from rayembed.config.synthesis import VLLM, OpenAICompatible, SynthesisRun
+from rayembed.config.synthesis import VLLM, SynthesisRun
 from rayembed.errors import ConfigError
 
 

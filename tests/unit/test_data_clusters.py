@@ -14,10 +14,10 @@ from rayembed.data.clusters.kmeans import (
     nearest,
     order_clusters,
     pack,
-    require_faiss,
 )
 from rayembed.data.clusters.tasks import Sample, false_negatives, mean_similarity, sample_keys
 from rayembed.errors import ConfigError
+from rayembed.search.faiss_library import require_faiss
 
 
 def unit(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -106,7 +106,7 @@ def test_rows_are_of_unit_length_whatever_float16_left() -> None:
 def test_without_faiss_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(ConfigError, match=r"rayembed\[cpu\].*rayembed\[gpu\]"):
-        require_faiss()
+        require_faiss("clusters")
 
 
 def test_a_sample_is_the_same_rows_in_any_order() -> None:

@@ -409,3 +409,27 @@ def test_a_document_is_chosen_by_its_text_without_spaces_around_it(tmp_path: Pat
     assert {text_hash(t.strip()) for t in texts_of(records(two))}.isdisjoint(
         map(text_hash, retrieval_set(two)[0])
     )
+
+
+def test_graded_pairs_are_held_out_with_their_similarities(tmp_path: Path) -> None:
+    rows = [
+        {"sentence1": f"one {i % 40}", "sentence2": f"other {i}", "score": i % 6}
+        for i in range(120)
+    ]
+    source = {"kind": "graded", "path": write(tmp_path / "graded.jsonl", rows)}
+    made = prepare(tmp_path / "out", {"pairs": {"source": source, "held_out": FRACTION}})["pairs"]
+    lines = (Path(part_of(made).folder) / "graded.jsonl").read_text().splitlines()
+    held_out = [json.loads(line) for line in lines]
+    assert len(held_out) == 12
+    given = {(row["sentence1"], row["sentence2"]): row["score"] / 5 for row in rows}
+    for row in held_out:
+        pair = row["sentence1"], row["sentence2"]
+        assert row["score"] == pytest.approx(given[pair])
+        assert not set(pair) & texts_of(records(made))
+    kept = [row for row in rows if row["sentence2"] in texts_of(records(made))]
+    assert len(kept) == made.manifest["records_made"] < 120 - 12, "rows with its first text as well"
+    assert made.manifest["held_out"]["pairs"] == 12
+    again = prepare(tmp_path / "again", {"pairs": {"source": source, "held_out": FRACTION}})[
+        "pairs"
+    ]
+    assert (Path(part_of(again).folder) / "graded.jsonl").read_text().splitlines() == lines

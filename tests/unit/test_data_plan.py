@@ -18,13 +18,15 @@ from hypothesis import strategies as st
 from made_up_records import made_up_records
 from toy_model import ToyTokenizer
 
-from rayembed.data.parts import Part, write_part
+from rayembed.assets.array_files import load_arrays
+from rayembed.data.parts import Part, read_index, write_part
 from rayembed.data.plan.audit import audit_dataset, negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.files import part_places
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.policies import blended, clustered, homogeneous
 from rayembed.data.plan.sampling import DatasetRows, shares
+from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.plan.stream import PairSteps, prefetched
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record
@@ -572,7 +574,7 @@ def test_stream_ends_its_thread_and_hands_errors_on(plan: BatchPlan) -> None:
     steps = prefetched(PairSteps(plan, ToyTokenizer()), 0, plan.num_steps, read_ahead=1)
     next(steps)
     steps.close()
-    assert not [t for t in threading.enumerate() if t.name == "make-steps"]
+    assert not [t for t in threading.enumerate() if t.name == "done-ahead"]
 
     class Refuses(ToyTokenizer):
         calls = 0
@@ -587,7 +589,7 @@ def test_stream_ends_its_thread_and_hands_errors_on(plan: BatchPlan) -> None:
     steps = prefetched(PairSteps(plan, Refuses()), 0, plan.num_steps)
     with pytest.raises(DataError, match="has no tokens"):
         got.extend(batch.step for batch in steps)
-    assert not [t for t in threading.enumerate() if t.name == "make-steps"]
+    assert not [t for t in threading.enumerate() if t.name == "done-ahead"]
 
 
 def test_places_of_a_part_are_cut_at_the_limit():
@@ -601,3 +603,38 @@ def test_places_of_a_part_are_cut_at_the_limit():
         both = (np.concatenate([getattr(unit, field) for unit in units]) for units in (whole, cut))
         np.testing.assert_array_equal(*both)
     assert len({unit.key for unit in cut}) == 4
+
+
+def test_index_files_are_read_many_at_a_time_in_their_order(tmp_path, monkeypatch) -> None:
+    parts = parts_of(tmp_path, records("a", 56))
+    alone = [read_index([part]).id_hash for part in parts]
+    together = threading.Barrier(len(parts), timeout=10)
+
+    def loaded(path: str, remedy: str) -> dict[str, np.ndarray]:
+        together.wait()  # for as many as there are parts
+        return load_arrays(path, remedy)
+
+    monkeypatch.setattr("rayembed.data.parts.load_arrays", loaded)
+    assert np.array_equal(read_index(parts).id_hash, np.concatenate(alone))
+
+
+def test_a_step_reads_all_columns_that_it_needs(tmp_path: Path) -> None:
+    rows = [
+        dataclasses.replace(
+            row,
+            label=f"l{i % 3}",
+            in_batch=i % 2 == 0,
+            query_instruction="Find it",
+            document_instruction="It is",
+            positive_score=i / 8,
+            false_negatives=(i, i + 1),
+            origin=("file#1",),
+        )
+        for i, row in enumerate(records("a", 24))
+    ]
+    plan = write(tmp_path / "plan", {"a": parts_of(tmp_path, rows)}, config(weights={"a": 1.0}))
+    whole = make_step_batch(1, plan.read(1), plan.num_negatives, ToyTokenizer())
+    found = PairSteps(plan, ToyTokenizer())(1)
+    for name, value in vars(whole).items():
+        np.testing.assert_equal(getattr(found, name), value, err_msg=name)
+    assert plan.read(1)[0].origin, "the control: what no step needs is there"

@@ -181,8 +181,8 @@ def test_a_loss_and_its_data_fit_each_other(monkeypatch) -> None:
         override(recipe, graded)
     with pytest.raises(ConfigError, match="mining takes every pair for one of a query"):
         override(recipe, [*graded, *mined])
-    with pytest.raises(ConfigError, match="kind 'graded' cannot be held out"):
-        override(recipe, graded[:1])
+    with pytest.raises(ConfigError, match="kind 'classes' cannot be held out"):
+        override(recipe, [f"{pairs}.source={{kind: classes, path: x.jsonl}}"])
     monkeypatch.setattr(InfoNCE, "needs", frozenset({"similarity"}), raising=False)
     assert override(recipe, graded).data.datasets[0].source.kind == "graded"
     with pytest.raises(ConfigError, match=r"none of its data sets .* has any; name sentences"):

@@ -10,7 +10,7 @@ import pytest
 from chat_server import Reply, chat_server, completion
 from waits import Replaced
 
-from rayembed.config.synthesis import OpenAICompatible
+from rayembed.config.chat_endpoint import OpenAICompatible
 from rayembed.data.synthesis.chat_endpoint import ChatEndpoint, payload
 
 QUICK = {"first_wait_seconds": 0.01, "max_resends": 2, "timeout_seconds": 10}

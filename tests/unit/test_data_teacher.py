@@ -1,5 +1,7 @@
 """The teacher of mining, from a folder of sentence-transformers."""
 
+import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +16,13 @@ from rayembed.config.backbone import BackboneConfig
 from rayembed.config.mining import MiningConfig
 from rayembed.config.pooling import MeanPooling
 from rayembed.config.settings import parse
+from rayembed.data.vectors import teacher
 from rayembed.data.vectors.teacher import load_teacher, weights_of
 from rayembed.errors import ArtifactError
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
 from rayembed.models.export import save_model
-from rayembed.models.load import load_model
+from rayembed.models.load import load_as_saved, load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
 
 TEXTS = ["where do cats live", "Paris is the capital of France"]
@@ -60,6 +63,46 @@ def test_more_precise_than_bfloat16_throughout(tmp_path, save):
     rounded = encode(load_model(Path(reference), dtype="bfloat16"), texts, role="document")
     apart = [np.abs(vectors @ vectors.T - exact @ exact.T).mean() for vectors in (found, rounded)]
     assert 0 < apart[0] < apart[1], "not in bfloat16 at all, or throughout"
+
+
+@pytest.mark.parametrize("save", [save_encoder, save_decoder], ids=["encoder", "decoder"])
+def test_weights_in_float16_take_half_the_memory_and_end_as_they_do_by_float32(
+    tmp_path, save, monkeypatch
+):
+    folder = save(tmp_path / "model")
+    file = folder / "model.safetensors"
+    half = {k: v.half() if v.is_floating_point() else v for k, v in load_file(file).items()}
+    save_file(half, file, {"format": "pt"})
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"dtype": "float16"}))
+    config = parse(MiningConfig, {"teacher": str(folder), "dtype": "bfloat16"})
+    loaded, sizes = [], []
+
+    def watched(load):
+        def watching(path, **settings):
+            loaded.append(load(path, **settings))
+            sizes.append(sum(p.nbytes for p in loaded[-1].parameters()))
+            return loaded[-1]
+
+        return watching
+
+    def vectors():
+        teacher._load.cache_clear()
+        return load_teacher(config, weights_of(config.teacher))(TEXTS, "document")
+
+    monkeypatch.setattr(teacher, "load_as_saved", watched(load_as_saved))
+    found = vectors()
+    by_float32 = watched(partial(load_model, dtype="float32"))
+    monkeypatch.setattr(teacher, "load_as_saved", by_float32)
+    expected = vectors()
+
+    assert 2 * sizes[0] == sizes[1]
+    np.testing.assert_array_equal(found, expected)
+    for one, other in zip(*(model.named_parameters() for model in loaded), strict=True):
+        assert one[0] == other[0]
+        assert one[1].dtype == other[1].dtype
+        assert one[1].dtype in (torch.bfloat16, torch.float32)
+        assert torch.equal(one[1], other[1])
 
 
 def test_other_weights_under_the_same_name_are_loaded_anew(tmp_path):

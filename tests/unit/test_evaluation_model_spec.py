@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 
 import mteb
 import numpy as np
@@ -366,6 +367,23 @@ def test_settings_of_a_model_of_mteb(registered):
     again = spec.load("cpu")([TEXTS[3][:-40]], spec.encode_spec(SCIFACT, QUERY))
     np.testing.assert_array_equal(again[0], vectors[3])  # both are cut to the same 8 tokens
     assert np.abs(whole[0, :16] - vectors[3]).max() > 1e-3
+
+
+def test_small_vectors_of_a_model_of_mteb(registered, sentence_folder, tmp_path):
+    plain = spec_of("made-up/peer")
+    spec = spec_of("made-up/peer", precision="binary", rescore={"candidates": 8})
+    assert spec.meta.revision.startswith("r1-binary1-rescored8-int8-")
+    assert spec.fingerprint == plain.fingerprint
+    assert spec.conditions["rescored"] == "8 with int8"
+    assert "precision" not in plain.conditions
+    folder = tmp_path / "dot"
+    shutil.copytree(sentence_folder, folder)
+    settings = json.loads((folder / "config_sentence_transformers.json").read_text())
+    settings["similarity_fn_name"] = "dot"
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    assert spec_of(f"st:{folder}").similarity == "dot"
+    with pytest.raises(ConfigError, match=r"precision = 'int8' is for .* compares them by dot"):
+        spec_of(f"st:{folder}", precision="int8")
 
 
 @pytest.mark.parametrize("folder", ["nvembed", "biencoder", "mteb"])

@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -20,8 +21,9 @@ from rayembed.config.yaml_text import read_yaml
 from rayembed.evaluation.folder_prompts import folder_prompts, unsaved_prompts
 from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.run_scores import prompts_for, run_prompts
+from rayembed.evaluation.tables import ScoreKey
 from rayembed.evaluation.validation import validate, validation_prompts, validation_tasks
-from rayembed.models import encoding
+from rayembed.models import passes
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
@@ -133,12 +135,12 @@ def test_all_who_take_scores_take_the_same(trained, tmp_path):
     run, folder, articles = trained
     after_training = by_training(run, folder, tmp_path / "run")
     in_training, prompts = by_validation(run, folder)
-    with patch.object(encoding, "collate", wraps=encoding.collate) as batches:
+    with patch.object(passes, "to_device", wraps=passes.to_device) as batches:
         alone, table = by_evaluate_model(folder, articles, tmp_path / "alone")
     assert tuple(alone) == TASK_NAMES
     assert after_training == pytest.approx(alone, abs=1e-12)
     assert in_training == pytest.approx(alone, abs=1e-12)
-    with patch.object(encoding, "collate", wraps=encoding.collate) as smaller:
+    with patch.object(passes, "to_device", wraps=passes.to_device) as smaller:
         few, _ = by_evaluate_model(folder, articles, tmp_path / "few", tokens_per_batch=500)
     assert smaller.call_count > 2 * batches.call_count
     assert few == pytest.approx(alone, abs=1e-6)
@@ -185,3 +187,34 @@ def test_a_run_without_a_folder_has_the_instructions_of_its_data(tmp_path):
     run = override(run, ["data.datasets.wiki.query_instruction=told"])
     assert run.instructions == {"wiki": "told", **INSTRUCTIONS}
     assert run_prompts(run).folder.named["wiki"] == "told "
+
+
+def test_number_types_that_a_run_trains_are_scored_after_it(tmp_path):
+    articles = titled(write_word_articles(tmp_path / "articles.json"))
+    config, parts = tiny("biencoder", tmp_path)
+    run = run_over_words(articles, documents=HELD_OUT, queries=40)
+    run = override(
+        run.model_copy(update={"model": config}),
+        [
+            "stages.one.loss.precisions=[int8,binary]",
+            "evaluation.baselines=[]",
+        ],
+    )
+    folders = RunFolders(StoredFolder(str(tmp_path / "run"), tmp_path / "run"))
+    model = folders.model(run.stages[-1].name)
+    build_model(config, parts, seed=3).eval().save(Path(model), instructions=run.instructions)
+    told = {}
+    with patch.object(passes, "to_device", wraps=passes.to_device) as batches:
+        found = RunScorer(run, folders, runtime_of(run.placement).pool).further(told.__setitem__)
+    of_two = batches.call_count
+    last = run.stages[-1].name
+    assert list(found) == [ScoreKey(last, precision="int8"), ScoreKey(last, precision="binary")]
+    assert list(told) == ["eval_int8", "eval_binary"]
+    for precision, key in zip(("int8", "binary"), found, strict=True):
+        storage = tmp_path / precision
+        with patch.object(passes, "to_device", wraps=passes.to_device) as batches:
+            alone, _ = by_evaluate_model(model, articles, storage, precision=precision)
+        assert found[key].scores == pytest.approx(alone, abs=1e-9)
+        assert of_two == batches.call_count, "texts are embedded once for both"
+    assert len({tuple(scored.scores.values()) for scored in found.values()}) == 2
+    assert not (tmp_path / "run" / "embeddings").exists()

@@ -5,6 +5,7 @@ import pytest
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up_corpus import Metadata, made_up_corpus, made_up_queries, search
 from mteb.mocks import ALL_MOCK_TASK_TEST_GRID
 from mteb.types import PromptType
 from plain_scores import largest_difference, scores
@@ -41,49 +42,6 @@ def test_scores_are_those_of_mteb(task, similarity, tmp_path):
         # By workers alone, kept in files, and read from files.
         for kept in (None, store, store):
             assert largest_difference(plain, scores(pooled(spec, kept), task)) < 1e-6
-
-
-class Metadata:
-    """What the model reads of a task."""
-
-    modalities = ("text",)
-
-    def __init__(self, name):
-        self.name = name
-
-    def get_modalities(self, prompt_type):
-        return ["text"]
-
-
-def made_up_corpus(count, seed=0):
-    drawn = np.random.default_rng(seed)
-    texts = [" ".join(f"w{n}" for n in drawn.integers(0, 400, 12)) for _ in range(count)]
-    texts[7], texts[count // 2] = texts[3], texts[3]
-    return Dataset.from_dict(
-        {
-            "id": [f"d{row}" for row in range(count)],
-            "title": [f"Title {row % 5}" if row % 3 == 0 else "" for row in range(count)],
-            "text": texts,
-        }
-    )
-
-
-def made_up_queries(count, seed=1):
-    drawn = np.random.default_rng(seed)
-    texts = [" ".join(f"w{n}" for n in drawn.integers(0, 400, 4)) for _ in range(count)]
-    return Dataset.from_dict({"id": [f"q{row}" for row in range(count)], "text": texts})
-
-
-def search(model, corpus, queries, k, top_ranked=None, name="MadeUp"):
-    model.index(corpus)
-    return model.search(
-        queries,
-        task_metadata=Metadata(name),
-        hf_split="test",
-        hf_subset="default",
-        top_k=k,
-        top_ranked=top_ranked,
-    )
 
 
 def all_scores(spec, corpus, queries):

@@ -45,6 +45,8 @@ def test_labels_are_made_for_the_table_and_scores_are_found_by_key(monkeypatch):
         ScoreKey("retrieval"): {"x": 0.2},
         last: {"x": 0.3},
         ScoreKey("blend", dimension=256): {"x": 0.25},
+        ScoreKey("blend", precision="int8"): {"x": 0.29},
+        ScoreKey("blend", dimension=256, precision="binary"): {"x": 0.2},
         ScoreKey("blend", without_context=True): {"x": 0.15},
         ScoreKey(baseline="BM25"): {"x": 0.4},
     }
@@ -54,6 +56,8 @@ def test_labels_are_made_for_the_table_and_scores_are_found_by_key(monkeypatch):
         "stage 1: retrieval",
         "stage 2: blend",
         "the same, 256 dimensions",
+        "the same, int8",
+        "the same, 256 dimensions, binary",
         "the same, without context",
         "BM25",
     ]

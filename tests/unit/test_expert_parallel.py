@@ -123,7 +123,7 @@ def test_experts_that_cannot_be_shared_out_are_refused():
 
 @pytest.mark.parametrize(
     ("zero", "weights", "gradients", "optimizer"),
-    [(0, 1200, 1200, 7200), (1, 1200, 1200, 3000), (2, 1200, 500, 3000)],
+    [(0, 1200, 2400, 7200), (1, 1200, 2400, 3000), (2, 1200, 2400, 3000)],
 )
 def test_a_worker_has_memory_for_its_experts_alone(zero, weights, gradients, optimizer):
     run = published(["placement.workers=4", "placement.expert_parallel=2"])

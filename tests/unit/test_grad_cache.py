@@ -1,17 +1,21 @@
 """GradCache: same gradients as one graph, however the batch is cut, dropout included."""
 
 import contextlib
+import logging
 
 import pytest
 import torch
 from made_up_records import made_up_records
 from plain_reference import reference_loss
+from torch.utils.checkpoint import checkpoint
 from toy_model import ToyModel
 
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.distributed import grad_cache
+from rayembed.training import graph_room
+from rayembed.training.graph_room import GraphRoom, graph_bytes
 from rayembed.training.step import EngineModule, StepSettings, run_step
 
 
@@ -29,7 +33,9 @@ def stage(*, in_batch: bool = True, pairs: int = 24) -> StageConfig:
     )
 
 
-def gradients(model: ToyModel, *, budget: int, cache: bool, in_batch: bool = True, seed: int = 1):
+def gradients(
+    model: ToyModel, *, budget: int, cache: bool | GraphRoom, in_batch: bool = True, seed: int = 1
+):
     records = made_up_records(24)
     batch = make_step_batch(0, records, 2, model.tokenizer)
     model.zero_grad()
@@ -81,6 +87,48 @@ def test_cuts_and_cache_change_nothing(parts):
     for budget, cache in [(13, True), (40, True), (40, False), (10**6, True)]:
         _, cut, _ = gradients(model, budget=budget, cache=cache)
         assert_same(whole, cut)
+
+
+def passes_of(model, room, monkeypatch, free, **given):
+    """Gradients of a step with so much free memory, and how many passes it took of the texts."""
+    count = 0
+
+    def counted(*_):
+        nonlocal count
+        count += 1
+
+    monkeypatch.setattr(graph_room, "free_memory", lambda device: free)
+    hook = model.register_forward_hook(counted)
+    found = gradients(model, budget=40, cache=room, **given)
+    hook.remove()
+    return count, found
+
+
+@pytest.mark.parametrize("parts", MODELS.values(), ids=MODELS.keys())
+def test_graphs_are_kept_where_they_fit_and_cached_beyond(parts, monkeypatch, caplog):
+    model = ToyModel(dropout=0.5, **parts)
+    report, expected, after = gradients(model, budget=40, cache=False)
+    caplog.set_level(logging.INFO)
+    states = 12 * sum(parameter.numel() for parameter in model.parameters())
+    for free, passes in [(states + 10**6, 1), (states + 2000, 2), (0, 2)]:
+        room = GraphRoom(torch.device("cpu"), model)
+        count, (_, found, state) = passes_of(model, room, monkeypatch, free)
+        assert count == 1 + passes * report.micro_batches  # one is measured
+        assert_same(expected, found)
+        assert torch.equal(state, after), "the measured pass draws no random numbers"
+        again, _ = passes_of(model, room, monkeypatch, 0)
+        assert again == passes * report.micro_batches  # and once only
+    assert "GradCache is used above" in caplog.text
+
+
+def test_a_longer_text_takes_more_and_recomputed_layers_less():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
+    given = torch.randn(10, 8)
+    plain = graph_bytes(lambda: model(given))
+    assert plain == 10 * (64 + 64 + 8) * 4
+    assert graph_bytes(lambda: model(torch.cat([given, given]))) == 2 * plain + 2 * 10 * 8 * 4
+    recomputed = graph_bytes(lambda: checkpoint(model, given, use_reentrant=False))
+    assert recomputed == 10 * 8 * 4
 
 
 @pytest.mark.parametrize("parts", MODELS.values(), ids=MODELS.keys())

@@ -255,3 +255,17 @@ def test_settings_that_do_not_go_together_in_the_type_are_refused(monkeypatch):
     run_settled(run, here)
     with pytest.raises(ConfigError, match="zero_stage 0 in bfloat16"):
         run_settled(run, elsewhere)
+
+
+@pytest.mark.parametrize("first_form", [False, True])
+def test_free_memory_is_what_the_container_still_allows(monkeypatch, tmp_path, first_form):
+    names = hardware._CONTAINER_MEMORY[first_form]
+    texts = ("900000\n", "700000\n", "anon 5\ninactive_file 100000\n")
+    for name, text in zip(names, texts, strict=True):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(hardware, "_CONTAINER", tmp_path)
+    assert hardware.free_memory("cpu") == 300000
+    (tmp_path / names[0]).write_text("max\n")
+    assert hardware.free_memory("cpu") > 10**8

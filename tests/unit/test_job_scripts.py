@@ -19,11 +19,18 @@ SCRIPTS = sorted(
 DRY_RUNS = {
     **{name: [[]] for name in SCRIPTS if name.startswith("train_")},
     "adapt_encoder": [[]],
+    "adapt_to_corpus": [[]],
     "cluster_pairs": [["--recipe", "cde-quickstart"]],
     "evaluate_model": [["--model", "bm25", "--tasks", "NFCorpus"]],
     "filter_pairs": [["--set", "data.datasets.pairs.consistency.teacher=hf://owner/model"]],
     "mine_negatives": [["--recipe", "nvembed-quickstart"]],
     "prepare_pairs": [[]],
+    "repair_labels": [
+        [
+            "--set=data.datasets.pairs.mining.teacher=hf://owner/model",
+            "--set=data.datasets.pairs.repair.judge={kind: cross_encoder, model: hf://owner/rank}",
+        ]
+    ],
     "run_quickstart": [[], ["causal2vec"], ["cde"], ["nomic"]],
     "sweep_recipe": [["--set", "seed=grid(1, 2)"]],
     "synthesize_pairs": [[]],

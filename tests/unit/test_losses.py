@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, own_places
+from rayembed.losses.candidates import (
+    Columns,
+    Rows,
+    batch_candidates,
+    own_candidates,
+    own_places,
+)
 from rayembed.losses.infonce import info_nce
 
 
@@ -118,15 +124,15 @@ def test_a_row_alone_has_loss_zero():
 )
 def test_candidates(name, given, expected):
     batch, ruled_out = given
-    mask = batch_candidates(batch, ruled_out, batch, first_row=0, rows_per_worker=2)
+    mask = batch_candidates(batch, ruled_out, Columns.of(batch, rows_per_worker=2), first_row=0)
     assert mask.int().tolist() == expected
 
 
 def test_a_workers_mask_is_its_rows_of_the_whole_mask_in_its_layout():
     everyone, ruled_out = rows([1, 2, 3, 4], [11, 12, 11, 14], [21, 22, 23, 0], label=[0, 5, 0, 5])
     second = Rows(**{name: value[2:] for name, value in vars(everyone).items()})
-    whole = batch_candidates(everyone, ruled_out, everyone, 0, 4)
-    part = batch_candidates(second, ruled_out[2:], everyone, 2, 2)
+    whole = batch_candidates(everyone, ruled_out, Columns.of(everyone, 4), 0)
+    part = batch_candidates(second, ruled_out[2:], Columns.of(everyone, 2), 2)
     # One worker: p0 p1 p2 p3 n0 n1 n2 n3; two workers: p0 p1 n0 n1 p2 p3 n2 n3.
     assert part.tolist() == whole[2:][:, [0, 1, 4, 5, 2, 3, 6, 7]].tolist()
     assert own_places(2, 2, 1, torch.device("cpu")).tolist() == [[4, 6], [5, 7]]

@@ -11,7 +11,7 @@ import torch
 from sentence_transformers.sentence_transformer.losses import CoSENTLoss
 from torch.nn import functional
 
-from rayembed.config.loss import LOSSES
+from rayembed.config.loss import LOSSES, Widths
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ConfigError
@@ -21,14 +21,18 @@ from rayembed.losses.contract import (
     FalseNegatives,
     Pairwise,
     TeacherScores,
+    TeacherVectors,
 )
 from rayembed.losses.cosent import cosent
 from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.siglip import SigLIP, siglip
-from rayembed.training.loss_parameters import LossParameters, named_values
+from rayembed.training.loss_parameters import LossParameters, named_values, parameter_shapes
 
 KINDS = tuple(LOSSES.classes())
 DISTILLED = ("listwise_kl", "margin_mse")
+TAUGHT = ("vector_distillation", "similarity_distillation")
+TEACHERS = (5, 8)
+"""Widths of two teachers' vectors."""
 
 
 def stage(loss, **more):
@@ -44,6 +48,8 @@ def stage(loss, **more):
         "optimizer": {"learning_rate": 1e-3},
         "steps": 1,
     }
+    if isinstance(loss, str) and loss in TAUGHT:
+        values["teachers"] = [{"teacher": "a"}, {"teacher": "b"}]
     return parse(StageConfig, values | more)
 
 
@@ -53,7 +59,7 @@ def units(*shape, seed=0):
 
 
 def values_of(loss):
-    initial = loss.initial_parameters()
+    initial = loss.initial_parameters(Widths(8, TEACHERS))
     assert tuple(initial) == loss.parameter_names
     assert all(value.dtype == torch.float32 for value in initial.values())
     return initial
@@ -104,10 +110,21 @@ def test_rows_of_a_loss_in_blocks_are_those_of_the_whole(kind, own):
     scores = torch.rand(places.shape, generator=torch.Generator().manual_seed(3))
     scores[2, 1] = scores[4, 0] = math.nan
 
+    seen = mask.clone()
+    seen[:, 1] = True
+    told = [(units(6, t, seed=t), units(*documents.shape[:-1], t, seed=t + 1)) for t in TEACHERS]
+
     def rows(chosen):
         vectors = documents[chosen] if own else documents
         teacher = TeacherScores(places[chosen], scores[chosen])
-        given = Candidates(vectors, positive[chosen], mask[chosen], teacher)
+        taught = TeacherVectors(
+            tuple(of_queries[chosen].half() for of_queries, _ in told),
+            tuple((of_all[chosen] if own else of_all).half() for _, of_all in told),
+            places[chosen],
+            torch.ones(places[chosen].shape, dtype=torch.bool),
+            seen[chosen],
+        )
+        given = Candidates(vectors, positive[chosen], mask[chosen], teacher, taught)
         return loss.of_rows(queries[chosen], given, values_of(loss))
 
     whole = rows(slice(0, 6))
@@ -136,8 +153,15 @@ def test_what_is_masked_out_and_what_is_far_off_does_not_count(kind):
         torch.stack([place, place.roll(1)], dim=1), torch.tensor([1.0, 0.0]).expand(4, 2)
     )
 
+    # The teachers know the aligned documents, at the width of the model and at a smaller one.
+    known = tuple(torch.eye(4, t).half() for t in (4, 4))
+    taught = TeacherVectors(
+        known, known, place.unsqueeze(1), torch.ones(4, 1, dtype=torch.bool), mask
+    )
+
     def rows(documents):
-        return loss.of_rows(aligned, Candidates(documents, place, mask, teacher), values_of(loss))
+        given = Candidates(documents, place, mask, teacher, taught)
+        return loss.of_rows(aligned, given, loss.initial_parameters(Widths(4, (4, 4))))
 
     assert rows(aligned).mean() < rows(crossed).mean()
     mask[1, 3] = False  # the first row's own negative is the last document
@@ -151,8 +175,9 @@ def test_values_of_parameters_come_back_by_name(kind):
     loss = stage(kind).loss
     if not loss.parameter_names:
         return
-    module = LossParameters(loss).bfloat16()
-    named = named_values(loss, module())
+    widths = Widths(8, TEACHERS)
+    module = LossParameters(loss, widths).bfloat16()
+    named = named_values(parameter_shapes(loss, widths), module())
     for name, value in values_of(loss).items():
         assert torch.equal(named[name], value), "also in bfloat16, which would round them"
     assert [name for name, _ in module.named_parameters()] == list(loss.parameter_names)
@@ -181,7 +206,7 @@ def test_siglip_of_two_queries_worked_out_by_hand():
 
 
 def test_siglip_starts_as_in_the_paper():
-    values = SigLIP().initial_parameters()
+    values = SigLIP().initial_parameters(Widths(8))
     assert values["log_scale"].item() == pytest.approx(math.log(10))
     assert values["bias"].item() == -10
 

@@ -121,7 +121,7 @@ def test_gradient_checkpointing_changes_no_gradient(decoder):
     def gradients(checkpointing):
         model = build_model(nvembed_config(), decoder, seed=0).train()
         if checkpointing:
-            model.enable_gradient_checkpointing()
+            model.recompute_layers()
         torch.manual_seed(3)
         batch = model.tokenizer.collate(model.tokenizer(TEXTS, "document"))
         (model(batch).embeddings @ torch.randn(32)).sum().backward()

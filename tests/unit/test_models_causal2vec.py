@@ -284,7 +284,7 @@ def test_encoding_in_two_passes_gives_what_one_pass_gives(folders, num):
 def gradients(folders, *, checkpointing=False, **settings):
     model = build_model(config(**settings), folders, seed=5).train()
     if checkpointing:
-        model.enable_gradient_checkpointing()
+        model.recompute_layers()
     batch = model.tokenizer.collate(tokens_of(model))
     weights = torch.randn(model.dimensions[0], generator=torch.Generator().manual_seed(1))
     (model(batch).embeddings @ weights).sum().backward()

@@ -176,7 +176,7 @@ def test_the_gradient_is_the_same_however_the_batch_is_cut(folder, count_padding
     ):
         model = build_model(config(experts=experts), folder, seed=0)
         if again:
-            model.enable_gradient_checkpointing()
+            model.recompute_layers()
         batch = make_step_batch(0, made_up_records(8), 1, stage_tokenizer(STAGE, model.tokenizer))
         report = run_step(
             model,

@@ -10,6 +10,7 @@ import torch
 from plain_muon import PlainMuon, plain_direction
 from toy_model import ToyModel
 
+from rayembed.config.loss import Widths
 from rayembed.config.optimizer import OPTIMIZERS
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
@@ -165,9 +166,9 @@ def test_parameters_have_the_rates_of_their_groups():
         rates={"first.*": 0.4, "*.loss": 0.7} | {"loss:bias": 0.6},
     )
     with pytest.raises(ConfigError, match=r"no trained parameter matches '\*.loss'"):
-        grouped(config, LossParameters(SigLIP()))
+        grouped(config, LossParameters(SigLIP(), Widths(8)))
     config = changed(config, rates={"first.*": 0.4, "loss:bias": 0.6})
-    assert grouped(config, LossParameters(SigLIP())) == {
+    assert grouped(config, LossParameters(SigLIP(), Widths(8))) == {
         (0.1, 0.5, False): {"tokens.weight", "hidden.weight"},
         (0.1, 0.0, False): {"hidden.bias"},
         (0.2, 0.5, False): {"out.weight"},
@@ -183,7 +184,7 @@ def test_parameters_have_the_rates_of_their_groups():
 
 def test_muon_takes_weights_of_linear_layers_in_the_backbone():
     config = Muon(learning_rate=0.1, weight_decay=0.5)
-    assert grouped(config, LossParameters(SigLIP())) == {
+    assert grouped(config, LossParameters(SigLIP(), Widths(8))) == {
         (0.1, 0.5, False): {"tokens.weight", "out.weight"},
         (0.1, 0.0, False): {"hidden.bias", "first.bias", "out.bias", "log_scale", "bias"},
         (0.1, 0.5, True): {"hidden.weight", "first.weight"},

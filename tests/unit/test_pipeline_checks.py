@@ -1,6 +1,7 @@
 """What is checked in the driver: assets that are opened without weights, room for instructions."""
 
 import json
+import sys
 from typing import Literal
 
 import pytest
@@ -61,6 +62,26 @@ def test_patterns_of_rates_match_weights_of_model_or_loss(run):
         check_inputs(wrong)
 
 
+def test_a_stages_teachers_are_opened_and_their_widths_fit_the_loss(run, folder):
+    def taught(path, **loss):
+        values = json.dumps({"kind": "vector_distillation", **loss})
+        teachers = f"stages.one.teachers=[{{teacher: {path}}}]"
+        return override(run, [teachers, f"stages.one.loss={values}"])
+
+    if not (folder / "wide").exists():
+        save_encoder(folder / "wide", hidden_size=64)
+    check_inputs(taught(folder / "encoder", projection=False))
+    wide = taught(folder / "wide")
+    rates = "stages.one.optimizer.rates={'loss:projection': 0.1}"
+    check_inputs(override(wide, [rates]))
+    with pytest.raises(ConfigError, match="no trained parameter matches 'loss:projection'"):
+        check_inputs(override(taught(folder / "encoder"), [rates]))
+    with pytest.raises(ConfigError, match=r"are 32 wide and those of the stage's teachers 64"):
+        check_inputs(taught(folder / "wide", projection=False))
+    with pytest.raises(AssetError, match=r"stages\.one\.teachers\.0\.teacher cannot be used"):
+        check_inputs(taught(folder / "none"))
+
+
 class Scores(LossConfig):
     """A loss of scores, which no model of embeddings gives."""
 
@@ -71,6 +92,14 @@ def test_a_loss_that_is_none_of_embeddings_is_told_before_data_are_made(run):
     stage = run.stages[0].model_copy(update={"loss": Scores()})
     with pytest.raises(ConfigError, match="no loss of embeddings"):
         check_inputs(run.model_copy(update={"stages": (stage,)}))
+
+
+def test_what_searches_in_bits_must_be_there_before_a_run_trains_them(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    name = run.stages[0].name
+    check_inputs(override(run, [f"stages.{name}.loss.precisions=[int8]"]))
+    with pytest.raises(ConfigError, match=r"binary vectors .*precisions.* need FAISS"):
+        check_inputs(override(run, [f"stages.{name}.loss.precisions=[binary]"]))
 
 
 def test_widths_that_a_mixture_offers_are_learnt(run, folder, caplog):

@@ -45,3 +45,19 @@ def test_nothing_is_told_of_gpus_and_of_models_that_only_the_hub_knows(milan):
     assert estimate(run) is not None
     assert estimate(override(run, ["placement.use_gpu=true"])) is None
     assert estimate(override(run, ["model.backbone.path=hf://nobody/nothing@main"])) is None
+
+
+def test_texts_of_a_teacher_are_counted_once_and_not_those_that_it_mined(milan):
+    mined = "hf://org/mines@main"
+    negatives = "stages.finetune.batch.num_negatives=7"
+    settings = [f"data.datasets.pairs.mining.teacher={mined}", negatives]
+    run = override(get_recipe("biencoder"), settings)
+
+    def seconds(*references):
+        teachers = ",".join(f"{{teacher: '{reference}'}}" for reference in references)
+        loss = "stages.finetune.loss={kind: similarity_distillation}"
+        changes = [loss, f"stages.finetune.teachers=[{teachers}]"]
+        return estimate(override(run, changes)).seconds
+
+    assert seconds(mined) == estimate(run).seconds
+    assert seconds(mined, "hf://org/other@main") > seconds(mined) + 5

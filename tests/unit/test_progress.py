@@ -55,10 +55,16 @@ def test_who_logs_is_not_interrupted(caplog):
 
 def test_a_text_that_changes_is_told_as_it_is_and_once_at_the_end(caplog):
     done = [0]
+
+    def wait_for(text):
+        deadline = time.monotonic() + 30
+        while text not in caplog.messages and time.monotonic() < deadline:
+            time.sleep(QUICK)
+
     with doing(lambda: f"{done[0]} of 2", tells_end=True, silence_seconds=QUICK):
-        time.sleep(0.1)
+        wait_for("still 0 of 2, 0 s")
         done[0] = 1
-        time.sleep(0.1)
+        wait_for("1 of 2")
         done[0] = 2
     said = list(dict.fromkeys(caplog.messages))
     assert said[:2] == ["still 0 of 2, 0 s", "1 of 2"]

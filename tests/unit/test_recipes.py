@@ -32,13 +32,13 @@ def test_every_recipe_is_a_run_of_its_name_that_comes_back_from_its_text(name):
 
 def test_recipes_differ():
     fingerprints = {get_recipe(name).fingerprint for name in recipe_names()}
-    assert len(fingerprints) == len(recipe_names()) == 34
+    assert len(fingerprints) == len(recipe_names()) == 35
 
 
 def test_an_unknown_recipe_names_the_nearest():
     with pytest.raises(ConfigError, match="no recipe 'nvembed-v3'; did you mean 'nvembed-v"):
         get_recipe("nvembed-v3")
-    with pytest.raises(ConfigError, match="allowed: biencoder, biencoder-quickstart, causal2vec-"):
+    with pytest.raises(ConfigError, match="allowed: biencoder, biencoder-corpus, biencoder-q"):
         get_recipe("zzz")
 
 
@@ -245,11 +245,22 @@ def test_own_pairs_need_one_setting():
     assert [dataset.name for dataset in run.held_out_datasets] == ["pairs"]
 
 
+def test_a_corpus_needs_one_setting_and_its_teacher_is_distilled():
+    run = override(get_recipe("biencoder-corpus"), ["data.datasets.corpus.source.path=a.jsonl"])
+    (dataset,), (stage,) = run.data.datasets, run.stages
+    assert dataset.source.kind == "structure"
+    assert dataset.held_out == run.held_out_datasets[0].held_out
+    assert stage.loss.kind == "listwise_kl"
+    assert stage.batch.num_negatives == dataset.mining.num_negatives
+    reranked = override(run, ["data.datasets.corpus.mining.rescoring.model=reranker"])
+    assert reranked.data.datasets[0].mining.rescoring.model == "reranker"
+
+
 def test_every_recipe_ends_with_scores():
     """Those of own pairs name no tasks: they are scored on a held-out part of the pairs."""
     assert all(get_recipe(name).takes_scores for name in recipe_names())
     unnamed = {name for name in recipe_names() if not get_recipe(name).evaluation.any_tasks}
-    assert unnamed == {"biencoder", "cde"}
+    assert unnamed == {"biencoder", "biencoder-corpus", "cde"}
     public = get_recipe("nvembed-v2-public")
     assert public.evaluation.benchmarks == ("NanoBEIR",)
     assert public.scores.benchmarks == ("NanoBEIR",)

@@ -45,7 +45,6 @@ def test_published_runs_have_the_numbers_of_the_appendix(name):
     assert len(stage.datasets) == len(run.data.datasets) == 16
     assert all(not d.document_instruction for d in run.data.datasets)
     assert model.backbone.dtype == "bfloat16"
-    assert run.placement.gradient_checkpointing
     # Drawn by rows, so no share can be told before they are read.
     assert {_share(stage, name) for name in stage.datasets} == {"1 × rows"}
 

@@ -7,6 +7,7 @@ import pytest
 from huggingface_hub import ModelCard
 from made_up_articles import run_over
 from mlflow import MlflowClient
+from mlflow_uris import mlflow_at
 from registered import register
 from result_files import write_results
 from tiny_folders import save_biencoder, save_nvembed
@@ -286,16 +287,10 @@ def test_a_plain_sentence_transformers_folder_is_registered(store, job, tmp_path
     version = client.get_model_version("other", "1")
     assert "Its home states the licence mit." in version.description
     assert "a vector of 6 numbers" in version.description
-    former = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
-    mlflow.set_tracking_uri(f"sqlite:///{store}")
-    mlflow.set_registry_uri(f"sqlite:///{store}")
-    try:
+    with mlflow_at(f"sqlite:///{store}"):
         answer = mlflow.pyfunc.load_model("models:/other/1").predict(
             {"input": ["a fox"], "role": "query"}
         )
-    finally:
-        mlflow.set_tracking_uri(former[0])
-        mlflow.set_registry_uri(former[1])
     wanted = SentenceTransformer(str(folder), device="cpu").encode_query(["a fox"])
     np.testing.assert_allclose([d["embedding"] for d in answer["data"]], wanted, atol=1e-6)
 

@@ -5,6 +5,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
+from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.pipeline.licences import base_licence, data_licences
@@ -103,6 +104,16 @@ def test_card_says_what_the_run_says():
     assert "models:/reg@candidate" in text
     assert "vector of 576 numbers" in text
     assert "None" not in text
+
+
+def test_the_card_names_the_teachers_whose_vectors_a_stage_reads():
+    teachers = "[{teacher: hf://org/large@abc}, {teacher: /home/somebody/own}]"
+    loss = "{kind: vector_distillation}"
+    run = override(make_run(), [f"stages.first.teachers={teachers}", f"stages.first.loss={loss}"])
+    told = re.findall(r"Stage .*", card(run))
+    assert told == [
+        "Stage first reads vectors of `hf://org/large@abc`, `own` (loss `vector_distillation`)."
+    ]
 
 
 @pytest.mark.parametrize("kind", ["nvembed", "biencoder"])

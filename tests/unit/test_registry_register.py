@@ -7,9 +7,11 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from mlflow_uris import mlflow_at
 from registered import register
 
 from rayembed.errors import ArtifactError, TrackingError
+from rayembed.quantisation import to_bits, to_int8
 from rayembed.registry.mlflow_run import FINGERPRINT_TAG, find_model_versions, find_run, quoted
 from rayembed.registry.register import MODEL_ID_TAG, TASK, WEIGHTS_TAG
 from rayembed.registry.tracking import Tracker
@@ -88,12 +90,8 @@ def registered(folder, tracker):
 def loaded(registered, tracker):
     import mlflow
 
-    former = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
-    mlflow.set_tracking_uri(tracker.tracking_uri)
-    mlflow.set_registry_uri(tracker.tracking_uri)
-    yield mlflow.pyfunc.load_model("models:/tiny@candidate")
-    mlflow.set_tracking_uri(former[0])
-    mlflow.set_registry_uri(former[1])
+    with mlflow_at(tracker.tracking_uri):
+        yield mlflow.pyfunc.load_model("models:/tiny@candidate")
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +185,18 @@ def test_base64_holds_the_same_numbers(loaded):
     np.testing.assert_array_equal(np.frombuffer(base64.b64decode(text), "<f4"), plain[0])
 
 
+def test_small_vectors_are_those_of_the_server(loaded):
+    plain = vectors(loaded.predict({"input": TEXTS}))
+    for name, stored in (
+        ("int8", to_int8(plain)),
+        ("uint8", to_int8(plain) + np.int16(128)),
+        ("binary", to_bits(plain) - np.int16(128)),
+        ("ubinary", to_bits(plain)),
+    ):
+        answer = loaded.predict({"input": TEXTS, "encoding_format": name})
+        assert [item["embedding"] for item in answer["data"]] == stored.tolist()
+
+
 @pytest.mark.parametrize(
     ("request_body", "message"),
     [
@@ -195,7 +205,7 @@ def test_base64_holds_the_same_numbers(loaded):
         ({"input": [1, 2]}, "token numbers are not taken"),
         ({"input": "fox", "role": "passage"}, "role = 'passage'; allowed: query, document"),
         ({"input": "fox", "dimensions": 5}, "dimensions = 5; this model has [8, 4]"),
-        ({"input": "fox", "encoding_format": "int8"}, "encoding_format = 'int8'"),
+        ({"input": "fox", "encoding_format": "int4"}, "encoding_format = 'int4'; allowed: float,"),
     ],
 )
 def test_wrong_requests_are_refused(loaded, request_body, message):

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,22 +12,25 @@ import safetensors.torch
 import torch
 from own_pairs import own_run
 from s3_server import BUCKET, s3_server
+from tiny_models import save_encoder
 
-from rayembed.assets.storage import list_files, read_bytes
+from rayembed.assets.storage import list_files, read_bytes, upload_folder
 from rayembed.config.data_run import TeacherPlacement, data_of
 from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.data import here as data_here
 from rayembed.data.here import execute_here
 from rayembed.data.prepare import prepare
-from rayembed.errors import ConfigError, DataError, PlacementError
+from rayembed.errors import ConfigError, DataError, PlacementError, StorageError
 from rayembed.pipeline.here import Here
 from rayembed.pipeline.on_ray import OnRay
 from rayembed.pipeline.runtime import runtime_of
 from rayembed.pipeline.stopping import hearing
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training import here as training_here
+from rayembed.training.checkpoint_list import listed_checkpoints
 from rayembed.training.here import train_stage_here
 from rayembed.training.job import StageJob
 from rayembed.training.trainer import Callback
@@ -139,6 +144,99 @@ def test_an_interrupted_training_makes_a_checkpoint_and_goes_on_bit_for_bit(
     assert heard.number == number
     checkpoints = sorted(path.name for path in (tmp_path / "run" / "train").glob("step-*"))
     assert checkpoints == ["step-0000005", "step-0000007"]
+    found, steps = train(made, tmp_path / "run")
+    assert steps == list(range(1, STEPS + 1))
+    assert equal(found, whole)
+
+
+def test_a_stage_with_a_teacher_trains_a_projection_and_goes_on_bit_for_bit(made, tmp_path):
+    """The teacher is twice as wide as the model, whose false negatives it tells too."""
+    save_encoder(tmp_path / "teacher", hidden_size=64)
+    teachers = f"[{{teacher: {tmp_path}/teacher, max_length: 16}}]"
+    loss = "{kind: vector_distillation, false_negatives: {by: teachers}}"
+    settings = [f"stages.finetune.teachers={teachers}", f"stages.finetune.loss={loss}"]
+    run = override(made[0], settings)
+    taught = run, prepare(run, Here().data_context(data_of(run)))["finetune"]
+    straight, _ = train(taught, tmp_path / "straight")
+    with hearing(), pytest.raises(KeyboardInterrupt):
+        train(taught, tmp_path / "run", Interrupts(7, signal.SIGINT))
+    found, steps = train(taught, tmp_path / "run")
+    assert steps == list(range(1, STEPS + 1))
+    assert equal(found, straight)
+    assert not any("projection" in name for name in found)
+    states = sorted((tmp_path / "run" / "train").rglob("*.safetensors"))
+    with safetensors.safe_open(states[-1], "pt") as file:
+        moved = [n for n in file.keys() if "loss:projection" in n]  # noqa: SIM118
+    assert moved, [str(path) for path in states]
+
+
+@pytest.fixture
+def uploads(monkeypatch):
+    """Calls a function of the step before each upload."""
+
+    def before(act):
+        def upload(folder, place):
+            act(int(place.rpartition("-")[2]))
+            upload_folder(folder, place)
+
+        monkeypatch.setattr(training_here, "upload_folder", upload)
+
+    return before
+
+
+def test_training_goes_on_while_a_checkpoint_is_stored(made, whole, tmp_path, uploads):
+    went_on = threading.Event()
+    waited = []
+
+    class Looks(Callback):
+        def on_step_end(self, record):
+            if record["step"] == 7:
+                went_on.set()
+
+    uploads(lambda step: waited.append((step, went_on.wait(20))))
+    found, _ = train(made, tmp_path / "run", Looks())
+    assert waited[0] == (5, True)  # would time out if the step had to wait
+    assert [step for step, _ in waited] == [5, 10, STEPS]
+    assert equal(found, whole)
+    assert kept_checkpoints(tmp_path) == ["step-0000010", f"step-{STEPS:07d}"]
+
+
+def kept_checkpoints(folder):
+    return listed_checkpoints(str(folder / "run" / "train"))
+
+
+def test_a_failed_upload_is_told_and_the_last_good_checkpoint_is_gone_on_from(
+    made, whole, tmp_path, uploads
+):
+    def fails(step):
+        if step == 10:
+            raise StorageError("no answer at step 10")
+
+    uploads(fails)
+    seen = []
+
+    class Looks(Callback):
+        def on_step_end(self, record):
+            seen.append(record["step"])
+
+    with pytest.raises(StorageError, match="at step 10"):
+        train(made, tmp_path / "run", Looks())
+    assert 10 <= seen[-1] < STEPS
+    assert kept_checkpoints(tmp_path) == ["step-0000005"]
+    assert not list((tmp_path / "run").glob("weights*"))
+    uploads(lambda step: None)
+    seen.clear()
+    found, _ = train(made, tmp_path / "run", Looks())
+    assert seen[0] == 6
+    assert equal(found, whole)
+
+
+def test_the_end_waits_for_a_slow_upload(made, whole, tmp_path, uploads):
+    """An interrupt while the checkpoint of an earlier step is on its way loses neither."""
+    uploads(lambda step: time.sleep(1))
+    with pytest.raises(KeyboardInterrupt):
+        train(made, tmp_path / "run", Interrupts(6, signal.SIGINT))
+    assert kept_checkpoints(tmp_path) == ["step-0000005", "step-0000006"]
     found, steps = train(made, tmp_path / "run")
     assert steps == list(range(1, STEPS + 1))
     assert equal(found, whole)

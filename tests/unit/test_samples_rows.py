@@ -10,6 +10,7 @@ from made_up_articles import sample_over
 
 from rayembed.assets.reading import open_source
 from rayembed.assets.resolver import resolve
+from rayembed.data.sentences import split_sentences
 from rayembed.data.sources.files import list_pieces
 from rayembed.errors import AssetError, DataError
 from rayembed.samples.articles import (
@@ -20,7 +21,6 @@ from rayembed.samples.articles import (
     hold_out,
     mask_title,
     read_articles,
-    split_sentences,
 )
 from rayembed.samples.references import RowFile, parse_reference, row_reference
 from rayembed.samples.rows import Rejected, description_pair, row_of, sentence_pair

@@ -1,5 +1,8 @@
 """Exact search equals a sort of all scores."""
 
+import threading
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayembed.errors import DataError
-from rayembed.search import exact, two_passes
+from rayembed.search import tiles, two_passes
 from rayembed.search.exact import top_k
 from rayembed.search.order import NO_RESULT
+from rayembed.search.precision import exact_products
+from rayembed.search.tiles import Tiles, documents_above, gpu_tiles
+from rayembed.training.live_bytes import LiveBytes
 
 
 def brute_force(queries: np.ndarray, corpus: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -46,8 +52,7 @@ def test_tiles_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None
     corpus = rng.integers(-2, 3, (100, 4)).astype(np.float16)
     queries = rng.integers(-2, 3, (11, 4)).astype(np.float16)
     whole = top_k(queries, [corpus], 20)
-    monkeypatch.setattr(exact, "_TILE_QUERIES", 3)
-    monkeypatch.setattr(exact, "_TILE_DOCUMENTS", 7)
+    monkeypatch.setattr(tiles, "CPU", Tiles(chunk=40, documents=7, scores=21, queries=3))
     tiled = top_k(queries, [corpus[:33], corpus[33:]], 20)
     np.testing.assert_array_equal(whole[1], tiled[1])
     np.testing.assert_array_equal(whole[0], tiled[0])
@@ -80,11 +85,10 @@ def unit_vectors(count: int, width: int, seed: int) -> np.ndarray:
 @pytest.fixture
 def in_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a CPU with bfloat16 units, with chunks of some tiles."""
-    monkeypatch.setattr(exact, "bfloat16_speed", lambda: 2.4)
-    monkeypatch.setattr(exact, "_RESULTS_OF_PIECE", 1.0)
-    monkeypatch.setattr(exact, "_CHUNK_DOCUMENTS", 700)
-    monkeypatch.setattr(exact, "_TILE_QUERIES", 8)
-    monkeypatch.setattr(two_passes, "_TILE_DOCUMENTS", 256)
+    monkeypatch.setattr(tiles, "bfloat16_speed", lambda: 2.4)
+    monkeypatch.setattr(tiles, "_RESULTS_OF_PIECE", 1.0)
+    monkeypatch.setattr(tiles, "CPU", Tiles(chunk=700, documents=256, scores=2048, queries=8))
+    monkeypatch.setattr(two_passes, "TILE_DOCUMENTS", 256)
     monkeypatch.setattr(two_passes, "_SLACK", 5)
     monkeypatch.setattr(two_passes, "_SECOND_SLACK", 30)
 
@@ -159,13 +163,13 @@ def test_the_margin_holds_for_every_product() -> None:
 def test_a_first_pass_that_proves_little_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, corpus = hidden_by_rounding(600)
     asked = []
-    search = exact.best_of_chunk
+    search = tiles.best_of_chunk
 
     def counted(some: torch.Tensor, *rest: object) -> object:
         asked.append(len(some))
         return search(some, *rest)
 
-    monkeypatch.setattr(exact, "best_of_chunk", counted)
+    monkeypatch.setattr(tiles, "best_of_chunk", counted)
     found = top_k(np.repeat(queries, 9, 0), [corpus], 10)[1]
     assert found.tolist() == [list(range(599, 589, -1))] * 27
     assert asked == [8]
@@ -195,10 +199,128 @@ def test_count_above_equals_counting_all(monkeypatch: pytest.MonkeyPatch) -> Non
     wanted = (scores > limits[:, None]).sum(1)
     assert (wanted != (scores >= limits[:, None]).sum(1)).any(), "equal scores are told apart"
     assert counting.count_above(queries, limits, documents).tolist() == wanted.tolist()
-    monkeypatch.setattr(counting, "_TILE_QUERIES", 7)
-    monkeypatch.setattr(counting, "_TILE_DOCUMENTS", 11)
+    monkeypatch.setattr(tiles, "CPU", Tiles(chunk=30, documents=11, scores=77, queries=7))
     assert counting.count_above(queries, limits, documents).tolist() == wanted.tolist()
     assert counting.count_above(queries, limits, documents[:0]).tolist() == [0] * 50
     assert counting.count_above(queries[:0], limits[:0], documents).tolist() == []
     with pytest.raises(DataError, match=r"documents have the shape \(70, 5\), expected \(N, 8\)"):
         counting.count_above(queries, limits, documents[:, :5])
+
+
+@pytest.fixture
+def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Tiles:
+    """The CPU takes tiles as a GPU with little memory would, and rounds first as it does."""
+    monkeypatch.setattr(tiles, "TILE_DOCUMENTS", 256)
+    monkeypatch.setattr(two_passes, "TILE_DOCUMENTS", 256)
+    found = gpu_tiles(3 << 20, width=16)
+    monkeypatch.setattr(tiles, "CPU", found)
+    monkeypatch.setattr(tiles, "rounds_first", lambda device: True)
+    return found
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_a_gpus_tiles_give_ids_and_scores_of_float32_bit_for_bit(
+    gpu_on_cpu: Tiles, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    # Whole numbers whose products are exact in float32 but not in bfloat16, and every one twice.
+    corpus = rng.integers(-700, 700, (5000, 16)).astype(kind).repeat(2, 0)
+    corpus = corpus[rng.permutation(len(corpus))]
+    queries = rng.integers(-700, 700, (300, 16)).astype(np.float32)
+    scores = queries.astype(np.float64) @ corpus.astype(np.float64).T
+    expected = np.lexsort((np.broadcast_to(np.arange(len(corpus)), scores.shape), -scores))[:, :10]
+    asked = []
+    search = tiles.best_of_chunk
+
+    def counted(some: torch.Tensor, *rest: object) -> object:
+        found = search(some, *rest)
+        asked.append((len(some), int(found[2].sum())))
+        return found
+
+    monkeypatch.setattr(tiles, "best_of_chunk", counted)
+    found, ids = top_k(queries, np.array_split(corpus, 3), 10)
+    np.testing.assert_array_equal(ids, expected)
+    np.testing.assert_array_equal(found, np.take_along_axis(scores, expected, 1))
+    assert len(corpus) > gpu_on_cpu.chunk, "several chunks are merged"
+    assert sum(proven for _, proven in asked) > 0.5 * sum(number for number, _ in asked)
+    # The control: rounded products alone give other documents.
+    halves = torch.from_numpy(queries).bfloat16() @ torch.from_numpy(corpus).bfloat16().T
+    rounded = halves.float().numpy()
+    places = np.broadcast_to(np.arange(len(corpus)), rounded.shape)
+    alone = np.lexsort((places, -rounded))[:, :10]
+    assert (np.sort(alone) != np.sort(expected)).any(1).mean() > 0.05
+
+
+@pytest.mark.usefixtures("gpu_on_cpu")
+def test_memory_of_a_gpus_search_does_not_grow_with_the_corpus(gpu_on_cpu: Tiles) -> None:
+    peaks = []
+    for chunks in (2, 4):
+        corpus = np.zeros((1, 16), np.float16).repeat(chunks * gpu_on_cpu.chunk, 0)
+        corpus[:] = np.random.default_rng(0).standard_normal(corpus.shape)
+        queries = unit_vectors(2 * gpu_on_cpu.queries, 16, 1)
+        with LiveBytes() as live:
+            top_k(queries, [corpus], 5)
+        peaks.append(live.peak)
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.02)
+    assert peaks[1] < peaks[0] + (1 << 20)
+
+
+def test_tiles_of_a_gpu_follow_its_memory_and_the_width() -> None:
+    roomy, narrow = gpu_tiles(60 << 30, 1024), gpu_tiles(60 << 30, 256)
+    assert (roomy.chunk, roomy.queries) == (172_032, 3072)
+    assert narrow.chunk == 262_144
+    full = gpu_tiles(1 << 30, 1024)
+    for sizes, free in ((roomy, 60 << 30), (full, 1 << 30), (gpu_tiles(1 << 30, 4096), 1 << 30)):
+        assert sizes.chunk % two_passes.TILE_DOCUMENTS == 0
+        assert 2 * sizes.chunk * sizes.queries <= min(tiles._GPU_BYTES, free)
+        assert 4 * sizes.scores <= min(tiles._GPU_BYTES, free)
+
+
+def test_documents_above_a_score_are_those_of_all_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, corpus = (
+        torch.from_numpy(unit_vectors(9, 8, 0)),
+        torch.from_numpy(unit_vectors(100, 8, 1)),
+    )
+    every = queries @ corpus.T
+    # A little below the seventh: other tiles round otherwise.
+    lowest = every.sort(dim=1, descending=True).values[:, 6] - 1e-6
+    lowest[0] = -torch.inf
+    sizes = Tiles(chunk=100, documents=30, scores=60, queries=2)
+    parts = list(documents_above(queries, corpus, lowest, sizes))
+    rows, scores, places = (torch.cat(column) for column in zip(*parts, strict=True))
+    found = torch.full_like(every, torch.nan)
+    found[rows, places] = scores
+    torch.testing.assert_close(
+        found, every.where(every >= lowest[:, None], torch.nan), equal_nan=True, atol=1e-6, rtol=0
+    )
+    assert len(rows) == 100 + 8 * 7
+
+
+def test_a_process_that_allows_rounding_searches_exactly_and_keeps_its_settings() -> None:
+    matmul = torch.backends.cuda.matmul
+    before = torch.get_float32_matmul_precision(), matmul.allow_bf16_reduced_precision_reduction
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with exact_products():
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not matmul.allow_bf16_reduced_precision_reduction
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert matmul.allow_bf16_reduced_precision_reduction == before[1]
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+
+
+def test_shards_are_read_while_others_are_searched_and_their_errors_arrive() -> None:
+    threads = []
+
+    def shards(fail: bool) -> Iterator[np.ndarray]:
+        for number in range(4):
+            threads.append(threading.current_thread())
+            if fail and number == 2:
+                raise DataError("broken file")
+            yield np.full((tiles.CPU.chunk, 2), number, np.float32)
+
+    assert top_k(np.ones((1, 2)), shards(False), 1)[1].tolist() == [[3 * tiles.CPU.chunk]]
+    assert threading.main_thread() not in threads
+    with pytest.raises(DataError, match="broken file"):
+        top_k(np.ones((1, 2)), shards(True), 1)

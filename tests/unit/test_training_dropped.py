@@ -79,7 +79,7 @@ def train(dropped_steps, *, every=4, limit=5, first=0, count=0, trace="", **aske
             Placement(end_after_dropped_steps=limit),
             Engine.model,
             Nothing(trace),
-            SimpleNamespace(fingerprint="plan"),
+            SimpleNamespace(fingerprint="plan", teachers=()),
             seed=0,
             callbacks=[Told(on_step=records.append, on_checkpoint=saved.append, **asked)],
         )

@@ -1,6 +1,7 @@
 """Ray Train's decisions in an elastic run: how many workers, when, and which failures count."""
 
 import socket
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -8,10 +9,12 @@ import pytest
 import ray
 import ray.train
 from ray.exceptions import RayActorError
+from ray.train.torch import TorchConfig
 from ray.train.v2._internal.exceptions import (
     InsufficientClusterResourcesError,
     UserExceptionWithTraceback,
     WorkerHealthCheckFailedError,
+    WorkerHealthCheckTimeoutError,
 )
 from ray.train.v2._internal.execution.controller.state import (
     ReschedulingState,
@@ -30,7 +33,9 @@ from rayembed.training.failures.on_ray import (
     FAILED_STARTS,
     LOSSES_IN_A_ROW,
     LostNodes,
+    Torch,
     cause,
+    death,
     failure_callbacks,
     failure_config,
     reason,
@@ -332,3 +337,53 @@ def test_a_storage_that_is_full_ends_the_run_at_once(gone):
     with pytest.raises(ray.train.ControllerError) as error:
         failure_callbacks(JOB)[0].after_exception(None, {0: full})
     assert cause(error.value, JOB) is full
+
+
+DIED = """The actor died unexpectedly before finishing this task.
+\tclass_name: RayTrainWorker
+\tactor_id: 5b
+\tpid: 4711
+\tnamespace: n
+\tip: 10.0.0.3
+"""
+
+
+def test_a_silent_worker_is_told_in_words_of_the_run():
+    told = death(WorkerHealthCheckTimeoutError("Set the RAY_TRAIN_… variable"))
+    assert told.startswith("it did not answer for placement.collective_timeout_seconds")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            DIED + "Memory on the node (IP: 10.0.0.3, ID: ab12) was 120.5GB used / 125.0GB limit "
+            "(0.96), above the threshold.\nSet max_restarts.",
+            "process 4711: Ray killed it because the memory of node 10.0.0.3 was full "
+            "(120.5GB used / 125.0GB limit)",
+        ),
+        (
+            DIED + "The worker died: Worker unexpectedly exits with a connection error code 2.\nX",
+            "process 4711 on node 10.0.0.3: SIGKILL, which the kernel's memory killer",
+        ),
+        ("RuntimeError: gloo timed out", ""),
+    ],
+)
+def test_a_death_names_process_node_and_bytes(text, told):
+    found = death(RuntimeError(text))
+    assert found.startswith(told)
+    assert bool(found) is bool(told)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(ray.exceptions.OutOfMemoryError("full"), False), (RuntimeError("gloo"), True)],
+)
+def test_a_worker_that_was_killed_for_memory_does_not_end_the_run(error, raised, monkeypatch):
+    def closes(*_):
+        raise error
+
+    monkeypatch.setattr(TorchConfig().backend_cls, "on_shutdown", closes)
+    backend = Torch(backend="gloo").backend_cls()
+    with pytest.raises(RuntimeError, match="gloo") if raised else nullcontext():
+        backend.on_shutdown(None, None)

@@ -60,7 +60,7 @@ def checkpoints(every, first=0, last=STEPS, callbacks=(), **asked):
         Placement(),
         Engine.model,
         Nothing(),
-        SimpleNamespace(fingerprint="plan"),
+        SimpleNamespace(fingerprint="plan", teachers=()),
         seed=0,
         callbacks=[told, *callbacks],
         stream=lambda make, first, _: (make(step) for step in range(first, last)),

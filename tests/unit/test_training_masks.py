@@ -13,7 +13,7 @@ from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.records import Negative, Record
 from rayembed.losses.infonce import InfoNCE
 from rayembed.optim.adamw import AdamW
-from rayembed.training.step import _rows, _Targets, contrastive_loss
+from rayembed.training.batch_loss import Targets, contrastive_loss, rows_of
 
 TEMPERATURE = 0.5  # all candidates weigh something
 
@@ -79,7 +79,7 @@ def test_false_negatives_are_as_if_removed_by_hand(in_batch: bool, marked: bool)
     embeddings = torch.stack([vectors[places[i]] for i in range(len(batch.tokens))])
     device = torch.device("cpu")
     ours = contrastive_loss(
-        embeddings, _rows(batch, device), _Targets.of(batch, device), stage(in_batch), {}
+        embeddings, rows_of(batch, device), Targets.of(batch, device), stage(in_batch), {}
     )
     (gradient,) = torch.autograd.grad(ours, raw, retain_graph=True)
     wanted = by_hand(vectors, in_batch, removed=marked)

@@ -10,20 +10,51 @@ import ray.train.collective
 
 from rayembed.config.placement import Placement
 from rayembed.errors import StorageError, StorageFullError
-from rayembed.training.train_function.on_ray import step_processes, train_function
+from rayembed.training.train_function.on_ray import (
+    step_processes,
+    train_function,
+    worker_environment,
+)
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("settings", "cpus", "expected"),
     [
-        ({}, 0),
-        ({"use_gpu": True}, 2),
-        ({"use_gpu": True, "step_processes": 0}, 0),
-        ({"step_processes": 1}, 1),
+        ({}, 64, 0),
+        ({"use_gpu": True}, 1, 2),
+        ({"use_gpu": True}, 12, 3),
+        ({"use_gpu": True}, 24, 4),
+        ({"use_gpu": True, "step_processes": 0}, 24, 0),
+        ({"step_processes": 8}, 1, 8),
     ],
 )
-def test_a_thread_on_cpus_and_processes_beside_a_gpu_where_nothing_is_asked(settings, expected):
-    assert step_processes(Placement(**settings)) == expected
+def test_a_thread_on_cpus_and_processes_beside_a_gpu_by_its_cpus(settings, cpus, expected):
+    assert step_processes(Placement(**settings), cpus) == expected
+
+
+def test_memory_of_gpus_grows_in_segments_unless_somebody_set_the_allocator(monkeypatch):
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    on_gpus = worker_environment(Placement(use_gpu=True))
+    assert on_gpus["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "PYTORCH_ALLOC_CONF" not in worker_environment(Placement())
+    for name in names:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "max_split_size_mb:512")
+            assert not {*names} & worker_environment(Placement(use_gpu=True)).keys()
+
+
+def test_the_watchdog_of_nccl_is_on_unless_somebody_set_it(monkeypatch):
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    monkeypatch.delenv(name, raising=False)
+    on_gpus = worker_environment(Placement(use_gpu=True))
+    assert on_gpus[name] == "3"
+    assert on_gpus["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert int(on_gpus["TORCH_FR_BUFFER_SIZE"]) > 0
+    assert name not in worker_environment(Placement())
+    monkeypatch.setenv(name, "1")
+    assert name not in worker_environment(Placement(use_gpu=True))
 
 
 DENIED, FULL = (OSError(number, os.strerror(number)) for number in (errno.EACCES, errno.ENOSPC))
@@ -47,13 +78,14 @@ def test_a_checkpoint_that_cannot_be_stored_says_why(monkeypatch, tmp_path, erro
     monkeypatch.setattr(ray.train.collective, "barrier", lambda: None)
     job = SimpleNamespace(
         placement=Placement(),
-        pretrained=(),
+        fetch=lambda: None,
         start_checkpoint=None,
         trainer=lambda callbacks, _: SimpleNamespace(
-            fit=lambda: callbacks[0].on_checkpoint(7, tmp_path)
+            fit=lambda: callbacks[1].on_checkpoint(7, tmp_path)
         ),
     )
+    sink = SimpleNamespace(where=SimpleNamespace(remote=lambda where: None))
     with pytest.raises(StorageError) as caught:
-        train_function({"job": job, "sink": None, "offset": 0})
+        train_function({"job": job, "sink": sink, "offset": 0})
     assert type(caught.value) is kind
     assert str(caught.value).startswith(f"the checkpoint of step 7 {told}")

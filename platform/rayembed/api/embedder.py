@@ -1,14 +1,18 @@
 """A loaded model: texts in, vectors out."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayembed.api.calls import reference_of
 from rayembed.config.types import Role
+from rayembed.errors import ArtifactError
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from rayembed.api.training import Trained
 
 
 class Embedder:
@@ -63,12 +67,14 @@ class Embedder:
         return f"Embedder({self.reference!r}, width {self.model.dimensions[0]})"
 
 
-def load(model: str | Path) -> Embedder:
+def load(model: str | Path, *, output: str | Path = "outputs") -> Embedder:
     """Load a model for encoding.
 
     Args:
         model: folder of an export, an asset reference (`hf://org/name@revision`, `s3://…`), a
             registered model (`models:/name@alias`), or a short name of `MODELS`.
+        output: what `train` was given, in which the registry of a registered model lies;
+            MLFLOW_TRACKING_URI names a server.
 
     Raises:
         RayembedError: there is no such model, or it is not supported.
@@ -81,13 +87,24 @@ def load(model: str | Path) -> Embedder:
         from rayembed.registry import registered_model as registry
         from rayembed.registry.tracking_uri import resolve_tracking_uri
 
-        uri = resolve_tracking_uri(None, str(Path("outputs").absolute()), make_folder=False)
+        uri = resolve_tracking_uri(
+            os.environ.get("MLFLOW_TRACKING_URI"), str(Path(output).absolute()), make_folder=False
+        )
         client = registry.connect(uri)
-        version = registry.get_version(client, registry.parse_reference(reference))
+        try:
+            version = registry.get_version(client, registry.parse_reference(reference))
+        except ArtifactError as error:
+            raise ArtifactError(
+                f"{error} (asked {uri}; output= or MLFLOW_TRACKING_URI names another)"
+            ) from None
         return Embedder(load_model(registry.download(client, version, tracking_uri=uri)), reference)
     return Embedder(load_model(resolve_model(reference)), reference)
 
 
-def encode(model: "Embedder | str | Path", texts: str | Sequence[str], **options: Any) -> Any:
-    """Vectors of texts by a model or a reference to one; see `Embedder.encode`."""
-    return (model if isinstance(model, Embedder) else load(model)).encode(texts, **options)
+def encode(
+    model: "Embedder | Trained | str | Path", texts: str | Sequence[str], **options: Any
+) -> Any:
+    """Vectors of texts by a model, a result of `train` or a reference; see `Embedder.encode`."""
+    found = getattr(model, "model", model)  # of what `train` gave
+    embedder = next((one for one in (model, found) if isinstance(one, Embedder)), None)
+    return (load(str(model)) if embedder is None else embedder).encode(texts, **options)

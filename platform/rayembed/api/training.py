@@ -30,11 +30,11 @@ _HELD_OUT = 10
 """Documents that are held out at least; fewer would say nothing of retrieval."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trained:
     """Result of a training."""
 
-    outcome: "Outcome" = field(repr=False)
+    outcome: "Outcome"
 
     @property
     def folder(self) -> str:
@@ -61,6 +61,9 @@ class Trained:
     def version(self) -> str:
         """The registered model, `models:/name/number`."""
         return self.outcome.version.uri
+
+    def __repr__(self) -> str:
+        return f"Trained({self.folder!r}, registered as {self.version!r})"
 
     def _repr_markdown_(self) -> str:
         from rayembed.evaluation.tables import score_table
@@ -115,7 +118,6 @@ def train(
     Raises:
         RayembedError: what is wrong and what to do.
     """
-    from rayembed.pipeline.at_hand import check_at_hand
     from rayembed.pipeline.storage import absolute_storage
 
     storage = absolute_storage(str(output))
@@ -133,6 +135,17 @@ def train(
         workers=workers,
         settings=settings or {},
     )
+    return trained_by(run, callbacks)
+
+
+def trained_by(run: Run, callbacks: "Sequence[Callback]" = ()) -> Trained:
+    """What a run gives, after a look at all that it names.
+
+    Raises:
+        RayembedError: as `train`.
+    """
+    from rayembed.pipeline.at_hand import check_at_hand
+
     for callback in callbacks:
         _check_callback(callback)
     with shown():
@@ -174,7 +187,7 @@ def training_run(
         "placement.storage_path": storage,
         "placement.workers": workers,
     }
-    share = None if graded else _share(look.documents)
+    share = _share(look.documents)
     held_out = {} if share == 0.1 else {f"{_DATASET}.held_out.share": share}
     found |= held_out if share else {f"{_DATASET}.held_out": None}
     if graded:
@@ -191,7 +204,7 @@ def training_run(
         found |= {f"{_DATASET}.query_instruction": query_instruction}
     # A power of two, of which any usual number of workers has an equal share.
     left = look.rows - int(look.rows * (share or 0))
-    fitting = min(64, 1 << max(1, left // 2).bit_length() - 1)
+    fitting = min(64, 1 << max(2, left // 2).bit_length() - 1)
     size = fitting if batch_size is None else batch_size
     found |= {"stages.finetune.batch.global_pairs": size}
     if steps is None:
@@ -236,7 +249,7 @@ class _Look:
     negatives: int = 0
     """Largest number of negatives of one of the first thousand rows, in a column `negatives`."""
     documents: int = 0
-    """Number of distinct cells of the column `positive`; rows, where there is none."""
+    """Number of distinct cells of the column `positive`, of graded pairs `sentence2`."""
 
 
 def _look_at(path: str, *, delimiter: str | None, encoding: str | None) -> _Look:
@@ -255,7 +268,8 @@ def _look_at(path: str, *, delimiter: str | None, encoding: str | None) -> _Look
             if not isinstance(row, Row):
                 continue
             look.columns = look.columns or set(row.values)
-            seen.add(hash(str(row.values.get("positive", look.rows))))
+            second = row.values.get("sentence2", look.rows)
+            seen.add(hash(str(row.values.get("positive", second))))
             given = row.values.get("negatives")
             if look.rows <= 1000 and isinstance(given, list):
                 look.negatives = max(look.negatives, min(len(given), 7))

@@ -4,9 +4,11 @@ Their form is NumPy's own, `.npy` and `.npz`; what follows it is not looked at b
 """
 
 import io
+import mmap
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
@@ -37,6 +39,28 @@ def load_array(path: str, remedy: str = REMEDY) -> np.ndarray:
     content = read_bytes(path)
     with _told(path, remedy):
         return np.asarray(np.load(_unsealed(content)))
+
+
+def map_array(path: Path) -> np.ndarray:
+    """An array of a local file written by `save_array`, mapped for reading: what is read of it
+    stays in memory as long as there is room. The file is read whole once, to be checked.
+
+    Raises:
+        ArtifactError: as `load_array`.
+    """
+    with _told(str(path), REMEDY):
+        try:
+            with (
+                path.open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as at,
+                memoryview(at) as view,
+                view[:-SEAL_BYTES] as content,
+            ):
+                check_seal(content, bytes(view[-SEAL_BYTES:]))
+        except FileNotFoundError as error:
+            raise ArtifactError(f"the file {str(path)!r} is missing. {REMEDY}") from error
+        array: np.ndarray = np.load(path, mmap_mode="r")
+        return array
 
 
 def save_arrays(path: str, **arrays: np.ndarray) -> None:

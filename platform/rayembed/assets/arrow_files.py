@@ -14,6 +14,7 @@ when it is read, and could do anything.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -28,22 +29,32 @@ _MAGIC = b"PAR1"
 _END_BYTES = 8
 """Length of the end of every Parquet file: footer size and `PAR1`."""
 
-_READ_AT_ONCE = 1 << 16
+_READ_AT_ONCE = 1 << 17
 """Bytes read from the end of a file, which contain most footers completely."""
 
 
 def parquet_bytes(
-    table: pa.Table, rows_per_group: int | None = None, rows_at_once: int | None = None
+    table: pa.Table,
+    rows_per_group: int | None = None,
+    rows_at_once: int | None = None,
+    *,
+    statistics: bool = True,
 ) -> bytes:
     """Sealed Parquet file of the table, as bytes.
 
     Args:
         rows_at_once: no row group holds rows on both sides of a multiple of it; None: of any.
+        statistics: whether the footer tells the least and the largest value of each column of each
+            row group, which may be whole texts.
     """
     buffer = pa.BufferOutputStream()
     stride = rows_at_once or max(len(table), 1)
     with pq.ParquetWriter(
-        buffer, table.schema, compression="zstd", write_page_checksum=True
+        buffer,
+        table.schema,
+        compression="zstd",
+        write_page_checksum=True,
+        write_statistics=statistics,
     ) as writer:
         for first in range(0, max(len(table), 1), stride):
             writer.write_table(table.slice(first, stride), row_group_size=rows_per_group)
@@ -57,14 +68,15 @@ def read_sealed(
     columns: Sequence[str] | None = None,
     *,
     remedy: str,
-    row_groups: Sequence[int] | None = None,
+    rows: range | None = None,
     footers: Footers | None = None,
 ) -> pa.Table:
     """Read rows of a file made by `parquet_bytes`, local or in object storage.
 
     Args:
+        columns: their names; `a.list.element.b` reads one field of a list of structures.
         remedy: what to do where the file is missing or broken, a whole sentence.
-        row_groups: that are read; None: all.
+        rows: consecutive rows that are read, and no row group without any of them; None: all.
         footers: where the file's footer is kept, so that it is read once.
 
     Raises:
@@ -75,7 +87,7 @@ def read_sealed(
     filesystem, inside = open_storage(path)
     try:
         with filesystem.open_input_file(inside) as file:
-            return _rows_of(file, path, columns, row_groups, kept)
+            return _rows_of(file, path, columns, rows, kept)
     except (OSError, ValueError, pa.ArrowException) as error:
         if is_unanswered(error):
             raise StorageError(f"cannot read {path!r}: {why(error)}") from error
@@ -85,7 +97,7 @@ def read_sealed(
     try:
         content = read_bytes(path)
         with pa.BufferReader(content) as file:
-            return _rows_of(file, path, columns, row_groups, kept)
+            return _rows_of(file, path, columns, rows, kept)
     except StorageError:
         raise
     except ArtifactError as error:
@@ -98,7 +110,7 @@ def _rows_of(
     file: pa.NativeFile,
     path: str,
     columns: Sequence[str] | None,
-    row_groups: Sequence[int] | None,
+    rows: range | None,
     footers: Footers,
 ) -> pa.Table:
     footer = footers.get(path)
@@ -109,8 +121,27 @@ def _rows_of(
         footers[path] = footer
     # Ranges are read together: one request, where each column of each row group would be one.
     reader = open_parquet(file, metadata=footer, pre_buffer=True)
-    groups = range(reader.num_row_groups) if row_groups is None else row_groups
-    return reader.read_row_groups(groups, columns=None if columns is None else list(columns))
+    names = None if columns is None else list(columns)
+    if rows is None:
+        return reader.read_row_groups(range(reader.num_row_groups), columns=names)
+    first, groups = _groups_of(footer, rows)
+    return reader.read_row_groups(groups, columns=names).slice(rows.start - first, len(rows))
+
+
+def _groups_of(footer: pq.FileMetaData, rows: range) -> tuple[int, list[int]]:
+    """First row of the first row group that holds any of the rows, and all such groups.
+
+    Raises:
+        ValueError: the file has fewer rows.
+    """
+    if rows.stop > footer.num_rows:
+        raise ValueError(f"it has {footer.num_rows:,} rows, row {rows.stop - 1:,} is asked for")
+    ends = np.cumsum([footer.row_group(g).num_rows for g in range(footer.num_row_groups)])
+    groups = range(
+        int(np.searchsorted(ends, rows.start, side="right")),
+        int(np.searchsorted(ends, rows.stop, side="left")) + 1,
+    )
+    return int(ends[groups[0] - 1]) if groups[0] else 0, list(groups)
 
 
 def _sealed_footer(file: pa.NativeFile) -> pq.FileMetaData:

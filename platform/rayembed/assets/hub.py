@@ -17,6 +17,9 @@ from rayembed.errors import AssetError
 
 logger = logging.getLogger(__name__)
 
+LOOK_SECONDS = 10.0
+"""Longest wait for the hub's word on a repository, before anything is fetched from it."""
+
 _FORM = "hf://[datasets/]org/name@revision[/path/inside]"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SPECIAL_REVISION = re.compile(r"refs/(?:convert|pr)/[^/]+")
@@ -129,6 +132,30 @@ def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
         patterns = [f"{start}{ending}" for ending in _MODEL_FILES]
         return _snapshot(reference, wanted, patterns, cache, only_cached=True) / wanted.inside
     return _snapshot(reference, wanted, patterns, cache) / wanted.inside
+
+
+def look_at_hub(reference: str) -> None:
+    """Return when this machine's cache has something of the repository's revision, or the hub says
+    that there is such a one; nothing is fetched.
+
+    Raises:
+        AssetError: there is none, or no answer within `LOOK_SECONDS`.
+    """
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    wanted = parse_hub_reference(reference)
+    name, kind, revision = wanted.repo_id, wanted.repo_type, wanted.revision
+    try:
+        snapshot_download(name, repo_type=kind, revision=revision, local_files_only=True)
+        return
+    except (LocalEntryNotFoundError, OSError):
+        pass
+    try:
+        hub_api().repo_info(name, repo_type=kind, revision=revision, timeout=LOOK_SECONDS)
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        raise unavailable(reference, error) from error
 
 
 def model_files(names: list[str], inside: str = "") -> list[str]:

@@ -285,6 +285,22 @@ def file_sizes(path: str | Path, *, recursive: bool) -> dict[str, int]:
     Raises:
         StorageError: the storage cannot be read.
     """
+    found = _files(path, recursive=recursive)
+    return {name: int(info.size) for name, info in found.items()}
+
+
+def file_times(path: str | Path) -> dict[str, int]:
+    """Name → time of the last write in ns, by the storage's clock, for the files in a folder; empty
+    if it does not exist.
+
+    Raises:
+        StorageError: the storage cannot be read.
+    """
+    found = _files(path, recursive=False)
+    return {name: int(info.mtime_ns) for name, info in found.items()}
+
+
+def _files(path: str | Path, *, recursive: bool) -> dict[str, pyarrow.fs.FileInfo]:
     filesystem, inside = open_storage(path)
     inside = inside.rstrip("/")
     selector = pyarrow.fs.FileSelector(inside, recursive=recursive, allow_not_found=True)
@@ -293,7 +309,7 @@ def file_sizes(path: str | Path, *, recursive: bool) -> dict[str, int]:
     except OSError as error:
         raise StorageError(f"cannot list {str(path)!r}: {why(error)}") from error
     files = [info for info in infos if info.type == pyarrow.fs.FileType.File]
-    return {posixpath.relpath(info.path, inside): int(info.size) for info in files}
+    return {posixpath.relpath(info.path, inside): info for info in files}
 
 
 def move_file(source: str, target: str) -> None:

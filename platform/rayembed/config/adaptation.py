@@ -22,6 +22,8 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 _WITHOUT_EFFECT = (
     "expert_parallel",
+    "gpu",
+    "compile_layers",
     "grad_cache",
     "mirrors",
     "registered_model",
@@ -29,6 +31,7 @@ _WITHOUT_EFFECT = (
     "validation_gpus",
     "validations_at_once",
     "validation_minutes",
+    "unpadded",
 )
 """Placement settings that an adaptation ignores."""
 

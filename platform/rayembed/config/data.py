@@ -12,6 +12,7 @@ from rayembed.config.mining import (
     MiningConfig,
     Share,
 )
+from rayembed.config.repair import RepairConfig
 from rayembed.config.settings import Settings, nearest
 from rayembed.config.sources import SOURCES, Source
 from rayembed.config.types import PlainName, Reference, unique_names
@@ -24,8 +25,14 @@ else:
 TaskKind = Literal["retrieval", "classification", "clustering", "sts"]
 
 
+WITH_MODELS = ("consistency", "mining", "repair", "clusters")
+"""Steps of a data set that take every pair for one of a query and its positive, in their order."""
+
+
 class DatasetConfig(Settings):
-    """One data set of a run: converted, cleaned, filtered, mined and clustered in this order."""
+    """One data set of a run: converted, cleaned, filtered, mined, repaired and clustered in this
+    order.
+    """
 
     name: PlainName
     """Name, unique within the run; used by stages and in folder names."""
@@ -52,6 +59,9 @@ class DatasetConfig(Settings):
     """Consistency filter with a weak model; None keeps all pairs."""
     mining: MiningConfig | None = None
     """Mining of hard negatives; None: those of the source, or none."""
+    # Left out while there is none, so that fingerprints of runs from before there was one stay.
+    repair: RepairConfig | None = Field(default=None, exclude_if=lambda it: it is None)
+    """Repair of false negatives among the hard ones; None: none are looked for."""
     clusters: ClusterConfig | None = None
     """Clustering into batches of similar pairs, for stages with the policy `clustered`."""
 
@@ -100,12 +110,22 @@ class DatasetConfig(Settings):
 
     @model_validator(mode="after")
     def _graded_pairs_are_no_positives(self) -> "DatasetConfig":
-        wrong = [name for name in ("consistency", "mining", "clusters") if getattr(self, name)]
+        wrong = [name for name in WITH_MODELS if getattr(self, name)]
         if self.source.is_graded and wrong:
             raise ValueError(
                 f"data set {self.name!r}: {wrong[0]} takes every pair for one of a query and its "
                 f"positive, and pairs of the source kind {self.source.kind!r} may be dissimilar; "
                 f"set {wrong[0]}=null, or take the kind 'sts', which keeps similar pairs alone"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _repaired_negatives_are_there(self) -> "DatasetConfig":
+        if self.repair is not None and not self.has_negatives:
+            raise ValueError(
+                f"data set {self.name!r}: repair looks for false negatives among the hard "
+                "negatives of a row, and there are none; have them mined (mining.teacher=…), name "
+                "the column of the rows' own (source.negatives), or set repair=null"
             )
         return self
 
@@ -157,10 +177,28 @@ class DataConfig(Settings):
 
 
 def data_identity(values: dict[str, Any]) -> dict[str, Any]:
-    """Dumped `DataConfig` without what decides nothing: the root, and held-out parts of none."""
+    """Dumped `DataConfig` without what decides nothing: the root, held-out parts of none, and where
+    and how fast a language model is asked.
+    """
     datasets = [
-        {name: value for name, value in dataset.items() if (name, value) != ("held_out", None)}
+        {
+            name: _without_address(value)
+            for name, value in dataset.items()
+            if (name, value) != ("held_out", None)
+        }
         for dataset in values["datasets"]
     ]
     kept = {name: value for name, value in values.items() if name != "root"}
     return {**kept, "datasets": datasets}
+
+
+def _without_address(value: Any) -> Any:
+    """Settings in which a language model's endpoint, `llm`, is its model alone."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: {part: one[part] for part in ("model", "revision")}
+        if name == "llm"
+        else _without_address(one)
+        for name, one in value.items()
+    }

@@ -12,7 +12,7 @@ from rayembed.config.run import Run
 from rayembed.config.settings import Settings, parse
 from rayembed.config.types import FileName, Reference, Seed
 
-Step = Literal["records", "filtered", "mined", "clustered"]
+Step = Literal["records", "filtered", "mined", "repaired", "clustered"]
 """Steps of the preparation of a data set in their order; also the names of their result folders."""
 
 

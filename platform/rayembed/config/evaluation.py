@@ -2,9 +2,10 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.settings import Settings
+from rayembed.config.small_vectors import StoredVectors
 from rayembed.config.types import Reference, Seed, SortedDict
 
 PromptTableName = Literal["auto", "nvembed", "causal2vec", "nomic", "cde", "folder", "none"]
@@ -45,7 +46,7 @@ class Prompts(Settings):
     `query_prefix`."""
 
 
-class ModelUnderTest(Settings):
+class ModelUnderTest(StoredVectors):
     """The model whose scores are taken."""
 
     reference: Reference = Field(min_length=1)
@@ -82,3 +83,16 @@ class ModelUnderTest(Settings):
     context_seed: Seed = 0
     """Seed of the draw of context documents."""
     prompts: Prompts = Prompts()
+
+    @property
+    def stored(self) -> StoredVectors:
+        """How a search has the model's vectors."""
+        return StoredVectors(precision=self.precision, rescore=self.rescore)
+
+    @model_validator(mode="after")
+    def _has_vectors(self) -> "ModelUnderTest":
+        if self.reference == BM25 and self.precision != "float32":
+            raise ValueError(
+                f"precision = {self.precision!r} is for vectors, and {BM25} has none; leave it out"
+            )
+        return self

@@ -4,17 +4,30 @@ A loss is one file of `losses/`: its settings, the parameters that it trains if 
 pure function of embeddings and targets. `docs/own_loss.md` adds one.
 """
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from rayembed.config.settings import Settings
+from rayembed.config.small_vectors import SmallPrecision
 from rayembed.config.table import Table
 from rayembed.config.types import Distinct
 
-Need = Literal["similarity", "teacher_scores"]
-"""What rows must have beyond their texts: the graded similarity of query and document, or scores
-of the positive and the hard negatives by a teacher."""
+Need = Literal["similarity", "teacher_scores", "teacher_vectors"]
+"""What rows must have beyond their texts: the graded similarity of query and document, scores of
+the positive and the hard negatives by a teacher, or vectors of all texts by the stage's teachers.
+"""
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Widths of the vectors that a loss compares."""
+
+    student: int
+    """Full width of the model that is trained."""
+    teachers: tuple[int, ...] = ()
+    """Those of the stage's teachers, where the loss needs their vectors."""
 
 
 class LossConfig(Settings):
@@ -28,6 +41,11 @@ class LossConfig(Settings):
     """Widths below the full one that are trained too, on truncated and renormalised vectors
     (Matryoshka, arXiv 2205.13147). The losses of all widths are summed with equal weight, as in
     Nomic's code, so each further width increases the gradient."""
+    # Left out while there is none, so that fingerprints of runs from before there was one stay.
+    precisions: Distinct[SmallPrecision] = Field(default=(), exclude_if=lambda it: not it)
+    """Number types in which vectors are trained beside float32, at each width: queries and
+    documents are scored as a search in that type has them, with gradients passed straight through
+    the rounding. The losses are summed with equal weight, as those of `dimensions`."""
 
     takes_candidates: ClassVar[bool] = True
     """Whether a query is compared with other documents than its own, which must then exist."""
@@ -35,7 +53,8 @@ class LossConfig(Settings):
     """Whether the loss of some rows does not depend on the other rows' queries, so that it can be
     computed in blocks of rows."""
     parameter_names: ClassVar[tuple[str, ...]] = ()
-    """Names of the parameters that are trained with the model; most losses have none.
+    """Names of the parameters that are trained with the model, as far as widths ask for them; most
+    losses have none.
 
     They have a group of their own in the optimiser (`optimizer.loss_learning_rate`), stand in
     checkpoints, start anew in each stage and are no part of the trained model."""
@@ -45,8 +64,17 @@ class LossConfig(Settings):
         """What rows must have beyond their texts."""
         return frozenset()
 
-    def initial_parameters(self) -> dict[str, Any]:
-        """Initial values of the `parameter_names` in their order, float32 tensors."""
+    def initial_parameters(self, widths: Widths) -> dict[str, Any]:
+        """Initial values of the `parameter_names` in their order, float32 tensors; the same in
+        every process.
+
+        Args:
+            widths: of the vectors, for parameters whose shapes depend on them. Where these need
+                none of a parameter, it is left out.
+
+        Raises:
+            ConfigError: the loss cannot compare vectors of these widths.
+        """
         return {}
 
 
@@ -59,6 +87,8 @@ LOSSES = Table(
         "rayembed.losses.cosent:CoSENT",
         "rayembed.losses.listwise_kl:ListwiseKL",
         "rayembed.losses.margin_mse:MarginMSE",
+        "rayembed.losses.vector_distillation:VectorDistillation",
+        "rayembed.losses.similarity_distillation:SimilarityDistillation",
     ),
     default="infonce",
 )

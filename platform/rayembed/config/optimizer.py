@@ -12,12 +12,6 @@ from rayembed.config.settings import Settings
 from rayembed.config.table import Table
 from rayembed.config.types import SortedDict
 
-# Members import the base class, so that the table is read here and not where that stands.
-if TYPE_CHECKING:
-    AnySchedule = ScheduleConfig
-else:
-    AnySchedule = SCHEDULES.union()
-
 
 class OptimizerConfig(Settings):
     """What every optimiser has: rates by group, decay, schedule; nothing is an engine's default."""
@@ -45,7 +39,7 @@ class OptimizerConfig(Settings):
         default=None, ge=0.0, lt=1.0, exclude_if=lambda share: share is None
     )
     """Share of the steps that warm up where `warmup_steps` is 0; None: none."""
-    schedule: AnySchedule = Field(default=SCHEDULES.default)
+    schedule: "AnySchedule" = Field(default=SCHEDULES.default)
     """Schedule after the warm-up: `linear` or `cosine` decay to zero at the last step, `constant`,
     or `wsd`, which is constant and then decays."""
     decay_steps: PositiveInt | None = None
@@ -125,3 +119,19 @@ OPTIMIZERS = Table(
     default="adamw",
 )
 """All optimisers by their `kind`."""
+
+# The table is read last, and then classes are completed: a module from outside may bring a schedule
+# and, beside it, an optimiser that derives from one of ours.
+if TYPE_CHECKING:
+    AnySchedule = ScheduleConfig
+else:
+    AnySchedule = SCHEDULES.union()
+
+
+def _complete(optimizer: type[OptimizerConfig]) -> None:
+    optimizer.model_rebuild(_types_namespace={"AnySchedule": AnySchedule})
+    for derived in optimizer.__subclasses__():
+        _complete(derived)
+
+
+_complete(OptimizerConfig)

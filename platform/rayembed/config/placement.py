@@ -12,8 +12,9 @@ from pydantic import (
     model_validator,
 )
 
+from rayembed.config.gpus import known_gpu
 from rayembed.config.settings import Settings
-from rayembed.config.types import Reference
+from rayembed.config.types import Reference, Unpadded
 
 
 def check_model_name(name: str) -> str:
@@ -90,6 +91,9 @@ class Placement(RuntimeSettings):
     checkpoint; every change restarts all workers."""
     use_gpu: bool = False
     """Whether each worker has a GPU."""
+    gpu: Annotated[str, AfterValidator(known_gpu)] | None = None
+    """Kind of each worker's GPU (`H100`, `A100 40 GB`, `L40S`, …): `--dry-run` says whether the run
+    fits, and ends with exit code 2 where it does not. None: it names all kinds that it fits."""
     cpus_per_worker: float = Field(default=1.0, gt=0)
     """CPUs that Ray reserves for each worker."""
     wait_for_nodes_seconds: float = Field(default=0.0, ge=0.0)
@@ -99,21 +103,23 @@ class Placement(RuntimeSettings):
     """Torch threads of each worker; None: `cpus_per_worker`, rounded down."""
     step_processes: int | None = Field(default=None, ge=0)
     """Ray Data processes that read and tokenise each worker's batches ahead, on any CPUs of the
-    cluster; 0: a thread of the worker. None: 2 with `use_gpu`, else 0, as a step on CPUs takes a
-    hundred times as long as its tokenisation, and each process takes CPU seconds to start."""
+    cluster; 0: a thread of the worker. None: 2 to 4 with `use_gpu`, as the machine has 8 to 16 CPUs
+    for each worker, else 0, as a step on CPUs takes a hundred times as long as its tokenisation,
+    and each process takes CPU seconds to start."""
     zero_stage: ZeroStage = 2
-    """DeepSpeed's partitioning: 0 nothing, 1 optimiser, 2 gradients, 3 parameters.
-
-    2 and 3 add the gradients of micro-batches in fp32, 0 and 1 in the weights' type: in bf16 the
-    number of micro-batches then shows in the weights (measured: three times as much).
-    """
+    """DeepSpeed's partitioning: 0 nothing, 1 optimiser, 2 gradients, 3 parameters."""
+    reduce_once: bool = True
+    """Whether gradients are added up on each worker over the micro-batches of a step and reduced
+    over workers once, at its end. False: with `zero_stage` 2 or 3 after each micro-batch, so that a
+    worker holds no gradients but its share; it saves nearly four bytes for each trained weight, as
+    all parameters of a large model may need, and sends all gradients again for each micro-batch."""
     expert_parallel: PositiveInt = 1
     """Workers of a group that share the experts of each layer; 1: every worker holds all of them.
     Tokens are exchanged with the experts' workers in every layer and pass. It must divide `workers`
     and the number of experts."""
     micro_batch_tokens: PositiveInt | None = None
-    """Padded tokens of one forward pass; texts are sorted by length and cut at this budget. None:
-    by hardware, 8,192 on a GPU and 1,024 on a CPU, whose caches hold that.
+    """Tokens of one forward pass, padding included; texts are sorted by length and cut at this
+    budget. None: by hardware, 8,192 on a GPU and 1,024 on a CPU, whose caches hold that.
 
     It is what memory must hold; where texts are cut below it is decided by `pass_cost_tokens`.
     """
@@ -124,11 +130,23 @@ class Placement(RuntimeSettings):
 
     More where workers add up gradients over a slow network, as GradCache does after each pass.
     """
-    grad_cache: bool = True
-    """Whether to use GradCache: two passes with the memory of one micro-batch. False keeps all
-    graphs and runs one pass."""
-    gradient_checkpointing: bool = False
-    """Recompute activations layer by layer in the backward pass."""
+    unpadded: Unpadded = "auto"
+    """Whether the texts of a forward pass are packed one after the other, without padding. `auto`:
+    on GPUs with a kernel for the attention of the model's parts (bfloat16 on compute capability 8.0
+    or later, no attention dropout). `always` on a CPU goes by a slow reference, for tests."""
+    grad_cache: bool | Literal["auto"] = "auto"
+    """Whether to use GradCache: a second forward pass of all texts for the memory of one
+    micro-batch. False keeps the graphs of all; `auto` does so in steps whose graphs fit the memory
+    that is there, measured in the first one."""
+    compile_layers: bool = False
+    """Fuse the element-wise work of each layer by `torch.compile`, which takes minutes once. Not
+    with `zero_stage` 3, whose weights come and go within the layers. Not measured on GPUs."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Whether to recompute activations layer by layer in the backward pass. `auto`: in as many
+    layers as do not fit the memory that is there, measured in the first step."""
+    collective_timeout_seconds: PositiveFloat = 1800.0
+    """Most seconds that a worker waits for the others in one collective; then it ends, and all go
+    on from the last checkpoint. After 0.8 of it without a step each worker logs where it stands."""
     max_failures: int = Field(default=3, ge=0)
     """Maximum restarts after a worker died, each from the last checkpoint."""
     end_after_dropped_steps: PositiveInt = 5
@@ -160,6 +178,24 @@ class Placement(RuntimeSettings):
     are its own). Extras of the same names install them."""
     registered_model: Annotated[str, AfterValidator(check_model_name)] | None = None
     """Name in MLflow's registry; None: the run's name."""
+
+    @model_validator(mode="after")
+    def _compiled_layers_are_whole(self) -> "Placement":
+        if self.compile_layers and self.zero_stage == 3:
+            raise ValueError(
+                "placement.compile_layers needs whole weights in the layers, and zero_stage=3 "
+                "partitions them; set zero_stage to 2 or below, or compile_layers=false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_named_gpu_is_used(self) -> "Placement":
+        if self.gpu is not None and not self.use_gpu:
+            raise ValueError(
+                f"placement.gpu is {self.gpu}, and placement.use_gpu=false trains on CPUs; set "
+                "use_gpu=true, or leave gpu out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fewest_are_not_more(self) -> "Placement":

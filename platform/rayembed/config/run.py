@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from rayembed.config.data import DataConfig, DatasetConfig, data_identity
 from rayembed.config.document import Document
 from rayembed.config.expert_parallel import check_expert_parallel
+from rayembed.config.guard import check_guard
 from rayembed.config.held_out import held_out_set
 from rayembed.config.model import ModelConfig
 from rayembed.config.own_sets import ClassificationSet, OwnSet, RetrievalSet
@@ -60,6 +61,13 @@ class Run(Document):
                         "loss is always zero; give it negatives (mining, or negatives of the "
                         "source, with the stage's batch.num_negatives above 0) or allow in-batch "
                         "negatives in both the stage and the data set"
+                    )
+                hard = stage.batch.num_negatives and dataset.has_negatives
+                if stage.batch.global_pairs == 1 and not hard:
+                    raise ValueError(
+                        f"stages.{stage.name}.batch.global_pairs is 1, and the data set {name!r} "
+                        "has no negatives there: the only row of a batch has no other to be told "
+                        "from, so its loss is always zero; set it to 2 or more, 64 is usual"
                     )
                 if stage.batch.policy == "clustered":
                     _check_clusters(stage, dataset)
@@ -162,6 +170,12 @@ class Run(Document):
                     f"held-out part of the data set {dataset.name!r}; choose another one, or set "
                     f"data.datasets.{dataset.name}.held_out=null"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _guard_can_compare(self) -> "Run":
+        if self.evaluation.guard is not None:
+            check_guard(self.evaluation.guard, self.evaluation, bool(self.held_out_datasets))
         return self
 
     @model_validator(mode="after")

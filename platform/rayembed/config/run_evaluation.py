@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from rayembed.config.guard import GuardConfig
 from rayembed.config.scores import Scores
 from rayembed.config.types import Reference, SortedDict
 from rayembed.config.validation import ValidationConfig
@@ -31,6 +32,15 @@ class EvaluationConfig(Scores):
     instruction template always have one; an empty text: none."""
     validation: ValidationConfig | None = None
     """Scores while training goes on, by which weights are chosen; None: there are none."""
+    # Left out while it says nothing, so that fingerprints of runs from before it was there stay.
+    guard: GuardConfig | None = Field(default=None, exclude_if=lambda guard: guard is None)
+    """Keeps the mixture of the models before and after training that hurts nowhere; None: the
+    trained model is kept, whatever its scores."""
+
+    @property
+    def num_mixtures(self) -> int:
+        """Number of mixtures that the guard has made and scored."""
+        return 0 if self.guard is None else len(self.guard.shares)
 
     @model_validator(mode="before")
     @classmethod

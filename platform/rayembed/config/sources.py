@@ -87,6 +87,26 @@ class Source(Settings):
         """
         raise TypeError(f"{type(self).__name__} finds no data")
 
+    def check_asked(self, setting: str, storage: str) -> None:
+        """Return when a model that writes its rows can be asked, as far as this machine can tell.
+
+        Args:
+            setting: where the source stands in the settings, for messages.
+            storage: where answers of earlier jobs lie.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
+    def written(self, context: Any, checked: Any) -> Any:
+        """What stands for a source whose rows are written first, a `ResolvedDataset`.
+
+        Args:
+            context: storage and seed, a `PipelineContext`.
+            checked: what `check` found, which most sources give back.
+        """
+        return checked
+
     def convert(self, conversion: Any) -> list[dict[str, Any]]:
         """Make records of all rows: the results of its tasks, whose parts lie in the folder.
 
@@ -123,6 +143,8 @@ SOURCES = Table(
         "rayembed.data.sources.classes:ClassesSource",
         "rayembed.data.sources.beir:BeirSource",
         "rayembed.data.sources.mteb:MtebSource",
+        "rayembed.data.sources.structure:StructureSource",
+        "rayembed.data.sources.queries:QueriesSource",
         "rayembed.data.sources.earlier:RecordsSource",
     ),
 )

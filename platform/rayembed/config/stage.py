@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.loss import LOSSES, LossConfig
+from rayembed.config.mining import Teacher
 from rayembed.config.optimizer import OPTIMIZERS, OptimizerConfig
 from rayembed.config.settings import Settings
 from rayembed.config.types import SortedDict
@@ -51,6 +52,10 @@ class StageConfig(Settings):
     batch: BatchConfig
     loss: AnyLoss = Field(default=LOSSES.default)
     """What is minimised; by default InfoNCE."""
+    # Left out while there are none, so that fingerprints of runs from before there were any stay.
+    teachers: tuple[Teacher, ...] = Field(default=(), exclude_if=lambda teachers: not teachers)
+    """Embedding models whose vectors of all texts are stored before the stage, for a loss that
+    learns from them or masks by them; none of them runs in a step."""
     optimizer: AnyOptimizer
     steps: PositiveInt
     """Weight updates."""
@@ -119,6 +124,7 @@ class StageConfig(Settings):
                 f"stage {self.name!r} has neither in-batch nor hard negatives, so its loss is "
                 "always zero; set batch.in_batch_negatives=true or batch.num_negatives above 0"
             )
+        self._check_teachers()
         if "teacher_scores" in self.loss.needs and not self.batch.num_negatives:
             raise ValueError(
                 f"stage {self.name!r}: the loss {self.loss.kind!r} reads a teacher's scores of "
@@ -126,3 +132,23 @@ class StageConfig(Settings):
                 "data.datasets.NAME.mining.teacher where they are not mined yet"
             )
         return self
+
+    def _check_teachers(self) -> None:
+        """Raise when the loss reads vectors of teachers and there are none, or the reverse."""
+        needed = "teacher_vectors" in self.loss.needs
+        if needed and not self.teachers:
+            raise ValueError(
+                f"stage {self.name!r}: the loss {self.loss.kind!r} reads vectors of teachers, and "
+                f"the stage names none; set stages.{self.name}.teachers=[{{teacher: …}}] to one or "
+                "several embedding models"
+            )
+        if self.teachers and not needed:
+            raise ValueError(
+                f"stage {self.name!r}: teachers have no effect, for the loss {self.loss.kind!r} "
+                "reads no vectors of theirs; take a loss that does (vector_distillation, "
+                "similarity_distillation), set loss.false_negatives.by=teachers, or remove them"
+            )
+        if len(set(self.teachers)) < len(self.teachers):
+            raise ValueError(
+                f"stage {self.name!r}: two of its teachers are the same; name each once"
+            )

@@ -1,10 +1,10 @@
 """Synthetic pairs: numbers and kinds, the LLM that writes them, acceptance limits."""
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from rayembed.config.chat_endpoint import OpenAICompatible
 from rayembed.config.data_run import DataPlacement
 from rayembed.config.document import Document
 from rayembed.config.settings import Settings
@@ -13,57 +13,6 @@ from rayembed.config.types import PlainName, Reference, Seed, SortedDict
 PairKind = Literal["short-long", "long-short", "short-short"]
 """Kind of query and positive: a short query and a document; a text and its label; two short texts.
 """
-
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
-
-
-class OpenAICompatible(Settings):
-    """An endpoint with OpenAI's chat completions: vLLM, SGLang, Ray Serve, a provider's."""
-
-    kind: Literal["http"] = "http"
-    url: Reference = "http://127.0.0.1:8000/v1"
-    """Base address; `/chat/completions` is appended. Not part of the request's identity: answers
-    are reused when a server moves."""
-    model: str = "mistralai/Mixtral-8x22B-Instruct-v0.1"
-    """Model name at the endpoint (NV-Embed, section 4.3)."""
-    revision: str = ""
-    """Free text that distinguishes models of one name; a new value repeats all requests."""
-    api_key_env: str | None = None
-    """Environment variable that holds the key, never the key itself; None: no key."""
-    concurrency: PositiveInt = 32
-    """Maximum concurrent requests, over the whole cluster."""
-    timeout_seconds: PositiveFloat = 300.0
-    """Timeout of one request in seconds, until its answer is complete."""
-    max_resends: int = Field(default=5, ge=0)
-    """Maximum resends of a request after 408, 409, 425, 429, 5xx, a timeout or a lost connection.
-    """
-    first_wait_seconds: PositiveFloat = 1.0
-    """Seconds before the first resend; doubled for each further one, unless `Retry-After` is given.
-    """
-    send_seed: bool = True
-    """Whether requests have a `seed`, which some endpoints refuse."""
-    limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """Endpoint's name of the answer's token limit."""
-
-    @field_validator("url")
-    @classmethod
-    def _is_http(cls, url: str) -> str:
-        if not re.match(r"https?://[^/?#]+", url):
-            raise ValueError(
-                "the address of an endpoint begins with http:// or https:// and a host"
-            )
-        return url
-
-    @field_validator("api_key_env")
-    @classmethod
-    def _is_a_name(cls, name: str | None) -> str | None:
-        if name is not None and not _VARIABLE.fullmatch(name):
-            # The value is not repeated: it may be a key.
-            raise ValueError(
-                "give the name of an environment variable in capitals, such as OPENAI_API_KEY; "
-                "the key itself must stand in no setting, as settings are written to disk"
-            )
-        return name
 
 
 class VLLM(Settings):

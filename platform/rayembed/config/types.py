@@ -60,3 +60,7 @@ PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 """Seed of 32 bits, as numpy's generators take it."""
+
+Unpadded = Literal["auto", "always", "never"]
+"""Whether micro-batches are packed, so that attention has no padding. `auto`: on GPUs, where the
+model's attention has a kernel for it."""

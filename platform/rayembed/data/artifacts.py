@@ -75,7 +75,7 @@ class DatasetArtifact:
         if told is None:
             return None
         place = str(told["folder"])
-        return place if _is_absolute(place) else join(_data_folder(self.folder), place)
+        return place if _is_absolute(place) else join(root_of(self.folder), place)
 
     @property
     def parts(self) -> list[Part]:
@@ -115,9 +115,11 @@ class ArtifactWriter:
         "documents",
         "filtered",
         "mined",
+        "repaired",
         "clustered",
         "synthetic",
         "sequences",
+        "teacher_vectors",
     ]
     dataset: str
     inputs: Mapping[str, Any]
@@ -227,6 +229,10 @@ class ArtifactWriter:
             **more,
             "seconds": round(time.monotonic() - self.began, 3),
         }
+        return self.finish_with(manifest)
+
+    def finish_with(self, manifest: Mapping[str, Any]) -> DatasetArtifact:
+        """Write the manifest of a folder whose rows are not counted; see `finish`."""
         content = json.dumps(manifest, indent=1, ensure_ascii=False).encode()
         write_atomic(join(self.folder, MANIFEST), content)
         self._remove_working()
@@ -253,7 +259,8 @@ class ArtifactWriter:
 def held_out_entry(storage: str, part: DatasetArtifact) -> dict[str, Any]:
     """Manifest entry of records that leave a held-out part out."""
     beside = part.folder == join(storage, "data", part.relative_path)
-    counts = {name: part.manifest[name] for name in ("queries", "documents", "judgements")}
+    names = ("queries", "documents", "judgements", "pairs")
+    counts = {name: part.manifest[name] for name in names if name in part.manifest}
     folder = part.relative_path if beside else part.folder
     return {"folder": folder, "rows": part.manifest["rows_out"], **counts}
 
@@ -262,8 +269,8 @@ def _is_absolute(place: str) -> bool:
     return "://" in place or place.startswith("/")
 
 
-def _data_folder(folder: str) -> str:
-    """Folder of all kinds of results in the storage that `folder` lies in."""
+def root_of(folder: str) -> str:
+    """Folder two levels above: of all kinds of results, or of a plan the storage."""
     base, question, query = folder.partition("?") if "://" in folder else (folder, "", "")
     return posixpath.dirname(posixpath.dirname(base.rstrip("/"))) + question + query
 

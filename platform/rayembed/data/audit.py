@@ -23,6 +23,15 @@ from rayembed.figures import new_figure, png_of
 AUDIT = "audit.html"
 
 _TITLES = {
+    "judged_rows": "rows judged",
+    "judged_negatives": "negatives judged",
+    "false_negatives": "False negatives by reason",
+    "unjudged": "Rows that were not judged, which stay as they were",
+    "relabelled": "false negatives that became positives",
+    "rows_added": "rows added, with such a positive",
+    "dropped_negatives": "false negatives dropped",
+    "negatives_per_row": "Negatives a row",
+    "unusable_answers": "Unusable answers",
     "short": "rows with fewer negatives than asked for",
     "without_negatives": "rows without any negative",
     "mined": "negatives mined",
@@ -42,6 +51,7 @@ _SHOWN_CHARACTERS = 600
 _SHOWN_OTHERWISE = frozenset(
     {
         *("fingerprint", "kind", "dataset", "inputs", "made_of", "seconds", "parts", "histograms"),
+        "repair_examples",
         *("rows_in", "rejected", "records_made", "dropped", "rows_out", "mining_examples"),
     }
 )
@@ -82,6 +92,7 @@ def audit_page(
         pictures={**_pictures(manifest.get("histograms", [])), **pictures},
         tables=_tables(more, manifest["rows_out"]),
         mined=[_mined(example) for example in manifest.get("mining_examples", [])],
+        repaired=[_repaired(example) for example in manifest.get("repair_examples", [])],
         lists={_words(key): _shown_items(value) for key, value in more.items() if _items(value)},
         lengths=_lengths(records),
         shown_rows=len(records),
@@ -131,6 +142,30 @@ def _scored(one: Mapping[str, Any]) -> str:
     rank = "" if one.get("rank") is None else f", rank {one['rank']}"
     cross = "" if one.get("cross_score") is None else f", cross-encoder {one['cross_score']:.3f}"
     return f"{one['text']} [{told}{rank}{cross}]"
+
+
+_OUTCOME = {
+    "relabel": "false negative, now a positive",
+    "drop": "false negative, dropped",
+    "drop_row": "false negative, its row is dropped",
+}
+
+
+def _repaired(example: Mapping[str, Any]) -> dict[str, Any]:
+    """One repaired row: query, positives before, negatives that stay, and false ones."""
+    low = example["positive_score"]
+    return {
+        "query": example["query"],
+        "positives": example["positives"],
+        "lowest": "" if low is None else f"lowest score of a positive {low:.3f}",
+        "kept": [_judged(one) for one in example["kept"]],
+        "false": [_judged(one) for one in example["false"]],
+        "outcome": f"{_OUTCOME[example['action']]} ({example['reason']})",
+    }
+
+
+def _judged(one: Mapping[str, Any]) -> str:
+    return one["text"] if one["score"] is None else f"{one['text']} [{one['score']:.3f}]"
 
 
 def _plots(folder: str) -> dict[str, str]:

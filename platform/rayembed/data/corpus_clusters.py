@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from torch import Tensor
 
-from rayembed.data.clusters.kmeans import nearest, require_faiss
+from rayembed.data.clusters.kmeans import nearest
 from rayembed.models.contract import EmbeddingModel
 from rayembed.models.encoding import encode_context
+from rayembed.search.faiss_library import require_faiss
 
 
 def cluster_representatives(
@@ -29,7 +30,7 @@ def cluster_representatives(
     """
     if len(vectors) <= number:
         return list(range(len(vectors)))
-    faiss = require_faiss()
+    faiss = require_faiss("clusters")
     rows = np.array(vectors, dtype=np.float32)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     kmeans = faiss.Kmeans(
@@ -69,6 +70,6 @@ def clustered_context(
         return None
     number = len(distinct) if model.max_context is None else model.max_context
     if len(distinct) > number:
-        require_faiss()  # before all are embedded
+        require_faiss("clusters")  # before all are embedded
     vectors = encode_context(model, distinct, progress=progress)
     return vectors[cluster_representatives(vectors.numpy(), number, seed=seed)]

@@ -43,6 +43,9 @@ def rows_file(rows: Rows, storage: str) -> str:
 
 def table_of_rows(rows: Rows) -> pa.Table:
     """The rows as a table; see `rows_file`."""
+    if isinstance(rows, Mapping) and hasattr(rows, "with_format"):  # datasets.DatasetDict
+        names = ", ".join(map(repr, rows))
+        raise DataError(f"rows has several splits ({names}); give one of them, as in rows['train']")
     if hasattr(rows, "column_names") and hasattr(rows, "with_format"):  # datasets.Dataset
         table = rows.with_format("arrow")[:] if hasattr(rows, "__len__") else None
         table = pa.Table.from_pylist(list(rows)) if table is None else table
@@ -90,13 +93,19 @@ def _of_python(rows: Sequence[Any]) -> pa.Table:
             values.append(dict(zip(names, (row[0], row[1], float(row[2])), strict=True)))
             continue
         negatives = [text for item in row[2:] for text in _texts(item)]
-        given = {"query": row[0], "positive": row[1]}
+        # Numbers count as texts, as in files.
+        query, positive = (str(one) if _is_number(one) else one for one in row[:2])
+        given = {"query": query, "positive": positive}
         values.append({**given, "negatives": negatives} if width > 2 else given)
     for number, row in enumerate(values):
         for name in names[:2]:
             if row[name] is not None and not isinstance(row[name], str):
                 raise DataError(f"row {number}: {name} is {_shown(row[name])}, not a text")
     return pa.Table.from_pylist(values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _texts(item: Any) -> list[str]:

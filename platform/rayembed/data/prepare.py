@@ -4,8 +4,11 @@
     storage/data/records/<data set>-<fingerprint>/     converted, cleaned, sampled
     storage/data/filtered/<data set>-<fingerprint>/    consistent
     storage/data/mined/<data set>-<fingerprint>/       with hard negatives
+    storage/data/repaired/<data set>-<fingerprint>/    without false negatives
+    storage/data/answers/<model's settings>/           answers of a language model that judged
     storage/data/clustered/<data set>-<fingerprint>/   in batches of similar pairs
     storage/data/vectors/<teacher's settings>/         float16 vectors, reused by all runs
+    storage/data/teacher_vectors/<stage>-<fingerprint> where those of a stage's texts lie
     storage/plans/<stage>-<fingerprint>/               the batch plan, audit.md
 
 A folder is finished when its manifest exists, which is written last; a finished folder is reused,
@@ -17,8 +20,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
-from rayembed.assets.storage import join
-from rayembed.config.data import DatasetConfig
+from rayembed.assets.storage import file_name, join
+from rayembed.config.data import WITH_MODELS, DatasetConfig
 from rayembed.config.data_run import DataRun, Step, data_of
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
@@ -33,11 +36,13 @@ from rayembed.data.plan.audit import negatives_warning, write_audit
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for
 from rayembed.data.plan.write import write_plan
+from rayembed.data.repair.repair import make_repaired
 from rayembed.data.sources.check import check_sources, check_unread
 from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.file_rows import ResolvedDataset
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.sources.unread import unread_warning
+from rayembed.data.vectors.store import make_store
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -61,6 +66,11 @@ def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
     _check_grades(run, prepared)
     plans: dict[str, BatchPlan] = {}
     for stage in run.stages:
+        chains = {name: steps[name] for name in stage.datasets}
+        stores = [
+            make_store(context, stage.name, chains, stage.batch.num_negatives, teacher)
+            for teacher in stage.teachers
+        ]
         config = PlanConfig(
             weights=stage.datasets,
             global_pairs=stage.batch.global_pairs,
@@ -72,6 +82,7 @@ def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
             policy=stage.batch.policy,
             temperature=stage.batch.temperature,
             columns=columns_for(stage.loss),
+            teachers=tuple(file_name(store.folder) for store in stores),
         )
         inputs = {name: prepared[name].fingerprint for name in stage.datasets}
         named = fingerprint({**config.values(), "inputs": inputs, "version": PLAN_VERSION})
@@ -122,6 +133,7 @@ def prepare_datasets(
     # What can be wrong is found before what takes long: all files, then all rows, then teachers.
     chosen = [d for d in run.data.datasets if names is None or d.name in names]
     sources = check_sources(run, names) if sources is None else sources
+    sources = [checked.dataset.source.written(context, checked) for checked in sources]
     parts = {checked.dataset.name: make_part(context, checked) for checked in sources}
     found = [part for part in parts.values() if part is not None]
     held_out = HeldOut(texts=frozenset[int]().union(*(part.texts for part in found)))
@@ -144,7 +156,9 @@ def prepare_datasets(
             folders.append(make_filtered(context, dataset, folders[-1]))
         if reach >= 2 and dataset.mining is not None:
             folders.append(make_mined(context, dataset, folders[-1], held_out))
-        if reach >= 3 and dataset.clusters is not None:
+        if reach >= 3 and dataset.repair is not None:
+            folders.append(make_repaired(context, dataset, folders[-1]))
+        if reach >= 4 and dataset.clusters is not None:
             folders.append(make_clustered(context, dataset, folders[-1]))
         for prepared in folders[1:]:
             write_folder_audit(prepared)
@@ -156,7 +170,7 @@ def prepare_datasets(
 
 def _check_teachers_take(dataset: DatasetConfig, records: DatasetArtifact) -> None:
     """Raise when a teacher would take graded records of an earlier job for positives."""
-    steps = [name for name in ("consistency", "mining", "clusters") if getattr(dataset, name)]
+    steps = [name for name in WITH_MODELS if getattr(dataset, name)]
     if steps and dataset.source.has_records and are_graded(records.parts):
         raise DataError(
             f"data set {dataset.name!r}: its records are graded pairs, which may be dissimilar, "

@@ -60,19 +60,42 @@ def sums_of(values: Sequence[float], device: torch.device) -> list[float]:
     """Sums of values over workers, in one float64 message: counts stay exact."""
     if world_size() == 1:
         return [float(value) for value in values]
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(tensor)
-    found: list[float] = tensor.tolist()
+    found: list[float] = summed(torch.tensor(values, dtype=torch.float64, device=device)).tolist()
     return found
+
+
+def summed(values: Tensor) -> Tensor:
+    """Sums over workers of a tensor, which is overwritten, without gradient and without asking the
+    device for them.
+    """
+    if world_size() > 1:
+        dist.all_reduce(values)
+    return values
 
 
 def largest(value: int, device: torch.device) -> int:
     """Maximum of the workers' integers."""
+    return largest_of([value], device)[0]
+
+
+def largest_of(values: Sequence[int], device: torch.device) -> list[int]:
+    """Maximum over workers of each of several integers, in one message."""
     if world_size() == 1:
-        return value
-    tensor = torch.tensor(value, device=device)
+        return list(values)
+    tensor = torch.tensor(values, device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return int(tensor.item())
+    found: list[int] = tensor.tolist()
+    return found
+
+
+def read_together(*tensors: Tensor) -> list[Tensor]:
+    """The tensors on the CPU, by one transfer: the host waits for its device once.
+
+    They go as float64, which holds all of float32 and integers below 2⁵³.
+    """
+    flat = torch.cat([tensor.detach().double().flatten() for tensor in tensors]).cpu()
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    return [p.view(t.shape).to(t.dtype) for p, t in zip(parts, tensors, strict=True)]
 
 
 class _Gather(torch.autograd.Function):

@@ -10,20 +10,24 @@ Beyond the paper it caches what two architectures need: vectors that all micro-b
 batch (router loads), so that neither depends on how the batch is cut. And what a loss may have:
 parameters of its own.
 
+Where memory allows, the first pass keeps its graphs and the second one is left out.
+
 U texts of one worker, D embedding width, S statistics, C context width, P parameters of the loss.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from rayembed.distributed.collectives import gather_with_gradient
-from rayembed.distributed.random_state import RandomState, capture, replayed
+from rayembed.distributed.random_state import capture, replayed
 
 MicroBatch = dict[str, Tensor]
+T = TypeVar("T")
 
 
 class Output(Protocol):
@@ -93,62 +97,58 @@ Backward = Callable[[Tensor, bool], None]
 """Backpropagates a scalar; the flag marks the step's last call."""
 
 
-def backward_in_one_graph(passes: Passes, loss_of: LossOf, backward: Backward) -> Tensor:
-    """Detached loss, after one backward pass through the graphs of all micro-batches."""
-    context = None
-    unused: list[Tensor] = []
-    if passes.context is not None:
-        parts = [passes.context.embed(batch) for batch in passes.context.micro_batches]
-        context = passes.context.gathered(parts)
-        unused += parts[len(parts) - passes.context.num_fillers :]
-    outputs = [passes.embed(batch, context) for batch in passes.micro_batches]
-    embeddings = [output.embeddings for output in outputs]
-    statistics = _sum_of_statistics(outputs, passes.num_fillers)
-    parameters = [] if passes.loss_parameters is None else [passes.loss_parameters()]
-    loss = loss_of(passes.kept(embeddings), statistics, *parameters)
-    unused += _tensors(outputs[len(outputs) - passes.num_fillers :])
-    # Fillers stay in the graph with weight zero, so that all workers run the same hooks.
-    backward(loss + sum(0.0 * tensor.sum() for tensor in unused), True)
-    return loss.detach()
+def backward_with_graphs(passes: Passes, loss_of: LossOf, backward: Backward) -> Tensor:
+    """Detached loss, after a backward pass for each micro-batch through the graph it has kept.
+
+    One backward pass through all graphs would add the micro-batches' gradients inside autograd,
+    in the weights' number type; `backward` may add them in a wider one.
+    """
+    return _backward(passes, loss_of, backward, keeps_graphs=True)
 
 
 def backward_with_cache(passes: Passes, loss_of: LossOf, backward: Backward) -> Tensor:
-    """Detached loss, after a backward pass for each micro-batch."""
-    context_states: list[RandomState] = []
-    states: list[RandomState] = []
-    with torch.no_grad():
-        parts = []
-        if passes.context is not None:
-            for batch in passes.context.micro_batches:
-                context_states.append(capture())
-                parts.append(passes.context.embed(batch))
-        context = passes.context.gathered(parts) if passes.context is not None else None
-        outputs = []
-        for batch in passes.micro_batches:
-            states.append(capture())
-            outputs.append(passes.embed(batch, context))
-        parameters = [] if passes.loss_parameters is None else [passes.loss_parameters()]
+    """Detached loss, after a backward pass for each micro-batch through a graph made anew."""
+    return _backward(passes, loss_of, backward, keeps_graphs=False)
 
-    embeddings = passes.kept([output.embeddings for output in outputs]).requires_grad_()
-    statistics = _sum_of_statistics(outputs, passes.num_fillers)
-    parameters = [values.requires_grad_() for values in parameters]
-    leaves = [embeddings, *parameters]
-    if statistics is not None:
-        leaves.append(statistics.requires_grad_())
+
+def _backward(passes: Passes, loss_of: LossOf, backward: Backward, *, keeps_graphs: bool) -> Tensor:
+    parts: list[Tensor] = []
+    parts_again: list[Callable[[], Tensor]] = []
+    shared = None
+    if passes.context is not None:
+        embed = passes.context.embed
+        for batch in passes.context.micro_batches:
+            part, again = _run(partial(embed, batch), keeps_graphs=keeps_graphs)
+            parts.append(part.detach())
+            parts_again.append(again)
+        with torch.no_grad():
+            shared = passes.context.gathered(parts)
+        shared.requires_grad_()
+    outputs: list[Output] = []
+    outputs_again: list[Callable[[], Output]] = []
+    for batch in passes.micro_batches:
+        output, once_more = _run(partial(passes.embed, batch, shared), keeps_graphs=keeps_graphs)
+        outputs.append(output)
+        outputs_again.append(once_more)
+    with torch.no_grad():
+        embeddings = passes.kept([output.embeddings for output in outputs])
+        statistics = _sum_of_statistics(outputs, passes.num_fillers)
+        parameters = [] if passes.loss_parameters is None else [passes.loss_parameters()]
+    leaves = [embeddings, *parameters, *([] if statistics is None else [statistics])]
+    for leaf in leaves:
+        leaf.requires_grad_()
     loss = loss_of(embeddings, statistics, *parameters)
     grads = torch.autograd.grad(loss, leaves, allow_unused=True)
     grad_embeddings = _filled(grads[0], embeddings)
     grad_statistics = None if statistics is None else _filled(grads[-1], statistics)
     sizes = [len(output.embeddings) for output in outputs]
-    del outputs
+    del outputs, output
 
-    shared = None if context is None else context.detach().requires_grad_()
     start = 0
-    for place, (batch, state) in enumerate(zip(passes.micro_batches, states, strict=True)):
-        filler = place >= len(sizes) - passes.num_fillers
-        with replayed(state):
-            output = passes.embed(batch, shared)
-        if filler:
+    for place, once_more in enumerate(outputs_again):
+        output = once_more()
+        if place >= len(sizes) - passes.num_fillers:
+            # Fillers weigh nothing, and all workers run the same hooks.
             surrogate = torch.stack([0.0 * tensor.sum() for tensor in _tensors([output])]).sum()
         else:
             part = grad_embeddings[start : start + sizes[place]]
@@ -162,14 +162,14 @@ def backward_with_cache(passes: Passes, loss_of: LossOf, backward: Backward) -> 
         backward(surrogate, passes.context is None and place == len(sizes) - 1)
     if passes.context is not None and shared is not None:
         grad = _filled(shared.grad, shared)
-        _second_context_pass(passes.context, parts, context_states, grad, backward)
+        _backward_of_context(passes.context, parts, parts_again, grad, backward)
     return loss.detach()
 
 
-def _second_context_pass(
+def _backward_of_context(
     context: ContextPasses,
     outputs: Sequence[Tensor],
-    states: Sequence[RandomState],
+    outputs_again: Sequence[Callable[[], Tensor]],
     grad: Tensor,
     backward: Backward,
 ) -> None:
@@ -177,11 +177,24 @@ def _second_context_pass(
     leaves = [output.detach().requires_grad_() for output in outputs]
     # Through the gather this sums what all workers send back for this worker's rows.
     grads = torch.autograd.grad(context.gathered(leaves), leaves, grad, allow_unused=True)
-    for place, (batch, state) in enumerate(zip(context.micro_batches, states, strict=True)):
+    for place, (once_more, part) in enumerate(zip(outputs_again, grads, strict=True)):
+        vectors = once_more()
+        backward((vectors * _filled(part, vectors)).sum(), place == len(leaves) - 1)
+
+
+def _run(embed: Callable[[], T], *, keeps_graphs: bool) -> tuple[T, Callable[[], T]]:
+    """Output of a pass, and what gives it with a graph: kept, or from the pass run again."""
+    if keeps_graphs:
+        output = embed()
+        return output, lambda: output
+    state = capture()
+
+    def again() -> T:
         with replayed(state):
-            vectors = context.embed(batch)
-        surrogate = (vectors * _filled(grads[place], vectors)).sum()
-        backward(surrogate, place == len(states) - 1)
+            return embed()
+
+    with torch.no_grad():
+        return embed(), again
 
 
 def _tensors(outputs: Sequence[Output]) -> list[Tensor]:

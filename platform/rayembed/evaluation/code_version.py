@@ -30,6 +30,7 @@ _SCORES = (
     "evaluation/plan.py",
     "evaluation/pooled",
     "evaluation/prompts.py",
+    "quantisation.py",
     "search",
 )
 """Modules that could change a score beside vectors; tasks and their data are compared by

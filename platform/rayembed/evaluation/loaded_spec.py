@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mteb.models import ModelMeta
 
+from rayembed.config.small_vectors import FLOAT32, StoredVectors
 from rayembed.evaluation.model_spec import EmbedTexts, PromptedSpec, Similarity
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.rayembed_spec import Embedder, with_literal_prompts
@@ -23,6 +24,7 @@ class LoadedSpec(PromptedSpec):
     similarity: Similarity = "cosine"
     dimension: int | None = None
     """Number of first values of each vector that are kept; None: all."""
+    stored: StoredVectors = FLOAT32
 
     @property
     def fingerprint(self) -> str:

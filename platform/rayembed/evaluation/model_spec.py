@@ -9,8 +9,11 @@ from mteb.models import ModelMeta
 from mteb.types import PromptType
 
 from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.small_vectors import StoredVectors
+from rayembed.errors import ConfigError
 from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.prompts import ModelPrompts, role_of
+from rayembed.search.faiss_library import require_faiss
 
 EmbedTexts = Callable[[Sequence[str], EncodeSpec], np.ndarray]
 """Function from texts of one encode spec to their vectors (N, D) float32, in their order."""
@@ -56,6 +59,11 @@ class ModelSpec(Protocol):
     @property
     def similarity(self) -> Similarity:
         """Similarity of vectors, which need not be of unit length: cosine normalises itself."""
+        ...
+
+    @property
+    def stored(self) -> StoredVectors:
+        """How a search has the vectors. Those that `load` gives are float32 whatever it says."""
         ...
 
     def encode_spec(
@@ -106,7 +114,35 @@ class PromptedSpec:
 def stated_settings(settings: ModelUnderTest) -> dict[str, str]:
     """Number type, length and width as a user set them, for wrappers that choose them otherwise."""
     given = settings.model_dump(include={"dtype", "max_length", "dimensions"})
-    return {name: "as loaded" if value is None else str(value) for name, value in given.items()}
+    told = {name: "as loaded" if value is None else str(value) for name, value in given.items()}
+    return told | stored_conditions(settings.stored)
+
+
+def stored_conditions(stored: StoredVectors) -> dict[str, str]:
+    """How a search has small vectors, for people to read; nothing for float32."""
+    told: dict[str, str] = {}
+    if stored.precision != "float32":
+        told["precision"] = stored.precision
+    if stored.rescore is not None:
+        told["rescored"] = f"{stored.rescore.candidates} with {stored.rescore.precision}"
+    return told
+
+
+def check_stored(stored: StoredVectors, similarity: Similarity, reference: str) -> None:
+    """Return when the model's vectors can be searched as asked.
+
+    Raises:
+        ConfigError: vectors that are no directions, or FAISS is missing.
+    """
+    if stored.precision == "float32":
+        return
+    if similarity != "cosine":
+        raise ConfigError(
+            f"precision = {stored.precision!r} is for vectors that are compared by their cosine, "
+            f"and {reference!r} compares them by {similarity}; leave precision out"
+        )
+    if stored.precision == "binary":
+        require_faiss("searches in bits")
 
 
 @runtime_checkable

@@ -18,11 +18,12 @@ from mteb.types import PromptType
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.settings import nearest
+from rayembed.config.small_vectors import StoredVectors
 from rayembed.errors import AssetError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
 from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.loader_code import GIVES_LEAVE, foreign_code, gives_leave
-from rayembed.evaluation.model_spec import EmbedTexts, Similarity, stated_settings
+from rayembed.evaluation.model_spec import EmbedTexts, Similarity, check_stored, stated_settings
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.sentence_spec import (
     BATCH_SIZE,
@@ -70,7 +71,7 @@ class MtebSpec:
         """Metadata by mteb; the revision also names the software and settings of vectors."""
         decided = fingerprint([self._changes(), self.code.scores])
         name = self.settings.name
-        update = {"revision": f"{self.stated.revision}-{decided[:8]}"}
+        update = {"revision": f"{self.stated.revision}-{self.stored.slug}{decided[:8]}"}
         if name:
             update["name"] = name if "/" in name else f"rayembed/{name}"
         return self.stated.model_copy(update=update)
@@ -100,6 +101,11 @@ class MtebSpec:
     def shown(self, encode_spec: EncodeSpec) -> str:
         """The name of the wrapper, which alone knows."""
         return f"(as mteb's {_loader_name(self.stated)} has it)"
+
+    @property
+    def stored(self) -> StoredVectors:
+        """As the settings have it."""
+        return self.settings.stored
 
     @property
     def conditions(self) -> dict[str, str]:
@@ -179,7 +185,9 @@ def mteb_spec(settings: ModelUnderTest) -> MtebSpec | SentenceSpec:
         raise ConfigError(
             f"dimensions = {settings.dimensions}: mteb states {list(allowed)} for {name!r}"
         )
-    return MtebSpec(settings, str(stated.name))
+    spec = MtebSpec(settings, str(stated.name))
+    check_stored(spec.stored, spec.similarity, name)
+    return spec
 
 
 def _of_hub(settings: ModelUnderTest, name: str) -> SentenceSpec:

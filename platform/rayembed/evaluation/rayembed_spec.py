@@ -18,12 +18,19 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.model import ModelConfig
+from rayembed.config.small_vectors import StoredVectors
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
 from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.folder_prompts import folder_prompts
-from rayembed.evaluation.model_spec import EmbedTexts, PromptedSpec, Similarity
+from rayembed.evaluation.model_spec import (
+    EmbedTexts,
+    PromptedSpec,
+    Similarity,
+    check_stored,
+    stored_conditions,
+)
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
@@ -81,11 +88,13 @@ class RayembedSpec(PromptedSpec):
     def meta(self) -> ModelMeta:
         """Name and a revision `<weights>-<all else that could change a score>`.
 
-        That of cut vectors begins with `first256-`, that without context with `context0-`, so that
-        scores of the model as it is are found by how their revision begins.
+        That of cut vectors begins with `first256-`, that of small ones with `int8-` or `binary1-`,
+        that without context with `context0-`, so that scores of the model as it is are found by how
+        their revision begins.
         """
         decided = fingerprint([self.fingerprint, self.prompts.fingerprint, self.code.scores])
         changed = "" if self.settings.dimensions is None else f"first{self.dimensions}-"
+        changed += self.stored.slug
         if self.places and self.settings.context == "none":
             changed += "context0-"
         return model_meta(
@@ -117,10 +126,16 @@ class RayembedSpec(PromptedSpec):
         return "cosine"
 
     @property
+    def stored(self) -> StoredVectors:
+        """As the settings have it."""
+        return self.settings.stored
+
+    @property
     def conditions(self) -> dict[str, str]:
-        """Number type, lengths and width of the vectors, and a contextual model's context."""
+        """Number types, lengths and width of the vectors, and a contextual model's context."""
         found = {"dtype": self.settings.dtype, "dimensions": str(self.dimensions)}
         found |= {f"{role}_max_length": str(length) for role, length in self.max_lengths}
+        found |= stored_conditions(self.stored)
         return found | ({"context": self.settings.context} if self.places else {})
 
     def load(self, device: str) -> EmbedTexts:
@@ -226,6 +241,10 @@ class LiteralPrompts:
         """One padded micro-batch; see `Tokenizer`."""
         return self._tokenizer.collate(tokens)
 
+    def pack(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
+        """One packed micro-batch; see `PackingTokenizer`."""
+        return self._tokenizer.pack(tokens)
+
 
 def with_literal_prompts(model: EmbeddingModel) -> Any:
     """The model, of the same weights, that takes `EncodeSpec.instruction` as its instruction."""
@@ -259,6 +278,7 @@ def rayembed_spec(
     if settings.dtype == "auto":
         settings = settings.model_copy(update={"dtype": settled("auto", device)})
     check_weight_files(folder)
+    check_stored(settings.stored, "cosine", settings.reference)
     prompts = ModelPrompts(settings.prompts, folder_prompts(folder, config))
     roles: tuple[Role, ...] = ("query", "document")
     lengths = tuple(

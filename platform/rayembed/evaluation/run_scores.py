@@ -14,6 +14,7 @@ from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import BM25, ModelUnderTest, Prompts
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
+from rayembed.config.small_vectors import Precision
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.code_version import code_version
 from rayembed.evaluation.folder_prompts import folder_prompts, unsaved_prompts
@@ -32,6 +33,7 @@ def run_model(
     *,
     name: str,
     dimensions: int | None = None,
+    precision: Precision = "float32",
     without_context: bool = False,
 ) -> ModelSpec | Bm25:
     """A model of the run, or one that it is compared with, as it is scored for the run.
@@ -40,6 +42,7 @@ def run_model(
         reference: `bm25`, or an asset reference of a saved model.
         name: of the model in results.
         dimensions: so many first values of each vector are kept (Matryoshka); None: all.
+        precision: number type of the vectors.
         without_context: whether a contextual model embeds behind its null token.
 
     Raises:
@@ -54,6 +57,7 @@ def run_model(
         name=name,
         dtype=run_dtype(run, device),
         dimensions=dimensions,
+        precision=precision,
         context="none" if without_context else "corpus",
         context_seed=run.seed,
         prompts=_given(resolve_model(reference), run),

@@ -16,10 +16,11 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.assets.sentence_modules import foreign_modules, is_own_format
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest, Prompts
+from rayembed.config.small_vectors import StoredVectors
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
 from rayembed.evaluation.encode_spec import EncodeSpec
-from rayembed.evaluation.model_spec import EmbedTexts, Similarity, stated_settings
+from rayembed.evaluation.model_spec import EmbedTexts, Similarity, check_stored, stated_settings
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.rayembed_spec import name_of
@@ -65,7 +66,8 @@ class SentenceSpec:
         """Name and a revision `<weights>-<all else that decides a vector>`."""
         return model_meta(
             self.name,
-            f"{self.weights}-{fingerprint([self.fingerprint, self.code.scores])[:8]}",
+            f"{self.stored.slug}{self.weights}-"
+            f"{fingerprint([self.fingerprint, self.code.scores])[:8]}",
             n_parameters=self.num_parameters,
             framework=["Sentence Transformers", "PyTorch"],
             similarity_fn_name=self.similarity,
@@ -93,6 +95,11 @@ class SentenceSpec:
     def shown(self, encode_spec: EncodeSpec) -> str:
         """The literal prompt."""
         return encode_spec.instruction
+
+    @property
+    def stored(self) -> StoredVectors:
+        """As the settings have it."""
+        return self.settings.stored
 
     @property
     def conditions(self) -> dict[str, str]:
@@ -170,6 +177,7 @@ def sentence_spec(settings: ModelUnderTest) -> SentenceSpec:
         raise ArtifactError(
             f"{str(folder)!r} compares vectors by {similarity!r}; supported are cosine and dot"
         )
+    check_stored(settings.stored, similarity, settings.reference)
     # sentence-transformers fills these two in, so that it never heeds a prompt named `passage`.
     prompts = {"query": "", "document": ""} | (stated.get("prompts") or {})
     kept, _ = AbsEncoder.validate_task_to_prompt_name(prompts, raise_for_invalid_keys=False)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rayembed.config.small_vectors import Precision
 from rayembed.tables import Cell, Table, best_of, show
 
 _HEADINGS: Mapping[str, tuple[str, str]] = {
@@ -38,8 +39,12 @@ class ScoreKey:
     """Name of another model."""
     dimension: int | None = None
     """Number of first values of each vector (Matryoshka); None: all."""
+    precision: Precision = "float32"
+    """Number type of the vectors."""
     without_context: bool = False
     """Whether a contextual model embeds behind its null token."""
+    share: float | None = None
+    """Share of the stage's model in a mixture with the untrained one; None: it is no mixture."""
 
     def label(self, stages: Sequence[str]) -> str:
         """Label for readers.
@@ -47,14 +52,18 @@ class ScoreKey:
         Args:
             stages: names of all stages of the run, in their order.
         """
-        if self.dimension is not None:
-            return f"the same, {self.dimension} dimensions"
+        if self.dimension is not None or self.precision != "float32":
+            width = [] if self.dimension is None else [f"{self.dimension} dimensions"]
+            small = [] if self.precision == "float32" else [self.precision]
+            return ", ".join(["the same", *width, *small])
         if self.without_context:
             return "the same, without context"
         if self.baseline is not None:
             return self.baseline
         if self.stage is None:
             return "untrained"
+        if self.share is not None:
+            return f"merged, {self.share:.0%} trained"
         return f"stage {stages.index(self.stage) + 1}: {self.stage}"
 
 

@@ -43,10 +43,85 @@ def own_candidates(rows: Rows, not_negatives: Tensor) -> Tensor:
     return torch.cat([first, _once(negatives, rows.negatives)], dim=1)
 
 
-def batch_candidates(
-    rows: Rows, not_negatives: Tensor, everyone: Rows, first_row: int, rows_per_worker: int
-) -> Tensor:
-    """(b, N) bool mask: candidates of this worker's queries among all documents of the batch.
+@dataclass(frozen=True)
+class Columns:
+    """The N candidate documents of a global batch, as what the mask of any of its rows needs."""
+
+    owner: Tensor
+    """(N,) row of the batch that a document stands in."""
+    is_positive: Tensor
+    """(N,) bool."""
+    text: Tensor
+    """(N,) hashes of the documents' texts, 0 for a missing negative."""
+    query: Tensor
+    """(N,) hashes of the owners' queries."""
+    label: Tensor
+    """(N,) hashes of the owners' classes, 0 where there is none."""
+    in_batch: Tensor
+    """(N,) bool: the owner takes part in in-batch negatives."""
+    ordered: Tensor
+    """(N,) the documents' hashes in ascending order."""
+    place: Tensor
+    """(N,) first place of a document's hash among the ordered ones."""
+    repeated: Tensor
+    """(R,) columns whose text stands in several, those of a text side by side: positives first,
+    then by row."""
+    begins: Tensor
+    """(R,) bool: the first column of its text."""
+
+    @classmethod
+    def of(cls, everyone: Rows, rows_per_worker: int) -> "Columns":
+        """Columns of the rows of all workers.
+
+        Args:
+            rows_per_worker: b of every worker.
+        """
+        num_rows, num_negatives = everyone.negatives.shape
+        row = torch.arange(num_rows, device=everyone.query.device)
+        start = row // rows_per_worker * (rows_per_worker * (1 + num_negatives))
+        slot = row % rows_per_worker
+        negative = torch.arange(num_negatives, device=row.device)
+        first_negative = start + rows_per_worker + slot * num_negatives
+        # In the order in which a text's columns count: positives before negatives.
+        column = torch.cat([start + slot, (first_negative.unsqueeze(1) + negative).flatten()])
+        text = torch.cat([everyone.positive, everyone.negatives.flatten()])
+        owner = torch.cat([row, row.repeat_interleave(num_negatives)])
+        ordered, order = text.sort(stable=True)
+        begins = torch.ones_like(ordered, dtype=torch.bool)
+        begins[1:] = ordered[1:] != ordered[:-1]
+        alone = begins.clone()
+        alone[:-1] &= begins[1:]
+        several = ~alone & (ordered != NONE)
+
+        def by_column(values: Tensor) -> Tensor:
+            return torch.empty_like(values).scatter_(0, column, values)
+
+        owner, text = by_column(owner), by_column(text)
+        return cls(
+            owner=owner,
+            is_positive=by_column(torch.arange(len(column), device=row.device) < num_rows),
+            text=text,
+            query=everyone.query[owner],
+            label=everyone.label[owner],
+            in_batch=everyone.in_batch[owner],
+            ordered=ordered,
+            place=torch.searchsorted(ordered, text),
+            repeated=column[order[several]],
+            begins=begins[several],
+        )
+
+    def without(self, texts: Tensor) -> Tensor:
+        """(b, N) bool mask of existing documents whose text is none of the row's (b, P)."""
+        last = len(self.ordered)
+        places = torch.searchsorted(self.ordered, texts).clamp(max=last - 1)
+        there = self.ordered[places] == texts
+        out = torch.zeros(len(texts), last + 1, dtype=torch.bool, device=texts.device)
+        out.scatter_(1, torch.where(there, places, last), True)
+        return ~out[:, self.place] & (self.text != NONE)
+
+
+def batch_candidates(rows: Rows, not_negatives: Tensor, columns: Columns, first_row: int) -> Tensor:
+    """(b, N) bool mask: candidates of these rows' queries among all documents of the batch.
 
     True are the row's own positive and own negatives and, for a row that takes part in in-batch
     negatives, the documents of all other rows that do, except: those of a row with the same query,
@@ -56,38 +131,44 @@ def batch_candidates(
     would otherwise weigh as much as all of them.
 
     Args:
-        not_negatives: (b, P), as in `own_candidates`; of this worker's rows only.
-        first_row: place of this worker's first row among all G rows.
-        rows_per_worker: b of every worker.
+        rows: one after the other in the batch.
+        not_negatives: (b, P), as in `own_candidates`; of these rows only.
+        first_row: place of the first of these rows among all G rows.
     """
-    num_local, num_all = len(rows.query), len(everyone.query)
-    num_negatives = rows.negatives.shape[1]
-    local = torch.arange(num_local, device=rows.query.device) + first_row
-    owner = torch.arange(num_all, device=rows.query.device)
-    own = local.unsqueeze(1) == owner.unsqueeze(0)
-    foreign = rows.in_batch.unsqueeze(1) & everyone.in_batch.unsqueeze(0) & ~own
-    foreign &= rows.query.unsqueeze(1) != everyone.query.unsqueeze(0)
+    row = torch.arange(len(rows.query), device=rows.query.device) + first_row
+    query, label = rows.query.unsqueeze(1), rows.label.unsqueeze(1)
+    own = row.unsqueeze(1) == columns.owner
+    others = rows.in_batch.unsqueeze(1) & columns.in_batch & (query != columns.query)
+    others &= (label == NONE) | (columns.is_positive & (label != columns.label))
+    others &= query != columns.text
+    mask = (own | others) & columns.without(not_negatives)
+    mask |= own & columns.is_positive
+    if len(columns.repeated):
+        mask[:, columns.repeated] = _first_of_run(mask[:, columns.repeated], columns.begins)
+    return mask
 
-    no_class = (rows.label == NONE).unsqueeze(1)
-    other_class = no_class | (rows.label.unsqueeze(1) != everyone.label.unsqueeze(0))
-    allowed = _none_of(not_negatives, everyone.positive)
-    positives = own | (foreign & other_class & allowed & _not_the_query(rows, everyone.positive))
 
-    hashes = everyone.negatives.reshape(-1)
-    own_negative = own.repeat_interleave(num_negatives, dim=1)
-    foreign_negative = foreign.repeat_interleave(num_negatives, dim=1) & no_class
-    negatives = own_negative | (foreign_negative & _not_the_query(rows, hashes))
-    negatives &= _none_of(not_negatives, hashes)
+def own_documents(rows: Rows) -> Tensor:
+    """(b, 1 + K) bool mask: the positive and the existing negatives, each text once."""
+    return own_candidates(rows, torch.zeros_like(rows.query).unsqueeze(1))
 
-    texts = torch.cat([everyone.positive, hashes])
-    distinct = _once(torch.cat([positives, negatives], dim=1), texts.expand(num_local, -1))
-    positives, negatives = distinct[:, :num_all], distinct[:, num_all:]
-    blocks = []
-    for start in range(0, num_all, rows_per_worker):
-        stop = start + rows_per_worker
-        blocks.append(positives[:, start:stop])
-        blocks.append(negatives[:, start * num_negatives : stop * num_negatives])
-    return torch.cat(blocks, dim=1)
+
+def batch_documents(rows: Rows, columns: Columns, first_row: int) -> Tensor:
+    """(b, N) bool mask: documents that these rows' queries meet, each text once.
+
+    The row's own, and, for a row that takes part in in-batch negatives, those of all other rows
+    that do; positives and false negatives are not left out.
+
+    Args:
+        rows, first_row: as in `batch_candidates`.
+    """
+    row = torch.arange(len(rows.query), device=rows.query.device) + first_row
+    mask = rows.in_batch.unsqueeze(1) & columns.in_batch
+    mask |= row.unsqueeze(1) == columns.owner
+    mask &= columns.text != NONE
+    if len(columns.repeated):
+        mask[:, columns.repeated] = _first_of_run(mask[:, columns.repeated], columns.begins)
+    return mask
 
 
 def above_positive(
@@ -123,29 +204,32 @@ def _once(mask: Tensor, hashes: Tensor) -> Tensor:
     """(b, M) bool mask without repetitions of a hash."""
     # Equal hashes side by side, in their order; a place stays if it is the first of its run.
     ordered, order = hashes.sort(dim=1, stable=True)
-    seen = mask.gather(1, order).int()
-    before = seen.cumsum(1) - seen
-    starts = torch.ones_like(ordered, dtype=torch.bool)
-    starts[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    before_run = torch.where(starts, before, 0).cummax(1).values
-    kept = seen.bool() & (before == before_run)
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    kept = _first_of_run(mask.gather(1, order), begins)
     return torch.zeros_like(mask).scatter(1, order, kept)
 
 
+def _first_of_run(mask: Tensor, begins: Tensor) -> Tensor:
+    """(b, M) bool mask of the first True of each run of columns.
+
+    Args:
+        begins: (M) or (b, M) bool, the first column of each run.
+    """
+    seen = mask.int()
+    before = seen.cumsum(1) - seen
+    before_run = torch.where(begins, before, 0).cummax(1).values
+    return mask & (before == before_run)
+
+
 def _none_of(not_negatives: Tensor, hashes: Tensor) -> Tensor:
-    """(b, M) bool mask of existing texts that the row does not exclude.
+    """(b, K) bool mask of existing texts that the row does not exclude.
 
     Args:
         not_negatives: (b, P).
-        hashes: (M) or (b, M).
+        hashes: (b, K).
     """
-    # By binary search: comparing all P of a clustered batch takes as many passes over (b, M).
+    # By binary search: comparing all P of a clustered batch takes as many passes over (b, K).
     ordered = not_negatives.sort(dim=1).values
-    wanted = hashes.expand(len(not_negatives), -1).contiguous()
-    places = torch.searchsorted(ordered, wanted).clamp(max=ordered.shape[1] - 1)
-    return (wanted != NONE) & (ordered.gather(1, places) != wanted)
-
-
-def _not_the_query(rows: Rows, hashes: Tensor) -> Tensor:
-    """(b, M) bool mask of texts that differ from the row's query."""
-    return rows.query.unsqueeze(1) != hashes.unsqueeze(0)
+    places = torch.searchsorted(ordered, hashes.contiguous()).clamp(max=ordered.shape[1] - 1)
+    return (hashes != NONE) & (ordered.gather(1, places) != hashes)

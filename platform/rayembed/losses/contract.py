@@ -2,14 +2,16 @@
 
 Importing this module or that of a loss loads no torch, for settings are read where there is none.
 
-B queries of this worker, N candidates, D embedding width, G pairs of all workers.
+B queries of this worker, N candidates, D embedding width, G pairs of all workers, M = 1 + K own
+documents of a query, T width of a teacher.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -25,15 +27,19 @@ if TYPE_CHECKING:
 
 
 class FalseNegatives(Settings):
-    """Hard negatives that a teacher scores above the positive are no candidates of the query.
+    """Documents that a teacher scores above the positive are no candidates of the query."""
 
-    The scores are those of mining, by the cross-encoder where it rescored. A negative without a
-    score stays.
-    """
-
+    by: Literal["mining", "teachers"] = Field(
+        default="mining", exclude_if=lambda by: by == "mining"
+    )
+    """Whose scores tell. `mining`: those that mining stored of a query's own hard negatives, by the
+    cross-encoder where it rescored; a document without a score stays. `teachers`: cosines of the
+    stage's `teachers`, of all candidates that the batch has for a query, other rows' positives and
+    negatives among them (GISTEmbed, arXiv 2402.16829); of several teachers one is enough."""
     margin: float = 0.0
-    """A hard negative is left out if its score exceeds the positive's by more than this. Below 0
-    also those are left out that come near the positive (NV-Retriever, arXiv 2407.15831)."""
+    """A document is left out if its score exceeds the positive's by more than this. Below 0 also
+    those are left out that come near the positive (-0.05 in NV-Retriever, arXiv 2407.15831); with
+    0.1 only those far above it (Qwen3 Embedding, arXiv 2506.05176)."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,29 @@ class TeacherScores:
     is any document."""
     scores_BM: Float[Tensor, "B M"]
     """All of a row by the same teacher; NaN where there is none, as of a missing negative."""
+
+
+@dataclass(frozen=True)
+class TeacherVectors:
+    """Unit vectors of all texts by each of the stage's teachers, float16 as they are stored."""
+
+    queries: tuple[Float[Tensor, "B T"], ...]
+    documents: tuple[Float[Tensor, "N T"] | Float[Tensor, "B N T"], ...]
+    """They are those of the candidates, the same ones for all queries or each query's own."""
+    places_BM: Int[Tensor, "B M"]
+    """Places of each query's positive and its negatives among the candidates. What stands at the
+    place of a missing negative is any document."""
+    own_BM: Bool[Tensor, "B M"]
+    """Which of these there are."""
+    seen_BN: Bool[Tensor, "B N"]
+    """Documents that a query meets, each text once; known positives and false negatives are among
+    them, of which a teacher knows best what they are."""
+
+    @cached_property
+    def cosines(self) -> tuple[Float[Tensor, "B N"], ...]:
+        """Each teacher's cosines, float64; see `exact_cosines`."""
+        pairs = zip(self.queries, self.documents, strict=True)
+        return tuple(exact_cosines(queries, documents) for queries, documents in pairs)
 
 
 @dataclass(frozen=True)
@@ -60,6 +89,8 @@ class Candidates:
     teacher: TeacherScores | None = None
     """There where the loss needs `teacher_scores`. A document that the mask leaves out has its
     score nevertheless: a false negative is what a teacher knows best."""
+    vectors_of_teachers: TeacherVectors | None = None
+    """There where the loss needs `teacher_vectors`."""
 
 
 class Contrastive(LossConfig):
@@ -72,12 +103,17 @@ class Contrastive(LossConfig):
 
     # Left out while there is none, so that fingerprints of runs from before there was one stay.
     false_negatives: FalseNegatives | None = Field(default=None, exclude_if=lambda it: it is None)
-    """Which hard negatives are left out by a teacher's scores; None: none are."""
+    """Which documents are left out by a teacher's scores; None: none are."""
+    spread_out: float = Field(default=0.0, ge=0, exclude_if=lambda it: not it)
+    """Weight of the spread-out regulariser at each width (`losses.spread_out`); 0: none."""
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Teacher scores, where false negatives are told by them."""
-        return frozenset() if self.false_negatives is None else frozenset({"teacher_scores"})
+        """Teacher scores or vectors, where false negatives are told by them."""
+        if self.false_negatives is None:
+            return frozenset()
+        by_mining = self.false_negatives.by == "mining"
+        return frozenset({"teacher_scores" if by_mining else "teacher_vectors"})
 
     def of_rows(
         self, queries_BD: Float[Tensor, "B D"], candidates: Candidates, parameters: Parameters
@@ -132,6 +168,29 @@ def similarities(
     import torch
 
     return torch.einsum("bd,bnd->bn", queries_BD.float(), candidates.float())
+
+
+_COLUMNS = 1 << 13
+"""Documents whose vectors are widened to float64 at a time."""
+
+
+def exact_cosines(
+    queries_BT: Float[Tensor, "B T"],
+    documents: Float[Tensor, "N T"] | Float[Tensor, "B N T"],
+) -> Float[Tensor, "B N"]:
+    """Products of stored float16 unit vectors in float64, which are exact, so that comparisons with
+    a margin come out the same for any number of workers, block and device.
+
+    A float16 number is a multiple of 2⁻²⁴, a product of two of 2⁻⁴⁸, and no sum of a unit vector's
+    products exceeds 2: 49 of the 53 bits, in any order.
+    """
+    import torch
+
+    queries_BT = queries_BT.double()
+    if documents.ndim == 3:
+        return torch.einsum("bt,bnt->bn", queries_BT, documents.double())
+    blocks = torch.split(documents, _COLUMNS)
+    return torch.cat([queries_BT @ some.double().T for some in blocks], dim=1)
 
 
 def scalar(value: float) -> Any:

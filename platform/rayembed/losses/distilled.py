@@ -1,4 +1,4 @@
-"""What losses have in common that bring a query's own documents to the scores of a teacher.
+"""What losses have in common that learn from a teacher, with InfoNCE beside it.
 
 B queries, N candidates, M = 1 + K own documents of a query, D embedding width.
 """
@@ -20,7 +20,33 @@ if TYPE_CHECKING:
     from rayembed.losses.contract import Parameters
 
 
-class Distilled(Contrastive):
+class BesideInfoNCE(Contrastive):
+    """A loss by a teacher, and InfoNCE over all candidates."""
+
+    infonce_weight: NonNegativeFloat = 1.0
+    """Factor of InfoNCE; 0 leaves the teacher alone."""
+    infonce_temperature: PositiveFloat = 0.02
+    """Temperature of InfoNCE."""
+
+    def with_infonce(
+        self,
+        loss_B: Float[Tensor, " B"],
+        queries_BD: Float[Tensor, "B D"],
+        candidates: Candidates,
+    ) -> Float[Tensor, " B"]:
+        """The teacher's loss of each query plus InfoNCE's by its weight."""
+        if not self.infonce_weight:
+            return loss_B
+        return loss_B + self.infonce_weight * info_nce(
+            queries_BD,
+            candidates.vectors,
+            candidates.positive_B,
+            candidates.mask_BN,
+            self.infonce_temperature,
+        )
+
+
+class Distilled(BesideInfoNCE):
     """A loss of the positive and the hard negatives of each query under scores that mining stored,
     with InfoNCE over all candidates beside it.
 
@@ -29,15 +55,10 @@ class Distilled(Contrastive):
     negatives all have none adds nothing but InfoNCE.
     """
 
-    infonce_weight: NonNegativeFloat = 1.0
-    """Factor of InfoNCE; 0 leaves the teacher's scores alone."""
-    infonce_temperature: PositiveFloat = 0.02
-    """Temperature of InfoNCE."""
-
     @property
     def needs(self) -> frozenset[Need]:
         """Teacher scores."""
-        return frozenset({"teacher_scores"})
+        return super().needs | {"teacher_scores"}
 
     def of_rows(
         self, queries_BD: Float[Tensor, "B D"], candidates: Candidates, parameters: Parameters
@@ -52,15 +73,7 @@ class Distilled(Contrastive):
         known_BM = known_BM & known_BM[:, :1] & known_BM[:, 1:].any(dim=1, keepdim=True)
         scores_BM = teacher.scores_BM.masked_fill(~known_BM, 0.0)
         loss_B = self.of_scores(similarities(queries_BD, own_BMD), scores_BM, known_BM)
-        if not self.infonce_weight:
-            return loss_B
-        return loss_B + self.infonce_weight * info_nce(
-            queries_BD,
-            vectors,
-            candidates.positive_B,
-            candidates.mask_BN,
-            self.infonce_temperature,
-        )
+        return self.with_infonce(loss_B, queries_BD, candidates)
 
     def of_scores(
         self,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
+    from rayembed.config.loss import Widths
     from rayembed.losses.contract import Parameters
 
 
@@ -30,7 +31,7 @@ class SigLIP(Contrastive):
 
     parameter_names: ClassVar[tuple[str, ...]] = ("log_scale", "bias")
 
-    def initial_parameters(self) -> dict[str, Any]:
+    def initial_parameters(self, widths: Widths) -> dict[str, Any]:
         """T' and b of the paper."""
         return {"log_scale": scalar(math.log(self.scale)), "bias": scalar(self.bias)}
 

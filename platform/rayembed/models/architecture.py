@@ -50,6 +50,9 @@ class Published(NamedTuple):
     """Loads it in a number type, in evaluation mode."""
     check: Callable[[], object]
     """Checks without reading weights that `load` can; raises ArtifactError."""
+    in_float16: Callable[[], "TransformerModel | None"] = lambda: None
+    """Loads weights that are saved in float16 in that type, in which no model of ours computes, for
+    a caller that casts them layer by layer; None if they are in another."""
 
 
 class SentenceModule(NamedTuple):

@@ -1,4 +1,5 @@
-"""Attention for training on CPUs: plain matrix products over a few short texts at a time.
+"""Attention for training on CPUs, by plain matrix products over a few short texts at a time, and
+for packed texts.
 
 SDPA's flash kernel for CPUs is slow in bf16 where texts are short: products in float32 took two
 thirds to a third of its time, and their gradients lie nearer to those of float64
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from rayembed.models.varlen import varlen_attention
 
 NAME = "rayembed"
 """Name under which this attention is registered with transformers."""
@@ -60,7 +63,15 @@ def attention(
     By products in float32 for short texts on CPUs while the module trains, by SDPA otherwise; both
     scale, mask and share key heads alike. A token that sees nothing gets the mean of all values
     from the products.
+
+    With `cu_seq_lens_q` (see `packed`) B is 1, T the tokens of all texts, and each text attends to
+    itself; the mask is not looked at.
+
+    Raises:
+        ValueError: packed texts with dropout or a bias, or without a kernel.
     """
+    if kwargs.get("cu_seq_lens_q") is not None:
+        return _unpadded(module, query, key, value, dropout, scaling, is_causal, **kwargs), None
     rows, heads, length, width = query.shape
     scores_of_text = heads * length * key.shape[2]
     by_products = (
@@ -103,10 +114,48 @@ def _bias(
     lowest = torch.finfo(torch.float32).min  # not -inf: a row may have nothing to attend to
     length = query.shape[2]
     if mask is None:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        if not causal or length == 1:
+        if not _causal(module, is_causal) or length == 1:
             return None
         mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
     if mask.dtype != torch.bool:
         return mask.float().clamp(min=lowest)
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, lowest)
+
+
+def _unpadded(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout: float,
+    scaling: float | None,
+    is_causal: bool | None,
+    *,
+    cu_seq_lens_q: Tensor,
+    cu_seq_lens_k: Tensor,
+    max_length_q: int,
+    max_length_k: int,
+    sliding_window: int | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
+    """(1, T, H, D) attention within packed texts."""
+    if dropout or position_bias is not None:
+        raise ValueError("attention of packed texts has neither dropout nor a bias")
+    attended: Tensor = varlen_attention(
+        query.squeeze(0).transpose(0, 1),
+        key.squeeze(0).transpose(0, 1),
+        value.squeeze(0).transpose(0, 1),
+        cu_seq_lens_q,
+        cu_seq_lens_k,
+        (max_length_q, max_length_k),
+        causal=_causal(module, is_causal),
+        window=sliding_window,
+        scale=scaling,
+    )
+    return attended.unsqueeze(0)
+
+
+def _causal(module: torch.nn.Module, is_causal: bool | None) -> bool:
+    """Whether a layer is causal; by what its call says, else by what it says itself."""
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)

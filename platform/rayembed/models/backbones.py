@@ -21,7 +21,11 @@ logger = logging.getLogger(__name__)
 Mask = Literal["bidirectional", "causal", "own"]
 """Attention mask. `own`: the family's default, which for encoders is bidirectional."""
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,  # of weights on their way to another type; no model computes in it
+    "float32": torch.float32,
+}
 
 _ATTENTION_DROPOUT = (
     "attention_dropout",  # Llama, Mistral, Qwen, Gemma, ModernBERT, DistilBERT
@@ -40,7 +44,7 @@ _HIDDEN_DROPOUT = (
 )
 
 
-def torch_dtype(dtype: DtypeSetting) -> torch.dtype:
+def torch_dtype(dtype: DtypeSetting | Literal["float16"]) -> torch.dtype:
     """Torch dtype of a setting; `auto` is the type that this machine computes fast."""
     return _DTYPES[auto_precision().dtype if dtype == "auto" else dtype]
 
@@ -126,12 +130,28 @@ _LEARNT_POSITIONS = ("position_embeddings", "wpe", "embed_positions")
 
 def num_positions(model: Any) -> int | None:
     """Maximum tokens with learnt positions; None if positions are computed or unlimited."""
+    learnt = _learnt_positions(model)
+    if learnt is None:
+        return None
+    # OPT counts positions from an offset within the layer.
+    return learnt.num_embeddings - max(_unused(learnt), int(getattr(learnt, "offset", 0)))
+
+
+def first_position(model: Any) -> int:
+    """Position id of a text's first token; RoBERTa and XLM-R count from the padding's id on."""
+    learnt = _learnt_positions(model)
+    return 0 if learnt is None else _unused(learnt)
+
+
+def _learnt_positions(model: Any) -> torch.nn.Embedding | None:
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in _LEARNT_POSITIONS and isinstance(module, torch.nn.Embedding):
-            # RoBERTa, XLM-R and MPNet count positions from the padding's id on, OPT from an offset.
-            unused = 0 if module.padding_idx is None else module.padding_idx + 1
-            return module.num_embeddings - max(unused, int(getattr(module, "offset", 0)))
+            return module
     return None
+
+
+def _unused(learnt: torch.nn.Embedding) -> int:
+    return 0 if learnt.padding_idx is None else learnt.padding_idx + 1
 
 
 def _settings(folder: Path, config: BackboneConfig, mask: Mask) -> Any:
@@ -276,6 +296,11 @@ def set_dropout(settings: Any, config: BackboneConfig) -> None:
             )
         for name in present:
             setattr(settings, name, value)
+
+
+def attention_dropout(settings: Any) -> float:
+    """Dropout of attention probabilities in a transformers configuration, 0 where it has none."""
+    return max(float(getattr(settings, name, 0.0) or 0.0) for name in _ATTENTION_DROPOUT)
 
 
 @torch.no_grad()

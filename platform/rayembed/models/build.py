@@ -47,7 +47,7 @@ def build_model(config: ModelConfig, folders: Folders, *, seed: int) -> Transfor
         head.to(torch_dtype(config.backbone.dtype))
         if start.load_head is None:
             architecture.start_head(config, head, parts)
-        _choose_trained(config, parts)
+        choose_trained(config, parts)
     return architecture.assemble(config, parts, head, tokenizer).train()
 
 
@@ -69,7 +69,7 @@ def check_buildable(config: ModelConfig, folders: Folders) -> TransformerModel:
     architecture.check_lengths(config, parts)
     with torch.device("meta"):
         head = architecture.build_head(config, shapes_of(parts))
-        _choose_trained(config, parts)
+        choose_trained(config, parts)
         return architecture.assemble(config, parts, head, tokenizer)
 
 
@@ -78,7 +78,7 @@ def shapes_of(parts: Parts) -> dict[str, Any]:
     return {name: part.config for name, part in parts.items()}
 
 
-def _choose_trained(config: ModelConfig, parts: Parts) -> None:
+def choose_trained(config: ModelConfig, parts: Parts) -> None:
     """Add adapters to parts and freeze those that are not trained, in place."""
     for name, part in parts.items():
         if name in config.frozen:

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayembed.config.types import Role
-from rayembed.errors import ArtifactError
+from rayembed.config.types import Role, Unpadded
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.layers import recomputable_layers, recompute_layers
 
 Tokens = Mapping[str, np.ndarray]
 """One tokenised text: arrays such as `input_ids` (T,) int32 and `pool_mask` (T,) bool. `input_ids`
@@ -45,6 +46,15 @@ class Tokenizer(Protocol):
 
     def collate(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
         """Collate a padded micro-batch: tensors of B rows, with `attention_mask` (B, longest)."""
+        ...
+
+
+@runtime_checkable
+class PackingTokenizer(Tokenizer, Protocol):
+    """Tokenizer that also collates micro-batches without padding."""
+
+    def pack(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
+        """Collate a packed micro-batch: the texts' tokens one after the other, see `packed`."""
         ...
 
 
@@ -116,9 +126,28 @@ class TrainableModel(nn.Module):
         """Whether the named parameter belongs to the pretrained backbone (or its adapters)."""
         raise TypeError(f"{type(self).__name__} does not tell its parameters apart")
 
-    def enable_gradient_checkpointing(self) -> None:
-        """Recompute activations layer by layer in the backward pass from now on."""
-        raise TypeError(f"{type(self).__name__} cannot recompute its activations")
+    @property
+    def trained_parts(self) -> list[Any]:
+        """Transformers that are trained or have trained adapters."""
+        return []
+
+    def recompute_layers(self, number: int | None = None) -> None:
+        """Recompute the activations of so many layers in the backward pass from now on, see
+        `layers.recompute_layers`.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        if not recomputable_layers(self.trained_parts):
+            raise ConfigError(
+                f"{type(self).__name__} cannot recompute its activations; set "
+                "placement.gradient_checkpointing=false"
+            )
+        recompute_layers(self.trained_parts, number)
+
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """Compile the layers from now on, see `layers.compile_layers`."""
+        raise TypeError(f"{type(self).__name__} has no layers to compile")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply a cast or move to all tensors without lowering the precision of buffers.
@@ -161,8 +190,19 @@ class EmbeddingModel(TrainableModel):
     """Maximum context documents of `forward`, which the trainer draws; None for any number."""
     added_tokens: int = 0
     """Positions that `forward` adds to each text, each as expensive as a token."""
+    unpadded: Unpadded = "auto"
+    """Whether micro-batches are packed instead of padded; decided by `unpadded.packs`."""
+    takes_packed: bool = False
+    """Whether `forward` and `embed_context` also take packed batches of a `PackingTokenizer`."""
     default_instructions: Mapping[Role, str] = MappingProxyType({})
     """Default instructions by role, for texts without one: the run's, if all its data share one."""
+
+    def why_padded(self) -> str | None:
+        """Why micro-batches must be padded on this device, in this mode; None if they need not.
+
+        Asked of models with `takes_packed` only.
+        """
+        return None
 
     def instruction_of(self, role: Role, given: str | None) -> str:
         """Instruction for texts of this role; the model's default if none is given.
@@ -195,7 +235,7 @@ class EmbeddingModel(TrainableModel):
         for it. `forward` gives the same for these tokens. Here they come back as they are.
 
         Args:
-            tokens_per_batch: padded tokens of a micro-batch.
+            tokens_per_batch: tokens of a micro-batch, padding included.
         """
         return tokens
 
@@ -224,6 +264,11 @@ def cost(tokens: Tokens) -> int:
 def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Move the micro-batch to the device, asynchronously from pinned memory."""
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+
+
+def pinned(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The micro-batch in memory that a GPU copies from by itself."""
+    return {key: value.pin_memory() for key, value in batch.items()}
 
 
 def settings_of(value: Any) -> dict[str, Any]:

@@ -1,8 +1,12 @@
-"""Embedding of many texts: each distinct text once, sorted by length, batched by token budget."""
+"""Embedding of many texts: each distinct text once, sorted by length, batched by token budget.
+
+The next texts are tokenised, and for a GPU collated, by threads while the device computes.
+"""
 
 import heapq
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from typing import get_args
 
 import numpy as np
@@ -13,11 +17,15 @@ from torch import Tensor
 from rayembed.config.settings import nearest
 from rayembed.config.types import Role
 from rayembed.errors import ConfigError, DataError
-from rayembed.hardware import pass_cost_tokens
-from rayembed.models.contract import EmbeddingModel, Tokens, cost, to_device
-from rayembed.models.micro_batches import collate, cut_by_length
+from rayembed.models.contract import EmbeddingModel, EmbedOutput, Tokens, cost
+from rayembed.models.passes import ahead, passes
 
 _TEXTS_PER_TOKENIZER_CALL = 4096
+_CPU_TEXTS, _GPU_TEXTS = 65_536, 2048
+"""Texts that are tokenised and sorted by length together, while those before them are embedded.
+
+On CPUs the tokens' memory decides: tokenising takes from encoding what it gains. A GPU waits for
+the first texts alone, and packs what is not sorted as well."""
 _CPU_TOKENS, _GPU_TOKENS = 2048, 16384
 
 
@@ -40,8 +48,8 @@ def encode(
     Args:
         instruction: task definition before each text; None: that of the model for the role, if it
             learnt a single one; "": none.
-        tokens_per_batch: padded tokens of a micro-batch; one longer text makes its own. None:
-            16384 on a GPU, 2048 on a CPU, where 16384 outgrow the caches (in bfloat16 on two
+        tokens_per_batch: tokens of a micro-batch, padding included; one longer text makes its own.
+            None: 16384 on a GPU, 2048 on a CPU, where 16384 outgrow the caches (in bfloat16 on two
             cores: all-MiniLM-L6-v2 147 against 128 texts a second, SmolLM2-135M 20 against 13).
         progress: called with the number of distinct texts encoded so far, and of all.
         allow_empty: embed texts without tokens of their own by their special tokens.
@@ -60,10 +68,26 @@ def encode(
     places: dict[str, int] = {}
     order = np.array([places.setdefault(text, len(places)) for text in texts], dtype=np.int64)
     distinct = list(places)
-    tokens = _tokenize(model, distinct, role, model.instruction_of(role, instruction), allow_empty)
-    vectors = encode_tokens(
-        model, tokens, tokens_per_batch=tokens_per_batch, progress=progress, context=context
-    )
+    told = model.instruction_of(role, instruction)
+    device = next(model.parameters()).device
+    vectors = np.empty((len(distinct), model.dimensions[0]), dtype=np.float32)
+    done = 0
+
+    def count(of_part: int, _: int) -> None:
+        if progress is not None:
+            progress(done + of_part, len(distinct))
+
+    def tokenized(part: list[str]) -> list[Tokens]:
+        return _tokenize(model, part, role, told, allow_empty)
+
+    size = _CPU_TEXTS if device.type == "cpu" else _GPU_TEXTS
+    parts = [distinct[start : start + size] for start in range(0, len(distinct), size)]
+    with closing(ahead(tokenized, parts, 1)) as coming:
+        for tokens in coming:
+            vectors[done : done + len(tokens)] = encode_tokens(
+                model, tokens, tokens_per_batch=tokens_per_batch, progress=count, context=context
+            )
+            done += len(tokens)
     return vectors[0] if single else vectors[order]
 
 
@@ -89,10 +113,13 @@ def encode_tokens(
         done = 0
         tokens = model.first_pass(tokens, budget)
         costs = [cost(one) + model.added_tokens for one in tokens]
-        for chosen in cut_by_length(costs, budget, pass_cost_tokens(device.type, model)):
-            batch = to_device(collate(model, tokens, chosen), device)
-            output = model(batch) if context is None else model(batch, context)
-            vectors[chosen] = output.embeddings.float().cpu().numpy()
+
+        def embed(batch: dict[str, Tensor]) -> Tensor:
+            output: EmbedOutput = model(batch) if context is None else model(batch, context)
+            return output.embeddings
+
+        for chosen, made in passes(model, tokens, costs, budget, embed):
+            vectors[chosen] = made.numpy()
             done += len(chosen)
             if progress is not None:
                 progress(done, len(tokens))
@@ -126,9 +153,8 @@ def encode_context(
     try:
         costs = [cost(one) for one in tokens]
         budget = tokens_per_batch or default_budget(device)
-        for chosen in cut_by_length(costs, budget, pass_cost_tokens(device.type, model)):
-            made = model.embed_context(to_device(collate(model, tokens, chosen), device))
-            for place, vector in zip(chosen, made.float().cpu(), strict=True):
+        for chosen, made in passes(model, tokens, costs, budget, model.embed_context):
+            for place, vector in zip(chosen, made, strict=True):
                 vectors[place] = vector
             done += len(chosen)
             if progress is not None:
@@ -184,6 +210,13 @@ def _check(texts: Sequence[object], role: str, allow_empty: bool) -> None:
                 f"text {place + 1} of {len(texts)} is no text but {repr(text)[:80]} "
                 f"({type(text).__name__}); leave it out"
             )
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                f"text {place + 1} of {len(texts)} ({text[:40]!r}) holds half of a surrogate pair, "
+                "which is no character; mend it or leave it out"
+            ) from None
         if not (allow_empty or text.strip()):
             raise DataError(
                 f"text {place + 1} of {len(texts)} ({text!r}) has no tokens of its own; leave it "
@@ -192,7 +225,7 @@ def _check(texts: Sequence[object], role: str, allow_empty: bool) -> None:
 
 
 def default_budget(device: torch.device) -> int:
-    """Padded tokens of a micro-batch on the device, where none are stated."""
+    """Tokens of a micro-batch on the device, where none are stated."""
     return _CPU_TOKENS if device.type == "cpu" else _GPU_TOKENS
 
 

@@ -4,13 +4,15 @@ import json
 import math
 import re
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
 import xxhash
 from torch import Tensor
 
-from rayembed.errors import ArtifactError
+from rayembed.assets.cache import cache_folder, filled
+from rayembed.errors import ArtifactError, AssetError
 
 _MAX_HEADER_BYTES = 100_000_000
 """Maximum header size in bytes, the limit of safetensors itself."""
@@ -37,6 +39,11 @@ _TRAINING_STATE = re.compile(
 )
 """Files that the trainers of transformers and Accelerate leave beside the weights."""
 _BLOCK = 1 << 24
+
+_DIGITS = "weights.txt"
+
+_SETTLED_SECONDS = 10.0
+"""Age of the last file at which its time tells it from a later one of the same size."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -158,7 +165,8 @@ def weights_fingerprint(folder: Path) -> str:
     """12 hexadecimal digits of the names and contents of weights, tokenizer and settings.
 
     Model cards, training state and file times do not count. The same content gives the same
-    digits on every machine.
+    digits on every machine. Of many processes of a machine with an asset cache one reads the files,
+    and again only when one of them was written since.
 
     Raises:
         ArtifactError: no weights in the folder.
@@ -168,6 +176,27 @@ def weights_fingerprint(folder: Path) -> str:
     )
     if not any(name.endswith(_WEIGHTS) for name in files):
         raise ArtifactError(f"no weights in {str(folder)!r} to take a fingerprint of")
+    states = [(folder / name).stat() for name in files]
+    written = max(max(state.st_mtime, state.st_ctime) for state in states)
+    # A file may be written twice within what its time resolves, and have the same size.
+    if time.time() - written < _SETTLED_SECONDS or not cache_folder().is_dir():
+        return _fingerprint_of(folder, files)
+    known = [
+        (name, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        for name, state in zip(files, states, strict=True)
+    ]
+    key = xxhash.xxh3_128_hexdigest(json.dumps([str(folder.absolute()), known]).encode())
+
+    def read(entry: Path) -> None:
+        (entry / _DIGITS).write_text(_fingerprint_of(folder, files))
+
+    try:
+        return (filled(cache_folder() / "fingerprints" / key, read) / _DIGITS).read_text()
+    except AssetError:  # a cache that others fill
+        return _fingerprint_of(folder, files)
+
+
+def _fingerprint_of(folder: Path, files: list[str]) -> str:
     digest = xxhash.xxh3_128()
     for name in files:
         path = folder / name

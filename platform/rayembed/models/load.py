@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from rayembed.config.backbone import Dtype
 from rayembed.config.model import ModelConfig
 from rayembed.errors import ArtifactError
@@ -44,6 +46,23 @@ def load_model(folder: str | Path, *, dtype: Dtype | None = None) -> Transformer
     return published(folder).load(dtype)
 
 
+def load_as_saved(folder: Path) -> TransformerModel:
+    """Load a model to be cast by the caller, with the memory that its saved weights take.
+
+    As `load_model` in the type of `saved_dtype`, but weights saved in float16 come in that, in
+    which no model of ours computes.
+
+    Raises:
+        ArtifactError: as `load_model`.
+    """
+    dtype = saved_dtype(folder)
+    if dtype == "float32" and not (folder / SETTINGS_FILE).is_file():
+        found = published(folder).in_float16()
+        if found is not None:
+            return found
+    return load_model(folder, dtype=dtype)
+
+
 def load_saved(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
     """Load a model written by `save_model`, in evaluation mode.
 
@@ -55,9 +74,9 @@ def load_saved(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
     folders = part_folders(config, folder)
     parts = {name: architecture.load_part(config, name, at) for name, at in folders.items()}
     architecture.check_parts(config, parts, folders)
-    head = architecture.build_head(config, shapes_of(parts))
-    load_head(head, folder / POOLING_FILE)
-    head.to(torch_dtype(config.backbone.dtype))
+    with torch.device("meta"):
+        head = architecture.build_head(config, shapes_of(parts))
+    load_head(head, folder / POOLING_FILE, torch_dtype(config.backbone.dtype))
     tokenizer = architecture.tokenizer(config, folders)
     model = architecture.assemble(config, parts, head, tokenizer).eval()
     architecture.read_more(model, folder)

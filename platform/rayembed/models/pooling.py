@@ -7,62 +7,85 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from rayembed.config.pooling import PlainPooling, ProjectionConfig
+from rayembed.models.packed import Packed
 
-States = Float[Tensor, "batch tokens hidden"]
-PoolMask = Bool[Tensor, "batch tokens"]
+States = Float[Tensor, "*tokens hidden"]
+"""Padded (B, T, H), or packed (T, H)."""
+PoolMask = Bool[Tensor, "*tokens"]
 Pooled = Float[Tensor, "batch hidden"]
+Layout = Tensor | Packed
+"""Where the texts stand: the attention mask (B, T) of padded ones, or the ends of packed ones."""
 
 _ACTIVATIONS = {"identity": nn.Identity, "tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
 
 
-def masked_mean(hidden: States, mask: PoolMask) -> Pooled:
-    """Mean of the states where the mask is true, float32; no row may be empty.
+def masked_mean(hidden: States, mask: PoolMask, layout: Layout | None = None) -> Pooled:
+    """Mean of a text's states where the mask is true, float32; no text may be empty.
 
     Multiplying by 0 and 1 is exact in bfloat16, so only the sum needs float32.
+
+    Args:
+        layout: where packed texts stand; padded ones need none.
     """
     kept = hidden * mask.unsqueeze(-1).to(hidden.dtype)
+    if isinstance(layout, Packed):
+        return layout.sums(kept) / layout.sums(mask).unsqueeze(-1)
     sums = kept.sum(dim=1, dtype=torch.float32)
     return sums / mask.sum(dim=1, keepdim=True, dtype=torch.float32)
+
+
+def every_token(hidden: States, layout: Layout) -> PoolMask:
+    """Mask of all tokens that are not padding."""
+    if isinstance(layout, Packed):
+        return torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)
+    return layout.bool()
 
 
 class Pooling(nn.Module):
     """A pooling without weights, by one of the functions below."""
 
-    def __init__(self, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, function: Callable[[Tensor, Layout, Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+    def forward(self, hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
         """One float32 vector for each text."""
-        return self.function(hidden, attention_mask, pool_mask)
+        return self.function(hidden, layout, pool_mask)
 
 
-def mean(hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+def mean(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
     """Mean of the states of the tokens in the pool, float32."""
-    return masked_mean(hidden, pool_mask)
+    return masked_mean(hidden, pool_mask, layout)
 
 
-def cls(hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+def cls(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
     """State of the first token, float32."""
-    return hidden[:, 0].float()
+    states = hidden[layout.firsts] if isinstance(layout, Packed) else hidden[:, 0]
+    return states.float()
 
 
-def eos(hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+def eos(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
     """State of the last token that is not padding (padding goes right), float32."""
-    last = attention_mask.sum(dim=1) - 1
+    if isinstance(layout, Packed):
+        return hidden[layout.lasts].float()
+    last = layout.sum(dim=1) - 1
     return hidden[torch.arange(len(hidden), device=hidden.device), last].float()
 
 
-def largest(hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+def largest(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
     """Largest state of the tokens in the pool, dimension by dimension, float32."""
-    return hidden.float().masked_fill(~pool_mask[..., None], float("-inf")).amax(dim=1)
+    kept = hidden.float().masked_fill(~pool_mask[..., None], float("-inf"))
+    return layout.largest(kept) if isinstance(layout, Packed) else kept.amax(dim=1)
 
 
-def weighted_mean(hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+def weighted_mean(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
     """Mean of the states of the tokens in the pool with weights 1, 2, 3, … by position, float32.
 
     Padding goes right.
     """
+    if isinstance(layout, Packed):
+        weights = (pool_mask * (layout.positions(len(hidden)) + 1)).float()
+        return layout.sums(hidden * weights.unsqueeze(-1)) / layout.sums(weights).unsqueeze(-1)
     positions = torch.arange(1, hidden.shape[1] + 1, device=hidden.device)
     weights = (pool_mask * positions).float()
     weights = weights / weights.sum(dim=1, keepdim=True)
@@ -100,9 +123,9 @@ class ProjectedPooling(nn.Module):
             Projection(width, config) for width, config in zip(widths, configs, strict=False)
         )
 
-    def forward(self, hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+    def forward(self, hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
         """Output of the last projection, float32."""
-        vectors: Tensor = self.pooling(hidden, attention_mask, pool_mask)
+        vectors: Tensor = self.pooling(hidden, layout, pool_mask)
         for projection in self.projections:
             vectors = projection(vectors)
         return vectors.float()
@@ -114,5 +137,5 @@ def pooled_width(pooling: nn.Module, hidden_size: int) -> int:
 
 
 def build_pooling(config: PlainPooling) -> Pooling:
-    """Build a pooling without weights: `(hidden, attention_mask, pool_mask)` → (B, H) float32."""
+    """Build a pooling without weights: `(hidden, layout, pool_mask)` → (B, H) float32."""
     return Pooling(_POOLINGS[config.kind])

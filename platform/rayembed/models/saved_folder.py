@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
 from pydantic import TypeAdapter, ValidationError
 
 from rayembed.config.backbone import Dtype
@@ -125,8 +126,12 @@ def _read_settings_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def load_head(head: Any, path: Path) -> None:
+def load_head(head: Any, path: Path, dtype: torch.dtype | None = None) -> None:
     """Load saved weights into a model's head; a head without weights has no file.
+
+    Args:
+        dtype: of a head on the meta device, which gets copies of the weights in this type, one by
+            one; None: the head has memory of its own.
 
     Raises:
         ArtifactError: the file is missing, damaged or of another layer.
@@ -138,6 +143,12 @@ def load_head(head: Any, path: Path) -> None:
         return
     try:
         state = safetensors.torch.load_file(path)
-        head.load_state_dict(state)
+        if dtype is not None:
+            # Copied in any case: the file that they are mapped from may be written anew.
+            state = {
+                name: value.to(dtype if value.is_floating_point() else value.dtype, copy=True)
+                for name, value in state.items()
+            }
+        head.load_state_dict(state, assign=dtype is not None)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         raise ArtifactError(f"cannot load the head {str(path)!r}: {error}") from error

@@ -19,6 +19,7 @@ from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.models.contract import Tokens
 from rayembed.models.files import read_json
+from rayembed.models.packed import joined, pack
 
 PaddingSide = Literal["right", "left"]
 
@@ -133,6 +134,12 @@ class TextTokenizer:
         ids, attention = padded([one["input_ids"] for one in tokens], self.pad_id)
         pool, _ = padded([one["pool_mask"] for one in tokens], False)
         return {"input_ids": ids, "attention_mask": attention, "pool_mask": pool.bool()}
+
+    def pack(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
+        """Collate `input_ids` int64 and `pool_mask` bool, each (T,), with the entries of `pack`."""
+        rows = [one["input_ids"] for one in tokens]
+        pool = joined([one["pool_mask"] for one in tokens]).bool()
+        return {"input_ids": joined(rows), "pool_mask": pool, **pack(rows)}
 
 
 class PrefixTokenizer(TextTokenizer):

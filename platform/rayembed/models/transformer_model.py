@@ -8,8 +8,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayembed.config.model import ModelConfig
-from rayembed.models.contract import EmbeddingModel, EmbedOutput, PromptTokenizer
-from rayembed.models.pooling import pooled_width
+from rayembed.models.backbones import first_position
+from rayembed.models.contract import (
+    EmbeddingModel,
+    EmbedOutput,
+    PromptTokenizer,
+)
+from rayembed.models.layers import compile_layers
+from rayembed.models.packed import Packed, packed_states
+from rayembed.models.pooling import Layout, pooled_width
+from rayembed.models.unpadded import why_part_padded
 
 
 class TransformerModel(EmbeddingModel):
@@ -45,12 +53,14 @@ class TransformerModel(EmbeddingModel):
         path = name.split(".")
         return any(part in path for part in self.parts)
 
-    def enable_gradient_checkpointing(self) -> None:
-        """Recompute the layers of trained parts in the backward pass, while in training."""
-        for part in self.trained_parts:
-            part.gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs={"use_reentrant": False}
-            )
+    def why_padded(self) -> str | None:
+        """Why texts must be padded; None where all parts read them packed."""
+        reasons = (why_part_padded(name, part) for name, part in self.parts.items())
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """Compile the layers of all parts from now on, see `layers.compile_layers`."""
+        compile_layers(self.parts.values(), backend)
 
     def save(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
         """Save the model with merged adapters to a folder, atomically.
@@ -66,6 +76,8 @@ class TransformerModel(EmbeddingModel):
 class PooledTransformer(TransformerModel):
     """Hidden states of a backbone, pooled and normalised in float32."""
 
+    takes_packed = True
+
     def __init__(
         self,
         config: ModelConfig,
@@ -79,6 +91,7 @@ class PooledTransformer(TransformerModel):
         self.pooling = pooling
         self.tokenizer = tokenizer
         self.dimensions = (pooled_width(pooling, int(backbone.config.hidden_size)),)
+        self._first_position = first_position(backbone)
 
     @property
     def head(self) -> nn.Module:
@@ -87,8 +100,14 @@ class PooledTransformer(TransformerModel):
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
         """Unit vectors (B, D) of a collated micro-batch; takes no context."""
-        states = self.backbone(
-            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
-        ).last_hidden_state
-        pooled = self.pooling(states, batch["attention_mask"], batch["pool_mask"])
+        layout: Layout
+        ids, packed = batch["input_ids"], Packed.of(batch)
+        if packed is None:
+            layout = batch["attention_mask"]
+            states = self.backbone(input_ids=ids, attention_mask=layout).last_hidden_state
+        else:
+            layout = packed
+            positions = self._first_position + batch["position_ids"]
+            states = packed_states(self.backbone, packed, positions, input_ids=ids)
+        pooled = self.pooling(states, layout, batch["pool_mask"])
         return EmbedOutput(functional.normalize(pooled, dim=-1))

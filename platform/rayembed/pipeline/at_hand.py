@@ -83,10 +83,12 @@ def look_at(run: Run) -> AtHand:
         ask(partial(_look_at_source, run, dataset, found))
     for stage in run.stages:
         ask(partial(_check_rows, stage, found))
-    for setting, reference in _models(run):
+    for setting, reference in models_of(run):
         ask(partial(_check_model, setting, reference))
     ask(partial(_check_sets, run))
     ask(partial(_check_number_types, run))
+    ask(partial(_check_storage, run.placement.storage_path))
+    found.warnings += unusual(run)
     try:
         check_room(run.placement)
     except PlacementError as error:
@@ -209,25 +211,36 @@ def _counts(rows: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in rows.items())
 
 
-def _models(run: Run) -> Iterator[tuple[str, str]]:
+def models_of(run: Run) -> Iterator[tuple[str, str]]:
     """Setting and reference of every model that the run loads."""
     for name, reference in run.model.parts.items():
         yield f"model.{name}.path", reference
     used = {name for stage in run.stages for name in stage.datasets}
     for dataset in (d for d in run.data.datasets if d.name in used):
-        at = f"data.datasets.{dataset.name}"
-        for step in ("consistency", "mining", "clusters"):
-            if (settings := getattr(dataset, step)) is not None:
-                yield f"{at}.{step}.teacher", settings.teacher
-        if dataset.mining is not None:
-            for place, further in enumerate(dataset.mining.further_teachers):
-                yield f"{at}.mining.further_teachers.{place}", further.teacher
-            if dataset.mining.rescoring is not None:
-                yield f"{at}.mining.rescoring.model", dataset.mining.rescoring.model
+        yield from _models_of_data(dataset)
+    for stage in run.stages:
+        for place, teacher in enumerate(stage.teachers):
+            yield f"stages.{stage.name}.teachers.{place}.teacher", teacher.teacher
     if run.takes_scores:
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 yield f"evaluation.baselines.{place}", baseline
+
+
+def _models_of_data(dataset: DatasetConfig) -> Iterator[tuple[str, str]]:
+    """Those that filter, mine, cluster or judge a data set's rows."""
+    at = f"data.datasets.{dataset.name}"
+    for step in ("consistency", "mining", "clusters"):
+        if (settings := getattr(dataset, step)) is not None:
+            yield f"{at}.{step}.teacher", settings.teacher
+    if dataset.repair is not None:
+        for name, reference in dataset.repair.judge.models.items():
+            yield f"{at}.repair.judge.{name}", reference
+    if dataset.mining is not None:
+        for place, further in enumerate(dataset.mining.further_teachers):
+            yield f"{at}.mining.further_teachers.{place}", further.teacher
+        if dataset.mining.rescoring is not None:
+            yield f"{at}.mining.rescoring.model", dataset.mining.rescoring.model
 
 
 def _check_model(setting: str, reference: str) -> None:
@@ -290,6 +303,51 @@ def _check_sets(run: Run) -> None:
                 find_files(path, split)
             except RayembedError as error:
                 raise type(error)(f"{setting}: {error}") from None
+
+
+def _check_storage(path: str) -> None:
+    """Raise where a folder of this machine cannot be made or written; makes nothing."""
+    if "://" in path:
+        return
+    place = Path(path).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    what = "is a file" if not place.is_dir() else "may not be written"
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise PlacementError(
+            f"placement.storage_path = {path!r} cannot be used: {str(place)!r} {what}; choose a "
+            "folder that this machine may write to, or an address of object storage"
+        )
+
+
+_USUAL: tuple[tuple[str, str, float, float], ...] = (
+    ("optimizer.learning_rate", "1e-6 to 1e-2", 1e-9, 1.0),
+    ("loss.temperature", "0.01 to 0.1", 1e-4, 2.0),
+    ("steps", "100 to 100,000", 1, 10**7),
+    ("epochs", "1 to 10", 0.0, 1000.0),
+)
+"""Settings of a stage: what is usual, and what is lower or higher than anyone can mean."""
+
+
+def unusual(run: Run) -> list[str]:
+    """Warnings of values that are allowed and that hardly anyone means."""
+    found = []
+    for stage in run.stages:
+        for path, usual, low, high in _USUAL:
+            value: Any = stage
+            for name in path.split("."):
+                value = getattr(value, name, None)
+            if isinstance(value, int | float) and not low <= value <= high:
+                at = f"stages.{stage.name}.{path}"
+                found.append(f"{at} is {value:g}; usual ones are {usual}")
+    tokens = run.placement.micro_batch_tokens
+    longest = max(run.model.query_max_length, run.model.document_max_length)
+    if tokens is not None and tokens < longest:
+        found.append(
+            f"placement.micro_batch_tokens is {tokens}, less than one text of {longest} tokens: "
+            "such texts go alone; usual ones are 2,048 to 65,536"
+        )
+    return found
 
 
 def _check_number_types(run: Run) -> None:

@@ -10,8 +10,10 @@ from typing import Any, cast
 from rayembed.assets.resolver import is_unpacked, resolve, resolve_model
 from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25, Prompts
+from rayembed.config.loss import Widths
 from rayembed.config.mining import Teacher
 from rayembed.config.run import Run
+from rayembed.config.stage import StageConfig
 from rayembed.config.table import load
 from rayembed.config.types import Role
 from rayembed.config.validation import BeirValidation, MtebValidation
@@ -28,9 +30,11 @@ from rayembed.evaluation.validation import check_validation, validation_prompts,
 from rayembed.models.architecture import architecture_of
 from rayembed.models.build import check_buildable
 from rayembed.models.contract import PromptTokenizer
-from rayembed.models.load import check_loadable
+from rayembed.models.load import check_loadable, saved_widths
+from rayembed.pipeline.reachable import check_asked
+from rayembed.search.faiss_library import require_faiss
 from rayembed.training.contrastive import stage_tokenizer
-from rayembed.training.loss_parameters import LossParameters
+from rayembed.training.loss_parameters import loss_parameters
 from rayembed.training.optimizer import parameter_groups
 from rayembed.training.trainer import Objective
 
@@ -54,14 +58,9 @@ def check_inputs(run: Run) -> PromptTokenizer:
     tokenizer = model.tokenizer
     objective: Objective = load(architecture_of(run.model).objective)
     for stage in run.stages:
-        if (rate := stage.optimizer.learning_rate) > 1:
-            logger.warning(
-                "stages.%s.optimizer.learning_rate is %g; usual ones are 1e-6 to 1e-2",
-                stage.name,
-                rate,
-            )
         objective.check(stage)
-        loss = LossParameters(stage.loss) if stage.loss.parameter_names else None
+        widths = Widths(model.dimensions[0], _teacher_widths(stage))
+        loss = loss_parameters(stage.loss, widths)
         parameter_groups(model, loss, stage.optimizer)  # whose patterns must match some weights
     check_widths(run, model.dimensions[0])
     check_instructions(run, tokenizer)
@@ -70,8 +69,11 @@ def check_inputs(run: Run) -> PromptTokenizer:
             if is_unpacked(path):
                 resolve(path)
     used = {name for stage in run.stages for name in stage.datasets}
-    check_teachers(dataset for dataset in run.data.datasets if dataset.name in used)
+    trained = [dataset for dataset in run.data.datasets if dataset.name in used]
+    check_asked(trained, run.placement.storage_path)
+    check_teachers(trained)
     if run.takes_scores:
+        check_precisions(run)
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 _check_encoder(f"evaluation.baselines.{place}", baseline)
@@ -114,8 +116,25 @@ def check_widths(run: Run, width: int) -> None:
         )
 
 
+def check_precisions(run: Run) -> None:
+    """Return when the number types that the run trains can be scored after it.
+
+    Raises:
+        ConfigError: FAISS is missing, which searches in bits.
+    """
+    if any("binary" in stage.loss.precisions for stage in run.stages):
+        require_faiss("scores of binary vectors (stages.NAME.loss.precisions)")
+
+
+def _teacher_widths(stage: StageConfig) -> tuple[int, ...]:
+    """Widths of the stage's teachers, after each was fetched and found to be loadable."""
+    for place, teacher in enumerate(stage.teachers):
+        _check_encoder(f"stages.{stage.name}.teachers.{place}.teacher", teacher.teacher)
+    return tuple(saved_widths(resolve_model(teacher.teacher))[0] for teacher in stage.teachers)
+
+
 def check_teachers(datasets: Iterable[DatasetConfig]) -> None:
-    """Return when every teacher of the data sets was fetched and can be loaded.
+    """Return when every teacher and judge of the data sets was fetched and can be loaded.
 
     Raises:
         AssetError, ArtifactError: one is missing, corrupt or not supported.
@@ -126,6 +145,8 @@ def check_teachers(datasets: Iterable[DatasetConfig]) -> None:
             settings: Teacher | None = getattr(dataset, name)
             if settings is not None:
                 _check_encoder(f"{path}.{name}.teacher", settings.teacher)
+        if dataset.repair is not None:
+            dataset.repair.judge.check(f"{path}.repair.judge")
         if dataset.mining is not None:
             for place, further in enumerate(dataset.mining.further_teachers):
                 _check_encoder(f"{path}.mining.further_teachers.{place}", further.teacher)

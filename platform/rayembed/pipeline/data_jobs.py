@@ -1,4 +1,4 @@
-"""Data jobs from their arguments to finished folders: prepare, filter, mine, cluster."""
+"""Data jobs from their arguments to finished folders: prepare, filter, mine, repair, cluster."""
 
 import argparse
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ OWN_PAIRS = "pairs"
 _ASKS_FOR: dict[Step, tuple[str, tuple[str, ...]]] = {
     "filtered": ("consistency", ("teacher=hf://owner/model",)),
     "mined": ("mining", ("teacher=hf://owner/model",)),
+    "repaired": ("repair", ("judge.kind=cross_encoder", "judge.model=hf://owner/model")),
     "clustered": ("clusters", ("teacher=hf://owner/model", "batch_pairs=512")),
 }
 """The setting of a data set that asks for a step, and what it needs at least."""

@@ -9,6 +9,7 @@ from rayembed.data.prepare import prepare_datasets
 from rayembed.data.sources.check import check_sources
 from rayembed.pipeline.checks import check_teachers
 from rayembed.pipeline.data_tables import print_prepared
+from rayembed.pipeline.reachable import check_asked
 from rayembed.pipeline.runtime import runtime_of
 from rayembed.pipeline.storage import placed
 
@@ -23,8 +24,10 @@ def do_steps(run: DataRun, names: Collection[str], until: Step) -> dict[str, lis
     """
     run = placed(run)
     check_writable(run.placement.storage_path)
+    named = [dataset for dataset in run.data.datasets if dataset.name in names]
+    check_asked(named, run.placement.storage_path)
     if until != "records":
-        check_teachers(dataset for dataset in run.data.datasets if dataset.name in names)
+        check_teachers(named)
     sources = check_sources(run, names)
     runtime = runtime_of(run.placement)
     runtime.start()

@@ -18,7 +18,7 @@ from rayembed.recipes.datasets.catalogue import (
 from rayembed.recipes.datasets.entry import Entry
 from rayembed.tables import Table, console
 
-_STEPS = ("held out", "cleaning", "filter", "mining", "clusters")
+_STEPS = ("held out", "cleaning", "filter", "mining", "repair", "clusters")
 
 _LAYOUTS = (
     "layout: how files and columns are known. seen: on pages of the repository or in code that "
@@ -111,7 +111,7 @@ def _rows(dataset: DatasetConfig) -> str:
     return "all" if dataset.num_samples is None else f"{dataset.num_samples:,}"
 
 
-def _steps(dataset: DatasetConfig) -> tuple[str, str, str, str, str, str]:
+def _steps(dataset: DatasetConfig) -> tuple[str, str, str, str, str, str, str]:
     cleaning = [name for name in ("near_duplicates", "overlap") if getattr(dataset.cleaning, name)]
     consistency, mining, clusters = dataset.consistency, dataset.mining, dataset.clusters
     return (
@@ -122,6 +122,9 @@ def _steps(dataset: DatasetConfig) -> tuple[str, str, str, str, str, str]:
         ""
         if mining is None
         else f"{mining.num_negatives} by {mining.rule.kind} with {mining.teacher}",
+        ""
+        if dataset.repair is None
+        else f"{dataset.repair.action} by {dataset.repair.judge.summary}",
         ""
         if clusters is None
         else f"batches of {clusters.batch_pairs}, {clusters.packing}, by {clusters.teacher}",

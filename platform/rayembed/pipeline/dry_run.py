@@ -8,7 +8,15 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
+from rayembed.errors import ConfigError
 from rayembed.pipeline.at_hand import AtHand
+from rayembed.pipeline.estimate_memory import (
+    GpuMemory,
+    gpu_memory,
+    gpus_that_fit,
+    host_bytes,
+    usable_bytes,
+)
 from rayembed.pipeline.model_sizes import remembered_size
 from rayembed.pipeline.requirements import (
     ModelSize,
@@ -28,7 +36,8 @@ def print_dry_run(run: Run, found: AtHand, *, out: TextIO, tables: TextIO) -> No
     They are apart so that `--dry-run > run.yaml` gives a file which `--recipe run.yaml` takes.
 
     Raises:
-        ConfigError: the model cannot be built as configured.
+        ConfigError: the model cannot be built as configured, or does not fit the GPU that the
+            placement names; that is told after all else.
     """
     size = remembered_size(run.model)
     out.write(f"# run {run.name}, fingerprint {run.fingerprint}\n{run.to_yaml()}")
@@ -43,6 +52,24 @@ def print_dry_run(run: Run, found: AtHand, *, out: TextIO, tables: TextIO) -> No
         printer.print(
             f"Must lie below data.root ({run.data.root or 'not set'}): {', '.join(own)}",
             soft_wrap=True,
+        )
+    if size is not None and run.placement.gpu is not None:
+        check_fits(run.placement.gpu, gpu_memory(run, size))
+
+
+def check_fits(gpu: str, memory: GpuMemory) -> None:
+    """Refuse a run that is known not to fit the GPU.
+
+    Raises:
+        ConfigError: it needs more; activations that are not counted would come on top.
+    """
+    room = usable_bytes(gpu)
+    if memory.total > room:
+        raise ConfigError(
+            f"placement.gpu is {gpu}, on which a worker may need {_gib(room)}, and this run needs "
+            f"{_gib(memory.total)}; set a smaller placement.micro_batch_tokens, "
+            "placement.gradient_checkpointing=true, a higher placement.zero_stage with more "
+            "workers, or take a larger GPU"
         )
 
 
@@ -63,8 +90,8 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
         facts["parameters"] = "not known without fetching the model"
     else:
         precision = expected_precision(run)
-        states = max(stage.optimizer.state_bytes for stage in run.stages)
-        memory = worker_memory(size, precision.dtype, placement, states)
+        each = max(stage.optimizer.state_bytes for stage in run.stages)
+        memory = worker_memory(size, precision.dtype, placement, each)
         share = size.trainable / size.total
         facts["parameters"] = (
             f"{size.total:,}, of which {size.trainable:,} trained ({share:.1%})"
@@ -72,11 +99,15 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
         )
         if run.model.backbone.dtype == "auto":
             facts["number type"] = f"auto, on this machine {precision}"
-        facts["memory a worker"] = (
-            f"{_gib(memory.total)} and activations: weights {_gib(memory.weights)}, "
-            f"gradients {_gib(memory.gradients)}, optimiser {_gib(memory.optimizer)} "
-            f"({precision.dtype}, ZeRO {placement.zero_stage})"
+        states = (
+            f"weights {_gib(memory.weights)}, gradients {_gib(memory.gradients)}, "
+            f"optimiser {_gib(memory.optimizer)}"
         )
+        of = f"({precision.dtype}, ZeRO {placement.zero_stage})"
+        if placement.use_gpu:
+            facts |= _of_gpu(run, size, states, of)
+        else:
+            facts["memory a worker"] = f"{_gib(memory.total)} and activations: {states} {of}"
         facts["disk"] = (
             f"checkpoints {_gib(checkpoint_bytes(run, size))}, "
             f"models {_gib(export_bytes(run, size))}, and the prepared data"
@@ -84,11 +115,45 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
     teachers = {d.mining.teacher for d in run.data.datasets if d.mining is not None}
     if teachers:
         facts["teacher for mining"] = ", ".join(sorted(map(_short, teachers)))
+    stored = {teacher.teacher for stage in run.stages for teacher in stage.teachers}
+    if stored:
+        facts["teachers of vectors"] = ", ".join(sorted(map(_short, stored)))
     facts["scores"] = _scores(run)
     facts["machines"] = machines(placement)
     facts["data root"] = run.data.root or "the working directory"
     facts["storage"] = placement.storage_path
     return facts_table(f"{run.name}, fingerprint {run.fingerprint}: what it needs", facts)
+
+
+def _of_gpu(run: Run, size: ModelSize, states: str, of: str) -> dict[str, str]:
+    """Memory of a worker's GPU and of its node, and which GPUs have it."""
+    memory = gpu_memory(run, size)
+    counted = memory.activations is not None
+    activations = _gib(memory.activations or 0) if counted else "not counted"
+    fit, too_small = gpus_that_fit(memory)
+    given = ", ".join(fit) or "none that is known here"
+    without = f"; not {', '.join(too_small)}" if too_small else ""
+    named = {} if run.placement.gpu is None else {"fits": _fits(run.placement.gpu, memory)}
+    return {
+        "memory a worker": (
+            f"{_gib(memory.total)}{'' if counted else ' and activations'}: {states}, buffers of "
+            f"gradients {_gib(memory.buffers)}, activations of texts of full length {activations}, "
+            f"and CUDA's own {of}"
+        ),
+        "GPUs with that memory": f"{given}{without}" if counted else "activations would decide",
+        **named,
+        "host memory a worker": f"{_gib(host_bytes(run, size))} while it loads, and data",
+    }
+
+
+def _fits(gpu: str, memory: GpuMemory) -> str:
+    room = usable_bytes(gpu)
+    share = f"{_gib(memory.total)} of {_gib(room)}"
+    if memory.total > room:
+        return f"not on {gpu}: {share}"
+    if memory.activations is None:
+        return f"on {gpu} without activations, which are not counted: {share}"
+    return f"on {gpu}: {share}"
 
 
 def _scores(run: Run) -> str:
@@ -100,6 +165,7 @@ def _scores(run: Run) -> str:
     on += [held_out_set(dataset.name) for dataset in run.held_out_datasets]
     models = ["untrained"] if evaluation.before_training else []
     models += [stage.name for stage in run.stages]
+    models += [f"{evaluation.num_mixtures} mixtures"] if evaluation.num_mixtures else []
     models += map(_short, evaluation.baselines)
     return f"of {', '.join(models)} on {', '.join(on)}"
 
@@ -200,9 +266,10 @@ def _share(stage: StageConfig, name: str) -> str:
 
 
 def _negatives(dataset: DatasetConfig) -> str:
+    repaired = "" if dataset.repair is None else f", {dataset.repair.action} of false ones"
     if dataset.mining is not None:
-        return f"{dataset.mining.num_negatives} mined"
-    return "given" if dataset.has_negatives else "none"
+        return f"{dataset.mining.num_negatives} mined{repaired}"
+    return f"given{repaired}" if dataset.has_negatives else "none"
 
 
 def _short(reference: str) -> str:

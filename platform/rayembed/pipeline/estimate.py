@@ -6,8 +6,11 @@ reading) stands in a measured share of that speed.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 from rayembed.config.backbone import Dtype
+from rayembed.config.data import DatasetConfig
+from rayembed.config.mining import Teacher
 from rayembed.config.named_benchmarks import tokens_of_sets
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
@@ -46,7 +49,7 @@ class Estimate:
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.machine}: about {max(round(self.seconds / 60), 1)} min"
+        return f"{self.machine}: about {max(round(self.seconds / 60), 1)} min from its start"
 
 
 def estimate(run: Run) -> Estimate | None:
@@ -65,7 +68,7 @@ def estimate(run: Run) -> Estimate | None:
     precision = expected_precision(run)
     speed = (cpu_cores() or 1) * product_speed(precision.dtype)
     trained = sum(stage.steps * _of_step(run, stage, a_token) for stage in run.stages)
-    encoded = _of_scores(run, a_token) + _of_mining(run)
+    encoded = _of_scores(run, a_token) + _of_mining(run) + _of_teachers(run)
     seconds = trained / (speed * _TRAINING[precision.dtype])
     seconds += encoded / (speed * _ENCODING[precision.dtype])
     seconds += _START_SECONDS + _STAGE_SECONDS * len(run.stages)
@@ -75,7 +78,7 @@ def estimate(run: Run) -> Estimate | None:
 
 def _of_step(run: Run, stage: StageConfig, a_token: float) -> float:
     passes = 2.0 if "backbone" in run.model.adapters else 3.0
-    if run.placement.grad_cache:
+    if run.placement.grad_cache is True:
         passes += 1
     return passes * _FILLED * step_load(run, stage).tokens * a_token
 
@@ -83,15 +86,33 @@ def _of_step(run: Run, stage: StageConfig, a_token: float) -> float:
 def _of_scores(run: Run, a_token: float) -> float:
     settings = run.evaluation
     tokens = _FILLED * tokens_of_sets(settings.own_sets)
-    own = len(run.stages) + settings.before_training
+    own = len(run.stages) + settings.before_training + settings.num_mixtures
     encoders = sum(reference != "bm25" for reference in settings.baselines)
     return tokens * (own * a_token + encoders * _MINILM)
 
 
 def _of_mining(run: Run) -> float:
     tokens = sum(
-        2 * (dataset.num_samples or _ROWS) * min(dataset.mining.max_length, 64) * _FILLED
+        _embedded(dataset, dataset.mining)
         for dataset in run.data.datasets
         if dataset.mining is not None
     )
     return tokens * _MINILM
+
+
+def _of_teachers(run: Run) -> float:
+    """Estimate what stages' teachers embed; vectors of those that mined a data set are there."""
+    datasets = {dataset.name: dataset for dataset in run.data.datasets}
+    seen = {(d.name, d.mining.teacher) for d in run.data.datasets if d.mining is not None}
+    tokens = 0.0
+    for stage in run.stages:
+        for name, teacher in product(stage.datasets, stage.teachers):
+            if (name, teacher.teacher) not in seen:
+                seen.add((name, teacher.teacher))
+                tokens += _embedded(datasets[name], teacher)
+    return tokens * _MINILM
+
+
+def _embedded(dataset: DatasetConfig, teacher: Teacher) -> float:
+    """Tokens of a data set's queries and positives as a teacher reads them."""
+    return 2 * (dataset.num_samples or _ROWS) * min(teacher.max_length, 64) * _FILLED

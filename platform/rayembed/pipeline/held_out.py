@@ -10,7 +10,7 @@ from rayembed.config.run import Run
 from rayembed.config.scores import Scores
 from rayembed.config.settings import parse
 from rayembed.data.artifacts import DatasetArtifact
-from rayembed.data.held_out.part import SET
+from rayembed.data.held_out.part import GRADED, SET
 from rayembed.data.plan.audit import folders_of
 from rayembed.data.plan.batch_plan import BatchPlan
 
@@ -20,19 +20,25 @@ FEW_QUERIES = 50
 
 @dataclass(frozen=True)
 class HeldOutSet:
-    """The retrieval set over a data set's held-out part."""
+    """The set over a data set's held-out part: of retrieval, or of graded pairs."""
 
     name: str
     """Name of the task in tables."""
     path: str
-    """Folder in BEIR's layout, in storage."""
+    """Folder in BEIR's layout, or file of graded pairs, in storage."""
     instruction: str
-    queries: int
-    documents: int
+    queries: int = 0
+    documents: int = 0
+    pairs: int = 0
+    """Graded pairs; 0: it is a set of retrieval."""
 
     @property
     def summary(self) -> str:
-        """Numbers of queries and documents that its scores are over, in words."""
+        """Numbers of texts that its scores are over, in words."""
+        if self.pairs:
+            return (
+                f"{self.name}: {self.pairs:,} graded pairs, of whose texts no training row has any"
+            )
         few = ""
         if self.queries < FEW_QUERIES:
             few = f", each {1 / self.queries:.3f} of a score: small differences say little"
@@ -48,13 +54,10 @@ def held_out_set_of(dataset: DatasetConfig, records: DatasetArtifact) -> HeldOut
     if folder is None:
         return None
     told = records.manifest["held_out"]
-    return HeldOutSet(
-        held_out_set(dataset.name),
-        join(folder, SET),
-        dataset.query_instruction,
-        int(told["queries"]),
-        int(told["documents"]),
-    )
+    graded = "pairs" in told
+    numbers = {n: int(told[n]) for n in ("queries", "documents", "pairs") if n in told}
+    path = join(folder, GRADED if graded else SET)
+    return HeldOutSet(held_out_set(dataset.name), path, dataset.query_instruction, **numbers)
 
 
 def held_out_sets(run: Run, plans: Mapping[str, str]) -> list[HeldOutSet]:
@@ -77,7 +80,15 @@ def held_out_sets(run: Run, plans: Mapping[str, str]) -> list[HeldOutSet]:
 
 def with_sets(run: Run, sets: Sequence[HeldOutSet]) -> Run:
     """The run with the held-out sets among what its models are scored on."""
-    own = [{"name": s.name, "path": s.path, "instruction": s.instruction or None} for s in sets]
+    own = [
+        {
+            "kind": "sts" if s.pairs else "retrieval",
+            "name": s.name,
+            "path": s.path,
+            "instruction": s.instruction or None,
+        }
+        for s in sets
+    ]
     evaluation, further = run.evaluation, parse(Scores, {"own_sets": own}).own_sets
     scored = evaluation.model_copy(update={"own_sets": (*evaluation.own_sets, *further)})
     return run.model_copy(update={"evaluation": scored})

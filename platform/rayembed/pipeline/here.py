@@ -12,6 +12,7 @@ from rayembed.config.data_run import DataRun
 from rayembed.config.placement import Placement
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.here import execute_here
+from rayembed.errors import PlacementError
 from rayembed.evaluation.pooled.here import run_shown
 from rayembed.evaluation.pooled.workers import Workers
 from rayembed.evaluation.score import Pool
@@ -21,6 +22,7 @@ from rayembed.progress import doing
 from rayembed.quiet import MLFLOW, quiet, set_unset
 from rayembed.registry.provenance import node_hardware
 from rayembed.training.capacity import Node, check_capacity, check_validation_capacity
+from rayembed.training.gpu_check import gpu_facts, gpu_problem
 from rayembed.training.here import train_here, train_stage_here
 
 
@@ -48,7 +50,12 @@ class Here:
         disable_progress_bar()
 
     def check_now(self, placement: Placement, *, validates: bool = False) -> None:
-        """Check that this machine has the CPUs and the GPU of a worker."""
+        """Check that this machine has the CPUs and the GPU of a worker, and that the GPU works."""
+        if placement.use_gpu:
+            facts = gpu_facts()
+            # A driver that is too old would count as no GPU below.
+            if facts.driver is not None and (problem := gpu_problem(facts)):
+                raise PlacementError(problem)
         nodes = [_this_machine()]
         check_capacity(placement, nodes)
         if validates:

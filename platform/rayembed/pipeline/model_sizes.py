@@ -1,16 +1,20 @@
 """Sizes of models, counted once on a machine: counting imports torch and transformers."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rayembed.assets.cache import cache_folder, filled
 from rayembed.config.document import fingerprint
 from rayembed.config.model import ModelConfig
-from rayembed.pipeline.requirements import ModelSize, known_settings, model_size
+from rayembed.pipeline.requirements import Activations, ModelSize, known_settings, model_size
 
-_FILE = "size.json"
+_FILE = "counted.json"
+_CODE = 2
+"""Version of what counts; bump when the same model has other counts."""
 
 
 def remembered_size(model: ModelConfig) -> ModelSize | None:
@@ -20,17 +24,43 @@ def remembered_size(model: ModelConfig) -> ModelSize | None:
     Raises:
         ConfigError: as `model_size`; nothing is kept then.
     """
+    values = _remembered(model, "size", model_size)
+    return None if values is None else ModelSize(**values)
+
+
+def remembered_activations(model: ModelConfig) -> Activations | None:
+    """Bytes of a token's activations, as `activations` counts them; kept as sizes are.
+
+    Raises:
+        ConfigError: as `model_size`; nothing is kept then.
+    """
+
+    def count(model: ModelConfig) -> Any:
+        from rayembed.pipeline.activations import activations
+
+        return activations(model)
+
+    values = _remembered(model, "activations", count)
+    return None if values is None else Activations(**values)
+
+
+def _remembered(
+    model: ModelConfig, what: str, count: Callable[[ModelConfig], Any]
+) -> dict[str, Any] | None:
+    """Fields of what is counted, from the cache where they are there."""
     shapes = {name: known_settings(at, f"model.{name}.path") for name, at in model.parts.items()}
     if None in shapes.values():
         return None
     if not cache_folder().is_dir():
-        return model_size(model)
-    built = [version("rayembed"), version("transformers"), model.model_dump(mode="json"), shapes]
+        found = count(model)
+        return None if found is None else asdict(found)
+    versions = [version(name) for name in ("rayembed", "transformers", "torch")]
+    built = [_CODE, what, *versions, model.model_dump(mode="json"), shapes]
 
     def fill(folder: Path) -> None:
-        size = model_size(model)
-        (folder / _FILE).write_text(json.dumps(None if size is None else asdict(size)))
+        found = count(model)
+        (folder / _FILE).write_text(json.dumps(None if found is None else asdict(found)))
 
     folder = filled(cache_folder() / "sizes" / fingerprint(built), fill)
-    values = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-    return None if values is None else ModelSize(**values)
+    values: dict[str, Any] | None = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+    return values

@@ -113,8 +113,8 @@ class OnRay:
     def __init__(self) -> None:
         from rayembed.data.on_ray import execute_with_ray_data
         from rayembed.training.on_ray import (
-            check_placement,
             check_placement_now,
+            check_ready,
             train_on_ray,
             train_stage_on_ray,
             worker_hardware,
@@ -122,7 +122,7 @@ class OnRay:
         )
 
         self.start, self.execute = connect, execute_with_ray_data
-        self.check_now, self.check = check_placement_now, check_placement
+        self.check_now, self.check = check_placement_now, check_ready
         self.precision, self.hardware = worker_precision, worker_hardware
         self.train_stage, self.train = train_stage_on_ray, train_on_ray
 
@@ -162,9 +162,8 @@ def _no_ray(address: str, error: Exception) -> PlacementError:
 
 def _own_cluster(environment: dict[str, str]) -> dict[str, Any]:
     """Arguments of `ray.init` that start a cluster of this process; completes its environment."""
-    # Ray's workers have the lowest priority otherwise, and each of its own processes that wakes up
-    # (100 times a second) takes a core from them: a tenth of the speed on two.
-    os.environ.setdefault("RAY_worker_niceness", "0")
+    for name, value in local_head.RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
     # Train asks the dashboard whether its controller lives. Untold, it asks the cluster that
     # somebody's `ray start` last left its address of, and takes the controller for dead. All
     # processes of such a cluster run on this machine.

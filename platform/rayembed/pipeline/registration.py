@@ -138,13 +138,19 @@ def find_candidate(
 
 
 def register_trained(
-    training: Training, model: str, tracker: Tracker, results: Path | None
+    training: Training,
+    model: str,
+    tracker: Tracker,
+    results: Path | None,
+    *,
+    may_be_candidate: bool = True,
 ) -> RegisteredVersion:
     """The version of a run's model in the registry, with card and scores.
 
     Args:
         model: folder of the model in storage; it gets the card, too.
         results: mteb's result files of the model; None: it was not scored.
+        may_be_candidate: whether the alias may be moved.
 
     Raises:
         RayembedError: as `put`.
@@ -166,7 +172,13 @@ def register_trained(
         number = find_version(client, name, weights)
         candidate = Candidate(model, folder, weights, number, training=training)
         candidate = _with_scores(client, candidate, name, results)
-        return put(client, candidate, name, lambda: nullcontext(tracker))
+        return put(
+            client,
+            candidate,
+            name,
+            lambda: nullcontext(tracker),
+            may_be_candidate=may_be_candidate,
+        )
 
 
 def _with_scores(

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from rayembed.assets.storage import is_remote
 from rayembed.config.run import Run
-from rayembed.evaluation.tables import ScoreTable, score_table
+from rayembed.evaluation.guard import Verdict
+from rayembed.evaluation.tables import UNTRAINED, ScoreTable, score_table
 from rayembed.pipeline.registration import RegisteredVersion
 from rayembed.registry.card_parts import how_to_score
 from rayembed.registry.metrics_log import METRICS_FILE
@@ -36,6 +37,8 @@ class Outcome:
     """Data sets of which rows were rejected, with their share and where examples lie."""
     held_out: tuple[str, ...] = ()
     """Held-out parts: how many texts the scores are over, and where these lie."""
+    verdict: Verdict | None = None
+    """What the guard found; None: the run has none."""
 
 
 def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
@@ -45,6 +48,10 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
         out.print(score_table(outcome.table, title="Held-out scores", with_mean=True))
     for line in outcome.held_out:
         out.print(f"Held out   {line}")
+    verdict = outcome.verdict
+    if verdict is not None:
+        out.print(verdict.table([stage.name for stage in outcome.run.stages]))
+        out.print(f"Guard      {verdict.summary}")
     if outcome.dropped_steps:
         out.print(dropped_line(outcome.dropped_steps))
     version = outcome.version
@@ -56,8 +63,14 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
             f"name one, prompt_name={' or '.join(map(repr, choices))}"
         )
     out.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
-    if version.alias_uri == version.uri:
-        out.print(f"           without scores, so no candidate; {how_to_score(version.uri)}")
+    if verdict is not None and verdict.kept == UNTRAINED:
+        out.print("           the trained model, no candidate: its base is the better one")
+    elif version.alias_uri == version.uri:
+        placement = outcome.run.placement
+        how = how_to_score(
+            version.uri, storage=placement.storage_path, tracking_uri=placement.tracking_uri
+        )
+        out.print(f"           without scores, so no candidate; {how}")
     further = "" if outcome.table is None else ", scores.png; table: scores.md"
     out.print(f"Plots      {outcome.run_folder}/loss.png{further}")
     for line in outcome.rejected:

@@ -147,6 +147,18 @@ class ModelSize:
 
 
 @dataclass(frozen=True)
+class Activations:
+    """Bytes for each padded token of a micro-batch."""
+
+    kept: float
+    """Of a graph."""
+    kept_recomputing: float
+    """Of a graph whose layers are recomputed in the backward pass."""
+    of_layer: float
+    """Of one layer of the backbone, while it is recomputed."""
+
+
+@dataclass(frozen=True)
 class WorkerMemory:
     """Bytes that one worker holds besides activations, a lower bound of its memory."""
 
@@ -211,7 +223,7 @@ def model_size(model: ModelConfig) -> ModelSize | None:
 
     parts: dict[str, Any] = {}
     for name, reference in model.parts.items():
-        part = _empty_part(model, name, reference)
+        part = empty_part(model, name, reference)
         if part is None:
             return None
         parts[name] = part
@@ -264,7 +276,7 @@ def _expert_sizes(part: Any) -> tuple[int, int]:
     return sum(sizes), sum(idle)
 
 
-def _empty_part(model: ModelConfig, name: str, reference: str) -> Any | None:
+def empty_part(model: ModelConfig, name: str, reference: str) -> Any | None:
     """A pretrained part on the meta device; None where its shape is not known here."""
     setting = f"model.{name}.path"
     settings = known_settings(reference, setting)
@@ -273,8 +285,8 @@ def _empty_part(model: ModelConfig, name: str, reference: str) -> Any | None:
     import torch
     import transformers
 
-    from rayembed.models.architecture import architecture_of
-    from rayembed.models.backbones import cut_layers
+    from rayembed.models.architecture import architecture_of, part_settings
+    from rayembed.models.backbones import cut_layers, set_dropout
 
     try:
         own = architecture_of(model).empty_of_settings(model, name, settings, reference)
@@ -289,6 +301,7 @@ def _empty_part(model: ModelConfig, name: str, reference: str) -> Any | None:
         config = transformers.AutoConfig.for_model(kind, **family)
         if num_layers is not None:
             cut_layers(config, num_layers)
+        set_dropout(config, part_settings(model, name, Path(reference)))
         with torch.device("meta"):
             return transformers.AutoModel.from_config(config, trust_remote_code=False)
     except (ValueError, KeyError) as error:
@@ -340,9 +353,10 @@ def worker_memory(
             return -(-parameters * each // workers)
         return (parameters - elsewhere) * each
 
+    each_reduced = not placement.reduce_once  # else every worker has whole ones, in fp32
     return WorkerMemory(
         weights=share(size.total, width, 3),
-        gradients=share(size.trainable, width, 2),
+        gradients=share(size.trainable, _BYTES["float32"], 2 if each_reduced else 4),
         optimizer=share(size.trainable, state_bytes, 1),
     )
 
@@ -376,11 +390,11 @@ def checkpoint_bytes(run: Run, size: ModelSize) -> int:
 def export_bytes(run: Run, size: ModelSize) -> int:
     """Bytes of the models that the run exports, adapters merged.
 
-    One after each stage, and the untrained one where it is scored.
+    One after each stage, the untrained one where it is scored, and mixtures of a guard.
     """
-    untrained = run.takes_scores and run.evaluation.before_training
+    further = (run.takes_scores and run.evaluation.before_training) + run.evaluation.num_mixtures
     width = _BYTES[expected_precision(run).dtype]
-    return (size.total - size.adapters) * width * (len(run.stages) + untrained)
+    return (size.total - size.adapters) * width * (len(run.stages) + further)
 
 
 def step_load(run: Run, stage: StageConfig) -> StepLoad:

@@ -1,4 +1,4 @@
-"""Folders of a run, locked while one job works on it."""
+"""Folders of a run, locked and leased while one job works on it."""
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from rayembed.assets.cache import cache_folder
+from rayembed.assets.lease import Lease, holder, refused, this_machine
 from rayembed.assets.storage import (
     check_writable,
     exists,
@@ -33,6 +34,10 @@ logger = logging.getLogger(__name__)
 
 PLANS_FILE = "plans.json"
 """File of a run: stage → name of its batch plan's folder in storage."""
+
+
+LEASES = "leases"
+"""Folder of the storage with a folder of claims for each run and sweep that is at work."""
 
 
 @dataclass
@@ -128,8 +133,8 @@ def locked_folders(run: AnyRun, *, wait: bool = False) -> Iterator[RunFolders]:
         PlacementError: the storage cannot be written.
         ArtifactError: another job has them right now.
     """
-    files = _files(run.placement.storage_path, "runs", run.name)
-    with _locked(files, f"trains the run {run.name!r}", wait=wait):
+    what = f"trains the run {run.name!r}"
+    with _locked(run.placement.storage_path, "runs", run.name, what, wait=wait) as files:
         yield RunFolders(files)
 
 
@@ -141,26 +146,31 @@ def locked_sweep(sweep: Sweep) -> Iterator[StoredFolder]:
         PlacementError: the storage cannot be written.
         ArtifactError: another job has them right now.
     """
-    files = _files(sweep.base.placement.storage_path, "sweeps", sweep.name)
-    with _locked(files, f"runs the sweep {sweep.name!r}"):
+    what = f"runs the sweep {sweep.name!r}"
+    with _locked(sweep.base.placement.storage_path, "sweeps", sweep.name, what) as files:
         yield files
 
 
 @contextmanager
-def _locked(files: StoredFolder, what: str, *, wait: bool = False) -> Iterator[None]:
+def _locked(
+    storage: str, kind: str, name: str, what: str, *, wait: bool = False
+) -> Iterator[StoredFolder]:
+    """The files under a lock of this machine, which ends with its process whatever ends it, and
+    under a lease in storage, which holds for all machines.
+    """
+    files = _files(storage, kind, name)
+    claims = join(storage, LEASES, kind, name)
     files.local.parent.mkdir(parents=True, exist_ok=True)
     # Not of one thread: the trials of a sweep are threads of one process.
     lock = FileLock(f"{files.local}.lock", thread_local=False)
     try:
         lock.acquire(timeout=-1 if wait else 0)
     except Timeout:
-        raise ArtifactError(
-            f"another job {what} in {str(files.local)!r} right now; wait for it, stop it "
-            "(`ray job stop`), or give this one another --name"
-        ) from None
+        raise ArtifactError(refused(what, str(files.local), holder(claims))) from None
     try:
-        files.fetch()
-        yield
+        with Lease(claims, what, this_machine(Path(lock.lock_file)), wait=wait):
+            files.fetch()
+            yield files
     finally:
         lock.release()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join, remove_folder
 from rayembed.config.run import Run
+from rayembed.config.small_vectors import Precision
 from rayembed.config.yaml_text import write_yaml
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.workers import Workers
@@ -48,8 +49,10 @@ class RunScorer:
         name: str,
         *,
         dimensions: int | None = None,
+        precision: Precision = "float32",
         without_context: bool = False,
         compared: bool = False,
+        keep_embeddings: bool = False,
     ) -> ModelScores:
         """Scores of a saved model on the run's tasks.
 
@@ -57,8 +60,10 @@ class RunScorer:
             reference: where every node finds it.
             name: of the model, which stands behind the run's name in results.
             dimensions: so many first values of each vector are kept; None: all.
+            precision: number type of the vectors.
             without_context: whether a contextual model embeds behind its null token.
             compared: whether it is no model of the run; its results have its name alone.
+            keep_embeddings: whether what is embedded is scored in another number type next.
 
         Raises:
             RayembedError: a task cannot be scored; those that are done are kept.
@@ -70,6 +75,7 @@ class RunScorer:
             reference,
             name=f"rayembed/{name if compared else f'{run.name}-{name}'}",
             dimensions=dimensions,
+            precision=precision,
             without_context=without_context,
         )
         about = {"scores.yaml": write_yaml(run.scores.model_dump(mode="json"))}
@@ -80,12 +86,13 @@ class RunScorer:
         for _, error in scored.failed:
             raise error
         # They were for tasks with the same texts, and for a run that is killed meanwhile.
-        remove_folder(embeddings)
+        if not keep_embeddings:
+            remove_folder(embeddings)
         return scored
 
     def further(self, tell: Callable[[str, dict[str, float]], None]) -> dict[ScoreKey, ModelScores]:
-        """Scores of the last stage's model at smaller widths and without context, and of the
-        baselines.
+        """Scores of the last stage's model at smaller widths, in the number types that any stage
+        trains and without context, and of the baselines.
 
         Args:
             tell: takes the name of a curve in MLflow and its scores.
@@ -93,10 +100,19 @@ class RunScorer:
         run, found = self._run, {}
         last = run.stages[-1].name
         model = self._folders.model(last)
-        for dimension in saved_dimensions(resolve(join(model, SETTINGS_FILE)))[1:]:
-            scored = self.score(model, last, dimensions=dimension)
-            found[ScoreKey(last, dimension=dimension)] = scored
-            tell(f"eval_{dimension}", scored.scores)
+        small = dict.fromkeys(p for stage in run.stages for p in stage.loss.precisions)
+        trained: tuple[Precision, ...] = ("float32", *small)
+        for dimension in (None, *saved_dimensions(resolve(join(model, SETTINGS_FILE)))[1:]):
+            for precision in trained[1:] if dimension is None else trained:
+                scored = self.score(
+                    model,
+                    last,
+                    dimensions=dimension,
+                    precision=precision,
+                    keep_embeddings=precision != trained[-1],
+                )
+                found[ScoreKey(last, dimension=dimension, precision=precision)] = scored
+                tell(_curve(dimension, precision), scored.scores)
         if run.model.context_places:
             scored = self.score(model, last, without_context=True)
             found[ScoreKey(last, without_context=True)] = scored
@@ -105,6 +121,12 @@ class RunScorer:
             name = baseline_name(reference)
             found[ScoreKey(baseline=name)] = self.score(reference, name, compared=True)
         return found
+
+
+def _curve(dimension: int | None, precision: Precision) -> str:
+    """Name in MLflow of scores with small vectors: `eval_256`, `eval_binary`, `eval_256_binary`."""
+    width = [] if dimension is None else [str(dimension)]
+    return "_".join(["eval", *width, *([] if precision == "float32" else [precision])])
 
 
 def baseline_name(reference: str) -> str:

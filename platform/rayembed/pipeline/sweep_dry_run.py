@@ -61,7 +61,7 @@ def _data(sweep: Sweep, trials: list[Trial]) -> Table:
     return Table(["step", "of", "settings", "trials that take it"], rows, title=title)
 
 
-_ORDER = ("records", "filtered", "mined", "clustered", "plan")
+_ORDER = ("records", "filtered", "mined", "repaired", "clustered", "plan")
 
 
 def _at_once(sweep: Sweep) -> Table:

@@ -4,7 +4,8 @@ import math
 from typing import TYPE_CHECKING, TextIO
 
 from rayembed.assets.storage import check_writable, join
-from rayembed.config.synthesis import OpenAICompatible, SynthesisRun
+from rayembed.config.chat_endpoint import OpenAICompatible
+from rayembed.config.synthesis import SynthesisRun
 from rayembed.pipeline.job import Job, JobContext, Reader
 from rayembed.pipeline.storage import placed
 from rayembed.tables import Table, console
@@ -19,11 +20,12 @@ def _synthesize(run: SynthesisRun, context: JobContext) -> None:
     storage = run.placement.storage_path
     check_writable(storage)
     # Ray; a dry run needs none.
-    from rayembed.data.synthesis.on_ray import read_key, synthesize
+    from rayembed.data.synthesis.chat_endpoint import read_key
+    from rayembed.data.synthesis.on_ray import synthesize
     from rayembed.pipeline.on_ray import connect
 
     if isinstance(run.synthesis.llm, OpenAICompatible):
-        read_key(run.synthesis.llm)  # a cluster that waits for nothing is dear
+        read_key(run.synthesis.llm, "synthesis.llm")  # a cluster that waits for nothing is dear
     connect()
     prepared = synthesize(run)
     _print_outcome(prepared, storage, out=context.out)

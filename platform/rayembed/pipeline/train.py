@@ -9,7 +9,12 @@ from typing import Any, TypeVar
 from rayembed.assets.storage import write_atomic
 from rayembed.config.data_run import data_of
 from rayembed.config.run import Run
-from rayembed.data.plan.audit import data_provenance, data_warnings, rejected_rows
+from rayembed.data.plan.audit import (
+    data_provenance,
+    data_warnings,
+    rejected_rows,
+    teacher_provenance,
+)
 from rayembed.data.prepare import prepare
 from rayembed.data.sources.check import check_files_at_hand
 from rayembed.evaluation.plots import loss_curve, score_bars
@@ -22,6 +27,7 @@ from rayembed.pipeline.checks import (
     check_row_instructions,
 )
 from rayembed.pipeline.estimate import estimate
+from rayembed.pipeline.guard import folder_of, judge, mixtures
 from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.on_ray import OnRay
 from rayembed.pipeline.precision import as_begun, run_settled
@@ -63,8 +69,8 @@ End = Callable[[Run, RunFolders, Tracker, dict[ScoreKey, ModelScores], Mapping[s
 """Makes of a run's scores and its provenance what the caller wants."""
 
 
-START, DATA, REGISTRY = "start", "data", "registry"
-"""Phases of every run, beside those of its stages."""
+START, DATA, MIXTURES, REGISTRY = "start", "data", "mixtures", "registry"
+"""Phases of runs, beside those of their stages."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,8 @@ def train(run: Run, trial: TrialOf | None = None, *, callbacks: Sequence[Callbac
         if expected := estimate(as_begun(claimed, folders.local)):
             logger.info("%s", expected)
         runtime = runtime_of(run.placement)
-        with overview([*_phases(run), REGISTRY]):
+        guarded = [MIXTURES] if run.evaluation.guard is not None else []
+        with overview([*_phases(run), *guarded, REGISTRY]):
             outcome, complete = _train(claimed, folders, _register, runtime, trial, callbacks)
         print_outcome(outcome, mlflow_complete=complete)
         return outcome
@@ -202,6 +209,8 @@ def _train(
     try:
         found = collect_provenance(runtime.hardware(run.placement))
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
+        if any(stage.teachers for stage in run.stages):
+            found["teachers"] = {stage: teacher_provenance(plan) for stage, plan in plans.items()}
         found["data_warnings"] = _of_plans(data_warnings, plans)
         found["rejected_rows"] = _of_plans(rejected_rows, plans)
         found["held_out"] = [{"summary": one.summary, "path": one.path} for one in held_out]
@@ -300,6 +309,9 @@ def _train_and_score(
             tell("eval", scores[key].scores, offset)
         folders.files.keep()
         start_weights = weights
+    if trial is None and run.evaluation.guard is not None:
+        enter(MIXTURES)
+        scores |= mixtures(run, folders, scorer, runtime)
     if run.takes_scores:
         scores |= scorer.further(lambda name, values: tell(name, values, offset))
     return scores
@@ -314,13 +326,19 @@ def _register(
 ) -> Outcome:
     """The outcome, after plots, tables, model card and registration."""
     enter(REGISTRY)
-    last = run.stages[-1].name
-    model = folders.model(last)
+    trained = ScoreKey(run.stages[-1].name)
+    verdict = judge(run, scores)
+    hurts = verdict is not None and verdict.kept == UNTRAINED
+    kept = trained if verdict is None or hurts else verdict.kept
+    model = folder_of(folders, kept)
     by_model = {key: scored.scores for key, scored in scores.items()}
     table = run_table(by_model, [stage.name for stage in run.stages])
     markdown = show(score_table(table), "markdown") if scores else ""
     if scores:
         markdown += "".join(f"\n{one['summary']}\n" for one in found["held_out"])
+        if verdict is not None:
+            gains = show(verdict.table([stage.name for stage in run.stages]), "markdown")
+            markdown += f"\n{gains}\nGuard: {verdict.summary}\n"
         write_atomic(folders.local / "scores.md", markdown.encode())
         write_atomic(folders.local / "scores.csv", score_csv(table).encode())
         score_bars(table, folders.local / "scores.png")
@@ -334,12 +352,13 @@ def _register(
     tracker.log_artifact(folders.local / "loss.png")
     if (folders.local / VALIDATION_FILE).exists():
         tracker.log_artifact(folders.local / VALIDATION_FILE)
-    scored = scores.get(ScoreKey(last))
+    scored = scores.get(kept)
     version = register_trained(
         Training(run, found, markdown),
         model,
         tracker,
         scored.local if scored else None,
+        may_be_candidate=not hurts,
     )
     return Outcome(
         run=run,
@@ -352,6 +371,7 @@ def _register(
         data_warnings=tuple(found["data_warnings"]),
         rejected=tuple(found["rejected_rows"]),
         held_out=tuple(f"{one['summary']} ({one['path']})" for one in found["held_out"]),
+        verdict=verdict,
     )
 
 

@@ -83,6 +83,10 @@ def _train(run: Run, _: JobContext) -> None:
     found = check_at_hand(run)  # in a second; what follows imports torch, and perhaps Ray
     for warning in found.warnings:
         logger.warning("%s", warning)
+    from rayembed.pipeline.reachable import unreachable
+
+    if problems := unreachable(run):
+        raise ConfigError("\n".join(problems))
     from rayembed.pipeline.train import train
 
     train(run)
@@ -104,7 +108,10 @@ def _show(run: Run, context: JobContext) -> None:
     problems = [*found.problems, *(found.absent[name] for name in sorted(typed))]
     if not problems:
         print_dry_run(run, found, out=context.out, tables=context.err)
+    from rayembed.pipeline.reachable import unreachable
+
     absent = [why for name, why in found.absent.items() if name not in typed]
+    absent += [] if problems else unreachable(run)  # which the cluster may reach
     for warning in (*absent, *found.warnings, *([found.room] if found.room else [])):
         context.err.write(f"warning: {warning}\n")
     if problems:

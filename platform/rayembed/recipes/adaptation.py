@@ -78,7 +78,6 @@ def published() -> Adaptation:
             cpus_per_worker=8.0,
             zero_stage=2,
             micro_batch_tokens=16_384,
-            gradient_checkpointing=True,
         ),
     )
 

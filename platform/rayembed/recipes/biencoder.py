@@ -1,16 +1,23 @@
-"""Runs of a plain bi-encoder: on the user's own pairs, and on the Wikipedia sample."""
+"""Runs of a plain bi-encoder: on the user's own pairs, on their documents alone, and on the
+Wikipedia sample.
+"""
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
+from rayembed.config.held_out import HeldOutFraction
+from rayembed.config.mining import ConsistencyConfig, MiningConfig
 from rayembed.config.pooling import MeanPooling
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
+from rayembed.config.settings import changed
 from rayembed.config.stage import BatchConfig, StageConfig
+from rayembed.data.sources.structure import StructureSource
 from rayembed.losses.infonce import InfoNCE
+from rayembed.losses.listwise_kl import ListwiseKL
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.optim.linear import Linear
-from rayembed.recipes.building_blocks import on_a_laptop, own_dataset
+from rayembed.recipes.building_blocks import OWN_REJECTED_SHARE, on_a_laptop, own_dataset
 from rayembed.samples.assets import MINILM
 from rayembed.samples.wikipedia import Wikipedia
 
@@ -30,7 +37,37 @@ def own_pairs() -> Run:
         ),
         stages=(_stage("finetune", {"pairs": 1.0}, global_pairs=64, steps=1000),),
         evaluation=EvaluationConfig(baselines=("bm25",)),
-        placement=on_a_laptop(grad_cache=True),
+        placement=on_a_laptop(),
+    )
+
+
+def own_corpus() -> Run:
+    """all-MiniLM-L6-v2 adapted to a user's documents, without a label.
+
+    The documents are named with `--set data.datasets.corpus.source.path=articles.jsonl`. Each gives
+    a pair by its structure, of which those stay that MiniLM finds; MiniLM mines hard negatives, and
+    its scores are distilled beside InfoNCE. A reranker's are distilled in their place with
+    `--set data.datasets.corpus.mining.rescoring.model=…`.
+    """
+    source = StructureSource(path="corpus.jsonl", max_rejected_share=OWN_REJECTED_SHARE)
+    dataset = DatasetConfig(
+        name="corpus",
+        source=source,
+        held_out=HeldOutFraction(share=0.1),
+        # As in Arctic Embed (arXiv 2405.05374): most pairs stay, nonsense goes.
+        consistency=ConsistencyConfig(teacher=MINILM, top_k=20),
+        mining=MiningConfig(teacher=MINILM, num_negatives=4, sampling="stratified"),
+    )
+    stage = _stage("adapt", {"corpus": 1.0}, global_pairs=32, steps=300)
+    batch = changed(stage.batch, num_negatives=4)
+    loss = ListwiseKL(temperature=0.05, infonce_temperature=0.05)
+    return Run(
+        name="biencoder-corpus",
+        model=_minilm(max_length=128),
+        data=DataConfig(datasets=(dataset,)),
+        stages=(changed(stage, batch=batch, loss=loss),),
+        evaluation=EvaluationConfig(baselines=("bm25",)),
+        placement=on_a_laptop(),
     )
 
 
@@ -58,7 +95,7 @@ def quickstart() -> Run:
             own_sets=sample.scores(documents=1000, queries=500, max_length=128),
             baselines=("bm25",),
         ),
-        placement=on_a_laptop(grad_cache=True),
+        placement=on_a_laptop(),
     )
 
 

@@ -51,14 +51,13 @@ def own_dataset() -> DatasetConfig:
     return DatasetConfig(name="pairs", source=source, held_out=HeldOutFraction(share=0.1))
 
 
-def on_a_laptop(*, micro_batch_tokens: int | None = None, grad_cache: bool = False) -> Placement:
+def on_a_laptop(*, micro_batch_tokens: int | None = None) -> Placement:
     """One worker on two CPU cores; micro-batch size by hardware if none is given."""
     return Placement(
         workers=1,
         cpus_per_worker=1.0,
         threads_per_worker=2,
         zero_stage=2,
-        grad_cache=grad_cache,
         micro_batch_tokens=micro_batch_tokens,
     )
 
@@ -68,7 +67,6 @@ def on_gpus(
     workers: int = 8,
     zero_stage: ZeroStage = 2,
     micro_batch_tokens: int,
-    gradient_checkpointing: bool = True,
 ) -> Placement:
     """A worker on each of several GPUs."""
     return Placement(
@@ -77,6 +75,4 @@ def on_gpus(
         cpus_per_worker=8.0,
         zero_stage=zero_stage,
         micro_batch_tokens=micro_batch_tokens,
-        grad_cache=True,
-        gradient_checkpointing=gradient_checkpointing,
     )

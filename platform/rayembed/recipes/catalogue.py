@@ -10,6 +10,9 @@ from rayembed.recipes import biencoder, causal2vec, cde, nomic, nvembed
 OWN_PAIRS = "biencoder"
 """Name of the recipe that fine-tunes an encoder on a user's own pairs."""
 
+OWN_CORPUS = "biencoder-corpus"
+"""Name of the recipe that adapts an encoder to a user's documents without a label."""
+
 
 JOBS = {
     "nvembed": "train_nvembed",
@@ -80,6 +83,7 @@ def _recipes() -> dict[str, Callable[[], Run]]:
         "nomic-quickstart-dense": nomic.quickstart_dense,
         "nomic-v2-moe": nomic.v2_moe,
         "biencoder": biencoder.own_pairs,
+        OWN_CORPUS: biencoder.own_corpus,
         "biencoder-quickstart": biencoder.quickstart,
     }
 

@@ -89,7 +89,7 @@ def small_unsupervised() -> Run:
             ),
         ),
         evaluation=EvaluationConfig(benchmarks=PUBLISHED_SCORES),
-        placement=on_gpus(micro_batch_tokens=65_536, gradient_checkpointing=False),
+        placement=on_gpus(micro_batch_tokens=65_536),
     )
 
 
@@ -122,7 +122,6 @@ def own_pairs() -> Run:
         data=DataConfig(datasets=(pairs,)),
         stages=(stage,),
         evaluation=EvaluationConfig(baselines=("bm25",)),
-        placement=changed(run.placement, grad_cache=True),
     )
 
 

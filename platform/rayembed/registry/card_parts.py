@@ -109,18 +109,33 @@ def score_section(table: str, results: Sequence[TaskScore], reference: str) -> s
     return "\n\n".join(parts) or unscored
 
 
-def how_to_score(reference: str, name: str | None = None) -> str:
+def how_to_score(
+    reference: str,
+    name: str | None = None,
+    *,
+    storage: str = "outputs",
+    tracking_uri: str | None = None,
+) -> str:
     """The two commands that take scores of a model and give them to its version, as one line.
 
     Args:
         reference: of the model, as the jobs take it.
         name: of the registered model; None: the reference tells it.
+        storage: where results and the registry's own file lie, `outputs` being the jobs' default.
+        tracking_uri: MLflow's address, as the run names it; None: the file in the storage.
     """
     named = f" --name {name}" if name else ""
+    scored, registered = "", ""
+    if storage != "outputs":
+        scored += f" --set placement.storage_path={storage}"
+        registered += f" --storage-path {storage}"
+    if tracking_uri is not None:
+        scored += f" --set placement.tracking_uri={tracking_uri}"
+        registered += f" --tracking-uri {tracking_uri}"
     return (
-        f"to score it: `python jobs/evaluate_model.py --model {reference} --benchmark NanoBEIR`, "
-        f"then `python jobs/register_model.py --model {reference}{named} --results "
-        "outputs/evaluation`"
+        f"to score it: `python jobs/evaluate_model.py --model {reference} --benchmark NanoBEIR"
+        f"{scored}`, then `python jobs/register_model.py --model {reference}{named} --results "
+        f"{storage}/evaluation{registered}`"
     )
 
 

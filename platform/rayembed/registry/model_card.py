@@ -225,7 +225,8 @@ def _training(run: Run, rows: Mapping[str, int], licences: Mapping[str, str]) ->
     ]
     heads = ["data set", "task", "records", "licence", "preparation"]
     return (
-        f"{show(stages, 'markdown')}\nRecords are counted as they went into training.\n\n"
+        f"{show(stages, 'markdown')}{_of_teachers(run)}\n"
+        "Records are counted as they went into training.\n\n"
         + show(Table(heads, data, align="llrl"), "markdown").rstrip()
     )
 
@@ -237,9 +238,24 @@ def _treatment(data: DatasetConfig) -> str:
         f"{data.sample_share:.0%} of the records" if data.sample_share else "",
         "filtered for consistency" if data.consistency else "",
         f"hard negatives mined with `{without_place(data.mining.teacher)}`" if data.mining else "",
+        f"false negatives found by `{without_place(data.repair.judge.summary)}` and repaired "
+        f"({data.repair.action})"
+        if data.repair
+        else "",
         "in clusters" if data.clusters else "",
     ]
     return ", ".join(part for part in parts if part) or "–"
+
+
+def _of_teachers(run: Run) -> str:
+    """A line for each stage that reads vectors of teachers."""
+    return "".join(
+        f"\nStage {stage.name} reads vectors of "
+        f"{', '.join(f'`{without_place(one.teacher)}`' for one in stage.teachers)} "
+        f"(loss `{stage.loss.kind}`).\n"
+        for stage in run.stages
+        if stage.teachers
+    )
 
 
 def _row_counts(provenance: Mapping[str, Any]) -> dict[str, int]:

@@ -12,10 +12,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from rayembed.quantisation import to_bits, to_int8
+
 Role = Literal["query", "document"]
 
 ROLES: tuple[Role, ...] = ("query", "document")
-FORMATS = ("float", "base64")
+FORMATS = ("float", "base64", "int8", "uint8", "binary", "ubinary")
+"""Values of `encoding_format`; see `encoded`."""
 
 
 class RequestError(ValueError):
@@ -56,7 +59,7 @@ def read_encode_options(request: Mapping[str, Any], widths: Sequence[int]) -> En
     encoding_format = request.get("encoding_format", "float")
     if encoding_format not in FORMATS:
         raise RequestError(
-            f"encoding_format = {reprlib.repr(encoding_format)}; allowed: {FORMATS}",
+            f"encoding_format = {reprlib.repr(encoding_format)}; allowed: {', '.join(FORMATS)}",
             "encoding_format",
         )
     dimensions = request.get("dimensions")
@@ -126,16 +129,33 @@ def cut(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
     return np.asarray(kept / np.linalg.norm(kept, axis=1, keepdims=True))
 
 
-def encoded(vector: np.ndarray, encoding_format: str) -> list[float] | str:
-    """Vector as numbers, or as OpenAI's base64 of little-endian float32."""
-    if encoding_format == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    found: list[float] = vector.tolist()
+def encoded(vector: np.ndarray, encoding_format: str) -> list[float] | list[int] | str:
+    """Vector (D,) as it stands in an answer.
+
+    `float`: numbers. `base64`: OpenAI's, of little-endian float32. `int8`: the codes of
+    `quantisation`, -127 to 127, one for each dimension. `uint8`: the same plus 128. `ubinary`: its
+    packed bits as ⌈D/8⌉ numbers from 0 to 255, the first dimension in the highest bit of the first.
+    `binary`: the same less 128, as Cohere and sentence-transformers have it.
+    """
+    match encoding_format:
+        case "base64":
+            return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        case "int8":
+            stored = to_int8(vector)
+        case "uint8":
+            stored = to_int8(vector).astype(np.int16) + 128
+        case "ubinary":
+            stored = to_bits(vector)
+        case "binary":
+            stored = to_bits(vector).astype(np.int16) - 128
+        case _:
+            stored = vector
+    found: list[float] | list[int] = stored.tolist()
     return found
 
 
 def response(
-    embeddings: Sequence[list[float] | str], *, model: str, num_tokens: int
+    embeddings: Sequence[list[float] | list[int] | str], *, model: str, num_tokens: int
 ) -> dict[str, Any]:
     """Response to one request: encoded vectors in the order of its texts."""
     return {

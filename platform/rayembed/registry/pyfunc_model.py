@@ -4,7 +4,8 @@ MLflow runs this file where the model is loaded (models-from-code). It takes the
 sentence-transformers, so that its vectors are those of `SentenceTransformer(folder)`.
 
 Request: `input` (a text or a list of texts), and optionally `model`, `dimensions`,
-`encoding_format` (`float` or `base64`), `user` as OpenAI has them, `role` (`query` or `document`,
+`encoding_format` (`float`, `base64`, and for small vectors `int8`, `uint8`, `binary`, `ubinary`:
+see `openai_schema.encoded`), `user` as OpenAI has them, `role` (`query` or `document`,
 the default) and `instruction` (the task definition put before the texts, in the model's template;
 without a template as plain text behind the role's prefix, with a space after it; where it is not
 there, the one instruction that the model learnt, if it learnt a single one; "": none).

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayembed.data.hashes import seeded_hash
+from rayembed.data.sentences import split_sentences
 from rayembed.errors import DataError
 
 MASK = "it"
@@ -25,16 +26,6 @@ _FIELDS = ("title", "extract", "description", "topic")
 
 _LINKING_WORDS = re.compile(
     r"the|and|for|from|with|into|les|los|las|der|die|das|von|van|den|dem|und", re.IGNORECASE
-)
-
-_NEVER_LAST = re.compile(
-    r"st|dr|mrs?|ms|no|vs|op|ca|c|lit|fl|approx|gen|col|lt|sgt|gov|rev|prof|eds?|vol|pp?|fig|cf|"
-    r"e\.g|i\.e|b|d|r|mt|ft",
-    re.IGNORECASE,
-)
-
-_BREAK = re.compile(
-    r"(?<=[.!?])(?:\[[^\]]*\])?[\"'”’)\]]*(?P<gap>\s+)(?=[\"'“‘(\[]*[^\W\d_a-z]|\d)"
 )
 
 
@@ -201,32 +192,3 @@ def _replace(text: str, spans: list[tuple[int, int]]) -> str:
         pieces += [text[place:start], MASK]
         place = end
     return "".join([*pieces, text[place:]])
-
-
-def split_sentences(text: str) -> list[str]:
-    """Sentences of a text, stripped and non-empty.
-
-    A sentence ends at a line's end, or at `.`, `!` or `?` before space and a capital or a digit,
-    unless the full stop belongs to an initial ("J. S. Bach"), to "U.S." or to a known
-    abbreviation ("c. 300").
-    """
-    sentences = []
-    for line in text.splitlines():
-        start = 0
-        for match in _BREAK.finditer(line):
-            if _abbreviated(line[start : match.start()]):
-                continue
-            sentences.append(line[start : match.start("gap")])
-            start = match.end()
-        sentences.append(line[start:])
-    return [sentence.strip() for sentence in sentences if sentence.strip()]
-
-
-def _abbreviated(before: str) -> bool:
-    """Whether the full stop at the end of `before` is part of an abbreviation."""
-    if not before.endswith("."):
-        return False
-    word = re.split(r"[\s(\[\"“]", before[:-1])[-1]
-    if re.fullmatch(r"[^\W\d_](?:\.[^\W\d_])*", word):
-        return word != "I"
-    return _NEVER_LAST.fullmatch(word) is not None

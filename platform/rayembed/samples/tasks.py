@@ -10,8 +10,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rayembed.data.sentences import split_sentences
 from rayembed.errors import DataError
-from rayembed.samples.articles import NO_TOPIC, Article, mask_title, split_sentences
+from rayembed.samples.articles import NO_TOPIC, Article, mask_title
 
 WORDS_PER_TOKEN = 0.75
 """English words for one sub-word token: 1.35 tokens a word over the sample with SmolLM2's

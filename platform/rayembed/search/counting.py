@@ -9,9 +9,7 @@ import numpy as np
 import torch
 
 from rayembed.errors import DataError
-
-_TILE_QUERIES = 512
-_TILE_DOCUMENTS = 16_384
+from rayembed.search.tiles import products, tiles_of
 
 
 def count_above(
@@ -22,7 +20,7 @@ def count_above(
     Args:
         queries: (Q, D), any float type; products are made in float32.
         limits: (Q,).
-        documents: (N, D), any float type, read tile by tile.
+        documents: (N, D), any float type, read part by part.
         device: where to count, as in `top_k`.
 
     Raises:
@@ -33,12 +31,12 @@ def count_above(
             f"count_above: documents have the shape {documents.shape}, expected "
             f"(N, {queries.shape[1]})"
         )
-    wanted = torch.from_numpy(queries).to(device)
+    wanted = torch.from_numpy(queries).to(device).float()
     counts = torch.zeros(len(queries), dtype=torch.int64, device=device)
     above = torch.from_numpy(np.asarray(limits, dtype=np.float32)).to(device)[:, None]
-    for start in range(0, len(documents), _TILE_DOCUMENTS):
-        tile = torch.from_numpy(documents[start : start + _TILE_DOCUMENTS]).to(device).float().T
-        for first in range(0, len(queries), _TILE_QUERIES):
-            some = slice(first, first + _TILE_QUERIES)
-            counts[some] += (wanted[some].float() @ tile > above[some]).sum(1)
+    tiles = tiles_of(wanted.device, wanted.shape[1])
+    for start in range(0, len(documents), tiles.chunk):
+        part = torch.from_numpy(documents[start : start + tiles.chunk]).to(device)
+        for rows, _, scores in products(wanted, part, tiles):
+            counts[rows] += (scores > above[rows]).sum(1)
     return np.asarray(counts.cpu().numpy())

@@ -1,7 +1,8 @@
 """Two-pass search in a chunk of the corpus: rounded products first, then exact scores.
 
 Most of an exact search is the product of all queries with all documents, and processors with
-bfloat16 units make it in less than half the time that float32 takes. So the first pass takes
+bfloat16 units make it in less than half the time that float32 takes (GPUs in a tenth, by their data
+sheets). So the first pass takes
 rounded products and keeps, of each block of documents, the highest; the best blocks are opened, the
 best of their documents scored exactly. What rounding can do to a product at most is known (Cauchy
 and Schwarz on what it took from either vector), so that each query's result is either proven to be
@@ -17,9 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayembed.search.order import best_in_order
+from rayembed.search.precision import exact_products
 
 _BLOCK = 32
-_TILE_DOCUMENTS = 8192
+TILE_DOCUMENTS = 8192
+"""Documents of one product; chunks are padded to a multiple of it."""
 _SLACK, _SECOND_SLACK = 48, 512
 """Candidates beyond k in the first and second attempt."""
 
@@ -37,29 +40,29 @@ class CorpusChunk:
     exact: Tensor
     """(n, D) documents as given, any float type."""
     tiles: Tensor
-    """(tiles, _TILE_DOCUMENTS, D) bfloat16, the last tile zero-padded."""
-    longest: float
+    """(tiles, TILE_DOCUMENTS, D) bfloat16, the last tile zero-padded."""
+    longest: Tensor
     """Maximum norm."""
-    taken: float
+    taken: Tensor
     """Maximum norm of a document's rounding error."""
     products: Tensor
-    """(tiles, maximum queries at once, _TILE_DOCUMENTS) bfloat16 buffer, reused since fresh memory
+    """(tiles, maximum queries at once, TILE_DOCUMENTS) bfloat16 buffer, reused since fresh memory
     costs a third of the products' time."""
 
     @classmethod
     def of(cls, documents: Tensor, most_queries: int) -> "CorpusChunk":
         """CorpusChunk of (n, D) documents, n > 0."""
         count, width = documents.shape
-        number = -(-count // _TILE_DOCUMENTS)
-        tiles = documents.new_zeros(number, _TILE_DOCUMENTS, width, dtype=torch.bfloat16)
-        longest, taken = 0.0, 0.0
-        for tile, part in zip(tiles, torch.split(documents, _TILE_DOCUMENTS), strict=True):
+        number = -(-count // TILE_DOCUMENTS)
+        tiles = documents.new_zeros(number, TILE_DOCUMENTS, width, dtype=torch.bfloat16)
+        longest, taken = [], []
+        for tile, part in zip(tiles, torch.split(documents, TILE_DOCUMENTS), strict=True):
             whole = part.float()
             rounded = tile[: len(part)].copy_(whole)
-            longest = max(longest, float(whole.norm(dim=1).max()))
-            taken = max(taken, float((whole - rounded.float()).norm(dim=1).max()))
-        room = tiles.new_empty(number, most_queries, _TILE_DOCUMENTS)
-        return cls(documents, tiles, longest, taken, room)
+            longest.append(whole.norm(dim=1).max())
+            taken.append((whole - rounded.float()).norm(dim=1).max())
+        room = tiles.new_empty(number, most_queries, TILE_DOCUMENTS)
+        return cls(documents, tiles, torch.stack(longest).max(), torch.stack(taken).max(), room)
 
 
 def best_of_chunk(queries: Tensor, chunk: CorpusChunk, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,10 +95,11 @@ def _rounded_products(queries: Tensor, chunk: CorpusChunk) -> Tensor:
     tiles = len(chunk.tiles)
     products = chunk.products[:, : len(queries)]
     assert products.shape[1] == len(queries), "more queries than the chunk has room for"
-    for number in range(tiles):
-        torch.mm(rounded, chunk.tiles[number].T, out=products[number])
-    products[-1, :, len(chunk.exact) - (tiles - 1) * _TILE_DOCUMENTS :] = -torch.inf
-    return products.view(tiles, len(queries), _BLOCK, _TILE_DOCUMENTS // _BLOCK)
+    with exact_products():
+        for number in range(tiles):
+            torch.mm(rounded, chunk.tiles[number].T, out=products[number])
+    products[-1, :, len(chunk.exact) - (tiles - 1) * TILE_DOCUMENTS :] = -torch.inf
+    return products.view(tiles, len(queries), _BLOCK, TILE_DOCUMENTS // _BLOCK)
 
 
 def _try(
@@ -113,7 +117,7 @@ def _try(
     values, found = inside.flatten(1).topk(candidates, dim=1)
     chosen, line = found // _BLOCK, found % _BLOCK
     places = (
-        tile.gather(1, chosen) * _TILE_DOCUMENTS + line * blocks + column.gather(1, chosen)
+        tile.gather(1, chosen) * TILE_DOCUMENTS + line * blocks + column.gather(1, chosen)
     ).clamp_(max=len(chunk.exact) - 1)
     exact = _exact_scores(queries, chunk.exact, places)
     exact.masked_fill_(values == -torch.inf, -torch.inf)
@@ -134,14 +138,16 @@ def _exact_scores(queries: Tensor, documents: Tensor, places: Tensor) -> Tensor:
     for some, of_some in zip(torch.split(places, rows), torch.split(queries, rows), strict=True):
         # An embedding's look-up copies rows in two thirds of the time that an index takes.
         gathered = functional.embedding(some, documents).float()
-        scores.append(torch.bmm(gathered, of_some.unsqueeze(2)).squeeze(2))
+        with exact_products():
+            scores.append(torch.bmm(gathered, of_some.unsqueeze(2)).squeeze(2))
     return torch.cat(scores)
 
 
 def _margin(queries: Tensor, products: Tensor, chunk: CorpusChunk) -> Tensor:
     """Maximum excess of an exact score over its rounded product.
 
-    ‖q − q̃‖·‖d‖ + ‖q̃‖·‖d − d̃‖ for the vectors, the rounding of the product itself, and float32 sums.
+    ‖q − q̃‖·‖d‖ + ‖q̃‖·‖d − d̃‖ for the vectors, the rounding of the product itself, and float32 sums,
+    at 2⁻²³ for each term, since GPUs' units for bfloat16 cut off where others round.
     """
     rounded = queries.bfloat16().float()
     lost = (queries - rounded).norm(dim=1) * chunk.longest + rounded.norm(dim=1) * chunk.taken

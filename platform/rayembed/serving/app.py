@@ -56,18 +56,18 @@ def make_app(
             return JSONResponse({"status": "failing", "models": failing}, status_code=503)
         return JSONResponse({"status": "ready"})
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=["GET", "HEAD"])
     async def metrics() -> PlainTextResponse:
         text = _metrics(await _states(services))
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=["GET", "HEAD"])
     async def models(request: Request) -> dict[str, Any]:
         _check_key(request, key_digests)
         entries = await asyncio.gather(*(one.describe() for one in services.values()))
         return {"object": "list", "data": entries}
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
     async def model(name: str, request: Request) -> dict[str, Any]:
         _check_key(request, key_digests)
         return await services[_bare_name(name, services)].describe()

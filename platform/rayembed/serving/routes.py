@@ -103,7 +103,7 @@ def embed(request: Mapping[str, Any], offer: Offer) -> Call:
     options = read_encode_options(_with_role(named), offer.dimensions)
 
     def answer(found: Embedded) -> Iterator[str]:
-        made = [json.dumps(vector.tolist()) for vector in found.vectors]
+        made = [json.dumps(encoded(vector, options.encoding_format)) for vector in found.vectors]
         for i, place in enumerate(found.order):
             yield f"{', ' if i else '['}{made[place]}"
         yield "]"

@@ -70,6 +70,8 @@ class Preemption(Callback):
             them does.
         look_seconds: least time from one question to the next.
         every_minutes: most minutes from one checkpoint to the next; None: any.
+        stored: returns when the checkpoint that was made last is in storage; asked after that of an
+            announced end, which leaves no time for steps beside an upload.
     """
 
     def __init__(
@@ -77,10 +79,12 @@ class Preemption(Callback):
         announced: Callable[[], bool],
         look_seconds: float = LOOK_SECONDS,
         every_minutes: float | None = None,
+        stored: Callable[[], None] = lambda: None,
     ) -> None:
         self._ask, self._every = announced, look_seconds
         self._old = math.inf if every_minutes is None else 60 * every_minutes
         self._announced = False
+        self._stored = stored
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
         """Start the clocks."""
@@ -88,8 +92,10 @@ class Preemption(Callback):
         self._looked = self._saved = time.monotonic()
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Take note of the time."""
+        """Take note of the time; wait for the upload if the end is announced."""
         self._saved = time.monotonic()
+        if self._announced:
+            self._stored()
 
     def should_save(self, step: int) -> bool:
         """Whether the end became known at this step, or a checkpoint is due by time.

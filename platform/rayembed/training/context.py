@@ -5,12 +5,13 @@ G rows of the global batch, J documents that a model takes at most.
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rayembed.distributed.collectives import largest, rank
+from rayembed.distributed.collectives import rank
 from rayembed.distributed.grad_cache import ContextPasses
 from rayembed.models.contract import EmbeddingModel, Tokens, cost
 from rayembed.models.micro_batches import collate, places_in_row_order
@@ -33,37 +34,65 @@ def context_rows(
     return generator.permutation(num_rows)[:max_context]
 
 
-def context_passes(
-    embed: Callable[[dict[str, Tensor]], Tensor],
+@dataclass(frozen=True)
+class CollatedContext:
+    """First-stage micro-batches of a worker's share of a step's context, on the CPU."""
+
+    micro_batches: list[dict[str, Tensor]]
+    filler: dict[str, Tensor]
+    """One document, for passes that other workers have more of."""
+    arrange: Tensor
+    num_rows: int
+    order: Tensor
+    """These three as in `ContextPasses`."""
+
+    @property
+    def num_passes(self) -> int:
+        """Passes of this worker."""
+        return len(self.micro_batches)
+
+    def passes(
+        self, embed: Callable[[dict[str, Tensor]], Tensor], num_passes: int, device: torch.device
+    ) -> ContextPasses:
+        """First-stage passes over the share, as many as the worker with the most has."""
+        num_fillers = num_passes - self.num_passes
+        return ContextPasses(
+            embed=embed,
+            micro_batches=self.micro_batches + [self.filler] * num_fillers,
+            num_fillers=num_fillers,
+            arrange=self.arrange.to(device),
+            num_rows=self.num_rows,
+            order=self.order.to(device),
+        )
+
+
+def collate_context(
     model: EmbeddingModel,
     documents: Sequence[Tokens],
     rows: np.ndarray,
     cut: Callable[[Sequence[int]], list[list[int]]],
-    device: torch.device,
-) -> ContextPasses:
-    """First-stage passes over this worker's share of the context.
+    ready: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+) -> CollatedContext:
+    """The context documents of this worker in micro-batches.
 
     Args:
         documents: of each row of this worker; every worker has as many.
         rows: what `context_rows` gives.
         cut: places of the documents in each micro-batch, of their lengths.
+        ready: what is done to each micro-batch at last.
     """
     workers, places = np.divmod(rows, len(documents))
     own = places[workers == rank()]
     cuts = cut([cost(documents[place]) for place in own])
     chosen = [[int(own[i]) for i in places_of_own] for places_of_own in cuts]
-    num_passes = largest(len(cuts), device)
     filler = [chosen[-1][-1]] if chosen else [0]
     # Each worker hands over its documents in the order of the draw.
     before = np.array([(workers[:i] == worker).sum() for i, worker in enumerate(workers)])
     num_rows = int(np.bincount(workers).max())
-    order = torch.from_numpy(workers * num_rows + before)
-    filled = chosen + [filler] * (num_passes - len(chosen))
-    return ContextPasses(
-        embed=embed,
-        micro_batches=[collate(model, documents, chosen_rows) for chosen_rows in filled],
-        num_fillers=num_passes - len(cuts),
-        arrange=places_in_row_order(cuts).to(device),
+    return CollatedContext(
+        micro_batches=[ready(collate(model, documents, places)) for places in chosen],
+        filler=ready(collate(model, documents, filler)),
+        arrange=places_in_row_order(cuts),
         num_rows=num_rows,
-        order=order.to(device),
+        order=torch.from_numpy(workers * num_rows + before),
     )

@@ -8,6 +8,7 @@ from rayembed.config.stage import StageConfig
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.data.plan.stream import PairSteps
+from rayembed.data.vectors.lookup import StoredVectors
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import ConfigError
@@ -18,7 +19,8 @@ from rayembed.models.contract import (
     Tokenizer,
     TrainingTokenizer,
 )
-from rayembed.training.step import StepReport, StepSettings, run_step
+from rayembed.training.collated import CollatedStep
+from rayembed.training.step import StepReport, StepSettings, collated_step, run_step
 from rayembed.training.trainer import Objective
 
 
@@ -35,6 +37,10 @@ class EmbeddingObjective(Objective):
                 "embeddings, and the model gives embeddings; take another loss, such as infonce"
             )
 
+    def teacher_widths(self, plan: BatchPlan) -> tuple[int, ...]:
+        """Those of the stage's teachers."""
+        return tuple(StoredVectors.open(folder).width for folder in plan.teachers)
+
     def batches(
         self, plan: BatchPlan, model: EmbeddingModel, stage: StageConfig, seed: int
     ) -> PairSteps:
@@ -42,12 +48,18 @@ class EmbeddingObjective(Objective):
         tokenizer = stage_tokenizer(stage, model.tokenizer)
         return PairSteps(plan, tokenizer, rank(), world_size())
 
+    def ahead(
+        self, model: EmbeddingModel, batch: StepBatch, stage: StageConfig, settings: StepSettings
+    ) -> CollatedStep:
+        """The batch in collated micro-batches."""
+        return collated_step(model, batch, stage, settings)
+
     def run_step(
         self,
         model: EmbeddingModel,
         engine: nn.Module,
         backward: Backward,
-        batch: StepBatch,
+        batch: StepBatch | CollatedStep,
         stage: StageConfig,
         settings: StepSettings,
     ) -> StepReport:

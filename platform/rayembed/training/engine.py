@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,17 +20,26 @@ from rayembed.training.expert_parallel import SpreadExperts, group_name
 from rayembed.training.optimizer import parameter_groups, set_learning_rates, trained_parameters
 from rayembed.training.step import EngineModule
 
+_WHOLE = 10_000
+"""Elements up to which a parameter stays whole on each worker in stage 3: norms and biases."""
+
 _BUCKET = 500_000_000
 """Maximum elements of a gradient bucket in one reduction; DeepSpeed's default."""
 
 
 def deepspeed_settings(
-    stage: TrainLoopConfig, placement: Placement, dtype: str, num_workers: int, num_trained: int
+    stage: TrainLoopConfig,
+    placement: Placement,
+    dtype: str,
+    num_workers: int,
+    num_trained: int,
+    largest_adapter: int = 0,
 ) -> dict[str, Any]:
     """DeepSpeed's configuration; defaults that may change results are written out.
 
     Args:
         num_trained: trained weights; no buffer need hold more.
+        largest_adapter: elements of the largest matrix of LoRA.
     """
     # Even, as stages 1 and 2 demand.
     bucket = min(_BUCKET, num_trained + num_trained % 2)
@@ -44,16 +54,15 @@ def deepspeed_settings(
         "allgather_bucket_size": bucket,
     }
     if placement.zero_stage == 3:
-        # Small parameters (norms, biases, adapters of small models) stay whole on each worker:
-        # gathering costs more. LoRA of a 7B model is larger (rank 16 on Mistral: 448 tensors of
-        # 16,384 to 229,376 elements) and is split and gathered like the rest.
-        zero["stage3_param_persistence_threshold"] = 10_000
+        # Small parameters stay whole on each worker, since gathering costs more, and so do the
+        # many matrices of LoRA (rank 16 on Mistral: 448 of 16,384 to 229,376 elements, 84 MB).
+        zero["stage3_param_persistence_threshold"] = max(_WHOLE, largest_adapter)
         zero["stage3_prefetch_bucket_size"] = 50_000_000
         zero["stage3_max_live_parameters"] = 1_000_000_000
         zero["stage3_max_reuse_distance"] = 1_000_000_000
-    # Micro-batches add up their gradients; in bf16 small ones would be lost. Stages 2 and 3 add
-    # in fp32; stage 0 has no such setting, and in stage 1 it takes another optimiser, which gave
-    # wrong gradients after several backward passes (measured: norm 6.9 for 1.05).
+    # What is added up from one reduction to the next is held in fp32. Stage 0 has no such setting,
+    # and in stage 1 it takes another optimiser, which gave wrong gradients after several backward
+    # passes (measured: norm 6.9 for 1.05); both reduce once a step.
     data_types = {"grad_accum_dtype": "fp32"} if placement.zero_stage >= 2 else {}
     return {
         "train_batch_size": stage.global_rows,
@@ -73,6 +82,11 @@ def deepspeed_settings(
     }
 
 
+def largest_adapter(model: nn.Module) -> int:
+    """Elements of the largest matrix of LoRA, rank times width; 0 for a model without any."""
+    return max((p.numel() for name, p in model.named_parameters() if "lora_" in name), default=0)
+
+
 class DeepSpeedEngine:
     """A model under DeepSpeed: forward, backward, step, sharded states on disk, full weights."""
 
@@ -83,6 +97,7 @@ class DeepSpeedEngine:
         placement: Placement,
         dtype: str,
         num_workers: int,
+        teacher_widths: tuple[int, ...] = (),
     ) -> None:
         deepspeed = _deepspeed()
         self.model = model
@@ -94,14 +109,15 @@ class DeepSpeedEngine:
         module: nn.Module = model
         self._loss = None
         if isinstance(model, EmbeddingModel):
-            module = EngineModule(model, stage.loss)
+            module = EngineModule(model, stage.loss, teacher_widths)
             self._loss = module.loss
         groups = parameter_groups(model, self._loss, stage.optimizer)
         self._states = {p: group["states"] for group in groups for p in group["params"]}
         optimizer = stage.optimizer.build(groups, bfloat16=self._bf16)
         trained = [p for _, p in self._trained()]
         num_trained = sum(p.numel() for p in trained)
-        settings = deepspeed_settings(stage, placement, dtype, num_workers, num_trained)
+        adapter = largest_adapter(model)
+        settings = deepspeed_settings(stage, placement, dtype, num_workers, num_trained, adapter)
         if self._experts is not None:
             module.add_module("experts", _sign_of_experts(self._experts.num_experts))
         self._clipping = 0.0
@@ -118,6 +134,10 @@ class DeepSpeedEngine:
             dist_init_required=not torch.distributed.is_initialized(),
         )
         _reset_step_counters(self._optimizer)
+        self._reduces_once = placement.reduce_once and self._zero_stage >= 2
+        self._unreduced, self._adding_up = ExitStack(), False
+        if self._bf16:
+            self._sum_in_fp32()
         if stage.optimizer.splits_matrices and self._zero_stage:
             self._inner().fragments = self._fragments()  # type: ignore[attr-defined] # its own
 
@@ -129,10 +149,43 @@ class DeepSpeedEngine:
 
     def backward(self, loss: Tensor, last: bool) -> None:
         """Backpropagate a scalar; gradients are reduced over workers at the last backward of the
-        step.
+        step, in stages 2 and 3 without `placement.reduce_once` at each.
         """
-        self._engine.set_gradient_accumulation_boundary(last)
-        self._engine.backward(loss)
+        engine = self._engine
+        engine.set_gradient_accumulation_boundary(last)
+        if not self._zero_stage:
+            with engine.no_sync():
+                engine.backward(loss)
+            if last:
+                self._reduce_whole_gradients()
+            return
+        if self._reduces_once and not last and not self._adding_up:
+            self._unreduced.enter_context(engine.coalesce_grad_reduction())
+            self._adding_up = True
+        engine.backward(loss)
+        if last and self._adding_up:
+            self._unreduced.close()
+            self._adding_up = False
+            engine.set_gradient_accumulation_boundary(True)  # closing took it back
+
+    def _sum_in_fp32(self) -> None:
+        """Add up bf16 gradients over micro-batches and workers in fp32; in bf16 small ones would be
+        lost.
+        """
+        for _, p in self._trained():
+            p.grad = None  # what is left of DeepSpeed's first step
+            p.grad_dtype = torch.float32
+        if self._zero_stage in (1, 2):
+            # What it stages for a reduction would be bf16, and in stage 1 what comes back.
+            self._optimizer._gradient_reduction_buffer_dtype = lambda: torch.float32
+            self._optimizer.gradient_accumulation_dtype = torch.float32
+
+    def _reduce_whole_gradients(self) -> None:
+        """Average plain gradients over workers."""
+        for _, p in self._trained():
+            if p.grad is None:  # all workers reduce as many, and DeepSpeed's zeros would be bf16
+                p.grad = torch.zeros_like(p, dtype=p.grad_dtype)
+        self._engine.allreduce_gradients()
 
     def step(self, learning_rate_factor: float) -> tuple[float, float]:
         """Update the weights; the learning rate used and the gradient norm before clipping.

@@ -22,7 +22,6 @@ import pyarrow.fs
 import torch
 import torch.distributed as dist
 
-from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import is_remote, join, open_storage, upload_folder
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
@@ -43,6 +42,7 @@ from rayembed.training.job import Job, StageJob
 from rayembed.training.metrics_sink import MetricsSink
 from rayembed.training.progress import Progress
 from rayembed.training.trainer import Callback, StepRecord
+from rayembed.training.uploads import Uploads
 from rayembed.training.validation.folder import ValidationFolder
 from rayembed.training.validation.scoring import Scoring, Validation
 
@@ -105,13 +105,17 @@ def _train(
     metrics_place: str | None,
     *further: Callback,
 ) -> None:
-    for reference in job.pretrained:
-        resolve_model(reference)
+    job.fetch()
     checkpoints = join(folder, CHECKPOINTS)
     repair_checkpoint_list(checkpoints, version("ray"))
     sink = MetricsSink(str(metrics_log), metrics_place)
-    with Progress(job.stage, metrics_log), _one_worker(job.placement), _Interrupts() as stops:
-        kept = _Kept(sink, offset, checkpoints, job.placement.keep_checkpoints, stops)
+    with (
+        Progress(job.stage, metrics_log),
+        _one_worker(job.placement),
+        _Interrupts() as stops,
+        Uploads() as uploads,
+    ):
+        kept = _Kept(sink, offset, checkpoints, job.placement.keep_checkpoints, stops, uploads)
         minutes = job.placement.checkpoint_minutes
         timed = Preemption(lambda: stops.heard, look_seconds=0.0, every_minutes=minutes)
         trainer = job.trainer([timed, kept, *further], prefetched)
@@ -166,28 +170,60 @@ class _Kept(Callback):
     """
 
     def __init__(
-        self, sink: MetricsSink, offset: int, folder: str, keep: int, stops: _Interrupts
+        self,
+        sink: MetricsSink,
+        offset: int,
+        folder: str,
+        keep: int,
+        stops: _Interrupts,
+        uploads: Uploads,
     ) -> None:
         self._sink, self._offset, self._folder, self._keep = sink, offset, folder, keep
-        self._stops = stops
+        self._stops, self._uploads = stops, uploads
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Log the step."""
-        self._sink.append(record, self._offset)
-
-    def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Store the checkpoint and forget those that are too old.
+        """Log the step.
 
         Raises:
-            StorageError: the storage does not take it.
+            StorageError: the storage did not take the last checkpoint.
+        """
+        self._uploads.check()
+        self._sink.append(record, self._offset)
+
+    def before_checkpoint(self) -> None:
+        """Wait for the last upload, so that the disk holds one checkpoint at a time.
+
+        Raises:
+            StorageError: the storage did not take it.
+        """
+        self._uploads.wait()
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        """Start to store the checkpoint and to forget those that are too old.
+
+        Raises:
+            StorageError: the storage does not take the log, or the checkpoint of an interrupted
+                training.
             KeyboardInterrupt: the training was interrupted.
         """
-        self._sink.keep()
-        upload_folder(folder, join(self._folder, checkpoint_name(step)))
-        list_newest(self._folder, self._keep, version("ray"))
+        self._sink.keep()  # the log has the steps that the checkpoint counts as done
+        self._uploads.start(step, folder, lambda part: self._store(step, part))
         if self._stops.heard:
+            self._uploads.wait()
             logger.info("the checkpoint of step %d is made", step)
             raise KeyboardInterrupt
+
+    def on_train_end(self) -> None:
+        """Wait for the last upload: weights at their place end a stage.
+
+        Raises:
+            StorageError: the storage did not take it.
+        """
+        self._uploads.wait()
+
+    def _store(self, step: int, part: Path) -> None:
+        upload_folder(part, join(self._folder, checkpoint_name(step)))
+        list_newest(self._folder, self._keep, version("ray"))
 
 
 class ValidationHere(Callback):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import exists
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
@@ -12,6 +13,7 @@ from rayembed.config.stage import StageConfig
 from rayembed.config.table import load
 from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.vectors.lookup import StoredVectors
 from rayembed.models.architecture import architecture_of
 from rayembed.models.contract import EmbeddingModel, TrainableModel
 from rayembed.training.callbacks import WorkerValidation, WriteWeights
@@ -59,6 +61,15 @@ class Job(ABC):
     @abstractmethod
     def objective(self, plan: Any) -> Objective:
         """What the stage is trained for."""
+
+    def fetch(self) -> None:
+        """Bring to this machine what its training reads here; nothing where it is here already.
+
+        Raises:
+            AssetError, ArtifactError: something is missing, corrupt, or has no room.
+        """
+        for reference in self.pretrained:
+            resolve_model(reference)
 
     def start(self) -> str:
         """Record of the initial weights; empty for the pretrained model's."""
@@ -145,6 +156,12 @@ class StageJob(Job):
     def plan(self) -> BatchPlan:
         """The stage's batch plan."""
         return BatchPlan.open(self.plan_folder)
+
+    def fetch(self) -> None:
+        """Pretrained models, and the vectors of the stage's teachers."""
+        super().fetch()
+        for folder in self.plan().teachers if self.stage.teachers else ():
+            StoredVectors.open(folder).fetch()
 
     def model(self) -> EmbeddingModel:
         """The run's model with the weights of the stage before."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from rayembed.config.loss import LossConfig
+from rayembed.config.loss import LossConfig, Widths
 from rayembed.models.contract import TrainableModel
 
 PREFIX = "loss:"
@@ -24,9 +24,9 @@ class LossParameters(TrainableModel):
 
     initial: Tensor
 
-    def __init__(self, loss: LossConfig) -> None:
+    def __init__(self, loss: LossConfig, widths: Widths) -> None:
         super().__init__()
-        initial = loss.initial_parameters()
+        initial = loss.initial_parameters(widths)
         # Flat, because DeepSpeed cannot send a scalar.
         flat = {name: value.flatten() for name, value in initial.items()}
         self.register_buffer("initial", torch.cat([*flat.values()]), persistent=False)
@@ -38,15 +38,30 @@ class LossParameters(TrainableModel):
         return self.initial + torch.cat([*self.parameters()]).float()
 
 
-def named_values(loss: LossConfig, values: Tensor) -> dict[str, Tensor]:
-    """Values (P,) of `LossParameters` by name, in their shapes."""
-    initial = loss.initial_parameters()
-    parts = torch.split(values, [value.numel() for value in initial.values()])
-    pairs = zip(initial.items(), parts, strict=True)
-    return {name: part.view(value.shape) for (name, value), part in pairs}
+def loss_parameters(loss: LossConfig, widths: Widths) -> LossParameters | None:
+    """Parameters of a loss at their initial values; None: it has none for these widths.
+
+    Raises:
+        ConfigError: the loss cannot compare vectors of these widths.
+    """
+    return LossParameters(loss, widths) if loss.initial_parameters(widths) else None
 
 
-def metrics_of(parameters: Mapping[str, Tensor]) -> dict[str, float]:
-    """Scalar parameters of a loss, as metrics of a step."""
-    scalars = {name: value for name, value in parameters.items() if value.numel() == 1}
-    return {f"loss_{name}": float(value.detach()) for name, value in scalars.items()}
+def parameter_shapes(loss: LossConfig, widths: Widths) -> dict[str, torch.Size]:
+    """Shapes of a loss's parameters by name, in their order; none are made."""
+    with torch.device("meta"):
+        return {name: value.shape for name, value in loss.initial_parameters(widths).items()}
+
+
+def named_values(shapes: Mapping[str, torch.Size], values: Tensor) -> dict[str, Tensor]:
+    """Values (P,) of `LossParameters` by name, in the given shapes."""
+    parts = torch.split(values, [shape.numel() for shape in shapes.values()])
+    pairs = zip(shapes.items(), parts, strict=True)
+    return {name: part.view(shape) for (name, shape), part in pairs}
+
+
+def scalars_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Scalar parameters of a loss by the names of their metrics, without gradient; a larger one is
+    not worth a transfer from the device in each step.
+    """
+    return {f"loss_{n}": value.detach() for n, value in parameters.items() if value.numel() == 1}

@@ -6,6 +6,7 @@ b sequences of this worker, N masked tokens of the global batch, W workers.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ from rayembed.models.nomic_moe.masked_language import (
 from rayembed.models.vocabulary import Vocabulary
 from rayembed.training.dropped import without_gradient_unless_finite
 from rayembed.training.export import upload_model
+from rayembed.training.graph_room import GraphRoom, Tokens
 from rayembed.training.job import Job
 from rayembed.training.step import StepReport, StepSettings
 from rayembed.training.trainer import Objective
@@ -94,9 +96,9 @@ class MaskedLanguage(Objective):
                 "training.global_sequences"
             )
         tally = _Tally(len(self.languages), settings.device)
-        # Engines that partition communicate in every pass: all workers need the same number.
-        for number in range(num_passes):
-            cut = cuts[min(number, len(cuts) - 1)]
+
+        def predictions(number: int) -> Predictions:
+            cut = cuts[number]
             micro = collate_masked(
                 [batch.input_ids[place] for place in cut],
                 [batch.places[place] for place in cut],
@@ -104,6 +106,17 @@ class MaskedLanguage(Objective):
                 self.vocabulary.pad_id,
             )
             found: Predictions = engine(to_device(micro, settings.device))
+            return found
+
+        sizes = [len(cut) * max(lengths[place] for place in cut) for cut in cuts]
+        most = largest(max(sizes), settings.device)
+        if isinstance(settings.grad_cache, GraphRoom):
+            first = partial(predictions, 0)
+            settings.grad_cache.keeps_graphs(first, sizes[0], Tokens(most, most), several=False)
+        # Engines that partition communicate in every pass: all workers need the same number.
+        for number in range(num_passes):
+            cut = cuts[min(number, len(cuts) - 1)]
+            found = predictions(min(number, len(cuts) - 1))
             is_filler = number >= len(cuts)
             share = 0.0 if is_filler else world_size() / masked
             loss = without_gradient_unless_finite(found.losses.sum() * share)

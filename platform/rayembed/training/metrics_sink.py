@@ -2,12 +2,20 @@
 stage waits for its process.
 """
 
+import logging
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from rayembed.assets.storage import write_atomic
 from rayembed.registry.metrics_log import MetricsLog
+from rayembed.training.hang_reports import Hang, Where
+
+logger = logging.getLogger(__name__)
+
+_TOGETHER_SECONDS = 10.0
+"""Time from the first worker that hangs until what all told is put together."""
 
 
 class MetricsSink:
@@ -22,12 +30,15 @@ class MetricsSink:
         self._trains = self._stops = False
         self._parts: Counter[int] = Counter()
         self._saved = 0
+        self._hang = Hang()
+        self._telling: threading.Timer | None = None
 
     def append(self, record: Mapping[str, Any], offset: int) -> None:
         """Write a step's metrics; `offset` is the number of the run's steps before the stage."""
         metrics = {k: v for k, v in record.items() if k not in ("stage", "step")}
         self._log.append(record["stage"], record["step"], offset + record["step"], metrics)
         self._trains = True
+        self._hang.is_over()
 
     def keep(self) -> None:
         """Copy the log to storage."""
@@ -51,6 +62,23 @@ class MetricsSink:
         if self._parts[step] == workers:
             self._saved = step
             del self._parts[step]
+
+    def where(self, where: Where) -> None:
+        """Take where a worker's training stands; a while after the first that hangs, warn."""
+        self._hang.take(where)
+        if where.place and self._telling is None:
+            self._telling = threading.Timer(_TOGETHER_SECONDS, self._tell)
+            self._telling.daemon = True
+            self._telling.start()
+
+    def hang(self) -> str:
+        """Who waits and who did not arrive, if workers hang; else empty."""
+        return str(self._hang)
+
+    def _tell(self) -> None:
+        self._telling = None
+        if told := self.hang():
+            logger.warning("%s", told)
 
     def saved_step(self) -> int:
         """Step of the last complete checkpoint since the stop, or since the start without a stop; 0

@@ -4,8 +4,9 @@ This is the driver's side; `train_function/on_ray.py` has what runs in each work
 """
 
 import logging
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,13 @@ from typing import Any
 import ray
 import ray.train
 from ray.autoscaler.sdk import request_resources
-from ray.train.torch import TorchConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import is_remote, join, open_storage_for_ray
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
-from rayembed.errors import WorkerError
+from rayembed.errors import PlacementError, WorkerError
 from rayembed.hardware import Precision, auto_precision
 from rayembed.progress import doing
 from rayembed.registry.provenance import node_hardware
@@ -41,11 +40,14 @@ from rayembed.training.elastic.on_ray import (
 )
 from rayembed.training.failures.on_ray import (
     AGAIN,
+    Torch,
     cause,
     failure_callbacks,
     failure_config,
+    killed_for_memory,
     reason,
 )
+from rayembed.training.gpu_check import gpu_facts, gpu_problem
 from rayembed.training.job import Job, StageJob
 from rayembed.training.metrics_sink import MetricsSink
 from rayembed.training.progress import Progress
@@ -59,21 +61,24 @@ from rayembed.training.validation.scoring import Validation
 
 logger = logging.getLogger(__name__)
 
-COLLECTIVE_TIMEOUT_SECONDS = 600
 CONTROLLER_DEATHS = 3
 """Maximum deaths of Train's controller before the run fails."""
+
+_ANSWER_SECONDS = 5.0
 
 _WORKER_START_SECONDS = 60
 """Ray Train's default worker start timeout in seconds."""
 
 
 def check_placement_now(placement: Placement, *, validates: bool = False) -> None:
-    """Check the placement before data is prepared; does nothing if the run waits for nodes.
+    """Check the placement and the nodes' GPUs before data is prepared; does nothing if the run
+    waits for nodes.
 
     GPU nodes that came now would stand idle, or be gone again, when the data is there.
     """
     if not placement.wait_for_nodes_seconds:
         check_placement(placement, validates=validates)
+        check_gpus(placement)
 
 
 def check_placement(placement: Placement, *, validates: bool = False, runs: int = 1) -> None:
@@ -89,6 +94,46 @@ def check_placement(placement: Placement, *, validates: bool = False, runs: int 
     await_capacity(placement, _nodes, _request_nodes, runs=runs)
     if validates:
         check_validation_capacity(placement, _nodes())
+
+
+def check_ready(placement: Placement, *, validates: bool = False) -> None:
+    """Check the placement when the data is ready, and the GPUs of nodes that came only now."""
+    check_placement(placement, validates=validates)
+    if placement.wait_for_nodes_seconds:
+        check_gpus(placement)
+
+
+def check_gpus(placement: Placement) -> None:
+    """Check driver, CUDA and a small product in a one-GPU task on each node with GPUs; does nothing
+    without `placement.use_gpu`. A node whose GPUs are all taken is warned of and not checked.
+
+    Raises:
+        PlacementError: what is wrong with which nodes, and what to do.
+    """
+    if not placement.use_gpu:
+        return
+    nodes = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("GPU")]
+    task = ray.remote(num_cpus=0, num_gpus=1, max_retries=1)(gpu_facts)
+    places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    asked = [task.options(scheduling_strategy=place).remote() for place in places]
+    with doing(f"checking driver and GPU of {len(nodes)} nodes"):
+        done, late = ray.wait(asked, num_returns=len(asked), timeout=_WORKER_START_SECONDS)
+    for one in late:
+        ray.cancel(one)
+    if late:
+        logger.warning(
+            "%d of %d nodes had no GPU free for %d s: their driver and GPUs are not checked",
+            *(len(late), len(nodes), _WORKER_START_SECONDS),
+        )
+    problems = []
+    for one in done:
+        try:
+            problems.append(gpu_problem(ray.get(one)))
+        except ray.exceptions.RayError as error:
+            problems.append(f"a node does not answer when its GPU is checked: {reason(error)}")
+    told = list(dict.fromkeys(problem for problem in problems if problem))
+    if told:
+        raise PlacementError("; ".join(told))
 
 
 def _nodes() -> list[Node]:
@@ -191,7 +236,11 @@ def _trainer(
     """Trainer of the job's workers, and the actor that receives their metrics."""
     placement = job.placement
     _wait_for_workers(placement)
-    _fetch_models(job.pretrained, placement)
+    # A worker that is stopped answers nobody: Train's controller sees what the others raised when
+    # it gives that one up, which by itself it does after ten minutes.
+    patience = str(placement.collective_timeout_seconds)
+    os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", patience)
+    _fetch(job)
     actor = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=_here())(MetricsSink)
     sink = actor.remote(str(metrics_log), metrics_place)
     filesystem, path = open_storage_for_ray(folder)
@@ -200,8 +249,9 @@ def _trainer(
     trainer = make(
         train_function,
         train_loop_config={"job": job, "sink": sink, "offset": offset},
-        torch_config=TorchConfig(
-            backend="nccl" if placement.use_gpu else "gloo", timeout_s=COLLECTIVE_TIMEOUT_SECONDS
+        torch_config=Torch(
+            backend="nccl" if placement.use_gpu else "gloo",
+            timeout_s=math.ceil(placement.collective_timeout_seconds),
         ),
         scaling_config=ray.train.ScalingConfig(
             num_workers=workers if placement.is_elastic else placement.workers,
@@ -231,6 +281,11 @@ def _fit(trainer: StoppableTrainer, sink: Any, job: Job, folder: str, metrics_lo
         except KeyboardInterrupt:
             end_with_checkpoint(trainer, sink, job.stage.name)
             raise
+        except WorkerError as error:
+            hang = _hang(sink)
+            if not hang:
+                raise
+            raise WorkerError(f"{error}\nBefore that {hang}") from error
         finally:
             ray.kill(sink)
 
@@ -245,7 +300,8 @@ def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> 
         try:
             trainer.fit()
             return
-        except ray.exceptions.RayActorError as error:
+        except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
+            # Where memory is full, Ray kills the newest of its processes, small ones among them.
             if not restarts_left:
                 raise WorkerError(
                     f"stage {job.stage.name!r}: Ray Train's controller died "
@@ -253,13 +309,22 @@ def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> 
                 ) from error
             logger.warning(
                 "stage %s: Ray Train's controller has died; another one goes on from the last "
-                "checkpoint. Ray says: %s",
-                *(job.stage.name, reason(error)),
+                "checkpoint. %s",
+                job.stage.name,
+                killed_for_memory(str(error)) or f"Ray says: {reason(error)}",
             )
         except ray.train.v2.api.exceptions.TrainingFailedError as error:
             # A checkpoint that was damaged since the start stops workers that would go on from it.
             if not (repair_checkpoint_list(checkpoints, ray.__version__) and restarts_left):
                 raise cause(error, job) from error
+
+
+def _hang(sink: Any) -> str:
+    """Who did not arrive, if workers told that they hang."""
+    try:
+        return str(ray.get(sink.hang.remote(), timeout=_ANSWER_SECONDS))
+    except ray.exceptions.RayError:
+        return ""
 
 
 def _wait_for_workers(placement: Placement) -> None:
@@ -272,27 +337,31 @@ def _wait_for_workers(placement: Placement) -> None:
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(seconds))
 
 
-def _fetch_models(references: Sequence[str], placement: Placement) -> None:
-    """Download the pretrained models to each node that can hold a worker, before workers wait
-    there.
+def _fetch(job: Job) -> None:
+    """Download pretrained models and teachers' vectors to each node that can hold a worker, before
+    workers wait there.
 
-    A node that fetched one in its worker could outlast the time limit of the others' collective.
+    A node that fetched them in its worker could outlast the time limit of the others' collective.
     """
     nodes = [
         node["NodeID"]
         for node in ray.nodes()
-        if node["Alive"] and workers_that_fit(placement, [node["Resources"]])
+        if node["Alive"] and workers_that_fit(job.placement, [node["Resources"]])
     ]
     if len(nodes) > 1:
-        logger.info("having %s on each of %d nodes", " and ".join(references), len(nodes))
+        logger.info("having %s on each of %d nodes", " and ".join(job.pretrained), len(nodes))
     # Soft: on a node that has gone meanwhile nobody needs it.
     places = [NodeAffinitySchedulingStrategy(node, soft=True) for node in nodes]
-    fetch = ray.remote(num_cpus=0, max_retries=2)(resolve_model)
+    fetch = ray.remote(num_cpus=0, max_retries=2)(_fetch_here)
     _wait_for(
-        [fetch.options(scheduling_strategy=p).remote(at) for p in places for at in references],
-        f"fetching {' and '.join(map(repr, references))} to a node",
+        [fetch.options(scheduling_strategy=place).remote(job) for place in places],
+        f"fetching {' and '.join(map(repr, job.pretrained))} to a node",
         "Give the nodes more memory if it fails again.",
     )
+
+
+def _fetch_here(job: Job) -> None:
+    job.fetch()
 
 
 def export_on_ray(

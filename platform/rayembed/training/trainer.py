@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from rayembed.ahead import done_ahead
 from rayembed.config.placement import Placement
 from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.data.plan.stream import prefetched
@@ -23,7 +24,8 @@ from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError
 from rayembed.hardware import micro_batch_tokens, pass_cost_tokens
-from rayembed.models.contract import TrainableModel, load_trainable_state
+from rayembed.models.contract import EmbeddingModel, TrainableModel, load_trainable_state
+from rayembed.models.unpadded import packs
 from rayembed.training.checkpoint import (
     Checkpoint,
     StatefulEngine,
@@ -34,10 +36,14 @@ from rayembed.training.checkpoint import (
 from rayembed.training.dropped import DroppedSteps
 from rayembed.training.engine import DeepSpeedEngine, expert_group
 from rayembed.training.expert_parallel import spread_experts
+from rayembed.training.graph_room import GraphRoom
 from rayembed.training.schedule import learning_rate_factor
 from rayembed.training.step import StepReport, StepSettings
 
 logger = logging.getLogger(__name__)
+
+_READY = 2
+"""Batches that are collated before their step."""
 
 MakeBatch = Callable[[int], Any]
 """Builds this worker's batch of a step, counted from 0; picklable."""
@@ -93,9 +99,21 @@ class Objective(ABC):
         """
         return None
 
+    def teacher_widths(self, plan: Any) -> tuple[int, ...]:
+        """Widths of the vectors of teachers that go with the plan's rows."""
+        return ()
+
     @abstractmethod
     def batches(self, plan: Any, model: Any, stage: Any, seed: int) -> MakeBatch:
         """Builder of this worker's batches; each has its number as `step`."""
+
+    def ahead(self, model: Any, batch: Any, stage: Any, settings: StepSettings) -> Any:
+        """The batch as `run_step` takes it, with all that can be done before its step; it keeps its
+        number as `step`.
+
+        A thread calls it while the step before computes.
+        """
+        return batch
 
     @abstractmethod
     def run_step(
@@ -147,10 +165,15 @@ class Callback:
         """Whether a checkpoint is made out of turn; asked after the steps that have none due."""
         return False
 
+    def before_checkpoint(self) -> None:
+        """A checkpoint is about to be written into a new local folder."""
+
     def on_checkpoint(self, step: int, folder: Path) -> None:
         """A local folder holds this worker's part of a checkpoint; it is removed afterwards.
 
-        Where a step was dropped its checkpoint follows after the next that was not.
+        The platform's own callback, which comes after further ones, moves it away and stores it
+        while training goes on. Where a step was dropped its checkpoint follows after the next that
+        was not.
         """
 
     def on_train_end(self) -> None:
@@ -209,18 +232,34 @@ class StageTrainer:
         if placement.expert_parallel > 1:  # before they take room on a device
             spread_experts(model, expert_group(placement.expert_parallel))
         model = model.to(self.device)
-        if placement.gradient_checkpointing:
-            model.enable_gradient_checkpointing()
+        if isinstance(model, EmbeddingModel):
+            model.unpadded = placement.unpadded
+            packs(model)  # tries the model before an engine partitions it
+        room = GraphRoom(
+            self.device,
+            model,
+            grad_cache=placement.grad_cache,
+            recompute=placement.gradient_checkpointing,
+        )
+        if placement.compile_layers:
+            model.compile_layers()
         seed_worker(self._seed, self._number)
         kind = self.device.type
         settings = StepSettings(
             micro_batch_tokens=placement.micro_batch_tokens or micro_batch_tokens(kind),
-            grad_cache=placement.grad_cache,
+            grad_cache=room,
             device=self.device,
             pass_cost_tokens=placement.pass_cost_tokens or pass_cost_tokens(kind, model),
             seed=self._seed,
         )
-        engine = DeepSpeedEngine(model, self.stage, placement, self._dtype, world_size())
+        engine = DeepSpeedEngine(
+            model,
+            self.stage,
+            placement,
+            self._dtype,
+            world_size(),
+            self.objective.teacher_widths(self.plan),
+        )
         position = self.position
         if start is not None:
             start.restore(engine)
@@ -247,7 +286,12 @@ class StageTrainer:
             callback.on_train_start(self, step)
         if step < self.stage.steps and not self._stops(step):
             make = self.objective.batches(self.plan, engine.model, self.stage, self._seed)
-            with closing(self._stream(make, step, self.stage.steps)) as batches:
+
+            def ahead(batch: Any) -> Any:
+                return self.objective.ahead(engine.model, batch, self.stage, settings)
+
+            made = self._stream(make, step, self.stage.steps)
+            with closing(done_ahead(ahead, made, read_ahead=_READY)) as batches:
                 self._steps(batches, settings, step, dropped)
         for callback in self.callbacks:
             callback.on_train_end()
@@ -311,6 +355,8 @@ class StageTrainer:
         return any(answers)
 
     def _save(self, step: int, dropped_steps: int) -> None:
+        for callback in self.callbacks:
+            callback.before_checkpoint()
         folder = Path(tempfile.mkdtemp(prefix="checkpoint-"))
         try:
             save_checkpoint(folder, self.engine, self.position.at(step, dropped_steps))

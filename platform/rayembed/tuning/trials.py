@@ -216,6 +216,7 @@ def data_folders(run: Run) -> tuple[DataFolder, ...]:
         steps = (
             ("filtered", values.pop("consistency")),
             ("mined", values.pop("mining")),
+            ("repaired", values.pop("repair", None)),
             ("clustered", values.pop("clusters")),
         )
         made_of = fingerprint([*common, values])

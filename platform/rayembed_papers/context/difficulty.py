@@ -25,12 +25,12 @@ from rayembed.data.clusters.kmeans import (
     nearest,
     order_clusters,
     pack,
-    require_faiss,
 )
 from rayembed.data.clusters.tasks import Sample, sample_vectors
 from rayembed.data.parts import Part, read_index
 from rayembed.data.vectors.embed import Vectors, embed_parts
 from rayembed.data.work_items import Result, run_resumable
+from rayembed.search.faiss_library import require_faiss
 
 CODE_VERSION = 1
 """Code version of the measurement; bump when the same inputs yield other figures."""
@@ -231,7 +231,7 @@ def measure_batches(
     """
     config = dataset.clusters
     assert config is not None
-    require_faiss()
+    require_faiss("clusters")
     vectors = embed_parts(context, dataset.name, records.parts, config)
     sample = Sample.of(read_index(records.parts).id_hash, max_pairs, context.seed)
     inputs = {

@@ -67,6 +67,12 @@ class Pairs(EmbeddingObjective):
         """Builder of this worker's share of each batch."""
         return PairBatches(plan, model.tokenizer, rank(), world_size())
 
+    def ahead(
+        self, model: CrossEncoder, batch: PairBatch, stage: StageConfig, settings: StepSettings
+    ) -> PairBatch:
+        """The batch as it is: its step collates it."""
+        return batch
+
     def run_step(
         self,
         model: CrossEncoder,

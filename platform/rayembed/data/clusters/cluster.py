@@ -15,7 +15,7 @@ from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
-from rayembed.data.clusters.kmeans import order_clusters, pack, require_faiss
+from rayembed.data.clusters.kmeans import order_clusters, pack
 from rayembed.data.clusters.scatter import GatherBatches, ScatterPairs
 from rayembed.data.clusters.tasks import (
     AssignPart,
@@ -31,6 +31,7 @@ from rayembed.data.vectors.embed import PartItem, Vectors, embed_parts
 from rayembed.data.work_items import Needs, Result, Task, WorkItem, run_resumable
 from rayembed.errors import DataError
 from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
+from rayembed.search.faiss_library import require_faiss
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def _cluster(
 ) -> DatasetArtifact:
     config = dataset.clusters
     assert config is not None
-    require_faiss()  # before vectors are made
+    require_faiss("clusters")  # before vectors are made
     count = sum(part.rows for part in parent.parts)
     if count < config.batch_pairs:
         raise DataError(

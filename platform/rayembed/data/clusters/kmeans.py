@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rayembed.errors import ConfigError
+from rayembed.search.faiss_library import require_faiss
 
 _TILE_PAIRS = 65_536
 
@@ -26,22 +26,6 @@ class Clustering:
     """(k, 2·D) float32 unit vectors."""
     objective: float
     """Mean cosine of the training rows with their nearest centroid."""
-
-
-def require_faiss() -> Any:
-    """Import the module `faiss`, or raise with advice.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import faiss
-    except ImportError as error:
-        raise ConfigError(
-            f"clusters need FAISS, which cannot be imported ({error}); install one of its builds: "
-            "pip install 'rayembed[cpu]' or 'rayembed[gpu]'"
-        ) from None
-    return faiss
 
 
 def joined(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -77,7 +61,7 @@ def cluster_pairs(
         num_clusters: k, at most 2n.
         seed: of the rows that are the first centroids.
     """
-    faiss = require_faiss()
+    faiss = require_faiss("clusters")
     num_pairs, width = queries.shape
     rows = np.empty((2 * num_pairs, 2 * width), dtype=np.float32)
     for first in range(0, num_pairs, _TILE_PAIRS):  # without a second copy of all
@@ -114,7 +98,7 @@ def nearest(
         rows: (n, 2·D) float32.
         centroids: (k, 2·D) float32.
     """
-    faiss = require_faiss()
+    faiss = require_faiss("clusters")
     index = faiss.IndexFlatIP(centroids.shape[1])
     index.add(centroids)
     if _on_gpu(faiss, device):
@@ -179,7 +163,7 @@ def _greedy_tour(centroids: np.ndarray, start: int) -> np.ndarray:
 
 def _neighbours(centroids: np.ndarray) -> np.ndarray:
     """(k, m) int64 nearest clusters of each, best first, ties by lower number."""
-    index = require_faiss().IndexFlatIP(centroids.shape[1])
+    index = require_faiss("clusters").IndexFlatIP(centroids.shape[1])
     index.add(centroids)
     products, numbers = index.search(centroids, min(_NEIGHBOURS, len(centroids)))
     order = np.lexsort((numbers, -products), axis=1)

@@ -1,9 +1,10 @@
 """The held-out part of a data set, made once: its rows, the texts that no training row may have,
-and a retrieval set in BEIR's layout.
+and a set to score: for retrieval in BEIR's layout, of graded pairs with their similarities.
 
     storage/data/held_out/<data set>-<fingerprint>/parts/           its rows, as records
                                                    texts.npz        hashes of its texts
                                                    beir/corpus.jsonl, queries.jsonl, qrels/test.tsv
+                                                   graded.jsonl     in place of beir/
                                                    manifest.json, audit.html
 
 The corpus has the distinct held-out documents, and every pair of a query and one of them that any
@@ -46,6 +47,8 @@ CODE_VERSION = 1
 KEPT = "kept for training"
 SET = "beir"
 """Folder of the retrieval set below the part's."""
+GRADED = "graded.jsonl"
+"""File of graded pairs below the part's folder."""
 TEXTS = "texts.npz"
 
 
@@ -139,11 +142,15 @@ def _made(
         texts=_array(texts),
     )
     assert dataset.held_out is not None
-    counts = write_retrieval_set(join(writer.folder, SET), parts, rows.documents, dataset.held_out)
+    if dataset.source.is_graded:
+        counts = write_graded_set(join(writer.folder, GRADED), parts, dataset.held_out)
+    else:
+        folder = join(writer.folder, SET)
+        counts = write_retrieval_set(folder, parts, rows.documents, dataset.held_out)
     log.info(
-        "held out of %s: %d of %d rows; scored are %d queries over %d documents",
+        "held out of %s: %d of %d rows; scored are %s",
         *(dataset.name, sum(part.rows for part in parts), sum(r["rows_in"] for r in results)),
-        *(counts["queries"], counts["documents"]),
+        ", ".join(f"{number} {what}" for what, number in counts.items()),
     )
     return writer.finish(results, made, None, **counts)
 
@@ -177,6 +184,20 @@ def write_retrieval_set(
     _write_lines(join(folder, "queries.jsonl"), _jsonl(queries))
     _write_lines(join(folder, "qrels", "test.tsv"), lines)
     return {"queries": len(queries), "documents": len(corpus), "judgements": len(judged)}
+
+
+def write_graded_set(path: str, parts: Sequence[Part], held_out: HeldOut) -> dict[str, int]:
+    """Write held-out graded pairs, each once and sorted, at most `max_queries` of them; how many
+    there are.
+    """
+    pairs = {(r.query.strip(), r.positives[0].strip()): r.similarity for r in _records(parts)}
+    hashes = {text_hash("\n".join(pair)): pair for pair in pairs}
+    order = _array(set(hashes))
+    keys = seeded_keys(order, held_out.seed, "held-out queries")
+    chosen = sorted(hashes[number] for number in order[np.argsort(keys)][: held_out.max_queries])
+    rows = [{"sentence1": a, "sentence2": b, "score": pairs[a, b]} for a, b in chosen]
+    _write_lines(path, [json.dumps(row, ensure_ascii=False) for row in rows])
+    return {"pairs": len(rows)}
 
 
 def _check_is_handed_on(name: str, source: Source, held_out: HeldOut | None) -> None:

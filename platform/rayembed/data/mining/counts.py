@@ -103,13 +103,6 @@ def add_up_mining(results: Sequence[Result], folder: str) -> dict[str, Any]:
     for result in results:
         for reason, count in result["refused"].items():
             refused[reason] = refused.get(reason, 0) + count
-    shown = heapq.nsmallest(
-        EXAMPLES, ((order, r["part"]) for r in results for order in r["examples_at"])
-    )
-    files = {
-        part: json.loads(read_bytes(join(folder, f"{part}.json")))
-        for part in dict.fromkeys(part for _, part in shown)
-    }
     return {
         "mined": sum(result["mined"] for result in results),
         "without_negatives": sum(result["without"] for result in results),
@@ -118,8 +111,25 @@ def add_up_mining(results: Sequence[Result], folder: str) -> dict[str, Any]:
         "candidates": sum(result["candidates"] for result in results),
         "refused": dict(sorted(refused.items())),
         "histograms": _sum(result["histograms"] for result in results),
-        "mining_examples": [files[part][str(order)] for order, part in shown],
+        "mining_examples": shown_examples(results, folder),
     }
+
+
+def shown_examples(results: Sequence[Result], folder: str) -> list[dict[str, Any]]:
+    """The examples of the rows that come first over all parts.
+
+    Args:
+        results: `part`, and the orders of its examples, `examples_at`.
+        folder: what `write_examples` was given; only the files of rows that are shown are read.
+    """
+    shown = heapq.nsmallest(
+        EXAMPLES, ((order, r["part"]) for r in results for order in r["examples_at"])
+    )
+    files = {
+        part: json.loads(read_bytes(join(folder, f"{part}.json")))
+        for part in dict.fromkeys(part for _, part in shown)
+    }
+    return [files[part][str(order)] for order, part in shown]
 
 
 def _sum(of_parts: Iterable[Sequence[Mapping[str, str]]]) -> list[dict[str, list[int]]]:

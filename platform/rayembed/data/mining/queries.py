@@ -148,7 +148,7 @@ class EmbedGiven:
             texts = given_texts(read_records(item.part.path))
             encoder = self.load(self.config, self.vectors.weights, device)
             made = finite(self.config, texts, encoder(texts, "document"))
-            self.vectors.save_given(item.part, made)
+            self.vectors.save_given(item.part, made, texts)
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 
 

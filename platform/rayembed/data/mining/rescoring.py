@@ -188,7 +188,7 @@ def _load(reference: str, weights: str, max_length: int, device: str) -> Scorer:
         if len(bad):
             query, text = pairs[bad[0]]
             raise DataError(
-                f"mining.rescoring.model {reference!r} gives {scores[bad[0]]} for {len(bad)} of "
+                f"the cross-encoder {reference!r} gives {scores[bad[0]]} for {len(bad)} of "
                 f"{len(pairs)} pairs, the first: {query[:200]!r} and {text[:200]!r}; take another "
                 "model"
             )

@@ -5,16 +5,16 @@ folder that each data set's rows came from, and each folder names its parent, up
 records; see `prepare` for their locations.
 """
 
-import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from rayembed.assets.storage import exists, join, write_atomic
+from rayembed.config.data_run import Step
 from rayembed.config.sources import SOURCES
-from rayembed.data.artifacts import MANIFEST, DatasetArtifact, open_artifact
+from rayembed.data.artifacts import MANIFEST, DatasetArtifact, open_artifact, root_of
 from rayembed.data.audit import AUDIT
 from rayembed.data.parts import Part, read_records
 from rayembed.data.plan.batch_plan import BatchPlan
@@ -204,7 +204,8 @@ _TOLD = (
     *("rows_in", "rejected", "records_made", "dropped", "rows_out"),
 )
 
-_KINDS = ("clustered", "mined", "filtered", "records", "synthetic")
+_KINDS = (*reversed(get_args(Step)), "synthetic")
+"""Folders of a data set below `data`, the last step first."""
 
 
 @dataclass(frozen=True)
@@ -253,8 +254,7 @@ def folders_of(plan: BatchPlan) -> dict[str, tuple[DatasetArtifact, ...]]:
             f"the batch plan {plan.folder!r} does not tell what its data set {missing[0]!r} was "
             "made of; only plans that `prepare` wrote do"
         )
-    base, question, query = plan.folder.partition("?")
-    storage = posixpath.dirname(posixpath.dirname(base.rstrip("/"))) + question + query
+    storage = root_of(plan.folder)
     return {name: _chain(storage, name, str(found)) for name, found in inputs.items()}
 
 
@@ -306,6 +306,18 @@ def rejected_rows(plan_folder: str) -> list[str]:
                 f"{join(chain[-1].folder, AUDIT)}"
             )
     return lines
+
+
+def teacher_provenance(plan_folder: str) -> list[dict[str, Any]]:
+    """The teachers whose vectors a stage learns from or masks by, in their order; as
+    `data_provenance`.
+
+    Raises:
+        ArtifactError: a folder of vectors is gone or broken.
+    """
+    names = ("teacher", "dtype", "width", "texts", "inputs")
+    found = [open_artifact(folder) for folder in BatchPlan.open(plan_folder).teachers]
+    return [{"folder": one.folder, **{name: one.manifest[name] for name in names}} for one in found]
 
 
 def data_provenance(plan_folder: str) -> dict[str, list[dict[str, Any]]]:

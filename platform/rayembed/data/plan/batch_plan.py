@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from rayembed.assets.arrow_files import Footers, parquet_bytes, read_sealed
 from rayembed.assets.storage import exists, file_sizes, join, read_bytes, write_atomic
+from rayembed.data.artifacts import root_of
 from rayembed.data.parts import SCHEMA, remedy
 from rayembed.data.records import Record
 from rayembed.errors import ArtifactError, DataError
@@ -27,7 +28,11 @@ FILES = "files"
 """Manifest key: name → size in bytes of each file of steps."""
 
 ROWS_PER_GROUP = 64
-"""Rows in a Parquet row group, the least that a worker reads: about 0.5 MB."""
+"""Minimum rows in a Parquet row group, the least that a worker reads: about 0.5 MB."""
+
+GROUPS_PER_STEP = 64
+"""Maximum row groups of a step: a large batch is cut as up to so many workers read it. More would
+only make the footer longer, which each of them reads."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +44,23 @@ class StepFiles:
     steps_per_file: int
 
     def read(self, step: int, first: int, last: int, names: Sequence[str]) -> pa.Table:
-        """Columns of the slots `first` to `last` (exclusive) of a step.
+        """Columns, as `read_sealed` names them, of the slots `first` to `last` (exclusive) of a
+        step.
 
         Raises:
             ArtifactError: a file is missing or broken.
             StorageError: the storage does not give it.
         """
         place = step % self.steps_per_file
-        groups_per_step = -(-self.rows_per_step // ROWS_PER_GROUP)
-        groups = range(first // ROWS_PER_GROUP, -(-last // ROWS_PER_GROUP))
+        before = place * self.rows_per_step
         path = join(self.folder, file_name(step - place))
         table = read_sealed(
             path,
             ["step", "slot", *names],
             remedy=remedy(path),
-            row_groups=[place * groups_per_step + group for group in groups],
+            rows=range(before + first, before + last),
             footers=self._footers,
         )
-        table = table.slice(first - groups[0] * ROWS_PER_GROUP, last - first)
         slots = table["slot"].to_numpy()
         if not np.array_equal(slots, np.arange(first, last)) or set(table["step"].to_pylist()) != {
             step
@@ -64,7 +68,7 @@ class StepFiles:
             raise ArtifactError(
                 f"the batch plan {path!r} does not hold step {step} where it must. {remedy(path)}"
             )
-        return table.select(names)
+        return table.drop_columns(["step", "slot"])
 
     @cached_property
     def _footers(self) -> Footers:
@@ -81,7 +85,8 @@ def write_steps(folder: str, table: pa.Table, *, first_step: int, rows_per_step:
         table: with the columns `step` and `slot`.
     """
     name = file_name(first_step)
-    content = parquet_bytes(table, ROWS_PER_GROUP, rows_per_step)
+    rows_per_group = max(ROWS_PER_GROUP, -(-rows_per_step // GROUPS_PER_STEP))
+    content = parquet_bytes(table, rows_per_group, rows_per_step, statistics=False)
     write_atomic(join(folder, name), content)
     return name
 
@@ -149,8 +154,24 @@ def file_name(first_step: int) -> str:
     return f"steps-{first_step:09d}.parquet"
 
 
-VERSION = 2
+VERSION = 3
 """Version of the layout on disk; plans of another version are remade."""
+
+
+TRAINING = (
+    "id",
+    "query",
+    "positives",
+    *(f"negatives.list.element.{field}" for field in ("text", "score", "cross_score")),
+    "dataset",
+    "query_instruction",
+    "document_instruction",
+    "in_batch",
+    "label",
+    "positive_score",
+    "false_negatives",
+)
+"""Columns that a training step reads, beside those of `OPTIONAL` that the plan has."""
 
 
 class Pair(NamedTuple):
@@ -195,11 +216,31 @@ class BatchPlan:
 
     @property
     def fingerprint(self) -> str:
-        """Content hash in hexadecimal digits: every row at its place."""
+        """Content hash in hexadecimal digits: every row at its place, and whose vectors of the
+        texts go with it.
+        """
         return str(self.manifest["fingerprint"])
 
-    def read(self, step: int, worker: int = 0, num_workers: int = 1) -> list[Record]:
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """Folders with teachers' vectors of the rows' texts, in the order of the stage's teachers.
+
+        They lie beside the plan in the same storage, also where both were moved together.
+        """
+        names = self.manifest.get("teachers", ())
+        return tuple(join(root_of(self.folder), "data", "teacher_vectors", n) for n in names)
+
+    def read(
+        self,
+        step: int,
+        worker: int = 0,
+        num_workers: int = 1,
+        columns: Sequence[str] = SCHEMA.names,
+    ) -> list[Record]:
         """Records of one worker in one step, in slot order.
+
+        Args:
+            columns: that are read, such as `TRAINING`; other fields have their defaults.
 
         Raises:
             DataError: no such step or worker, or the workers cannot share the batch equally.
@@ -217,7 +258,7 @@ class BatchPlan:
             )
         rows = self.global_pairs // num_workers
         first, last = worker * rows, (worker + 1) * rows
-        table = self._read(step, first, last, [*SCHEMA.names, *self.manifest.get("columns", ())])
+        table = self._read(step, first, last, [*columns, *self.manifest.get("columns", ())])
         return [Record.from_row(row) for row in table.to_pylist()]
 
     def read_pairs(self, step: int) -> list[Pair]:

@@ -16,6 +16,7 @@ import xxhash
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
 from rayembed.data.parts import NEGATIVE, OPTIONAL, SCHEMA, read_table
+from rayembed.data.plan.balance import balanced_steps
 from rayembed.data.plan.batch_plan import write_steps
 from rayembed.data.work_items import Result
 from rayembed.errors import ArtifactError
@@ -88,7 +89,8 @@ class Gather:
 
     def __call__(self, block: Block) -> Result:
         """Report `file`, `steps` (hash of each step's rows) and `rows_by_dataset`."""
-        table = _planned(read_block(self.folder, block, self.global_pairs), self.columns)
+        table = read_block(self.folder, block, self.global_pairs)
+        table = _planned(balanced_steps(table, self.global_pairs), self.columns)
         name = write_steps(
             self.folder,
             table,

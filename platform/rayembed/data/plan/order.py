@@ -21,7 +21,10 @@ Such rows are left out and counted; a larger share indicates wrong settings. Typ
 Wikipedia's descriptions 3 and of its sentences 7 percent have a positive that scores so low that
 all 100 candidates exceed the limit."""
 
-_COLUMNS: dict[Need, str] = {"similarity": "similarity", "teacher_scores": "positive_cross_score"}
+_COLUMNS: Mapping[Need, str] = {
+    "similarity": "similarity",
+    "teacher_scores": "positive_cross_score",
+}
 """Need of a loss → its column of records that not every plan has."""
 
 NO_NEGATIVE = "no negative"
@@ -47,6 +50,9 @@ class PlanConfig:
     """Temperature T of `BatchConfig`."""
     columns: tuple[str, ...] = ()
     """Columns of `parts.OPTIONAL` that the stage's loss asks for; see `columns_for`."""
+    teachers: tuple[str, ...] = ()
+    """Names of the folders with vectors of the rows' texts, one of each of the stage's teachers;
+    see `vectors.store`."""
 
     def values(self) -> dict[str, Any]:
         """The settings as plain values; no columns are not named, as in plans without any."""

@@ -3,7 +3,7 @@
 b rows of this worker, K negative places a row, U distinct texts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,9 @@ from rayembed.config.types import Role
 from rayembed.data.hashes import NO_HASH, text_hash
 from rayembed.data.records import Record
 from rayembed.models.contract import Tokenizer, Tokens
+
+TextVectors = Callable[[Sequence[tuple[Role, int]]], np.ndarray]
+"""Gives a teacher's vectors of texts by role and hash: (U, T) float16; see `vectors.lookup`."""
 
 NO_TEXT = -1
 """Placeholder in index arrays for a missing negative."""
@@ -58,6 +61,8 @@ class StepBatch:
     """
     negative_score: np.ndarray
     """(b, K) float32 score of each negative by the same model; NaN: missing, or not mined."""
+    teacher_vectors: tuple[np.ndarray, ...] = ()
+    """Each of the stage's teachers gave one: (U, T) float16 unit vectors of the distinct texts."""
 
     def occurrences(self) -> np.ndarray:
         """(U,) int64 number of uses of each text in the worker's rows."""
@@ -70,11 +75,15 @@ def make_step_batch(
     records: Sequence[Record],
     num_negatives: int,
     tokenizer: Tokenizer,
+    teachers: Sequence[TextVectors] = (),
 ) -> StepBatch:
     """Build the step batch of records, each with its first positive and first `num_negatives`.
 
+    Args:
+        teachers: give the vectors of all texts.
+
     Raises:
-        DataError: a text tokenises to nothing.
+        DataError: a text tokenises to nothing, or a teacher has no vector of it.
     """
     places: dict[tuple[str, Role, str], int] = {}
 
@@ -114,6 +123,9 @@ def make_step_batch(
         similarity=_floats([r.similarity for r in records]),
         positive_score=_floats([_teacher_scores(r)[0] for r in records]),
         negative_score=_floats(scores).reshape(rows, num_negatives),
+        teacher_vectors=tuple(
+            teacher([(role, text_hash(text)) for text, role, _ in places]) for teacher in teachers
+        ),
     )
 
 

@@ -5,72 +5,29 @@ Of a model that learns in context, examples stand in front of queries, as in bge
 depend on the plan, the step and the row's slot alone: every number of workers sees the same ones.
 """
 
-import queue
-import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from rayembed.ahead import done_ahead
 from rayembed.data.hashes import text_hash
-from rayembed.data.plan.batch_plan import BatchPlan, Pair
+from rayembed.data.plan.batch_plan import TRAINING, BatchPlan, Pair
 from rayembed.data.plan.step_batch import StepBatch, make_step_batch
 from rayembed.data.records import Record
+from rayembed.data.vectors.lookup import StoredVectors
 from rayembed.models.contract import InContextTokenizer, Tokenizer
-
-_SECONDS_BETWEEN_LOOKS = 0.1
-
-_ENDING_SECONDS = 5.0
-"""Seconds to wait for the thread at the end; a thread blocked in a read must not delay the error.
-"""
 
 
 def prefetched(
     make: Callable[[int], Any], first_step: int, num_steps: int, *, read_ahead: int = 4
 ) -> Generator[Any]:
-    """Results of `make` for steps `first_step` to `num_steps` (exclusive), in order.
-
-    Closing the iterator ends the thread.
-
-    Args:
-        read_ahead: steps that are ready before they are asked for.
-
-    Raises:
-        RayembedError: what `make` raises, after the steps before it.
+    """Results of `make` for steps `first_step` to `num_steps` (exclusive), in order, made by a
+    thread; see `done_ahead`.
     """
-    ready: queue.Queue[Any] = queue.Queue(maxsize=read_ahead)
-    closed = threading.Event()
-
-    def put(item: Any) -> bool:
-        while not closed.is_set():
-            try:
-                ready.put(item, timeout=_SECONDS_BETWEEN_LOOKS)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def work() -> None:
-        try:
-            for step in range(first_step, num_steps):
-                if not put(make(step)):
-                    return
-        except BaseException as error:  # noqa: BLE001  it is raised in the thread that waits
-            put(error)
-        else:
-            put(None)
-
-    thread = threading.Thread(target=work, name="make-steps", daemon=True)
-    thread.start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        closed.set()
-        thread.join(_ENDING_SECONDS)
+    return done_ahead(make, range(first_step, num_steps), read_ahead=read_ahead)
 
 
 @dataclass(frozen=True)
@@ -89,11 +46,17 @@ class PairSteps:
             DataError: workers that cannot share a batch equally, or a text without tokens.
             ArtifactError: a file of the plan is missing or broken.
         """
-        records = self.plan.read(step, self.worker, self.num_workers)
+        records = self.plan.read(step, self.worker, self.num_workers, TRAINING)
         if isinstance(self.tokenizer, InContextTokenizer) and self.tokenizer.max_examples:
             first = self.worker * len(records)
             records = with_examples(self.plan, step, records, first, self.tokenizer)
-        return make_step_batch(step, records, self.plan.num_negatives, self.tokenizer)
+        return make_step_batch(
+            step, records, self.plan.num_negatives, self.tokenizer, self._teachers
+        )
+
+    @cached_property
+    def _teachers(self) -> list[StoredVectors]:
+        return [StoredVectors.open(folder) for folder in self.plan.teachers]
 
 
 def with_examples(

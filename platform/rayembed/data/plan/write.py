@@ -138,11 +138,12 @@ def _write(
         assert written == told[name]["drawn"], (name, written, told[name])
     assert len(steps) == config.num_steps
     assert sum(of["drawn"] for of in told.values()) == config.num_steps * config.global_pairs
+    content = "".join([*steps, *config.teachers])
     manifest = {
         "version": VERSION,
         **config.values(),
         "steps_per_file": steps_per_file,
-        "fingerprint": hashlib.sha256("".join(steps).encode()).hexdigest()[:12],
+        "fingerprint": hashlib.sha256(content.encode()).hexdigest()[:12],
         "made_of": wanted,
         "inputs": dict(inputs or {}),
         "datasets": told,

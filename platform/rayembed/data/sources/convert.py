@@ -53,6 +53,7 @@ def make_records(
                     "held_out": True,
                     "consistency": True,
                     "mining": True,
+                    "repair": True,
                     "clusters": True,
                     "source": {*dataset.source.paths, "max_rejected_share"},
                     "cleaning": {"overlap": {"tasks"}},

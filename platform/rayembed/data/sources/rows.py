@@ -62,7 +62,7 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
         ArtifactError: the file cannot be read.
     """
     filesystem, inside = open_source(piece.path)
-    errors: tuple[type[Exception], ...] = (UnicodeDecodeError, csv.Error)
+    errors: tuple[type[Exception], ...] = (UnicodeError, csv.Error)
     errors += reading_errors(piece.path)
     try:
         match piece.kind:

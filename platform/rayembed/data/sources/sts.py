@@ -51,10 +51,11 @@ class GradedSource(FileRows):
     """Two sentences and their similarity; every pair gives one record, with its similarity.
 
     For losses over graded pairs, such as CoSENT. The pair need not be similar, so that the records
-    serve no other loss, and neither mining nor held-out parts.
+    serve no other loss, and no mining.
     """
 
     columns_read: ClassVar = ("first", "second", "score")
+    can_hold_out: ClassVar = True
     is_graded: ClassVar = True
 
     kind: Literal["graded"] = "graded"

@@ -90,7 +90,7 @@ def read_tasks(answer: Answer) -> list[str]:
     """
     lists = [_usable_tasks(value) for value in _values(answer, list)]
     if not lists:
-        raise RejectedAnswer(_no_json(answer))
+        raise RejectedAnswer(no_json(answer))
     tasks = max(lists, key=len)  # explanations may hold lists too
     if not tasks:
         raise RejectedAnswer("no task in the list")
@@ -153,7 +153,7 @@ def _check_negatives(query: str, positive: str, negatives: list[str]) -> None:
 def _fields(kind: PairKind, answer: Answer) -> dict[str, str]:
     """Texts of the first object in the answer that has all fields."""
     reason = None
-    for value in _values(answer, dict):
+    for value in json_objects(answer):
         try:
             example = _FIELDS[kind].model_validate(value)
         except ValidationError as error:
@@ -163,7 +163,12 @@ def _fields(kind: PairKind, answer: Answer) -> dict[str, str]:
             continue
         texts: dict[str, str] = example.model_dump()
         return texts
-    raise RejectedAnswer(reason or _no_json(answer))
+    raise RejectedAnswer(reason or no_json(answer))
+
+
+def json_objects(answer: Answer) -> Iterator[dict[str, Any]]:
+    """JSON objects in the answer, most likely the wanted one first."""
+    return _values(answer, dict)
 
 
 def _values(answer: Answer, wanted: type) -> Iterator[Any]:
@@ -193,7 +198,8 @@ def _candidates(text: str, opening: str) -> Iterator[str]:
         yield text[start:]
 
 
-def _no_json(answer: Answer) -> str:
+def no_json(answer: Answer) -> str:
+    """Reason why an answer without any usable value is rejected."""
     return "cut off at max_tokens" if answer.cut_off else "not JSON of the form asked for"
 
 

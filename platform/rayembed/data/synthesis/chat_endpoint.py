@@ -11,14 +11,18 @@ answers of half a second and 64 allowed at once: plain aiohttp had 4 in flight a
 
 import asyncio
 import json
+import os
+import socket
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import aiohttp
 
-from rayembed.config.synthesis import OpenAICompatible
+from rayembed.config.chat_endpoint import OpenAICompatible
 from rayembed.data.synthesis.requests import Outcome
+from rayembed.errors import ConfigError
 
 _SENT_AGAIN = frozenset({408, 409, 425, 429})
 _REFUSES_ALL = frozenset({401, 402, 403, 404, 405})
@@ -27,6 +31,7 @@ too."""
 
 _LONGEST_WAIT_SECONDS = 60.0
 _CHARACTERS_OF_PROBLEM = 300
+_CONNECT_SECONDS = 5.0
 _MOST_TOKENS = 1 << 32
 """Sanity limit on the token count of one answer as reported by an endpoint."""
 
@@ -140,6 +145,38 @@ class ChatSession:
         else:
             outcome = "refused"
         return _failed(outcome, f"HTTP {status}: {body}"), asked_to_wait
+
+
+def read_key(endpoint: OpenAICompatible, setting: str) -> str | None:
+    """API key from this process's environment; None if the endpoint needs none.
+
+    Args:
+        setting: where the endpoint stands in the settings, for the message.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
+    if endpoint.api_key_env is None:
+        return None
+    key = os.environ.get(endpoint.api_key_env, "").strip()
+    if not key:
+        raise ConfigError(
+            f"{setting}.api_key_env names {endpoint.api_key_env}, which is not set in the "
+            "job's environment; export it, or for a submitted job give it with "
+            "--runtime-env-json '{\"env_vars\": {…}}'"
+        )
+    return key
+
+
+def check_listens(url: str) -> None:
+    """Return when a connection to the address's host and port can be opened.
+
+    Raises:
+        OSError: it cannot, within a few seconds.
+    """
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    socket.create_connection((parts.hostname or "", port), _CONNECT_SECONDS).close()
 
 
 def payload(

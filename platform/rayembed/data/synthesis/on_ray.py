@@ -5,7 +5,6 @@
 
 import importlib.util
 import logging
-import os
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +22,11 @@ from ray.data.llm import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayembed.assets.resolver import resolve_model
+from rayembed.config.chat_endpoint import OpenAICompatible
 from rayembed.config.document import fingerprint
-from rayembed.config.synthesis import VLLM, OpenAICompatible, SynthesisConfig, SynthesisRun
+from rayembed.config.synthesis import VLLM, SynthesisConfig, SynthesisRun
 from rayembed.data.artifacts import DatasetArtifact
-from rayembed.data.synthesis.chat_endpoint import ChatEndpoint, payload
+from rayembed.data.synthesis.chat_endpoint import ChatEndpoint, payload, read_key
 from rayembed.data.synthesis.requests import Answer, Ask, Request
 from rayembed.data.synthesis.synthesize import make_synthetic
 from rayembed.errors import ConfigError, PlacementError, RayembedError
@@ -55,31 +55,13 @@ def synthesize(run: SynthesisRun) -> DatasetArtifact:
     config = run.synthesis
     match config.llm:
         case OpenAICompatible() as endpoint:
-            key = read_key(endpoint)
+            key = read_key(endpoint, "synthesis.llm")
             model = fingerprint([endpoint.model, endpoint.revision])
             return make_synthetic(run, model, ask_endpoint(config, endpoint, key))
         case VLLM() as engine:
             path, weights = fetch_llm(engine.model)
             identity = fingerprint([weights, engine.dtype, engine.quantization])
             return make_synthetic(run, identity, ask_vllm(config, engine, path))
-
-
-def read_key(endpoint: OpenAICompatible) -> str | None:
-    """API key from this process's environment; None if the endpoint needs none.
-
-    Raises:
-        ConfigError: the variable is not set.
-    """
-    if endpoint.api_key_env is None:
-        return None
-    key = os.environ.get(endpoint.api_key_env, "").strip()
-    if not key:
-        raise ConfigError(
-            f"synthesis.llm.api_key_env names {endpoint.api_key_env}, which is not set in the "
-            "job's environment; export it, or for a submitted job give it with "
-            "--runtime-env-json '{\"env_vars\": {…}}'"
-        )
-    return key
 
 
 def ask_endpoint(config: SynthesisConfig, endpoint: OpenAICompatible, key: str | None) -> Ask:

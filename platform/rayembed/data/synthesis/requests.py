@@ -78,7 +78,7 @@ class TaskRequest:
     @cached_property
     def key(self) -> str:
         """Key of the stored answer; see `Request`."""
-        return _key(self)
+        return key_of(self.prompt, self.sampling_seed)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class ExampleRequest:
     @cached_property
     def key(self) -> str:
         """Key of the stored answer; see `Request`."""
-        return _key(self)
+        return key_of(self.prompt, self.sampling_seed)
 
 
 Outcome = Literal["answered", "refused", "lost", "stopped"]
@@ -158,5 +158,6 @@ def _sampling_seed(seed: int, id: str) -> int:
     return text_hash(f"{seed}/{id}") % 2**31
 
 
-def _key(request: Request) -> str:
-    return xxhash.xxh3_128_hexdigest(f"{request.sampling_seed}\n{request.prompt}".encode())
+def key_of(prompt: str, sampling_seed: int) -> str:
+    """Key of the stored answer to a prompt with a seed, in hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(f"{sampling_seed}\n{prompt}".encode())

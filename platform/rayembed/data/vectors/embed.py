@@ -6,11 +6,12 @@ that later runs reuse them. Each file is read whole and ends with a checksum.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from rayembed.assets.array_files import REMEDY, load_array, load_arrays, save_array, save_arrays
-from rayembed.assets.storage import exists, join, list_files
+from rayembed.assets.storage import exists, file_name, join, list_files
 from rayembed.config.mining import Teacher
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.hashes import NO_HASH, label_hash, text_hash
@@ -25,7 +26,7 @@ _LAST = "index.npz"
 
 _FILES = ("queries.npy", "documents.npy", _LAST)
 
-_GIVEN = "given.npy"
+_GIVEN, _GIVEN_TEXTS = "given.npy", "given_texts.npy"
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,22 @@ class Vectors:
         """Whether the vectors of the part's own negatives exist."""
         return exists(self._path(part, _GIVEN))
 
-    def missing_given(self, parts: Sequence[Part]) -> list[PartItem]:
-        """Parts without vectors of their own negatives."""
-        return self._without((_GIVEN,), parts)
+    def missing_given(self, parts: Sequence[Part], *, with_texts: bool = False) -> list[PartItem]:
+        """Parts without vectors of their own negatives.
 
-    def save_given(self, part: Part, given: np.ndarray) -> None:
-        """Write the vectors of the part's own negatives."""
+        Args:
+            with_texts: also those whose vectors are from before the texts' hashes were kept.
+        """
+        return self._without((_GIVEN, _GIVEN_TEXTS) if with_texts else (_GIVEN,), parts)
+
+    def given_texts(self, part: Part) -> np.ndarray:
+        """(G,) int64 hashes of the part's own negatives, in the order of their vectors."""
+        return load_array(self._path(part, _GIVEN_TEXTS))
+
+    def save_given(self, part: Part, given: np.ndarray, texts: Sequence[str]) -> None:
+        """Write the vectors of the part's own negatives, with the hashes of their texts."""
+        hashes = np.array([text_hash(text) for text in texts], dtype=np.int64)
+        save_array(self._path(part, _GIVEN_TEXTS), hashes)
         save_array(self._path(part, _GIVEN), given.astype(np.float16))
 
     def _without(self, names: Sequence[str], parts: Sequence[Part]) -> list[PartItem]:
@@ -123,6 +134,10 @@ class Vectors:
             for part in parts
             if not all(f"{part.digest}.{name}" in there for name in names)
         ]
+
+    def path(self, part: Part, kind: Literal["queries", "documents", "given"]) -> str:
+        """Path of one of the part's files of vectors."""
+        return self._path(part, f"{kind}.npy")
 
     def _path(self, part: Part, name: str) -> str:
         return join(self.folder, f"{part.digest}.{name}")
@@ -159,14 +174,20 @@ def embed_parts(
         dataset: names the task in the log.
     """
     teacher = context.teacher_loader.settled(teacher)
-    weights = context.teacher_loader.fingerprint(teacher.teacher)
-    settings = embedding_settings(teacher, weights)
-    vectors = Vectors(join(context.storage, "data", "vectors", settings), weights)
+    vectors = vectors_of(context, teacher)
     task = EmbedPart(vectors, teacher, context.teacher_loader.load)
     # No results are kept: the files themselves tell what is done, whoever removes some.
     missing = vectors.missing(parts)
-    run_tasks(f"embed {dataset} {settings}", task, missing, context.execute, "gpu or machine")
+    name = f"embed {dataset} {file_name(vectors.folder)}"
+    run_tasks(name, task, missing, context.execute, "gpu or machine")
     return vectors
+
+
+def vectors_of(context: PipelineContext, teacher: Teacher) -> Vectors:
+    """Vector files of a teacher with a fixed number type, which may not exist yet."""
+    weights = context.teacher_loader.fingerprint(teacher.teacher)
+    settings = embedding_settings(teacher, weights)
+    return Vectors(join(context.storage, "data", "vectors", settings), weights)
 
 
 def finite(config: Teacher, texts: Sequence[str], vectors: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ Only the best documents of each query leave a worker, never the embeddings of a 
 Q queries, N texts of a unit, D embedding width, k results.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +15,8 @@ from rayembed.errors import DataError
 from rayembed.evaluation.context import unpacked
 from rayembed.evaluation.model_spec import EmbedInContext, EmbedTexts, ModelSpec, Similarity
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore, TextUnit, hashes_of
-from rayembed.search.order import best_columns
-
-_SCORES = 1 << 26
-"""Scores that are looked at together: 256 MiB in float32."""
+from rayembed.search.stored import best_by_bits, codes, pair_scores, score_of_code_product
+from rayembed.search.tiles import Above, Best, best_documents, documents_above, tiles_of
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ class Found:
     """(R,) int32 places in the unit."""
     score: np.ndarray
     """(R,) float32."""
+    again: np.ndarray | None = None
+    """(R,) float32 scores of a second look, NaN of entries that get none; None: there is none."""
 
 
 class EncodingWorker:
@@ -59,6 +60,7 @@ class EncodingWorker:
     def __init__(self, spec: ModelSpec, store: EmbeddingStore | None, device: str) -> None:
         self._embed_texts: EmbedTexts = spec.load(device)
         self._similarity: Similarity = spec.similarity
+        self._stored = spec.stored
         self._store = store
         self._device = device
 
@@ -100,33 +102,58 @@ class EncodingWorker:
         """
         documents = comparable(self.embed(asked.unit), self._similarity)
         if isinstance(asked, PairScores):
-            score = np.einsum("pd,pd->p", queries[asked.query], documents[asked.document])
-            return Found(asked.query, asked.document, score)
+            return Found(asked.query, asked.document, self._of_pairs(asked, queries, documents))
+        if self._stored.precision == "binary":
+            return self._best_by_bits(asked, queries, documents)
         return self._best(asked, queries, documents)
 
+    def _of_pairs(
+        self, asked: PairScores, queries: np.ndarray, documents: np.ndarray
+    ) -> np.ndarray:
+        if self._stored.precision == "float32":
+            found: np.ndarray = np.einsum(
+                "pd,pd->p", queries[asked.query], documents[asked.document]
+            )
+            return found
+        return pair_scores(queries, documents, asked.query, asked.document, self._stored)
+
+    def _best_by_bits(self, asked: TopK, queries: np.ndarray, documents: np.ndarray) -> Found:
+        rescore = self._stored.rescore
+        found = best_by_bits(queries, documents, asked.k, rescore, asked.lowest)
+        row, place = found.row.astype(np.int32), found.place.astype(np.int32)
+        return Found(row, place, found.score, found.again)
+
     def _best(self, asked: TopK, queries: np.ndarray, documents: np.ndarray) -> Found:
-        tile = max(1, _SCORES // len(documents))
-        right = torch.from_numpy(documents).to(self._device).T
-        rows, places, values = [], [], []
-        for start in range(0, len(queries), tile):
-            # Copied: what Ray shares cannot be written, which torch wants to be able to.
-            some = torch.tensor(queries[start : start + tile], device=self._device)
-            scores = some @ right
-            if asked.lowest is None:
-                best, columns = best_columns(scores, asked.k)
-                row = torch.arange(len(some))[:, None].expand(columns.shape).flatten()
-                column, value = columns.flatten(), best.flatten()
-            else:
-                lowest = torch.tensor(asked.lowest[start : start + tile], device=self._device)
-                row, column = torch.nonzero(scores >= lowest[:, None], as_tuple=True)
-                value = scores[row, column]
-            rows.append(row.cpu().numpy() + start)
-            places.append(column.cpu().numpy())
-            values.append(value.cpu().numpy())
+        factor = np.float32(1)
+        if self._stored.precision == "int8":
+            queries, documents = codes(queries), codes(documents)
+            factor = np.float32(score_of_code_product(documents.shape[1]))
+        right = torch.from_numpy(documents).to(self._device)
+        # Copied: what Ray shares cannot be written, which torch wants to be able to.
+        left = torch.tensor(queries, device=self._device)
+        tiles = tiles_of(left.device, left.shape[1])
+        found: Iterable[Best | Above]
+        if asked.lowest is None:
+            found = best_documents(left, right, asked.k, tiles)
+        else:
+            # Products of codes are whole numbers: what they were before the factor is known again.
+            whole = np.rint(asked.lowest / factor) if factor != 1 else asked.lowest
+            lowest = torch.tensor(whole, device=self._device)
+            found = documents_above(left, right, lowest, tiles)
+        rows, values, places = (
+            [np.empty(0, np.int64)],
+            [np.empty(0, np.float32)],
+            [np.empty(0, np.int64)],
+        )
+        for row, value, place in found:
+            spread = row if place.dim() == 1 else row[:, None].expand(place.shape)
+            rows.append(spread.flatten().cpu().numpy())
+            values.append(value.flatten().cpu().numpy())
+            places.append(place.flatten().cpu().numpy())
         return Found(
             np.concatenate(rows).astype(np.int32),
             np.concatenate(places).astype(np.int32),
-            np.concatenate(values),
+            np.concatenate(values) * factor,
         )
 
 

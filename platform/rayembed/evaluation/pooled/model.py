@@ -31,6 +31,7 @@ from rayembed.evaluation.pooled.embedding_store import (
 )
 from rayembed.evaluation.pooled.encoding_worker import PairScores, TopK, comparable
 from rayembed.evaluation.pooled.pool import Pool
+from rayembed.quantisation import quantised
 
 logger = logging.getLogger(__name__)
 
@@ -82,14 +83,18 @@ class PooledModel:
     ) -> np.ndarray:
         """(N, D) float32 embeddings of all texts that the loader `inputs` gives, in its order.
 
-        A contextual model embeds all texts of a subset in the context of the first ones.
+        Where vectors are stored small, the numbers that the stored ones stand for. A contextual
+        model embeds all texts of a subset in the context of the first ones.
         """
         texts = [text for batch in inputs for text in batch["text"]]
         key = task_metadata.name, hf_split, hf_subset
         encode_spec, context = self._in_context(
             self._spec.encode_spec(task_metadata, prompt_type), key, lambda: iter(texts)
         )
-        return self._embed(texts, encode_spec, task_metadata.name, context)
+        vectors = self._embed(texts, encode_spec, task_metadata.name, context)
+        if self._spec.stored.precision == "float32":
+            return vectors
+        return quantised(comparable(vectors, self._spec.similarity), self._spec.stored.precision)
 
     def index(self, corpus: Any, **_options: Any) -> None:
         """Keep the corpus for `search`, which embeds it."""
@@ -214,7 +219,8 @@ class PooledModel:
         context: Any,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Queries, rows of the corpus and scores of the best, by query and falling score."""
-        best = BestDocuments(num_queries, k)
+        rescore = self._spec.stored.rescore
+        best = BestDocuments(num_queries, k, rescore.candidates if rescore else 0)
         units = self._units(
             _hashed(corpus), encode_spec, lambda rows: document_texts(corpus, rows), task
         )
@@ -230,7 +236,8 @@ class PooledModel:
         for call, found in self._pool.run(calls(), queries, context):
             unit = by_call.pop(id(call))
             entry, row = _rows_of(unit, found.document)
-            best.add(found.query[entry], row, found.score[entry])
+            again = None if found.again is None else found.again[entry]
+            best.add(found.query[entry], row, found.score[entry], again)
             self._count(len(unit.row), task)
         return best.results()
 

@@ -19,6 +19,7 @@ from rayembed.models.biencoder.checkpoint import (
     EncoderFolder,
     published_width,
     read_encoder_folder,
+    saved_in_float16,
     write_plain_format,
 )
 from rayembed.models.biencoder.config import BiEncoderConfig
@@ -89,7 +90,16 @@ class BiEncoderArchitecture(Architecture):
             width=partial(published_width, found),
             load=lambda dtype: self._load(read_encoder_folder(folder, dtype=dtype)),
             check=partial(check_backbone, found.transformer),
+            in_float16=partial(self._load_float16, found),
         )
+
+    def _load_float16(self, found: EncoderFolder) -> BiEncoder | None:
+        if not saved_in_float16(found):
+            return None
+        # Not validated: a run has no such number type.
+        backbone = found.config.backbone.model_copy(update={"dtype": "float16"})
+        config = found.config.model_copy(update={"backbone": backbone})
+        return self._load(found._replace(config=config))
 
     def _load(self, found: EncoderFolder) -> BiEncoder:
         config, transformer, dense = found

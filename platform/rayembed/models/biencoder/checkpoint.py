@@ -11,7 +11,7 @@ from rayembed.config.pooling import MeanPooling, ProjectionConfig
 from rayembed.errors import ArtifactError
 from rayembed.models.architecture import SentenceModule
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.files import read_json, write_json
+from rayembed.models.files import read_header, read_json, weight_paths, write_json
 from rayembed.models.sentence_folder import (
     ACTIVATIONS,
     POOLING_KEYS,
@@ -185,3 +185,12 @@ def _first_tensor_dtype(path: Path) -> str | None:
             raise ArtifactError(f"{str(path)!r} is not a safetensors file: {error}") from error
     kinds = [value["dtype"] for name, value in header.items() if name != "__metadata__"]
     return kinds[0] if kinds else None
+
+
+def saved_in_float16(found: EncoderFolder) -> bool:
+    """Whether all weights lie in safetensors files in float16, by the headers of these."""
+    paths = [*weight_paths(found.transformer), *found.dense]
+    if any(path.suffix != ".safetensors" or not path.is_file() for path in paths):
+        return False
+    kinds = {tensor["dtype"] for path in paths for tensor in read_header(path).values()}
+    return "F16" in kinds and not kinds & {"F32", "F64", "BF16"}

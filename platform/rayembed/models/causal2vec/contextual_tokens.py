@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rayembed.models.causal2vec.config import Causal2VecConfig
-from rayembed.models.pooling import masked_mean
+from rayembed.models.packed import Packed
+from rayembed.models.pooling import Layout, States, every_token, masked_mean
+from rayembed.models.varlen import varlen_attention
 
 _TEXTS_TO_MEASURE = (16, 32)
 """Shape of the random batch for measuring: texts and tokens of each."""
@@ -24,11 +26,10 @@ _WORDS_AT_ONCE = 4096
 class MeanReader(nn.Module):
     """Mean of the encoder's last states, special tokens included; n is 1."""
 
-    def forward(
-        self, states: Float[Tensor, "batch tokens width"], mask: Int[Tensor, "batch tokens"]
-    ) -> Float[Tensor, "batch 1 width"]:
+    def forward(self, states: States, layout: Layout) -> Float[Tensor, "batch 1 hidden"]:
         """Means over tokens, float32."""
-        return masked_mean(states, mask.bool()).unsqueeze(1)
+        seen = every_token(states, layout)
+        return masked_mean(states, seen, layout).unsqueeze(1)
 
 
 class QueryReader(nn.Module):
@@ -46,10 +47,17 @@ class QueryReader(nn.Module):
         self.to_kv = nn.Linear(width, 2 * width, bias=False)
         self.to_out = nn.Linear(width, width, bias=False)
 
-    def forward(
-        self, states: Float[Tensor, "batch tokens width"], mask: Int[Tensor, "batch tokens"]
-    ) -> Float[Tensor, "batch n width"]:
+    def forward(self, states: States, layout: Layout) -> Float[Tensor, "batch n hidden"]:
         """Attention output of each query, float32."""
+        if isinstance(layout, Packed):
+            attended = self._within_texts(states, layout)
+        else:
+            attended = self._attended(states, layout)
+        read: Tensor = self.to_out(attended)
+        return read.float()
+
+    def _attended(self, states: Tensor, mask: Tensor) -> Tensor:
+        """(B, n, k) attention to padded texts."""
         batch, width = len(states), states.shape[-1]
         queries = self.to_q(self.queries).expand(batch, -1, -1)
         keys, values = self.to_kv(states).chunk(2, dim=-1)
@@ -59,8 +67,21 @@ class QueryReader(nn.Module):
         attended = functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask.bool()[:, None, None, :]
         )
-        read: Tensor = self.to_out(attended.transpose(1, 2).reshape(batch, -1, width))
-        return read.float()
+        return attended.transpose(1, 2).reshape(batch, -1, width)
+
+    def _within_texts(self, states: Tensor, packed: Packed) -> Tensor:
+        """(B, n, k) attention to packed texts."""
+        batch, num_queries = len(packed.cu_seqlens) - 1, len(self.queries)
+        queries = self.to_q(self.queries).expand(batch, -1, -1).flatten(0, 1)
+        queries, keys, values = (
+            x.unflatten(-1, (self.num_heads, -1))
+            for x in (queries, *self.to_kv(states).chunk(2, dim=-1))
+        )
+        ends = packed.cu_seqlens
+        cu_queries = num_queries * torch.arange(batch + 1, device=ends.device, dtype=ends.dtype)
+        longest = (num_queries, packed.longest)
+        attended = varlen_attention(queries, keys, values, cu_queries, ends, longest)
+        return attended.flatten(1).view(batch, num_queries, -1)
 
 
 class Projector(nn.Module):

@@ -3,7 +3,7 @@
 B texts, T tokens of the LLM, n Contextual tokens, k the encoder's width, d the LLM's, D 2·d.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rayembed.hardware import pass_cost_tokens
+from rayembed.models.backbones import first_position
 from rayembed.models.causal2vec.config import Causal2VecConfig, Representation
 from rayembed.models.causal2vec.contextual_tokens import ContextualTokens
 from rayembed.models.causal2vec.tokens import Causal2VecTokenizer
 from rayembed.models.contract import EmbedOutput, Tokens
-from rayembed.models.micro_batches import cut_by_length
-from rayembed.models.pooling import masked_mean
+from rayembed.models.packed import Packed, packed_states
+from rayembed.models.passes import passes
+from rayembed.models.pooling import Layout, eos, masked_mean
 from rayembed.models.transformer_model import TransformerModel
 
 
@@ -29,6 +30,7 @@ class Causal2Vec(TransformerModel):
 
     config: Causal2VecConfig
     tokenizer: Causal2VecTokenizer
+    takes_packed = True
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class Causal2Vec(TransformerModel):
         self.contextual = contextual
         self.tokenizer = tokenizer
         self.dimensions = (_width(config, backbone, encoder),)
+        self._first_position = 0 if encoder is None else first_position(encoder)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -66,24 +69,36 @@ class Causal2Vec(TransformerModel):
         return self.contextual
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
-        """Unit vectors (B, D) of a collated micro-batch, padded on either side; no context.
+        """Unit vectors (B, D) of a micro-batch, packed or padded on either side; no context.
 
         `encoder_output` in the batch, where it is there, stands for the encoder's pass.
         """
         read = self._read_by_encoder(batch)
-        mask = batch["attention_mask"]
         embeddings = self.backbone.get_input_embeddings()(batch["input_ids"])
         tokens = None
         if read is not None and self.config.contextual_tokens:
             tokens = self.contextual.projector(read)
             places = batch["contextual_mask"].unsqueeze(-1)
             embeddings = embeddings.masked_scatter(places, tokens.to(embeddings.dtype))
-        # Positions count the text's own tokens, whatever padding stands before them.
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        states = self.backbone(
-            inputs_embeds=embeddings, attention_mask=mask, position_ids=positions
-        ).last_hidden_state
-        return EmbedOutput(self._represent(batch, states, read, tokens))
+        packed = Packed.of(batch)
+        if packed is not None:
+            positions = batch["position_ids"]
+            states = packed_states(self.backbone, packed, positions, inputs_embeds=embeddings)
+            last = eos(states, packed, batch["contextual_mask"])
+        else:
+            mask = batch["attention_mask"]
+            # Positions count the text's own tokens, whatever padding stands before them.
+            positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+            states = self.backbone(
+                inputs_embeds=embeddings, attention_mask=mask, position_ids=positions
+            ).last_hidden_state
+            places = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
+            last = states[torch.arange(len(states), device=states.device), places].float()
+
+        def contextual() -> Tensor:
+            return masked_mean(states, batch["contextual_mask"], packed)
+
+        return EmbedOutput(self._represent(last, contextual, read, tokens))
 
     def _read_by_encoder(self, batch: dict[str, Tensor]) -> Tensor | None:
         """Encoder readings of each text, (B, n, k) float32; None without an encoder."""
@@ -91,33 +106,45 @@ class Causal2Vec(TransformerModel):
             return None
         if "encoder_output" in batch:
             return batch["encoder_output"]
-        ids, mask = batch["encoder_ids"], batch["encoder_mask"]
+        ids, packed = batch["encoder_ids"], Packed.of(batch, "encoder_")
+        layout: Layout
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.encoder.frozen):
-            states = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-        read: Tensor = self.contextual.reader(states, mask)
+            if packed is None:
+                layout = batch["encoder_mask"]
+                states = self.encoder(input_ids=ids, attention_mask=layout).last_hidden_state
+            else:
+                layout = packed
+                positions = self._first_position + batch["encoder_position_ids"]
+                states = packed_states(self.encoder, packed, positions, input_ids=ids)
+        read: Tensor = self.contextual.reader(states, layout)
         return read
 
     def _represent(
-        self, batch: dict[str, Tensor], states: Tensor, read: Tensor | None, tokens: Tensor | None
+        self,
+        last: Tensor,
+        contextual: Callable[[], Tensor],
+        read: Tensor | None,
+        tokens: Tensor | None,
     ) -> Tensor:
-        """Unit vectors (B, D), float32."""
-        mask = batch["attention_mask"]
-        last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
-        eos = states[torch.arange(len(states), device=states.device), last].float()
+        """Unit vectors (B, D), float32.
+
+        Args:
+            last: (B, d) float32 states of EOS.
+            contextual: gives the (B, d) float32 mean of the Contextual tokens' states.
+        """
         match self.config.representation:
             case "eos":
-                vector = eos
+                vector = last
             case "concat":
-                contextual = masked_mean(states, batch["contextual_mask"])
-                vector = torch.cat([contextual, eos], dim=-1)
+                vector = torch.cat([contextual(), last], dim=-1)
             case "average":
-                vector = (masked_mean(states, batch["contextual_mask"]) + eos) / 2
+                vector = (contextual() + last) / 2
             case "concat_encoder":
                 assert tokens is not None
-                vector = torch.cat([tokens.float().mean(dim=1), eos], dim=-1)
+                vector = torch.cat([tokens.float().mean(dim=1), last], dim=-1)
             case "separate":
                 assert read is not None
-                parts = (functional.normalize(part, dim=-1) for part in (read.mean(dim=1), eos))
+                parts = (functional.normalize(part, dim=-1) for part in (read.mean(dim=1), last))
                 vector = torch.cat(list(parts), dim=-1)
         return functional.normalize(vector, dim=-1)
 
@@ -125,15 +152,17 @@ class Causal2Vec(TransformerModel):
         """Tokens with the encoder's readings of each text, `encoder_output` (n, k) float32."""
         if self.encoder is None or not tokens:
             return tokens
-        device = next(self.parameters()).device
         outputs: list[np.ndarray] = [np.empty(0)] * len(tokens)
         lengths = [len(one["encoder_ids"]) for one in tokens]
-        for chosen in cut_by_length(lengths, tokens_per_batch, pass_cost_tokens(device.type, self)):
-            ids, mask = self.tokenizer.collate_for_encoder([tokens[i] for i in chosen])
-            batch = {"encoder_ids": ids.to(device), "encoder_mask": mask.to(device)}
-            read = self._read_by_encoder(batch)
-            assert read is not None
-            for place, output in zip(chosen, read.cpu().numpy(), strict=True):
+        ways = self.tokenizer.collate_for_encoder, self.tokenizer.pack_for_encoder
+
+        def read(batch: dict[str, Tensor]) -> Tensor:
+            found = self._read_by_encoder(batch)
+            assert found is not None
+            return found
+
+        for chosen, made in passes(self, tokens, lengths, tokens_per_batch, read, collate=ways):
+            for place, output in zip(chosen, made.numpy(), strict=True):
                 outputs[place] = output
         return [
             {**one, "encoder_output": output} for one, output in zip(tokens, outputs, strict=True)

@@ -17,6 +17,7 @@ from rayembed.config.types import Role
 from rayembed.errors import ConfigError
 from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.contract import Tokens
+from rayembed.models.packed import joined, pack
 from rayembed.models.tokens import (
     PaddingSide,
     SpecialIds,
@@ -200,16 +201,37 @@ class Causal2VecTokenizer:
         places, _ = padded([one["contextual_mask"] for one in tokens], False, padding_side)
         batch = {"input_ids": ids, "attention_mask": mask, "contextual_mask": places.bool()}
         if "encoder_output" in tokens[0]:
-            outputs = np.stack([one["encoder_output"] for one in tokens])
-            batch["encoder_output"] = torch.from_numpy(outputs)
+            batch["encoder_output"] = _outputs(tokens)
         elif self.encoder is not None:
-            batch["encoder_ids"], batch["encoder_mask"] = self.collate_for_encoder(tokens)
+            batch |= self.collate_for_encoder(tokens)
         return batch
 
-    def collate_for_encoder(self, tokens: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
-        """Token ids and attention mask for the encoder, int64 (B, longest)."""
+    def pack(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
+        """Collate one packed micro-batch.
+
+        `input_ids` int64 and `contextual_mask` bool, each (T,), with the entries of `packed.pack`.
+        With an encoder `encoder_ids` int64 (S,) and those entries with `encoder_` before their
+        names, or `encoder_output` as in `collate`.
+        """
+        rows = [one["input_ids"] for one in tokens]
+        places = joined([one["contextual_mask"] for one in tokens]).bool()
+        batch = {"input_ids": joined(rows), "contextual_mask": places, **pack(rows)}
+        if "encoder_output" in tokens[0]:
+            batch["encoder_output"] = _outputs(tokens)
+        elif self.encoder is not None:
+            batch |= self.pack_for_encoder(tokens)
+        return batch
+
+    def pack_for_encoder(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
+        """Entries of `pack` for the encoder."""
+        rows = [one["encoder_ids"] for one in tokens]
+        return {"encoder_ids": joined(rows), **pack(rows, "encoder_")}
+
+    def collate_for_encoder(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
+        """Entries of `collate` for the encoder."""
         assert self.encoder is not None
-        return padded([one["encoder_ids"] for one in tokens], self.encoder.pad_id)
+        ids, mask = padded([one["encoder_ids"] for one in tokens], self.encoder.pad_id)
+        return {"encoder_ids": ids, "encoder_mask": mask}
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self.pretrained.backend_tokenizer.encode_batch(
@@ -226,3 +248,8 @@ class Causal2VecTokenizer:
             text[: encoding.offsets[limit - 1][1]] if len(encoding.ids) > limit else text
             for text, encoding in zip(texts, encodings, strict=True)
         ]
+
+
+def _outputs(tokens: Sequence[Tokens]) -> Tensor:
+    """(B, n, k) float32 readings of texts that the encoder has read."""
+    return torch.from_numpy(np.stack([one["encoder_output"] for one in tokens]))

@@ -26,7 +26,7 @@ from rayembed.models.cde.checkpoint import (
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.cde.layers import ContextLayers
 from rayembed.models.cde.model import CDE
-from rayembed.models.cde.positions import Layout
+from rayembed.models.cde.positions import SequenceLayout
 from rayembed.models.cde.tokens import make_tokenizer
 from rayembed.models.contract import PromptTokenizer
 from rayembed.models.tokens import PrefixTokenizer
@@ -61,7 +61,7 @@ class CDEArchitecture(Architecture):
     def check_lengths(self, config: CDEConfig, parts: Parts) -> None:
         """Check the second stage behind its context, and the first for documents."""
         backbone, encoder = parts["backbone"], parts["encoder"]
-        added = Layout.of(config, backbone).num_positions(0)
+        added = SequenceLayout.of(config, backbone).num_positions(0)
         for role, length in config.max_lengths.items():
             check_positions(f"model.{role}_max_length", length, backbone, "backbone", added)
         length = config.document_max_length

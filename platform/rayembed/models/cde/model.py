@@ -5,6 +5,7 @@ second stage's states and the embedding.
 """
 
 import logging
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayembed.errors import DataError
+from rayembed.models.backbones import first_position
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.cde.layers import ContextLayers
-from rayembed.models.cde.positions import Layout
+from rayembed.models.cde.positions import SequenceLayout
 from rayembed.models.contract import EmbedOutput
-from rayembed.models.pooling import masked_mean
+from rayembed.models.packed import Packed, packed_states
+from rayembed.models.pooling import Layout, every_token, masked_mean
 from rayembed.models.tokens import PrefixTokenizer
 from rayembed.models.transformer_model import TransformerModel
 
@@ -32,6 +35,7 @@ class CDE(TransformerModel):
 
     config: CDEConfig
     tokenizer: PrefixTokenizer
+    takes_packed = True
     corpus: Tensor | None
     """(n, h) float32 context vectors of a corpus, n at most J; None without a corpus."""
 
@@ -54,7 +58,8 @@ class CDE(TransformerModel):
         self.max_context = config.num_context
         self.added_tokens = config.added_tokens
         self.register_buffer("corpus", None, persistent=False)
-        self._layout = Layout.of(config, backbone)
+        self._sequence = SequenceLayout.of(config, backbone)
+        self._first_position = first_position(encoder)
         self._told = False
 
     @property
@@ -74,9 +79,16 @@ class CDE(TransformerModel):
 
     def embed_context(self, batch: dict[str, Tensor]) -> Tensor:
         """(B, h) float32 context vectors of a micro-batch of documents, not normalised."""
-        mask = batch["attention_mask"]
-        states = self.encoder(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
-        return self.layers.context(masked_mean(states, mask.bool()))
+        layout: Layout
+        ids, packed = batch["input_ids"], Packed.of(batch)
+        if packed is None:
+            layout = batch["attention_mask"]
+            states = self.encoder(input_ids=ids, attention_mask=layout).last_hidden_state
+        else:
+            layout = packed
+            positions = self._first_position + batch["position_ids"]
+            states = packed_states(self.encoder, packed, positions, input_ids=ids)
+        return self.layers.context(masked_mean(states, every_token(states, layout), layout))
 
     def set_corpus(self, vectors: Tensor | None) -> None:
         """Set the context vectors of all later texts; None selects the null token.
@@ -111,27 +123,67 @@ class CDE(TransformerModel):
         if context is None:
             context = self._corpus_or_none()
         self._check(context)
+        packed = Packed.of(batch)
+        num_texts = len(batch["input_ids"]) if packed is None else len(packed.cu_seqlens) - 1
+        prompts = self.layers.soft_prompts().expand(num_texts, -1, -1)
+        before = torch.cat([self._context_tokens(context, num_texts), prompts], dim=1)
+        of_states = self._mean if packed is None else partial(self._mean_of_packed, packed=packed)
+        vectors = self.layers.embedding(of_states(batch, before))
+        return EmbedOutput(functional.normalize(vectors, dim=-1))
+
+    def _mean(self, batch: dict[str, Tensor], before: Tensor) -> Tensor:
+        """(B, h) float32 mean of the states of padded texts.
+
+        Args:
+            before: (B, J + S, h) vectors that stand before each text.
+        """
         mask, ids = batch["attention_mask"], batch["input_ids"]
         words = self._words(ids)
-        prompts = self.layers.soft_prompts().expand(len(ids), -1, -1)
-        inputs = [self._context_tokens(context, len(ids)), prompts, words]
-        before = mask.new_ones(len(ids), self.added_tokens)
-        whole = torch.cat([before, mask], dim=1)
+        there = mask.new_ones(before.shape[:2])
         states = self.backbone(
-            inputs_embeds=torch.cat([part.to(words.dtype) for part in inputs], dim=1),
-            attention_mask=self._layout.attention_mask(whole),
-            position_ids=self._layout.positions(ids.shape[1]).to(ids.device),
+            inputs_embeds=torch.cat([before.to(words.dtype), words], dim=1),
+            attention_mask=self._sequence.attention_mask(torch.cat([there, mask], dim=1)),
+            position_ids=self._sequence.positions(ids.shape[1]).to(ids.device),
         ).last_hidden_state
         pooled = batch["pool_mask"]
         if self.config.pool_context:
-            pooled = torch.cat([before.bool(), pooled], dim=1)
+            pooled = torch.cat([there.bool(), pooled], dim=1)
         else:
             states = states[:, self.added_tokens :]
-        vectors = self.layers.embedding(masked_mean(states, pooled))
-        return EmbedOutput(functional.normalize(vectors, dim=-1))
+        return masked_mean(states, pooled)
+
+    def _mean_of_packed(
+        self, batch: dict[str, Tensor], before: Tensor, *, packed: Packed
+    ) -> Tensor:
+        """The same of packed texts, each behind its own vectors."""
+        ids, added = batch["input_ids"], self.added_tokens
+        num_texts = len(before)
+        texts = torch.arange(num_texts + 1, device=ids.device, dtype=packed.cu_seqlens.dtype)
+        whole = Packed(packed.cu_seqlens + added * texts, packed.longest + added)
+        words = self._words(ids)
+        # Behind its text's own added vectors, and behind those of the texts before it.
+        own = torch.arange(len(ids), device=ids.device)
+        own = own + added * packed.of_tokens(texts[1:].long(), len(ids))
+        others = whole.firsts.unsqueeze(1) + torch.arange(added, device=ids.device)
+        inputs = words.new_zeros(len(ids) + num_texts * added, words.shape[1])
+        inputs = inputs.index_copy(0, own, words)
+        inputs = inputs.index_copy(0, others.flatten(), before.to(words.dtype).flatten(0, 1))
+        places = self._sequence.positions(packed.longest)[0].to(ids.device)
+        positions = places[whole.positions(len(inputs))]
+        states = packed_states(self.backbone, whole, positions, inputs_embeds=inputs)
+        if not self.config.pool_context:
+            return masked_mean(states[own], batch["pool_mask"], packed)
+        pooled = torch.ones(len(inputs), dtype=torch.bool, device=ids.device)
+        return masked_mean(states, pooled.index_copy(0, own, batch["pool_mask"]), whole)
+
+    def why_padded(self) -> str | None:
+        """Why texts must be padded, see `TransformerModel`."""
+        if self._sequence.needs_mask:
+            return "context vectors are seen from beyond the backbone's attention window"
+        return super().why_padded()
 
     def _words(self, ids: Tensor) -> Tensor:
-        """(B, T, h) input vectors of the text's tokens."""
+        """(…, h) input vectors of the texts' tokens."""
         words: Tensor = self.backbone.get_input_embeddings()(ids)
         if not self.config.normalize_twice:
             return words

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from rayembed.errors import ConfigError
-from rayembed.models.backbones import num_positions
+from rayembed.models.backbones import first_position, num_positions
 from rayembed.models.cde.config import CDEConfig
 
 
 @dataclass(frozen=True)
-class Layout:
+class SequenceLayout:
     """Positions and masks of an encoder's sequences.
 
     Without positions of their own, context vectors all stand at the first one. There a rotation
@@ -37,7 +37,7 @@ class Layout:
     """
 
     @classmethod
-    def of(cls, config: CDEConfig, backbone: Any) -> "Layout":
+    def of(cls, config: CDEConfig, backbone: Any) -> "SequenceLayout":
         """Layout of a config in its backbone.
 
         Raises:
@@ -74,7 +74,7 @@ class Layout:
             num_prompts=config.num_soft_prompts,
             counted=config.context_positions == "counted",
             rotary=rotary,
-            first=0 if rotary else _first_learnt(backbone),
+            first=first_position(backbone),
             window=window,
         )
 
@@ -96,6 +96,11 @@ class Layout:
             places = torch.cat([behind.new_zeros(context + prompts), behind])
         return (self.first + places).unsqueeze(0)
 
+    @property
+    def needs_mask(self) -> bool:
+        """Whether layers with a window see more than what stands near."""
+        return self.window is not None and not self.counted
+
     def attention_mask(self, mask: Tensor) -> Tensor | dict[str, Tensor]:
         """Attention mask for the backbone: all vectors see the context, none see padding.
 
@@ -105,7 +110,7 @@ class Layout:
         Args:
             mask: (B, L) int64, 0 where padding stands.
         """
-        if self.window is None or self.counted:
+        if self.window is None or not self.needs_mask:
             return mask
         length = mask.shape[1]
         full = mask.bool()[:, None, None, :].expand(-1, 1, length, -1)
@@ -122,9 +127,3 @@ def _window(backbone: Any) -> int | None:
         return None
     window: int = settings.sliding_window
     return window
-
-
-def _first_learnt(backbone: Any) -> int:
-    """First learnt position; RoBERTa and XLM-R count from the padding id on."""
-    padding: int | None = backbone.embeddings.position_embeddings.padding_idx
-    return 0 if padding is None else padding + 1

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor
@@ -24,7 +25,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         return {name: value for path in paths for name, value in load_weights(path).items()}
     path = folder / "pytorch_model.bin"
     try:
-        found: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        found: dict[str, Tensor] = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)
+        )
     except (OSError, RuntimeError, ValueError, UnpicklingError) as error:
         raise ArtifactError(f"cannot read the weights {str(path)!r}: {error}") from error
     return found

@@ -6,7 +6,7 @@ published weights. B texts, T tokens, H hidden size, L MoE layers, E experts.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from rayembed.models.attention import attention
 from rayembed.models.experts import MoeMlp
 from rayembed.models.files import write_json
 from rayembed.models.nomic_moe.shape import EncoderShape, published_settings
+from rayembed.models.packed import Packed
+from rayembed.models.pooling import Layout
 
 
 class Statistics(NamedTuple):
@@ -57,8 +59,8 @@ class EncoderOutput(NamedTuple):
 class Tokens(NamedTuple):
     """Tokens that the experts see, out of B·T places."""
 
-    places: Tensor
-    """(N,) indices among all places."""
+    places: Tensor | None
+    """(N,) indices among all places; None for all of them."""
     occurrences: Tensor
     """(N,) float32 weight of each token in the statistics."""
 
@@ -87,14 +89,18 @@ class Attention(nn.Module):
         self.Wqkv = nn.Linear(shape.hidden_size, 3 * shape.hidden_size)
         self.out_proj = nn.Linear(shape.hidden_size, shape.hidden_size)
 
-    def forward(self, x: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Attention output (B, T, H); `mask` (B, 1, 1, T) bool is false at padding."""
+    def forward(self, x: Tensor, layout: Layout, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Attention output (B, T, H), of packed texts with B = 1.
+
+        Args:
+            layout: (B, 1, 1, T) bool, false at padding; or where packed texts stand.
+        """
         batch, tokens, _ = x.shape
         qkv = self.Wqkv(x).view(batch, tokens, 3, self.num_heads, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        attended, _ = attention(
-            self, _rotate(query, rotation), _rotate(key, rotation), value, mask, is_causal=False
-        )
+        query, key = _rotate(query, rotation), _rotate(key, rotation)
+        mask, ends = (None, layout.for_attention()) if isinstance(layout, Packed) else (layout, {})
+        attended, _ = attention(self, query, key, value, mask, is_causal=False, **ends)
         projected: Tensor = self.out_proj(attended.reshape(batch, tokens, -1))
         return projected
 
@@ -116,6 +122,9 @@ class DenseMlp(nn.Module):
 class Layer(nn.Module):
     """Attention and an MLP, dense or of experts, each with a norm after its residual sum."""
 
+    gradient_checkpointing = False
+    """Whether it is recomputed in the backward pass, while in training."""
+
     def __init__(self, shape: EncoderShape, *, moe: bool) -> None:
         super().__init__()
         self.attn = Attention(shape)
@@ -132,16 +141,20 @@ class Layer(nn.Module):
             )
 
     def forward(
-        self, x: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor], tokens: Tokens
+        self, x: Tensor, layout: Layout, rotation: tuple[Tensor, Tensor], tokens: Tokens
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
         """States (B, T, H), and load, probability and entropy of a mixture."""
-        x = self.norm1(self.attn(x, mask, rotation) + x)
+        x = self.norm1(self.attn(x, layout, rotation) + x)
         if isinstance(self.mlp, DenseMlp):
             return self.norm2(self.mlp(x) + x), None
         flat = x.flatten(0, 1)
-        routed = self.mlp(flat[tokens.places], tokens.occurrences)
-        # Padding, which nothing reads, goes past the experts.
-        made = torch.zeros_like(flat).index_copy(0, tokens.places, routed.output)
+        if tokens.places is None:
+            routed = self.mlp(flat, tokens.occurrences)
+            made = routed.output
+        else:
+            routed = self.mlp(flat[tokens.places], tokens.occurrences)
+            # Padding, which nothing reads, goes past the experts.
+            made = torch.zeros_like(flat).index_copy(0, tokens.places, routed.output)
         return self.norm2(made.view_as(x) + x), (routed.load, routed.probability, routed.entropy)
 
 
@@ -164,7 +177,6 @@ class NomicEncoder(nn.Module):
         self.embeddings = Embeddings(shape)
         self.emb_ln = nn.LayerNorm(shape.hidden_size, eps=shape.layer_norm_eps)
         self.encoder = Layers(shape)
-        self.gradient_checkpointing = False
 
     def forward(
         self,
@@ -184,12 +196,40 @@ class NomicEncoder(nn.Module):
         """
         mask = attention_mask.bool()
         tokens = _tokens(mask if counted is None else counted.bool(), occurrences)
-        rotation = _rotation(input_ids, self.config)
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        return self._output(input_ids, mask[:, None, None, :], positions, tokens)
+
+    def forward_packed(
+        self,
+        input_ids: Tensor,
+        packed: Packed,
+        positions: Tensor,
+        occurrences: Tensor | None = None,
+    ) -> EncoderOutput:
+        """Hidden states (T, H) and router statistics of packed texts.
+
+        Args:
+            input_ids: (T,).
+            positions: (T,) place of each token in its text.
+            occurrences: as in `forward`.
+        """
+        if occurrences is None:
+            counts = torch.ones(len(input_ids), device=input_ids.device)
+        else:
+            counts = packed.of_tokens(occurrences.float(), len(input_ids))
+        ids = input_ids.unsqueeze(0)
+        output = self._output(ids, packed, positions, Tokens(None, counts))
+        return output._replace(last_hidden_state=output.last_hidden_state.squeeze(0))
+
+    def _output(
+        self, input_ids: Tensor, layout: Layout, positions: Tensor, tokens: Tokens
+    ) -> EncoderOutput:
+        rotation = _rotation(positions, self.config)
         x = self.emb_ln(self.embeddings(input_ids))
         found = []
         for layer in self.encoder.layers:
-            arguments = (x, mask[:, None, None, :], rotation, tokens)
-            if self.gradient_checkpointing and self.training:
+            arguments = (x, layout, rotation, tokens)
+            if layer.gradient_checkpointing and self.training:
                 x, routed = checkpoint(layer, *arguments, use_reentrant=False)
             else:
                 x, routed = layer(*arguments)
@@ -200,10 +240,6 @@ class NomicEncoder(nn.Module):
         load, probability, entropy = (torch.stack(parts) for parts in zip(*found, strict=True))
         counted_tokens = tokens.occurrences.sum()
         return EncoderOutput(x, Statistics(load, probability, entropy, counted_tokens).packed())
-
-    def gradient_checkpointing_enable(self, **_: Any) -> None:
-        """Recompute the layers in the backward pass, while in training."""
-        self.gradient_checkpointing = True
 
     def save_pretrained(self, folder: str, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Write config.json and model.safetensors in the published layout.
@@ -232,12 +268,11 @@ def _tokens(counted: Tensor, occurrences: Tensor | None) -> Tokens:
     return Tokens(places, occurrences.float()[places // counted.shape[1]])
 
 
-def _rotation(input_ids: Tensor, shape: EncoderShape) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the rotary angles, each (T, head width), float32."""
+def _rotation(positions: Tensor, shape: EncoderShape) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the rotary angles at positions (T,), each (T, head width), float32."""
     width = shape.hidden_size // shape.num_heads
-    steps = torch.arange(0, width, 2, device=input_ids.device, dtype=torch.float32) / width
-    positions = torch.arange(input_ids.shape[1], device=input_ids.device, dtype=torch.float32)
-    angles = torch.outer(positions, shape.rotary_base**-steps).repeat(1, 2)
+    steps = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
+    angles = torch.outer(positions.float(), shape.rotary_base**-steps).repeat(1, 2)
     return angles.cos(), angles.sin()
 
 

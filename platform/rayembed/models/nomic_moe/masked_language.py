@@ -4,7 +4,7 @@ B sequences, T tokens, N masked tokens of a micro-batch, H hidden size, V words.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayembed.models.contract import TrainableModel
+from rayembed.models.layers import compile_layers
 from rayembed.models.nomic_moe.encoder import NomicEncoder
 from rayembed.models.nomic_moe.shape import EncoderShape
 from rayembed.models.tokens import padded
@@ -69,9 +70,14 @@ class MaskedLanguageModel(TrainableModel):
         """Whether the named parameter is the encoder's."""
         return name.startswith("encoder.")
 
-    def enable_gradient_checkpointing(self) -> None:
-        """Recompute the encoder's layers in the backward pass, while in training."""
-        self.encoder.gradient_checkpointing_enable()
+    @property
+    def trained_parts(self) -> list[Any]:
+        """The encoder."""
+        return [self.encoder]
+
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """Compile the encoder's layers from now on, see `layers.compile_layers`."""
+        compile_layers([self.encoder], backend)
 
 
 def collate_masked(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -12,8 +13,10 @@ from rayembed.models.nomic_moe.config import BalanceConfig, NomicMoeConfig
 from rayembed.models.nomic_moe.encoder import NomicEncoder, Statistics
 from rayembed.models.nomic_moe.shape import EncoderShape
 from rayembed.models.nomic_moe.tokens import NomicMoeTokenizer
+from rayembed.models.packed import Packed
 from rayembed.models.pooling import masked_mean
 from rayembed.models.transformer_model import TransformerModel
+from rayembed.models.unpadded import why_not_alike
 
 
 class NomicMoe(TransformerModel):
@@ -22,6 +25,7 @@ class NomicMoe(TransformerModel):
     config: NomicMoeConfig
     backbone: NomicEncoder
     tokenizer: NomicMoeTokenizer
+    takes_packed = True
 
     def __init__(
         self, config: NomicMoeConfig, backbone: NomicEncoder, tokenizer: NomicMoeTokenizer
@@ -42,14 +46,35 @@ class NomicMoe(TransformerModel):
 
         `occurrences` (B,) in the batch, where it is there, says how often each text counts.
         """
-        output = self.backbone(
-            batch["input_ids"],
-            batch["attention_mask"],
-            batch.get("counted"),
-            batch.get("occurrences"),
-        )
-        pooled = masked_mean(output.last_hidden_state, batch["pool_mask"])
+        packed, occurrences = Packed.of(batch), batch.get("occurrences")
+        if packed is None:
+            output = self.backbone(
+                batch["input_ids"], batch["attention_mask"], batch.get("counted"), occurrences
+            )
+        else:
+            output = self.backbone.forward_packed(
+                batch["input_ids"], packed, batch["position_ids"], occurrences
+            )
+        pooled = masked_mean(output.last_hidden_state, batch["pool_mask"], packed)
         return EmbedOutput(functional.normalize(pooled, dim=-1), output.statistics)
+
+    def why_padded(self) -> str | None:
+        """Why texts must be padded, see `TransformerModel`."""
+        experts = self.config.experts
+        if self.training and experts is not None and experts.balance.count_padding:
+            return "padding counts for the experts"
+        backbone = self.backbone
+
+        def alone(ids: Tensor) -> Tensor:
+            row = ids.unsqueeze(0)
+            states: Tensor = backbone(row, torch.ones_like(row)).last_hidden_state
+            return states.squeeze(0)
+
+        def together(ids: Tensor, packed: Packed) -> Tensor:
+            output = backbone.forward_packed(ids, packed, packed.positions(len(ids)))
+            return output.last_hidden_state
+
+        return why_not_alike("backbone", backbone, alone, together, longest=9)
 
     def auxiliary_loss(self, statistics: Tensor) -> Tensor:
         """Balance loss from statistics summed over the global batch (see `BalanceConfig`)."""

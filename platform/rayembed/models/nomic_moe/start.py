@@ -34,7 +34,8 @@ PUBLISHED_DIMENSION = 256
 def load_start(folder: Path, config: NomicMoeConfig, dtype: torch.dtype) -> NomicEncoder:
     """Load the encoder of the settings with the folder's weights, converted and upcycled as needed.
 
-    Routers are drawn from the global CPU generator. Weights are converted in float32.
+    Routers are drawn from the global CPU generator. What is converted is so in float32; weights
+    that stay as they are get their type one by one.
 
     Raises:
         ArtifactError: no such model there, or damaged.
@@ -48,10 +49,10 @@ def load_start(folder: Path, config: NomicMoeConfig, dtype: torch.dtype) -> Nomi
         weights = rotary_weights(stored, dense, str(folder))
     else:
         dense = shape_of(settings, str(folder))
-        found = load_encoder_weights(folder).state_dict()
-        weights = {name: value.float() for name, value in found.items()}
+        weights = load_encoder_weights(folder).state_dict()
     if config.experts is not None and dense.num_experts == 0:
-        weights = upcycled_weights(weights, wanted, config.experts)
+        whole = {name: value.float() for name, value in weights.items()}
+        weights = upcycled_weights(whole, wanted, config.experts)
     weights = {name: value.to(dtype) for name, value in weights.items()}
     return filled(wanted, weights, str(folder))
 

@@ -14,7 +14,9 @@ from rayembed.config.pooling import LatentAttentionPooling, SelfAttentionPooling
 from rayembed.errors import ConfigError
 from rayembed.models import pooling
 from rayembed.models.nvembed.config import NVEmbedPooling
-from rayembed.models.pooling import Pooled, PoolMask, States, masked_mean
+from rayembed.models.packed import Packed
+from rayembed.models.pooling import Layout, Pooled, PoolMask, States, masked_mean
+from rayembed.models.varlen import varlen_attention
 
 OUTPUT_STD = 1e-3
 """Standard deviation of the initial output projections in residual branches.
@@ -23,6 +25,10 @@ The branches then add about 1 % of the residual, so that training starts from me
 the pretrained hidden states instead of from noise, and yet gradients reach what lies before the
 projections from the first step on, which zeros would keep from it.
 """
+
+
+_WIDEST_OF_SDPA = 256
+"""Maximum head width of SDPA's flash and cuDNN kernels; NV-Embed's heads are 4,096 wide."""
 
 
 class LatentAttention(nn.Module):
@@ -41,7 +47,7 @@ class LatentAttention(nn.Module):
             ]
         )
 
-    def forward(self, hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+    def forward(self, hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
         """Masked mean over tokens, float32, not normalised."""
         # A token attends to latents only, never to tokens: all of a batch are one row of
         # queries, and the latents' keys and values are made once, not once a text.
@@ -49,7 +55,7 @@ class LatentAttention(nn.Module):
         attend, mlp = self.cross_attend_blocks
         tokens = attend(tokens, self.latents) + tokens
         tokens = mlp(tokens) + tokens
-        return masked_mean(tokens.view_as(hidden), pool_mask)
+        return masked_mean(tokens.view_as(hidden), pool_mask, layout)
 
 
 class PreNorm(nn.Module):
@@ -87,7 +93,7 @@ class CrossAttention(nn.Module):
     ) -> Float[Tensor, "tokens hidden"]:
         """Attention output of each token."""
         keys, values = self.to_kv(context).chunk(2, dim=-1)
-        attended = functional.scaled_dot_product_attention(
+        attended = _attend(
             _heads(self.to_q(x), self.num_heads),
             _heads(keys, self.num_heads),
             _heads(values, self.num_heads),
@@ -140,12 +146,12 @@ class PaperLatentAttention(nn.Module):
             nn.Linear(hidden_size, inner), nn.GELU(), nn.Linear(inner, hidden_size)
         )
 
-    def forward(self, hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+    def forward(self, hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
         """Masked mean over tokens, float32, not normalised."""
         latents = _heads(self.latents, self.num_heads)
         queries = _heads(hidden.reshape(-1, hidden.shape[-1]), self.num_heads)
-        attended = functional.scaled_dot_product_attention(queries, latents, latents, scale=1.0)
-        return masked_mean(self.mlp(_joined(attended)).view_as(hidden), pool_mask)
+        attended = _attend(queries, latents, latents, scale=1.0)
+        return masked_mean(self.mlp(_joined(attended)).view_as(hidden), pool_mask, layout)
 
 
 class SelfAttention(nn.Module):
@@ -169,21 +175,37 @@ class SelfAttention(nn.Module):
             nn.init.normal_(projection.weight, std=OUTPUT_STD)
         self.mlp = nn.Sequential(nn.Linear(hidden_size, inner), nn.GELU(), out)
 
-    def forward(self, hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+    def forward(self, hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
         """Mean over tokens after the block, float32."""
-        batch, tokens, _ = hidden.shape
-        qkv = self.to_qkv(self.attention_norm(hidden)).view(batch, tokens, 3, self.num_heads, -1)
+        normed = self.attention_norm(hidden)
+        if isinstance(layout, Packed):
+            attended = self._within_texts(normed, layout)
+        else:
+            attended = self._attended(normed, layout)
+        hidden = hidden + self.to_out(attended)
+        hidden = hidden + self.mlp(self.mlp_norm(hidden))
+        return masked_mean(hidden, pool_mask, layout)
+
+    def _attended(self, normed: Tensor, mask: Tensor) -> Tensor:
+        """(B, T, H) attention of padded texts."""
+        batch, tokens, _ = normed.shape
+        qkv = self.to_qkv(normed).view(batch, tokens, 3, self.num_heads, -1)
         queries, keys, values = qkv.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=attention_mask.bool()[:, None, None, :]
+            queries, keys, values, attn_mask=mask.bool()[:, None, None, :]
         )
-        hidden = hidden + self.to_out(attended.transpose(1, 2).reshape(batch, tokens, -1))
-        hidden = hidden + self.mlp(self.mlp_norm(hidden))
-        return masked_mean(hidden, pool_mask)
+        return attended.transpose(1, 2).reshape(batch, tokens, -1)
+
+    def _within_texts(self, normed: Tensor, packed: Packed) -> Tensor:
+        """(T, H) attention of packed texts."""
+        qkv = self.to_qkv(normed).view(len(normed), 3, self.num_heads, -1)
+        queries, keys, values = qkv.unbind(1)
+        ends, longest = packed.cu_seqlens, (packed.longest, packed.longest)
+        return varlen_attention(queries, keys, values, ends, ends, longest).flatten(1)
 
 
 def build_pooling(config: NVEmbedPooling, hidden_size: int) -> nn.Module:
-    """Build the pooling layer of a config: `(hidden, attention_mask, pool_mask)` → (B, H) float32.
+    """Build the pooling layer of a config: `(hidden, layout, pool_mask)` → (B, H) float32.
 
     Raises:
         ConfigError: heads that do not fit the hidden size.
@@ -236,6 +258,27 @@ def check_heads(hidden_size: int, num_heads: int) -> None:
             f"model.pooling.num_heads is {num_heads}, which does not divide the backbone's hidden "
             f"size {hidden_size}; allowed: {allowed}"
         )
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, *, scale: float | None = None) -> Tensor:
+    """(1, heads, N, E) attention of all tokens to the latents (1, heads, R, E), unmasked.
+
+    On CUDA heads wider than any fast kernel of SDPA takes go by plain products: all tokens share
+    the latents, so these are two large matrix products and a softmax, in float32, between them.
+    """
+    if queries.device.type == "cuda" and queries.shape[-1] > _WIDEST_OF_SDPA:
+        return attend_by_products(queries, keys, values, scale=scale)
+    return functional.scaled_dot_product_attention(queries, keys, values, scale=scale)
+
+
+def attend_by_products(
+    queries: Tensor, keys: Tensor, values: Tensor, *, scale: float | None = None
+) -> Tensor:
+    """As SDPA without a mask: (1, heads, N, E) in the dtype of the queries."""
+    scale = queries.shape[-1] ** -0.5 if scale is None else scale
+    scores = (queries * scale) @ keys.transpose(-1, -2)
+    weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    return weights.to(values.dtype) @ values
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:

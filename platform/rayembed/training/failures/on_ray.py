@@ -1,6 +1,7 @@
 """Ray Train's retries after a failure, and the rayembed error that ends a run."""
 
 import logging
+import re
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -10,11 +11,13 @@ import ray
 import ray.train
 from ray.exceptions import RayActorError
 from ray.train import UserCallback
+from ray.train.torch import TorchConfig
 from ray.train.v2._internal.exceptions import (
     InsufficientClusterResourcesError,
     WorkerGroupStartupFailedError,
     WorkerGroupStartupTimeoutError,
     WorkerHealthCheckFailedError,
+    WorkerHealthCheckTimeoutError,
 )
 
 from rayembed.config.placement import Placement
@@ -70,6 +73,26 @@ def failure_callbacks(job: Job) -> list[Any]:
     return [OnWorkerErrors()]
 
 
+class _Backend(TorchConfig().backend_cls):  # type: ignore[misc]  # Ray is not typed
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
+        try:
+            super().on_shutdown(worker_group, backend_config)
+        except ray.exceptions.OutOfMemoryError as error:
+            logger.debug("a worker is gone before its process group is closed: %s", error)
+
+
+class Torch(TorchConfig):  # type: ignore[misc]  # Ray is not typed
+    """Ray Train's process groups. A worker that Ray killed because memory was full is like any
+    other that died: Train's own end with such an error, when they are closed, and the run with
+    them.
+    """
+
+    @property
+    def backend_cls(self) -> type[Any]:
+        """What opens and closes the groups."""
+        return _Backend
+
+
 class OnWorkerErrors(UserCallback):  # type: ignore[misc]  # Ray is not typed
     """Ends a run at the first rayembed error that the same input would raise again; logs others.
 
@@ -87,10 +110,11 @@ class OnWorkerErrors(UserCallback):  # type: ignore[misc]  # Ray is not typed
             w for w, e in worker_exceptions.items() if isinstance(e, WorkerHealthCheckFailedError)
         ]
         worker = min(died or worker_exceptions)
+        error = worker_exceptions[worker]
         logger.warning(
             "worker %d %s; all go on from the last checkpoint, as often as placement.max_failures "
             "allows: %s",
-            *(worker, "died" if died else "failed", reason(worker_exceptions[worker])),
+            *(worker, "died" if died else "failed", death(error) or reason(error)),
         )
 
 
@@ -190,6 +214,40 @@ def _ours(failures: Iterable[Any]) -> RayembedError | None:
         if isinstance(error, RayembedError) and not may_pass(error):
             return error
     return None
+
+
+def death(error: Exception) -> str:
+    """Which process on which node died of what, as far as Ray tells, or that a worker is silent;
+    empty for other errors.
+    """
+    if isinstance(error, WorkerHealthCheckTimeoutError):
+        return (
+            "it did not answer for placement.collective_timeout_seconds: it was stopped, its "
+            "machine is swapping, or its node is cut off"
+        )
+    text = str(getattr(error, "health_check_failure", error))
+    process = re.search(r"^\s*pid: (\d+)", text, re.MULTILINE)
+    node = re.search(r"^\s*ip: (\S+)", text, re.MULTILINE)
+    if memory := killed_for_memory(text):
+        return memory if process is None else f"process {process[1]}: {memory}"
+    if process is None or node is None:
+        return ""
+    if "Worker unexpectedly exits" in text:
+        why = (
+            "SIGKILL, which the kernel's memory killer sends too (`dmesg` there tells the bytes), "
+            "or a crash"
+        )
+    else:
+        why = reason(error)
+    return f"process {process[1]} on node {node[1]}: {why}"
+
+
+def killed_for_memory(text: str) -> str:
+    """What Ray tells of a process that it killed for memory, in short; empty for other deaths."""
+    memory = re.search(r"\(IP: (\S+), ID: \S+\) was (\S+ used / \S+ limit)", text)
+    if memory is None:
+        return ""
+    return f"Ray killed it because the memory of node {memory[1]} was full ({memory[2]})"
 
 
 def reason(error: Exception) -> str:

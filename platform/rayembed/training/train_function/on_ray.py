@@ -5,6 +5,8 @@ Workers import this and not the driver's side: each of them waits for its import
 
 import logging
 import os
+import tempfile
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,6 @@ import ray
 import ray.train
 import ray.train.collective
 
-from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import is_full, is_unanswered, open_storage_for_ray
 from rayembed.config.placement import Placement
 from rayembed.data.plan.on_ray import prefetched_on_ray
@@ -24,17 +25,40 @@ from rayembed.training.callbacks import Preemption
 from rayembed.training.checkpoint import Checkpoint
 from rayembed.training.checkpoint_list import checkpoint_name
 from rayembed.training.dropped import mean_of_finite
+from rayembed.training.hangs import SHARE, HangWatch
 from rayembed.training.job import Job
 from rayembed.training.trainer import Callback, StepRecord
+from rayembed.training.uploads import Uploads
 
 LOG_LEVEL = "WARNING"
 """Log level of other libraries in Train's own processes."""
 
-_PROCESSES_BESIDE_GPU = 2
-"""Processes that build the batches of a worker on a GPU."""
+_PROCESSES_BESIDE_GPU = range(2, 5)
+"""Processes that build the batches of a worker on a GPU, as its machine has CPUs for each GPU: one
+makes 130,000 to 330,000 tokens a second, a GPU trains a model of 7B parameters with 20,000 and a
+small encoder with about a million."""
+
+_CPUS_OF_A_PROCESS = 4
+"""CPUs for each worker of a machine that let a further process run."""
 
 
 _ANSWER_SECONDS = 5.0
+
+
+_ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+"""Names of the settings of torch's allocator on GPUs, the new and the old one."""
+
+
+_NCCL_WATCH = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    "TORCH_NCCL_ENABLE_MONITORING": "1",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_FR_DUMP_TEMP_FILE": f"{tempfile.gettempdir()}/rayembed-nccl-trace-",
+}
+"""Torch's watchdog over NCCL: a collective that times out ends its process (3: without a clean-up
+that may hang itself), one that does not is ended by a heartbeat, and the last collectives of each
+rank are written to a file of that name and the rank, for `torchfrtrace`."""
 
 
 def worker_environment(placement: Placement) -> dict[str, str]:
@@ -44,7 +68,12 @@ def worker_environment(placement: Placement) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     }
-    if not placement.use_gpu:
+    if placement.use_gpu:
+        values |= {name: v for name, v in _NCCL_WATCH.items() if name not in os.environ}
+        # Each micro-batch has another shape: segments that grow leave no gaps between them.
+        if not _ALLOCATOR & os.environ.keys():
+            values["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    else:
         values["DS_ACCELERATOR"] = "cpu"
         # Steps allocate and free gigabytes: with jemalloc, which Ray's wheels for Linux bring, a
         # worker needs less memory than with glibc (docs/LOG.md). Its pages must be allowed to
@@ -55,11 +84,18 @@ def worker_environment(placement: Placement) -> dict[str, str]:
     return values
 
 
-def step_processes(placement: Placement) -> int:
-    """Number of processes that build each worker's batches; 0 for a thread of the worker."""
+def step_processes(placement: Placement, cpus: float) -> int:
+    """Number of processes that build each worker's batches; 0 for a thread of the worker.
+
+    Args:
+        cpus: of this machine for each of its workers.
+    """
     if placement.step_processes is not None:
         return placement.step_processes
-    return _PROCESSES_BESIDE_GPU if placement.use_gpu else 0
+    if not placement.use_gpu:
+        return 0
+    few, most = _PROCESSES_BESIDE_GPU[0], _PROCESSES_BESIDE_GPU[-1]
+    return min(max(int(cpus / _CPUS_OF_A_PROCESS), few), most)
 
 
 def train_function(config: dict[str, Any]) -> None:
@@ -87,69 +123,99 @@ def _train(job: Job, sink: Any, offset: int) -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if placement.use_gpu else "cpu")
     # A node that came after the driver had all fetch them does so now: this waits for it, where
     # the first collective of training has a time limit.
-    for reference in job.pretrained:
-        resolve_model(reference)
+    job.fetch()
     ray.train.collective.barrier()
     checkpoint = ray.train.get_checkpoint()
     other_run = job.start_checkpoint if checkpoint is None else None
     if other_run is not None:
         filesystem, path = open_storage_for_ray(other_run)
         checkpoint = ray.train.Checkpoint(path, filesystem)
-    processes = step_processes(placement)
+    workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as Ray Train sets it for torch
+    processes = step_processes(placement, (os.cpu_count() or 1) / workers_here)
     stream = partial(prefetched_on_ray, processes=processes) if processes else prefetched
-    minutes = placement.checkpoint_minutes
-    stops = Preemption(lambda: _must_stop(sink), every_minutes=minutes)
-    trainer = job.trainer([TrainReport(sink, offset), stops], stream)
-    if checkpoint is None:
-        trainer.fit()
-        return
-    with checkpoint.as_directory() as folder:
-        start = Checkpoint(Path(folder), trainer.position, from_other_run=other_run is not None)
-        trainer.fit(start)
+    with ExitStack() as stack:
+        uploads = stack.enter_context(Uploads())
+        stops = Preemption(
+            lambda: _must_stop(sink),
+            every_minutes=placement.checkpoint_minutes,
+            stored=uploads.wait,
+        )
+        limit = SHARE * placement.collective_timeout_seconds
+        watch = stack.enter_context(HangWatch(limit, sink.where.remote))
+        trainer = job.trainer([watch, TrainReport(sink, offset, uploads), stops], stream)
+        if checkpoint is None:
+            trainer.fit()
+            return
+        folder = Path(stack.enter_context(checkpoint.as_directory()))
+        trainer.fit(Checkpoint(folder, trainer.position, from_other_run=other_run is not None))
 
 
 class TrainReport(Callback):
     """Tells the driver's actor of steps, and Ray Train of checkpoints with the mean loss since the
-    last.
+    last, in a thread beside the training.
+
+    Ray Train's own uploads beside a training end it from within, with a traceback of every worker;
+    these end it as one of its own errors does.
 
     Args:
         sink: the `MetricsSink` actor.
         offset: steps of earlier stages.
+        uploads: what stores checkpoints.
     """
 
-    def __init__(self, sink: Any, offset: int) -> None:
-        self._sink, self._offset = sink, offset
+    def __init__(self, sink: Any, offset: int, uploads: Uploads) -> None:
+        self._sink, self._offset, self._uploads = sink, offset, uploads
         self._pending: list[Any] = []
         self._losses: list[float] = []
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Send a step's metrics, from worker 0."""
+        """Send a step's metrics, from worker 0.
+
+        Raises:
+            StorageError: the storage did not take the last checkpoint.
+        """
+        self._uploads.check()
         self._losses.append(record["loss"])
         if rank() == 0:
             self._pending.append(self._sink.append.remote(record, self._offset))
 
-    def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Hand this worker's part to Ray Train, which stores it.
+    def before_checkpoint(self) -> None:
+        """Wait for the last upload, so that the disk holds one checkpoint at a time.
 
         Raises:
-            StorageError: the storage does not take it.
+            StorageError: the storage did not take it.
         """
-        if self._pending:  # a step that a checkpoint counts as done must be in the log, and stay
+        self._uploads.wait()
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        """Start to hand this worker's part to Ray Train, which stores it."""
+        pending, metrics = self._pending, {"step": step, "loss": mean_of_finite(self._losses)}
+        self._pending, self._losses = [], []
+        self._uploads.start(step, folder, lambda part: self._store(step, part, metrics, pending))
+
+    def on_train_end(self) -> None:
+        """Wait for the last upload: weights at their place end a stage.
+
+        Raises:
+            StorageError: the storage did not take it.
+        """
+        self._uploads.wait()
+
+    def _store(self, step: int, part: Path, metrics: dict[str, float], pending: list[Any]) -> None:
+        if pending:  # a step that a checkpoint counts as done must be in the log, and stay
             try:
-                ray.get([*self._pending, self._sink.keep.remote()])
+                ray.get([*pending, self._sink.keep.remote()])
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from error
-            self._pending.clear()
         try:
             ray.train.report(
-                {"step": step, "loss": mean_of_finite(self._losses)},
-                checkpoint=ray.train.Checkpoint.from_directory(str(folder)),
+                metrics,
+                checkpoint=ray.train.Checkpoint.from_directory(str(part)),
                 checkpoint_dir_name=checkpoint_name(step),
             )
         except OSError as error:
             raise _not_kept(step, error) from error
         self._sink.saved.remote(step, ray.train.get_context().get_world_size())
-        self._losses.clear()
 
 
 def _must_stop(sink: Any) -> bool:

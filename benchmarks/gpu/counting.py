@@ -1,0 +1,230 @@
+"""Counts of a pass on torch's meta device: products, element-wise bytes, attention, kernels.
+
+What is counted is what the model runs, operation by operation, and what a compiler could at best
+leave of it: between two products all element-wise work reads what it needs once and writes only
+what is read later.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from rayembed.pipeline.meta_pass import batch_on_meta, kernels_on_meta
+
+_aten = torch.ops.aten
+_NOTHING = {  # neither read nor write
+    _aten._unsafe_view.default,
+    _aten.empty.memory_format,
+    _aten.empty_like.default,
+    _aten.new_empty.default,
+    _aten.detach.default,
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a roofline assumes of a GPU; times are bytes or operations over these."""
+
+    products: float = 700e12
+    """FLOP/s that products in bfloat16 reach."""
+    memory: float = 2.7e12
+    """Bytes/s."""
+    peak: float = 989e12
+    """FLOP/s on the data sheet, of which shares are told."""
+    masked_attention: tuple[float, float] = (150e12, 80e12)
+    """FLOP/s of attention with a mask, forward and backward."""
+    attention: tuple[float, float] = (300e12, 200e12)
+    """The same without a mask or padding, by a flash kernel over texts of some hundred tokens."""
+    kernel_seconds: float = 7e-6
+    """Until the next kernel is launched."""
+    in_node: float = 370e9
+    """Bytes/s of a reduction over NVLink, as NCCL's bus bandwidth."""
+    between_nodes: float = 320e9
+    """The same over several nodes with 3,200 Gb/s each."""
+    gpus_of_node: int = 8
+
+
+@dataclass
+class Counts:
+    """What one pass does."""
+
+    product_flops: float = 0.0
+    product_seconds: float = 0.0
+    """Each product takes as long as its operations or its bytes, whichever is longer."""
+    bytes: float = 0.0
+    """Read and written by all other operations, each for itself."""
+    fused_bytes: float = 0.0
+    """The same where everything between two products is one kernel."""
+    attention_flops: np.ndarray = field(default_factory=lambda: np.zeros(2))
+    """Forward and backward, over tokens of the same text."""
+    latent_flops: np.ndarray = field(default_factory=lambda: np.zeros(2))
+    """Forward and backward, over latents."""
+    kernels: float = 0.0
+
+    def vector(self) -> np.ndarray:
+        """All numbers in one array."""
+        return np.array(
+            [
+                self.product_flops,
+                self.product_seconds,
+                self.bytes,
+                self.fused_bytes,
+                *self.attention_flops,
+                *self.latent_flops,
+                self.kernels,
+            ]
+        )
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Counts":
+        """Counts of what `vector` gives."""
+        return cls(*values[:4].tolist(), values[4:6], values[6:8], float(values[8]))
+
+
+class CountOnMeta(TorchDispatchMode):
+    """Counts the operations that run below it on the meta device."""
+
+    def __init__(self, machine: Machine, *, padded: bool) -> None:
+        super().__init__()
+        self.machine, self.padded = machine, padded
+        self.counts = Counts()
+        self._kept: list[torch.Tensor] = []  # so that no storage's number is given twice
+        self._events: list[tuple[bool, list, list]] = []
+
+    def attended(self, query, key, masked, backward):
+        """Count an attention; a backward pass makes five products for the two of a forward one."""
+        batch, heads, length, width = query.shape
+        flops = 4.0 * batch * heads * length * key.shape[2] * width * (2.5 if backward else 1.0)
+        over_text = length == key.shape[2]
+        of = self.counts.attention_flops if over_text else self.counts.latent_flops
+        of[int(backward)] += flops
+        self.counts.kernels += 1
+        self._events.append((True, [_part(query), _part(key)], []))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is _aten._local_scalar_dense.default:
+            return not self.padded
+        out = func(*args, **kwargs)
+        if func in _NOTHING or _is_view(func):
+            self._kept += [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+            return out
+        read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        written = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        self._kept += read + written
+        moved = sum(map(_bytes, read)) + sum(map(_bytes, written))
+        product = func._overloadpacket in flop_registry
+        if product:
+            flops = flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
+            self.counts.product_flops += flops
+            machine = self.machine
+            self.counts.product_seconds += max(flops / machine.products, moved / machine.memory)
+        else:
+            self.counts.bytes += moved
+        self.counts.kernels += 1
+        self._events.append((product, [*map(_part, read)], [*map(_part, written)]))
+        return out
+
+    def finished(self) -> Counts:
+        """The counts, when the pass is over."""
+        last_read: dict[int, int] = {}
+        for place, (_, read, _) in enumerate(self._events):
+            last_read.update((storage, place) for storage, *_ in read)
+        start = 0
+        for place in range(len(self._events) + 1):
+            if place == len(self._events) or self._events[place][0]:
+                self.counts.fused_bytes += self._of_region(start, place, last_read)
+                start = place + 1
+        return self.counts
+
+    def _of_region(self, start: int, end: int, last_read: dict[int, int]) -> float:
+        """Bytes that events from start to before end read from outside or leave for later."""
+        outside: dict[int, dict] = {}
+        made: dict[int, int] = {}
+        limit: dict[int, int] = {}
+        for _, read, written in self._events[start:end]:
+            for storage, whole, view, amount in read:
+                limit[storage] = whole
+                if storage not in made:
+                    outside.setdefault(storage, {})[view] = amount
+            for storage, whole, _, amount in written:
+                limit[storage] = whole
+                made[storage] = made.get(storage, 0) + amount
+        reads = sum(min(sum(views.values()), limit[s]) for s, views in outside.items())
+        # What nobody reads any more leaves the pass: gradients and embeddings.
+        left = [s for s in made if last_read.get(s, math.inf) >= end]
+        return reads + sum(min(made[s], limit[s]) for s in left)
+
+
+def _is_view(func) -> bool:
+    returns = func._schema.returns
+    return bool(returns) and all(r.alias_info and not r.alias_info.is_write for r in returns)
+
+
+def _bytes(tensor) -> int:
+    """Bytes of a tensor; what is expanded counts once."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _part(tensor):
+    """Storage, its bytes, which part of it, and the bytes of that part."""
+    storage = tensor.untyped_storage()
+    view = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
+    return storage._cdata, storage.nbytes(), view, _bytes(tensor)
+
+
+def count_pass(model, texts, tokens, machine, *, gradient: bool, padded: bool) -> Counts:
+    """Counts of one micro-batch's forward pass, or of forward and backward pass.
+
+    Args:
+        model: on the meta device, in training mode.
+        padded: whether a text is shorter than the longest, so that there is a mask.
+    """
+    model.zero_grad(set_to_none=True)
+    mode = CountOnMeta(machine, padded=padded)
+    with kernels_on_meta(mode.attended), torch.set_grad_enabled(gradient):
+        batch = batch_on_meta(texts, tokens)
+        with mode:
+            found = model(batch)
+            if gradient:
+                found.backward()
+    return mode.finished()
+
+
+class PassCosts:
+    """Counts of a pass of any number of texts and length, from a few that are counted.
+
+    Everything is a sum of a constant and multiples of texts, tokens, and pairs of tokens within
+    texts, and of a head and equal layers; so four shapes at one layer and at two give the rest.
+    """
+
+    SHAPES = ((4, 256), (8, 256), (4, 512), (16, 128))
+
+    def __init__(self, build, layers: int, machine: Machine, **how) -> None:
+        """Count.
+
+        Args:
+            build: makes the model on the meta device with this number of layers.
+            layers: of the whole model.
+            how: `gradient` and `padded` of `count_pass`.
+        """
+        tables = []
+        for number in (1, 2):
+            model = build(number)
+            rows = [count_pass(model, *shape, machine, **how).vector() for shape in self.SHAPES]
+            tables.append(np.stack(rows))
+        whole = tables[0] + (layers - 1) * (tables[1] - tables[0])
+        terms = [[1, b, b * t, b * t * t] for b, t in self.SHAPES]
+        self._solved = np.linalg.solve(np.array(terms), whole)
+
+    def of(self, lengths: Sequence[int]) -> Counts:
+        """Counts of a micro-batch of texts of these lengths: equal ones, or without padding."""
+        tokens = np.asarray(lengths, dtype=float)
+        terms = np.array([1.0, len(tokens), tokens.sum(), (tokens**2).sum()])
+        return Counts.of(terms @ self._solved)

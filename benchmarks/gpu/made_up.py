@@ -1,0 +1,112 @@
+"""Models with random weights and texts of random words, so that no benchmark needs a download.
+
+Speed depends on shapes and lengths. A word is a token, so lengths are those that were drawn.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.gpu.lengths import ONLY_RETRIEVAL, rows_of_lengths
+
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
+
+MISTRAL_7B = "hf://mistralai/Mistral-7B-v0.1"
+BERT_BASE = "hf://intfloat/e5-base-v2"
+MINILM = "hf://sentence-transformers/all-MiniLM-L6-v2"
+
+_SPREAD = 20.0
+"""By which words' vectors are longer than a new model's."""
+
+TOY_DECODER: Mapping[str, Any] = {
+    "model_type": "mistral",
+    "vocab_size": 500,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+TOY_ENCODER: Mapping[str, Any] = {
+    "model_type": "bert",
+    "vocab_size": 500,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def published_shape(reference: str) -> Mapping[str, Any]:
+    """Configuration of a published model, as rayembed knows it without the hub."""
+    from rayembed.pipeline.requirements import PUBLISHED
+
+    return PUBLISHED[reference]
+
+
+def model_folder(
+    folder: Path, shape: Mapping[str, Any], device: torch.device, dtype: str, seed: int = 0
+) -> Path:
+    """A transformers folder of this shape with random weights, made on the device."""
+    import transformers
+
+    family = {key: value for key, value in shape.items() if key != "model_type"}
+    config = transformers.AutoConfig.for_model(shape["model_type"], **family)
+    torch.manual_seed(seed)
+    with torch.device(device):
+        model = transformers.AutoModel.from_config(config, dtype=getattr(torch, dtype))
+    with torch.no_grad():  # else all texts would be alike: what layers add has no word in it
+        model.get_input_embeddings().weight.mul_(_SPREAD)
+    model.save_pretrained(folder)
+    _tokenizer(int(shape["vocab_size"]), shape["model_type"]).save_pretrained(folder)
+    return folder
+
+
+def pairs(count: int, vocabulary: int, *, longest: int = 512, seed: int = 0) -> list[list[str]]:
+    """Pairs of query and document with the lengths of retrieval data, at most `longest` tokens.
+
+    A document begins with half of its query's words, so that what shares words belongs together.
+    """
+    lengths = np.minimum(rows_of_lengths(ONLY_RETRIEVAL, count, seed)[:, :2], longest)
+    draw = np.random.default_rng(seed + 1)
+    made = []
+    for query, document in (lengths - 2).clip(2).tolist():
+        words = draw.integers(0, vocabulary - len(SPECIAL), query)
+        more = draw.integers(0, vocabulary - len(SPECIAL), document)
+        shared = min(query, document) // 2 + 1
+        more[:shared] = words[:shared]
+        made.append([_text(words), _text(more)])
+    return made
+
+
+def documents(count: int, vocabulary: int, *, longest: int = 512, seed: int = 0) -> list[str]:
+    """Documents of such pairs."""
+    return [document for _, document in pairs(count, vocabulary, longest=longest, seed=seed)]
+
+
+def _text(words: Sequence[int]) -> str:
+    return " ".join(f"w{word}" for word in words)
+
+
+def _tokenizer(vocabulary: int, family: str) -> Any:
+    """A word is a token; texts end with EOS, and encoders' begin with BOS too."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = [*SPECIAL, *(f"w{number}" for number in range(vocabulary - len(SPECIAL)))]
+    numbers = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> $B </s>",
+        special_tokens=[("<s>", 2), ("</s>", 3)],
+    )
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    if family == "bert":
+        names |= {"cls_token": "<s>", "sep_token": "</s>"}
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=512, **names
+    )

@@ -1,0 +1,80 @@
+"""What a training step's input costs: tokens per second of one thread that makes steps.
+
+Reads a plan's rows, tokenises them and makes a step's arrays, as a data process or a worker's own
+thread does, then cuts and collates it, as the worker's thread ahead of training does. The reading
+alone is what a plan of token ids instead of texts would still have to do. Times are of one thread.
+Run: python benchmarks/input_speed.py
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from train_speed import make_run, pairs
+
+
+def median_seconds(function, rounds):
+    """Median seconds of a call, and what it gives."""
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        made = function()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds), made
+
+
+def row(count, rounds):
+    """A line of the table."""
+    from rayembed.assets.resolver import resolve_model
+    from rayembed.data.parts import write_part
+    from rayembed.data.plan.order import PlanConfig
+    from rayembed.data.plan.stream import TRAINING, PairSteps
+    from rayembed.data.plan.write import write_plan
+    from rayembed.data.records import Record
+    from rayembed.hardware import micro_batch_tokens, pass_cost_tokens
+    from rayembed.models.build import build_model
+    from rayembed.samples.assets import MINILM
+    from rayembed.training.step import StepSettings, collated_step
+
+    run = make_run(Path("/nowhere"), count, 1)
+    stage, device = run.stages[0], torch.device("cpu")
+    model = build_model(run.model, resolve_model(MINILM), seed=0)
+    cost = pass_cost_tokens("cuda", model)
+    settings = StepSettings(micro_batch_tokens("cuda"), True, device, pass_cost_tokens=cost)
+    records = [Record(str(i), q, (d,), "pairs") for i, (q, d) in enumerate(pairs(count))]
+    with tempfile.TemporaryDirectory() as folder:
+        parts = {"pairs": [write_part(f"{folder}/parts", records)]}
+        config = PlanConfig({"pairs": 1.0}, count, 0, 1, 0, True, key="k")
+        plan = write_plan(f"{folder}/plan", parts, config)
+        make = PairSteps(plan, model.tokenizer)
+        read, _ = median_seconds(lambda: plan.read(0, 0, 1, TRAINING), rounds)
+        made, batch = median_seconds(lambda: make(0), rounds)
+        cut, _ = median_seconds(lambda: collated_step(model, batch, stage, settings), rounds)
+    tokens = sum(len(text["input_ids"]) for text in batch.tokens)
+    return (
+        f"| {count:,} | {tokens:,} | {1000 * read:.0f} ms | {1000 * made:.0f} ms "
+        f"| {tokens / made:,.0f} | {1000 * cut:.0f} ms | {tokens / cut:,.0f} |"
+    )
+
+
+def main():
+    from rayembed.registry.provenance import cpu_cores, cpu_model
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, nargs="+", default=[256, 2048])
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{cpu_cores()} cores ({cpu_model()})\n")
+    print("| pairs | tokens | read | read, tokenise, make | tokens/s | cut, collate | tokens/s |")
+    print("|---|---|---|---|---|---|---|")
+    for count in args.pairs:
+        print(row(count, args.rounds))
+
+
+if __name__ == "__main__":
+    main()

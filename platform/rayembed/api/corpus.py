@@ -1,0 +1,122 @@
+"""Adapting an encoder to documents without a label, to a registered model."""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rayembed.api.calls import assignments_of, reference_of
+from rayembed.api.training import Trained, trained_by
+from rayembed.config.override import override
+from rayembed.config.run import Run
+from rayembed.data.epochs import with_steps
+from rayembed.data.given_rows import Rows, rows_file
+from rayembed.errors import DataError
+from rayembed.recipes.catalogue import OWN_CORPUS, get_recipe
+
+_DATASET = "data.datasets.corpus"
+
+
+def adapt(
+    model: str | Path,
+    corpus: Rows,
+    *,
+    teacher: str | Path | None = None,
+    reranker: str | Path | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    name: str | None = None,
+    output: str | Path = "outputs",
+    workers: int = 1,
+    settings: Mapping[str, Any] | None = None,
+) -> Trained:
+    """Adapt an encoder to documents without a label, score it beside its start, register it.
+
+    Each document gives a pair by its structure, a teacher filters these and mines hard negatives,
+    and its scores are distilled. The run is that of `jobs/adapt_to_corpus.py`; the same call goes
+    on where a former one stopped.
+
+    Args:
+        model: what to start from; see `train`.
+        corpus: a path of files (JSONL, CSV, Parquet), a DataFrame, a `datasets.Dataset`, or a list
+            of texts, of tuples (title, text) or of dicts. Columns are `text` and, if there are any,
+            `title`; others are named by `settings`.
+        teacher: embedder whose negatives and scores are learnt; None: all-MiniLM-L6-v2.
+        reranker: cross-encoder whose scores are learnt in place of the teacher's.
+        steps: weight updates; None: the recipe's 300.
+        batch_size: pairs in a step, over all workers; None: the recipe's 32.
+        name: of the run and of the registered model; None: by the settings.
+        output: folder or address of object storage for all results.
+        workers: data-parallel processes.
+        settings: further settings by path, as those of a job's `--set`.
+
+    Raises:
+        RayembedError: what is wrong and what to do.
+    """
+    from rayembed.pipeline.storage import absolute_storage
+
+    storage = absolute_storage(str(output))
+    found: dict[str, Any] = {
+        "model.backbone.path": reference_of(model),
+        "placement.storage_path": storage,
+        "placement.workers": workers,
+    }
+    if teacher is not None:
+        found[f"{_DATASET}.mining.teacher"] = reference_of(teacher)
+    if reranker is not None:
+        found[f"{_DATASET}.mining.rescoring.model"] = reference_of(reranker)
+    if steps is not None:
+        found["stages.adapt.steps"] = steps
+    if batch_size is not None:
+        found["stages.adapt.batch.global_pairs"] = batch_size
+    path = rows_file(_documents(corpus), storage)
+    return trained_by(corpus_run(path, found, settings or {}, name))
+
+
+def corpus_run(
+    path: str, found: Mapping[str, Any], settings: Mapping[str, Any], name: str | None
+) -> Run:
+    """The run of `adapt` over the documents at `path`.
+
+    Args:
+        path: of the documents.
+        found: settings by the arguments.
+        settings: further ones.
+        name: of the run; None: by the settings.
+
+    Raises:
+        RayembedError: as `adapt`.
+    """
+    own: dict[str, Any] = {f"{_DATASET}.source.path": path}
+    if "title" not in _columns(path):
+        own[f"{_DATASET}.source.title"] = None
+    assignments = assignments_of({**own, **found, **settings})
+    run = with_steps(override(get_recipe(OWN_CORPUS), assignments))
+    return run.model_copy(update={"name": name or f"corpus-{run.fingerprint}"})
+
+
+def _documents(corpus: Rows) -> Rows:
+    """Rows with the columns `title` and `text` of what are texts or tuples."""
+    if not isinstance(corpus, Sequence) or isinstance(corpus, str) or not corpus:
+        return corpus
+    if isinstance(corpus[0], str):
+        return [{"text": text} for text in corpus]
+    if isinstance(corpus[0], tuple):
+        if any(len(one) != 2 for one in corpus):
+            raise DataError("documents are texts, tuples (title, text), or dicts")
+        return [{"title": title, "text": text} for title, text in corpus]
+    return corpus
+
+
+def _columns(path: str) -> set[str]:
+    """Columns of the first row.
+
+    Raises:
+        DataError: there are no rows at the path.
+    """
+    from rayembed.data.sources.files import list_pieces
+    from rayembed.data.sources.rows import Row, read_rows
+
+    rows = (row for piece in list_pieces(path, versions=False) for row in read_rows(piece))
+    first = next(islice((row for row in rows if isinstance(row, Row)), 1), None)
+    return set() if first is None else set(first.values)

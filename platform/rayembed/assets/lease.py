@@ -1,0 +1,267 @@
+"""A lease in storage: one job at a time has a run, whichever machine it is on.
+
+A lock of the operating system ends with its process but holds on one machine alone. Here each job
+has a claim, a small file of its own in a folder of the storage, and has the lease when it wrote its
+claim, listed the folder afterwards and saw no other. Whoever wrote later sees the earlier claim, so
+two never have it, and no conditional writes are needed, which pyarrow does not offer; S3, GCS and
+file systems list what was written before. A job that sees another's claim takes its own away again.
+
+The holder writes its claim anew every `RENEWAL_SECONDS`. One that was not renewed for
+`LEASE_SECONDS`, by the clock of the storage, is over, and the next job removes it. A holder that
+could not renew (its machine slept, the storage was away) goes on unless another job has taken the
+lease meanwhile. Then it is ended, at the next renewal: both may have been at work for so long.
+"""
+
+import json
+import logging
+import os
+import random
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from rayembed.assets.storage import file_times, join, read_bytes, remove_file, write_atomic
+from rayembed.errors import ArtifactError, StorageError
+
+logger = logging.getLogger(__name__)
+
+LEASE_SECONDS = 60.0
+"""Time without renewal after which a claim is over: longer than a busy storage takes for a write,
+shorter than a cluster takes to start another head."""
+
+RENEWAL_SECONDS = 10.0
+"""Time from one renewal to the next."""
+
+_LOOK_SECONDS = 2.0
+"""Time from one look at another's claim to the next."""
+
+_ENDING = ".claim"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Content of a claim: who made it, for messages and for jobs of the same machine."""
+
+    machine: str
+    """Processes of one text share a lock of the operating system, which the caller holds."""
+    host: str
+    process: int
+    since: str
+    """Time of the start in UTC."""
+    held_from: int | None = None
+    """Time of the storage in ns at which the lease was taken; None: it was only asked for."""
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}, since {self.since}"
+
+
+def this_machine(lock: Path) -> str:
+    """Text that is the same for two processes exactly if both see the same lock file: the host, its
+    boot, the mounted file systems (another container has others) and the path.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        mounts = Path("/proc/self/ns/mnt").readlink().name
+    except OSError:  # not Linux
+        boot = mounts = ""
+    return "|".join([socket.gethostname(), boot, mounts, str(lock.absolute())])
+
+
+def end_this_process(message: str) -> None:
+    """End the process at once, writing nothing more into storage: the default when a lease is lost.
+
+    On Ray the workers end with their driver.
+    """
+    sys.stderr.write(f"error: {message}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+class Lease:
+    """The lease of what a folder in storage stands for; held inside of a `with` block.
+
+    Args:
+        folder: of the claims alone.
+        what: what a job with the lease does, after `another job `.
+        machine: of `this_machine`; claims of the same one are over, because the caller holds a lock
+            there that they had.
+        wait: for the job that has it, instead of refusing.
+        on_lost: is given a message when another job took the lease, in a thread of its own.
+
+    Raises:
+        ArtifactError: on entry, another job has it and renews it; the message says which.
+        StorageError: on entry, the storage does not answer.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        what: str,
+        machine: str,
+        *,
+        wait: bool = False,
+        on_lost: Callable[[str], None] = end_this_process,
+    ) -> None:
+        self._folder, self._what, self._wait, self._on_lost = folder, what, wait, on_lost
+        self._name = uuid.uuid4().hex + _ENDING
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        self._claim = Claim(machine, socket.gethostname(), os.getpid(), since)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+
+    def __enter__(self) -> "Lease":
+        try:
+            self._claim = replace(self._claim, held_from=self._taken())
+            self._write()
+        except BaseException:
+            self._withdraw()
+            raise
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        error: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._withdraw()
+
+    def _taken(self) -> int:
+        """Time of the storage in ns of the own claim, when no other counts beside it."""
+        seen: dict[str, int] = {}
+        told = False
+        while True:
+            self._write()
+            times, others = self._others()
+            if not others:
+                return times[self._name]
+            self._withdraw()
+            name, other = next(iter(others.items()))
+            if other.held_from is not None:
+                if seen.setdefault(name, times[name]) != times[name] and not self._wait:
+                    raise ArtifactError(refused(self._what, self._folder, other))
+                if not told:
+                    logger.info(
+                        "another job %s (%s): %s",
+                        *(self._what, other),
+                        "its end is waited for"
+                        if self._wait
+                        else f"whether it is alive is known in {LEASE_SECONDS:g} s at most",
+                    )
+                    told = True
+            # Two that ask at the same time both step back, and come again at other times.
+            time.sleep(_LOOK_SECONDS * random.uniform(0.5, 1.5))
+
+    def _others(self) -> tuple[Mapping[str, int], dict[str, Claim]]:
+        """Times of all claims, and those of others that count; removes what is over."""
+        times = self._times()
+        now = times[self._name]
+        others = {}
+        for name, written in times.items():
+            claim = None if name == self._name else _read(join(self._folder, name))
+            if claim is None:
+                continue
+            is_over = now - written >= LEASE_SECONDS * 1e9
+            if is_over or claim.machine == self._claim.machine:
+                _remove(join(self._folder, name))
+            else:
+                others[name] = claim
+        return times, others
+
+    def _times(self) -> Mapping[str, int]:
+        """Name of each claim → when it was written, in ns of the storage's clock."""
+        found = file_times(self._folder)
+        return {name: time for name, time in found.items() if name.endswith(_ENDING)}
+
+    def _renew(self) -> None:
+        away_since: float | None = None
+        while not self._ended.wait(RENEWAL_SECONDS):
+            try:
+                self._write()
+                other = self._taken_by()
+            except ArtifactError as error:
+                if away_since is None:
+                    away_since = time.monotonic()
+                    logger.warning(
+                        "the lease in %s cannot be renewed, which is tried again: %s",
+                        *(self._folder, error),
+                    )
+                continue
+            if away_since is not None:
+                seconds = time.monotonic() - away_since
+                logger.warning(
+                    "the lease in %s is renewed again, after %.0f s", *(self._folder, seconds)
+                )
+                away_since = None
+            if other is not None:
+                self._withdraw()
+                self._on_lost(
+                    f"this job has lost the lease in {self._folder!r}: it did not renew it for "
+                    f"{LEASE_SECONDS:g} s, and another job {self._what} now ({other}). This one "
+                    "ends here and writes nothing more; the other goes on from the last checkpoint"
+                )
+                return
+
+    def _taken_by(self) -> Claim | None:
+        """Claim of the job that took the lease after this one; None as a rule."""
+        for name in self._times():
+            claim = None if name == self._name else _read(join(self._folder, name))
+            if claim is not None and (claim.held_from or 0) > (self._claim.held_from or 0):
+                return claim
+        return None
+
+    def _write(self) -> None:
+        text = json.dumps(asdict(self._claim), indent=1) + "\n"
+        write_atomic(join(self._folder, self._name), text.encode())
+
+    def _withdraw(self) -> None:
+        _remove(join(self._folder, self._name))
+
+
+def holder(folder: str) -> Claim | None:
+    """Claim of the job that has the lease, or had it and did not give it back; None: there is none.
+
+    Raises:
+        StorageError: the storage cannot be read.
+    """
+    for name in sorted(file_times(folder)):
+        claim = _read(join(folder, name)) if name.endswith(_ENDING) else None
+        if claim is not None and claim.held_from is not None:
+            return claim
+    return None
+
+
+def refused(what: str, place: str, other: Claim | None) -> str:
+    """Message for a job that finds another one at work."""
+    who = "" if other is None else f" ({other})"
+    return (
+        f"another job {what} in {place!r} right now{who}; wait for it, stop it (`ray job stop`), "
+        "or give this one another --name"
+    )
+
+
+def _read(path: str) -> Claim | None:
+    """A claim; None if it has gone meanwhile, or is of nobody knows whom."""
+    try:
+        return Claim(**json.loads(read_bytes(path)))
+    except StorageError:
+        raise
+    except (ArtifactError, ValueError, TypeError):
+        return None
+
+
+def _remove(path: str) -> None:
+    try:
+        remove_file(path)
+    except StorageError:
+        # Gone already, or the storage is away: a claim that stays is over after a while.
+        logger.debug("the claim %s is not removed", path)

@@ -1,0 +1,64 @@
+"""The guard of a fine-tune: what it may cost elsewhere, and mixtures with its base."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from rayembed.config.settings import Settings, nearest
+from rayembed.config.types import Distinct
+
+if TYPE_CHECKING:
+    from rayembed.config.run_evaluation import EvaluationConfig
+
+_Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
+class GuardConfig(Settings):
+    """After training, the model before and after it and mixtures of both are scored; that one is
+    kept which gains the most on own data and loses no more than stated elsewhere.
+
+    Own data are the held-out parts of the data sets; all other tasks of the run are general ones.
+    """
+
+    shares: Distinct[_Share] = (0.75, 0.5, 0.25)
+    """Shares of the trained model in the mixtures, whose weights are θ₀ + share · (θ - θ₀) with
+    those before training, θ₀ (WiSE-FT, arXiv 2109.01903)."""
+    own_sets: Distinct[str] = ()
+    """Names of `evaluation.own_sets` that are own data, too."""
+    most_loss: float = Field(default=0.003, ge=0.0, le=1.0)
+    """How much lower the mean score of general tasks may be than before training, of 1."""
+
+
+def check_guard(guard: GuardConfig, evaluation: "EvaluationConfig", holds_out: bool) -> None:
+    """Return when there is something to compare, on own data and elsewhere.
+
+    Args:
+        holds_out: whether a data set of the run holds a part out.
+
+    Raises:
+        ValueError: there is not; the message says what to set.
+    """
+    if not evaluation.before_training:
+        raise ValueError(
+            "evaluation.guard compares with the model before training; set "
+            "evaluation.before_training=true, or evaluation.guard=null"
+        )
+    sets = {one.name for one in evaluation.own_sets}
+    for name in guard.own_sets:
+        if name not in sets:
+            raise ValueError(
+                f"evaluation.guard.own_sets names {name!r}, which evaluation.own_sets lacks; "
+                f"{nearest(name, sets)}"
+            )
+    if not (holds_out or guard.own_sets):
+        raise ValueError(
+            "evaluation.guard needs scores on own data, and nothing is held out; set "
+            "data.datasets.NAME.held_out={kind: fraction} or evaluation.guard.own_sets, or "
+            "evaluation.guard=null"
+        )
+    if not (evaluation.benchmarks or evaluation.tasks or sets.difference(guard.own_sets)):
+        raise ValueError(
+            "evaluation.guard needs general tasks beside the own ones; set "
+            "evaluation.benchmarks=[NanoBEIR], or without a hub [wikipedia], or "
+            "evaluation.guard=null"
+        )

@@ -1,0 +1,60 @@
+"""Number types of small vectors, and how a search in them is set."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from rayembed.config.settings import Settings
+
+SmallPrecision = Literal["int8", "binary"]
+"""`int8`: a byte for each dimension. `binary`: a bit, the dimension's sign. Both are defined in
+`rayembed.quantisation`, for training, evaluation and serving alike."""
+
+Precision = Literal["float32", "int8", "binary"]
+"""Number type in which vectors are stored and compared."""
+
+
+class Rescoring(Settings):
+    """A second look at the best of a binary search, by products with the query in float32."""
+
+    precision: Precision = "int8"
+    """Number type of the documents' vectors in the second look. `binary` stores nothing beside the
+    bits; `int8` and `float32` are stored, too, and read of the candidates alone."""
+    candidates: PositiveInt = 40
+    """Documents of each query that are scored again: those with the fewest different bits. 40 is
+    four times ten results, the oversampling that sentence-transformers takes by default. It is
+    stated as a number, for mteb asks for 1,000 results, whatever a user will show."""
+
+
+class StoredVectors(Settings):
+    """How a search has the vectors that it compares."""
+
+    # Left out at their defaults, so that what was made before there were such keeps its name.
+    precision: Precision = Field(default="float32", exclude_if=lambda it: it == "float32")
+    """Number type of the vectors. Retrieval searches in it: `int8` by exact products of the codes,
+    `binary` by the number of different bits, queries quantised as documents are. Other tasks get
+    the numbers that the stored vectors stand for."""
+    rescore: Rescoring | None = Field(default=None, exclude_if=lambda it: it is None)
+    """Second look at the best of a binary search; None: the order by different bits stands."""
+
+    @property
+    def slug(self) -> str:
+        """Beginning of the revision of results, `binary1-rescored40-int8-`; empty for float32."""
+        told = {"float32": "", "int8": "int8-", "binary": "binary1-"}[self.precision]
+        if self.rescore is not None:
+            digits = {"binary": "binary1"}.get(self.rescore.precision, self.rescore.precision)
+            told += f"rescored{self.rescore.candidates}-{digits}-"
+        return told
+
+    @model_validator(mode="after")
+    def _one_look_that_loses_something(self) -> "StoredVectors":
+        if self.rescore is not None and self.precision != "binary":
+            raise ValueError(
+                f"rescore is for precision 'binary' (a first look by bits), and precision is "
+                f"{self.precision!r}; leave rescore out, or set precision to 'binary'"
+            )
+        return self
+
+
+FLOAT32 = StoredVectors()
+"""Vectors as the model gives them."""

@@ -1,0 +1,1 @@
+"""Label repair: false negatives are found by a judge, then relabelled or dropped."""

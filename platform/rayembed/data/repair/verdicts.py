@@ -1,0 +1,41 @@
+"""What a judge is given and what it says."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.parts import Part
+from rayembed.data.records import Record
+
+
+@dataclass(frozen=True)
+class JudgeWork:
+    """What a judge has to judge, and with whom."""
+
+    context: PipelineContext
+    dataset: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a judge says of a row's hard negatives."""
+
+    false: frozenset[int] = frozenset()
+    """Places of the negatives that answer the query."""
+    reason: str = ""
+    """Why these are false negatives, for counts."""
+    scores: tuple[float, ...] = ()
+    """Score of each negative, if the judge has scores."""
+    positive_score: float | None = None
+    """Score that negatives were compared with."""
+    problem: str = ""
+    """Why the row was not judged; it stays as it was."""
+    answer: str = ""
+    """Beginning of the answer that could not be used."""
+
+
+NO_NEGATIVE = "no negative"
+
+Decide = Callable[[Part, Sequence[Record], str], list[Verdict]]
+"""Verdicts on a part's records, in their order, by a model on the device that is named."""

@@ -1,0 +1,166 @@
+"""A worker's look at teachers' vectors: in files that are mapped, on this machine's disk.
+
+Vectors in object storage are copied into the cache of assets first, once for each machine. U
+distinct texts of a step, T width of the teacher.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from rayembed.assets.array_files import map_array
+from rayembed.assets.cache import cache_folder, filled, is_complete
+from rayembed.assets.sealing import SEAL_BYTES, check_seal
+from rayembed.assets.storage import file_name, is_remote, join, open_storage, read_bytes
+from rayembed.config.types import Role
+from rayembed.data.artifacts import open_artifact, root_of
+from rayembed.data.vectors.text_index import TextIndex
+from rayembed.errors import ArtifactError, AssetError, DataError
+
+KIND: Final = "teacher_vectors"
+"""Kind of the folder, see `artifacts`."""
+
+VERSION = 1
+"""Version of its layout; bump when the same inputs yield another."""
+
+ROLES: tuple[Role, ...] = ("query", "document")
+
+_COPIED_AT_ONCE = 8
+_OPEN_FILES = 1024
+"""Most files that stay mapped: a process may map 65,530 of them, and not for itself alone."""
+
+
+@dataclass(frozen=True)
+class StoredVectors:
+    """Vectors of a stage's texts by one teacher. Picklable; opens its files when they are read."""
+
+    folder: str
+    manifest: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, folder: str) -> "StoredVectors":
+        """The vectors in a finished folder.
+
+        Raises:
+            ArtifactError: there is none, or a broken one.
+        """
+        return cls(folder, open_artifact(folder).manifest)
+
+    @property
+    def width(self) -> int:
+        """Width T of the vectors."""
+        return int(self.manifest["width"])
+
+    def __call__(self, texts: Sequence[tuple[Role, int]]) -> np.ndarray:
+        """(U, T) float16 unit vectors of texts by role and hash.
+
+        Raises:
+            DataError: a text has none.
+            ArtifactError: a file is missing or broken.
+        """
+        found = np.empty((len(texts), self.width), np.float16)
+        for role in ROLES:
+            wanted = np.flatnonzero([of == role for of, _ in texts])
+            hashes = np.array([one for of, one in texts if of == role], dtype=np.int64)
+            index = self._indexes[role]
+            places, there = index.find(hashes)
+            if not there.all():
+                raise DataError(
+                    f"the vectors of the teacher {self.manifest['teacher']!r} in {self.folder!r} "
+                    f"lack {int((~there).sum())} of {len(there)} {role} texts of a step; they were "
+                    "made for other rows. Remove that folder and start the job again, which makes "
+                    "it anew"
+                )
+            for number, some, rows in index.by_file(places):
+                found[wanted[some]] = self._mapped(role, number)[rows]
+        if not np.isfinite(found).all():
+            raise ArtifactError(
+                f"vectors of the teacher {self.manifest['teacher']!r} in {self.folder!r} hold NaN "
+                "or infinity. Remove that folder and the teacher's below data/vectors, and start "
+                "the job again"
+            )
+        return found
+
+    def fetch(self) -> None:
+        """Copy the files into this machine's cache, where they lie in object storage.
+
+        Raises:
+            ArtifactError: a file is missing or broken.
+            AssetError: the cache has no room, or cannot be written.
+        """
+        _ = self._data
+
+    @cached_property
+    def _data(self) -> Path:
+        """Folder on this machine that the files' paths begin from."""
+        data = root_of(self.folder)
+        if not is_remote(data):
+            return Path(open_storage(data)[1])
+        digest = hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()
+        entry = cache_folder() / KIND / f"{file_name(self.folder)}-{digest[:16]}"
+        if not is_complete(entry):
+            self._check_room(entry)
+        return filled(entry, lambda target: self._copy(data, target))
+
+    def _copy(self, data: str, target: Path) -> None:
+        def copy(relative: str) -> None:
+            content = memoryview(read_bytes(join(data, relative)))
+            try:
+                check_seal(content[:-SEAL_BYTES], content[-SEAL_BYTES:])
+            except ValueError as error:
+                raise ArtifactError(
+                    f"the file {join(data, relative)!r} is broken: {error}. Remove it and the "
+                    f"folder {self.folder!r}, and start the job again"
+                ) from error
+            path = target / relative
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+        own = f"{KIND}/{file_name(self.folder)}"
+        indexes = [f"{own}/{name}" for role in ROLES for name in TextIndex.files(role)]
+        with ThreadPoolExecutor(_COPIED_AT_ONCE) as pool:
+            list(pool.map(copy, [*indexes, *(path for path, _ in self._files)]))
+
+    def _check_room(self, entry: Path) -> None:
+        needed = sum(size for _, size in self._files)
+        there = next(folder for folder in entry.parents if folder.exists())
+        if (free := shutil.disk_usage(there).free) < needed:
+            raise AssetError(
+                f"the vectors of the teacher {self.manifest['teacher']!r} take {needed:,} bytes in "
+                f"the cache {str(cache_folder())!r} of this machine, and {free:,} are free there; "
+                "make room, or set RAYEMBED_CACHE to a folder on a larger disk"
+            )
+
+    @property
+    def _files(self) -> list[tuple[str, int]]:
+        """Path and size of each file of vectors."""
+        return [(path, size) for role in ROLES for path, size in self.manifest["files"][role]]
+
+    @cached_property
+    def _indexes(self) -> dict[Role, TextIndex]:
+        own = self._data / KIND / file_name(self.folder)
+        return {role: TextIndex.mapped(own, role) for role in ROLES}
+
+    @cached_property
+    def _open(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def _mapped(self, role: Role, number: int) -> np.ndarray:
+        """Vectors of a file; it is read whole and checked when it is opened."""
+        relative = self.manifest["files"][role][number][0]
+        if relative not in self._open:
+            while len(self._open) >= _OPEN_FILES:
+                del self._open[next(iter(self._open))]
+            self._open[relative] = map_array(self._data / relative)
+        return self._open[relative]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "manifest": self.manifest}

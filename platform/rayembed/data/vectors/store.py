@@ -1,0 +1,345 @@
+"""Teachers' vectors of all texts of a stage: made before it, looked up by its workers.
+
+    storage/data/teacher_vectors/<stage>-<fingerprint>/query.*.npy, document.*.npy   `TextIndex`
+                                                       manifest.json
+    storage/data/vectors/<teacher's settings>/         the vectors
+
+Most vectors are those that `embed` made: of queries and positives of one of a data set's folders,
+whichever has the most already. So a stage whose teacher has mined or clustered the data costs
+nothing more. What is left are negatives: those from a separate corpus, or that rows brought along,
+are copied where mining embedded them, and the rest is embedded; their files stand beside the
+others, named by the part and the texts, and serve other stages too.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from rayembed.assets.array_files import load_array, save_array
+from rayembed.assets.storage import (
+    exists,
+    file_name,
+    file_sizes,
+    join,
+    list_files,
+    remove_file,
+)
+from rayembed.config.document import fingerprint
+from rayembed.config.mining import Teacher
+from rayembed.config.types import Role
+from rayembed.data.artifacts import (
+    MANIFEST,
+    ArtifactWriter,
+    DatasetArtifact,
+    PipelineContext,
+)
+from rayembed.data.hashes import text_hash
+from rayembed.data.parts import Part, read_index, read_records
+from rayembed.data.records import Record
+from rayembed.data.vectors.embed import PartItem, Vectors, embed_parts, finite, vectors_of
+from rayembed.data.vectors.lookup import KIND, ROLES, VERSION
+from rayembed.data.vectors.teacher import Encoder
+from rayembed.data.vectors.text_index import TextIndex
+from rayembed.data.work_items import Result, run_resumable
+
+log = logging.getLogger(__name__)
+
+_READ_AT_ONCE = 32
+"""Files of hashes read at a time, as each read of object storage waits for its answer."""
+
+_FURTHER, _TEXTS = "further", ".texts.npy"
+
+_ELSEWHERE = "elsewhere"
+"""Name of the index of documents whose vectors are copied."""
+
+Chains = Mapping[str, Sequence[DatasetArtifact]]
+"""Data set → the folders of its steps in order; the stage reads the last one."""
+
+
+class VectorFile(NamedTuple):
+    """A file of vectors, and what tells the texts of its rows."""
+
+    path: str
+    hashes: Callable[[], np.ndarray]
+    """Reads their (rows,) int64 hashes."""
+
+
+def make_store(
+    context: PipelineContext, stage: str, chains: Chains, num_negatives: int, teacher: Teacher
+) -> DatasetArtifact:
+    """Make or reuse the folder of a teacher's vectors of a stage's texts.
+
+    Args:
+        stage: its name.
+        num_negatives: of each row that the stage reads.
+
+    Raises:
+        DataError: the teacher gives vectors that are not finite.
+    """
+    inputs = {
+        "code": VERSION,
+        "weights": context.teacher_loader.fingerprint(teacher.teacher),
+        "settings": teacher.model_dump(mode="json", exclude={"teacher"}),
+        "records": {name: chains[name][-1].fingerprint for name in sorted(chains)},
+        "num_negatives": num_negatives,
+    }
+    writer = ArtifactWriter(context.storage, KIND, stage, inputs)
+    if (found := writer.existing()) is not None:
+        if _is_whole(context, found):
+            return found
+        log.info("%s: vectors that it tells of are gone; they are made anew", found.folder)
+        remove_file(join(found.folder, MANIFEST))
+    return writer.get_or_make(lambda: _make(context, writer, chains, num_negatives, teacher))
+
+
+def _is_whole(context: PipelineContext, store: DatasetArtifact) -> bool:
+    """Whether all files of vectors are there: those below `data/vectors` may be removed."""
+    told = dict(file for role in ROLES for file in store.manifest["files"][role])
+    data = join(context.storage, "data")
+    folders = {path.rpartition("/")[0] for path in told}
+    there = {
+        f"{folder}/{name}": size
+        for folder in folders
+        for name, size in file_sizes(join(data, folder), recursive=False).items()
+    }
+    return all(there.get(path) == size for path, size in told.items())
+
+
+def _make(
+    context: PipelineContext,
+    writer: ArtifactWriter,
+    chains: Chains,
+    num_negatives: int,
+    teacher: Teacher,
+) -> DatasetArtifact:
+    teacher = writer.settled(context, teacher)
+    vectors = vectors_of(context, teacher)
+    parts = [
+        p for name in sorted(chains) for p in _embedded(context, vectors, chains, name, teacher)
+    ]
+    files: dict[Role, list[VectorFile]] = {
+        "query": [VectorFile(vectors.path(p, "queries"), _queries_of(p)) for p in parts],
+        "document": [
+            VectorFile(vectors.path(p, "documents"), _positives_of(vectors, p)) for p in parts
+        ],
+    }
+    working = writer.working_folder
+    for role in ROLES:
+        _index(files[role]).save(working, role)
+    last = {p.digest: p for folders in chains.values() for p in folders[-1].parts}
+    elsewhere = [*_elsewhere(context, vectors, chains), *_of_other_stages(vectors, last)]
+    _index(elsewhere).save(working, _ELSEWHERE)
+    _loaded.cache_clear()  # of an earlier try
+    task = EmbedFurther(
+        vectors.folder,
+        working,
+        tuple(one.path for one in elsewhere),
+        vectors.weights,
+        teacher,
+        num_negatives,
+        context.teacher_loader.load,
+    )
+    # Named by what is there already: what was left beside other files is not what is left now.
+    what = f"further {writer.dataset} {fingerprint([part.digest for part in parts])}"
+    items = [PartItem(part) for part in last.values()]
+    results = run_resumable(working, what, task, items, context.execute, "gpu or machine")
+    for role in ROLES:
+        names = [result[role] for result in results if result[role]]
+        files[role] += [further_file(vectors.folder, name) for name in names]
+    return _finish(writer, teacher, vectors, files, results)
+
+
+def _finish(
+    writer: ArtifactWriter,
+    teacher: Teacher,
+    vectors: Vectors,
+    files: Mapping[Role, Sequence[VectorFile]],
+    results: Sequence[Result],
+) -> DatasetArtifact:
+    """Write the index of all files and the manifest."""
+    indexes = {role: _index(files[role]) for role in ROLES}
+    for role, index in indexes.items():
+        index.save(writer.folder, role)
+    sizes, below = file_sizes(vectors.folder, recursive=False), file_name(vectors.folder)
+    told = {
+        role: [
+            (f"vectors/{below}/{name}", sizes[name])
+            for name in (file_name(one.path) for one in files[role])
+        ]
+        for role in ROLES
+    }
+    embedded, copied = (sum(result[name] for result in results) for name in ("embedded", "copied"))
+    made = writer.finish_with(
+        {
+            "fingerprint": fingerprint(dict(writer.inputs)),
+            "kind": KIND,
+            "dataset": writer.dataset,
+            "inputs": dict(writer.inputs),
+            "parts": [],
+            "teacher": teacher.teacher,
+            "dtype": teacher.dtype,
+            "width": int(load_array(files["query"][0].path).shape[1]),
+            "files": told,
+            "texts": {role: len(index.text_hash) for role, index in indexes.items()},
+            "further": {"embedded": embedded, "copied": copied},
+            "seconds": round(time.monotonic() - writer.began, 3),
+        }
+    )
+    log.info(
+        "teacher vectors of stage %s by %s: %s queries, %s documents, %d wide; %s of them copied "
+        "from mining and %s embedded beside the rows' queries and positives",
+        *(writer.dataset, teacher.teacher.partition("?")[0]),
+        *(f"{made.manifest['texts'][role]:,}" for role in ROLES),
+        made.manifest["width"],
+        *(f"{count:,}" for count in (copied, embedded)),
+    )
+    return made
+
+
+@dataclass(frozen=True)
+class EmbedFurther:
+    """Task: vectors of a part's texts that no file of parts has; they are copied or embedded."""
+
+    folder: str
+    working: str
+    """Folder of the indexes of what there is."""
+    elsewhere: tuple[str, ...]
+    """Files that vectors of documents are copied from."""
+    weights: str
+    config: Teacher
+    num_negatives: int
+    load: Callable[[Teacher, str, str], Encoder]
+
+    def __call__(self, item: PartItem, device: str = "cpu") -> Result:
+        """Report, beside counts of rows, the name of the file of each role, empty where nothing was
+        left, and how many texts were `copied` or `embedded`.
+        """
+        rows, records = item.part.rows, read_records(item.part.path)
+        counts, names = {"copied": 0, "embedded": 0}, dict[str, str]()
+        for role in ROLES:
+            texts = {text_hash(t): t for r in records for t in _texts(r, role, self.num_negatives)}
+            hashes = np.array(list(texts), dtype=np.int64)
+            left = hashes[~_loaded(self.working, role).find(hashes)[1]]
+            names[role] = further_name(item.key, role, left) if len(left) else ""
+            if not names[role] or exists(further_file(self.folder, names[role]).path):
+                continue
+            found, there = self._copied(left, role)
+            missing = [texts[one] for one in left[~there].tolist()]
+            if missing:
+                encoder = self.load(self.config, self.weights, device)
+                made = finite(self.config, missing, encoder(missing, role)).astype(np.float16)
+                found = made if found is None else found
+                found[~there] = made
+            assert found is not None
+            counts["copied"] += int(there.sum())
+            counts["embedded"] += len(missing)
+            save_array(join(self.folder, f"{names[role]}{_TEXTS}"), left)
+            save_array(further_file(self.folder, names[role]).path, found)
+        return {"rows_in": rows, "rows_out": rows, "rejected": {}, **counts, **names}
+
+    def _copied(self, hashes: np.ndarray, role: Role) -> tuple[np.ndarray | None, np.ndarray]:
+        """Vectors of texts, of which those stand elsewhere that the mask (n,) tells; None: none."""
+        index = _loaded(self.working, _ELSEWHERE)
+        places, there = index.find(hashes)
+        if role != "document" or not there.any():
+            return None, np.zeros(len(hashes), dtype=bool)
+        found: np.ndarray | None = None
+        wanted = np.flatnonzero(there)
+        for number, some, rows in index.by_file(places[there]):
+            vectors = load_array(self.elsewhere[number])
+            if found is None:
+                found = np.empty((len(hashes), vectors.shape[1]), np.float16)
+            found[wanted[some]] = vectors[rows]
+        return found, there
+
+
+def _embedded(
+    context: PipelineContext, vectors: Vectors, chains: Chains, name: str, teacher: Teacher
+) -> list[Part]:
+    """Parts with vectors of all queries and positives of a data set: those of the folder for which
+    the least is to be embedded, the latest of several.
+    """
+    costs = [
+        sum(item.part.rows for item in vectors.missing(folder.parts)) for folder in chains[name]
+    ]
+    least = max(place for place, cost in enumerate(costs) if cost == min(costs))
+    parts = chains[name][least].parts
+    embed_parts(context, name, parts, teacher)
+    return parts
+
+
+def _elsewhere(context: PipelineContext, vectors: Vectors, chains: Chains) -> list[VectorFile]:
+    """Files with vectors of documents that may be negatives, of what mining embedded."""
+    found: list[VectorFile] = []
+    for folder in (folder for folders in chains.values() for folder in folders):
+        without = {item.key for item in vectors.missing_given(folder.parts, with_texts=True)}
+        for part in folder.parts:
+            if part.digest not in without:
+                path = vectors.path(part, "given")
+                found.append(VectorFile(path, partial(vectors.given_texts, part)))
+        if (corpus := folder.manifest["inputs"].get("corpus")) is not None:
+            documents = ArtifactWriter(context.storage, "documents", "corpus", corpus).existing()
+            parts = [] if documents is None else documents.parts
+            without = {item.key for item in vectors.missing(parts)}
+            for part in parts:
+                if part.digest not in without:
+                    path = vectors.path(part, "documents")
+                    found.append(VectorFile(path, _positives_of(vectors, part)))
+    return found
+
+
+def further_name(part: str, role: Role, hashes: np.ndarray) -> str:
+    """Name of the file with vectors of texts that one of a part's own files lacks."""
+    return f"{part}.{_FURTHER}-{role}-{xxhash.xxh3_64_hexdigest(hashes.tobytes())}"
+
+
+def further_file(folder: str, name: str) -> VectorFile:
+    """The file of that name."""
+    texts = join(folder, f"{name}{_TEXTS}")
+    return VectorFile(join(folder, f"{name}.npy"), partial(load_array, texts))
+
+
+def _of_other_stages(vectors: Vectors, parts: Collection[str]) -> list[VectorFile]:
+    """Files with vectors of documents that other stages, or other numbers of negatives, needed of
+    the same parts.
+    """
+    found = []
+    for name in sorted(list_files(vectors.folder, recursive=False)):
+        part, _, rest = name.partition(".")
+        further = rest.startswith(f"{_FURTHER}-document-") and not rest.endswith(_TEXTS)
+        if part in parts and further:
+            found.append(further_file(vectors.folder, name.removesuffix(".npy")))
+    return found
+
+
+def _queries_of(part: Part) -> Callable[[], np.ndarray]:
+    return lambda: read_index([part]).query_hash
+
+
+def _positives_of(vectors: Vectors, part: Part) -> Callable[[], np.ndarray]:
+    return lambda: vectors.texts(part).text_hash
+
+
+def _texts(record: Record, role: Role, num_negatives: int) -> list[str]:
+    """Texts of a record that a step reads in a role."""
+    if role == "query":
+        return [record.query]
+    return [record.positives[0], *(one.text for one in record.negatives[:num_negatives])]
+
+
+def _index(files: Sequence[VectorFile]) -> TextIndex:
+    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+        return TextIndex.of(enumerate(pool.map(lambda one: one.hashes(), files)))
+
+
+@lru_cache(maxsize=3)
+def _loaded(folder: str, name: str) -> TextIndex:
+    """Index of what there is, once for each process."""
+    return TextIndex.load(folder, name)

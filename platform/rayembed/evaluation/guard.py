@@ -1,0 +1,160 @@
+"""Which of a trained model, its base and their mixtures is kept, and how sure its gain is."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean
+
+import numpy as np
+
+from rayembed.config.guard import GuardConfig
+from rayembed.evaluation.own_set import OF_QUERIES
+from rayembed.evaluation.score import ModelScores
+from rayembed.evaluation.tables import UNTRAINED, ScoreKey
+from rayembed.tables import Table
+
+_DRAWS = 2_000
+_LIKELY = (2.5, 97.5)
+"""Percentiles of a 95 % interval."""
+
+Queries = Mapping[str, Sequence[Sequence[float]]]
+"""Task → score of each query of each of its subsets, in an order that all models share."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A model's scores for the guard."""
+
+    scores: Mapping[str, float]
+    """Main score by task."""
+    queries: Queries
+    """Scores of single queries, of those tasks that have such."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A mean score less that of the base."""
+
+    mean: float
+    interval: tuple[float, float] | None
+    """95 % interval over draws of queries; None where a task has none."""
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether chance alone would hardly give so much, either way."""
+        return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
+
+    def __str__(self) -> str:
+        """`+0.034 (95 %: +0.021 to +0.047)`."""
+        if self.interval is None:
+            return f"{self.mean:+.3f}"
+        low, high = self.interval
+        return f"{self.mean:+.3f} (95 %: {low:+.3f} to {high:+.3f})"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A model beside its base, on own and on general tasks."""
+
+    key: ScoreKey
+    own: Gain
+    general: Gain
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the guard found."""
+
+    judged: tuple[Judged, ...]
+    """The trained model, then mixtures."""
+    kept: ScoreKey
+    """Model that is kept; `UNTRAINED`: none is better than the base."""
+    most_loss: float
+
+    @property
+    def summary(self) -> str:
+        """The verdict in a sentence."""
+        if self.kept == UNTRAINED:
+            trained = self.judged[0]
+            return (
+                f"training gives no better model than its base: own data {trained.own}, general "
+                f"tasks {trained.general}, and no mixture gains without losing over "
+                f"{self.most_loss:g} there; use the base, or train with more pairs, fewer steps or "
+                "a lower rate"
+            )
+        (found,) = (one for one in self.judged if one.key == self.kept)
+        what = "the trained model" if found.key.share is None else f"{found.key.share:.0%} of it"
+        rest = "" if found.key.share is None else ", the rest its base,"
+        unsure = "" if found.own.is_sure else "; so little may be chance"
+        return f"{what}{rest} is kept: own data {found.own}{unsure}, general tasks {found.general}"
+
+    def table(self, stages: Sequence[str]) -> Table:
+        """Gains on the base, a row for each model."""
+        rows = [
+            [
+                one.key.label(stages),
+                str(one.own),
+                str(one.general),
+                "kept" if one.key == self.kept else "",
+            ]
+            for one in self.judged
+        ]
+        heads = ["model", "own data", "general tasks", ""]
+        return Table(heads, rows, title="Gains on the untrained model, mean over tasks")
+
+
+def scored_by(scored: ModelScores) -> Scored:
+    """What the guard takes of a model's scores."""
+    queries: dict[str, list[Sequence[float]]] = {}
+    for task in scored.tasks:
+        rows = [] if task.result is None else list(chain(*task.result.scores.values()))
+        if rows and all(OF_QUERIES in row for row in rows):
+            ordered = sorted(rows, key=lambda row: str(row["hf_subset"]))
+            queries[task.name] = [row[OF_QUERIES] for row in ordered]
+    return Scored(scored.scores, queries)
+
+
+def verdict(
+    models: Mapping[ScoreKey, Scored], trained: ScoreKey, own: Collection[str], guard: GuardConfig
+) -> Verdict:
+    """The model to keep: the highest mean on own tasks among those that gain there at all and
+    lose no more than `most_loss` on the others; the first of equals, the trained one first.
+
+    Args:
+        models: the untrained model, the trained one and mixtures, all scored on the same tasks.
+        own: names of the own tasks; all others are general.
+    """
+    base = models[UNTRAINED]
+    mine = [task for task in base.scores if task in own]
+    general = [task for task in base.scores if task not in own]
+    mixtures = [key for key in models if key.share is not None and key.stage == trained.stage]
+    judged = tuple(
+        Judged(key, gain(models[key], base, mine), gain(models[key], base, general))
+        for key in (trained, *mixtures)
+    )
+    fit = [one for one in judged if one.own.mean > 0 and one.general.mean >= -guard.most_loss]
+    kept = max(fit, key=lambda one: one.own.mean).key if fit else UNTRAINED
+    return Verdict(judged, kept, guard.most_loss)
+
+
+def gain(model: Scored, base: Scored, tasks: Sequence[str]) -> Gain:
+    """Mean over tasks of a model's score less the base's, with a bootstrap's interval.
+
+    Both models answer the same queries, so these are drawn in pairs, with replacement and within
+    each subset of a task (Efron and Tibshirani, An Introduction to the Bootstrap, chapter 13).
+    """
+    mean = fmean(model.scores[task] - base.scores[task] for task in tasks)
+    if any(task not in model.queries or task not in base.queries for task in tasks):
+        return Gain(mean, None)
+    generator = np.random.default_rng(0)
+    draws = np.zeros(_DRAWS)
+    for task in tasks:
+        parts = list(zip(model.queries[task], base.queries[task], strict=True))
+        for mine, other in parts:
+            apart = np.asarray(mine) - np.asarray(other)
+            # How often a draw has each difference, of which there are few.
+            values, counts = np.unique(apart, return_counts=True)
+            drawn = generator.multinomial(len(apart), counts / len(apart), size=_DRAWS)
+            draws += drawn @ values / len(apart) / len(parts)
+    low, high = np.percentile(draws / len(tasks), _LIKELY)
+    return Gain(mean, (float(low), float(high)))

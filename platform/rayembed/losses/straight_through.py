@@ -1,0 +1,78 @@
+"""Quantised vectors in a loss: scored as they will be stored, with gradients as if they were not.
+
+Rounding has no useful derivative. The straight-through estimator (arXiv 1308.3432) takes that of
+the identity instead: the gradient of a loss by the quantised vector is that by the vector.
+Components that int8 cuts at the end of its range get none: no small change changes their code.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rayembed.config.loss import LossConfig
+from rayembed.config.small_vectors import Precision
+from rayembed.losses.matryoshka import cut
+from rayembed.quantisation import LEVELS, bit_value, int8_step
+
+
+class View(NamedTuple):
+    """What a loss sees of the vectors: how many dimensions, and in which number type."""
+
+    width: int
+    precision: Precision
+
+
+def views_of(loss: LossConfig, full: int) -> list[View]:
+    """All views of a loss: each width, the full one first, in float32 and in each precision."""
+    precisions: tuple[Precision, ...] = ("float32", *loss.precisions)
+    return [View(d, precision) for d in (full, *loss.dimensions) for precision in precisions]
+
+
+def seen(vectors: Float[Tensor, "... D"], view: View) -> Float[Tensor, "... d"]:
+    """Unit vectors (in float32 unchanged) as a view has them."""
+    return straight_through(cut(vectors, view.width), view.precision)
+
+
+def straight_through(
+    vectors: Float[Tensor, "... D"], precision: Precision
+) -> Float[Tensor, "... D"]:
+    """What `quantisation.quantised` gives, to the bit; the gradient passes straight through."""
+    match precision:
+        case "float32":
+            return vectors
+        case "int8":
+            found: Tensor = _Int8.apply(vectors.float())  # type: ignore[no-untyped-call]
+        case "binary":
+            found = _Signs.apply(vectors.float())  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Int8(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        step = int8_step(vectors.shape[-1])
+        codes = torch.round(vectors * (1 / step))
+        ctx.save_for_backward(codes.abs() <= LEVELS)
+        return codes.clamp(-LEVELS, LEVELS) * step
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (inside,) = ctx.saved_tensors
+        given: Tensor = grads[0] * inside
+        return given
+
+
+class _Signs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        del ctx
+        signs = (vectors > 0).float() * 2 - 1
+        found: Tensor = signs * bit_value(vectors.shape[-1])
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        del ctx
+        return grads[0]

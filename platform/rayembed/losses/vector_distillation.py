@@ -1,0 +1,121 @@
+"""Distillation of vectors: the model's vectors become those of its teachers.
+
+B queries, M = 1 + K own documents of a query, D width of the model, T of a teacher.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from rayembed.config.loss import Need
+from rayembed.errors import ConfigError
+from rayembed.losses.contract import Candidates
+from rayembed.losses.distilled import BesideInfoNCE
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from rayembed.config.loss import Widths
+    from rayembed.losses.contract import Parameters
+
+_NAME = "projection"
+
+
+class VectorDistillation(BesideInfoNCE):
+    """Distance of a row's texts to the vectors that teachers gave them, with InfoNCE beside it.
+
+    A row's loss is half that of its query and half the mean of its positive's and its negatives',
+    averaged over the teachers. No teacher runs in the step. Of NV-Embed's distillation (arXiv
+    2405.17428, appendix A.2: the contrastive loss plus α times squared errors of the output and of
+    hidden states) it is the part of the output, with `form` mse and α = 1 / `infonce_weight`.
+    """
+
+    kind: Literal["vector_distillation"] = "vector_distillation"
+    form: Literal["cosine", "mse"] = "cosine"
+    """`cosine`: one minus the cosine. `mse`: squared difference, mean over the components; of unit
+    vectors of width T it is 2 / T times the former."""
+    projection: bool | None = None
+    """Whether a matrix is trained that maps the model's vectors to each teacher's, and is no part
+    of the trained model; None: where a teacher's width is not the model's. It begins as the
+    identity, with zeros for a teacher's further components or without those that it lacks."""
+
+    parameter_names: ClassVar[tuple[str, ...]] = (_NAME,)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The teachers' vectors."""
+        return super().needs | {"teacher_vectors"}
+
+    def initial_parameters(self, widths: Widths) -> dict[str, Any]:
+        """The teachers' matrices (T, D), one below the other.
+
+        Raises:
+            ConfigError: widths differ, and there is to be no projection.
+        """
+        differ = any(width != widths.student for width in widths.teachers)
+        if self.projection is False and differ:
+            raise ConfigError(
+                f"loss.projection is false, and the model's vectors are {widths.student} wide and "
+                f"those of the stage's teachers {', '.join(map(str, widths.teachers))}; leave it "
+                "at null, or take a teacher of the model's width"
+            )
+        if not (differ if self.projection is None else self.projection):
+            return {}
+        import torch
+
+        matrices = [torch.eye(width, widths.student) for width in widths.teachers]
+        return {_NAME: torch.cat(matrices)}
+
+    def of_rows(
+        self, queries_BD: Float[Tensor, "B D"], candidates: Candidates, parameters: Parameters
+    ) -> Float[Tensor, " B"]:
+        """Loss of each query, float32."""
+        import torch
+
+        teachers = candidates.vectors_of_teachers
+        assert teachers is not None
+        width = queries_BD.shape[1]
+        own_BMD = _own(candidates.vectors, teachers.places_BM)
+        own_BM = teachers.own_BM.float()
+        share_BM = own_BM / own_BM.sum(dim=1, keepdim=True)
+        heights = [wanted.shape[1] for wanted in teachers.queries]
+        projection = parameters.get(_NAME)
+        matrices = [None] * len(heights) if projection is None else torch.split(projection, heights)
+        losses = []
+        for matrix, queries_BT, documents in zip(
+            matrices, teachers.queries, teachers.documents, strict=True
+        ):
+            # Of vectors that are cut the leading columns map the components that are left.
+            part = None if matrix is None else matrix[:, :width]
+            of_query_B = self._of(queries_BD, queries_BT, part)
+            of_own_BM = self._of(own_BMD, _own(documents, teachers.places_BM), part)
+            losses.append((of_query_B + (of_own_BM * share_BM).sum(dim=1)) / 2)
+        return self.with_infonce(torch.stack(losses).mean(dim=0), queries_BD, candidates)
+
+    def _of(
+        self,
+        vectors: Float[Tensor, "... D"],
+        wanted: Float[Tensor, "... T"],
+        matrix: Float[Tensor, "T D"] | None,
+    ) -> Tensor:
+        """Distance of each vector to the teacher's."""
+        from torch.nn import functional
+
+        from rayembed.losses.matryoshka import cut
+
+        vectors, wanted = vectors.float(), wanted.float()
+        if matrix is None:
+            wanted = cut(wanted, vectors.shape[-1])
+        else:
+            vectors = vectors @ matrix.float().T
+        if self.form == "cosine":
+            return 1 - functional.cosine_similarity(vectors, wanted, dim=-1)
+        return (vectors - wanted).square().mean(dim=-1)
+
+
+def _own(
+    documents: Float[Tensor, "N D"] | Float[Tensor, "B N D"], places_BM: Any
+) -> Float[Tensor, "B M D"]:
+    """Vectors of each query's own documents."""
+    return documents[places_BM] if documents.ndim == 2 else documents

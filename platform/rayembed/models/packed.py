@@ -1,0 +1,129 @@
+"""Micro-batches without padding: the tokens of all texts one after the other.
+
+B texts, T tokens of all of them, H hidden size. A packed batch has in place of `attention_mask` the
+entries `cu_seqlens` (B + 1,) int32, `position_ids` (T,) int64, which begin anew in each text, and
+`longest` (tokens of the longest text, 0) float32.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Packed(NamedTuple):
+    """Where texts begin and end among packed tokens."""
+
+    cu_seqlens: Tensor
+    """(B + 1,) int32 cumulative lengths, from 0 to T."""
+    longest: int
+    """Tokens of the longest text."""
+
+    @classmethod
+    def of(cls, batch: Mapping[str, Tensor], prefix: str = "") -> "Packed | None":
+        """Texts of a packed batch; None for a padded one.
+
+        Args:
+            prefix: before the names of the entries.
+        """
+        cu_seqlens = batch.get(f"{prefix}cu_seqlens")
+        if cu_seqlens is None:
+            return None
+        return cls(cu_seqlens, len(batch[f"{prefix}longest"]))
+
+    @property
+    def firsts(self) -> Tensor:
+        """(B,) int64 index of each text's first token."""
+        return self.cu_seqlens[:-1].long()
+
+    @property
+    def lasts(self) -> Tensor:
+        """(B,) int64 index of each text's last token."""
+        return self.cu_seqlens[1:].long() - 1
+
+    def of_tokens(self, of_texts: Tensor, num_tokens: int) -> Tensor:
+        """(T, …) value of its text for each token, of values (B, …).
+
+        Args:
+            num_tokens: T, without which the device would be asked for it.
+        """
+        lengths = self.cu_seqlens.diff()
+        return of_texts.repeat_interleave(lengths, dim=0, output_size=num_tokens)
+
+    def positions(self, num_tokens: int) -> Tensor:
+        """(T,) int64 place of each token within its text."""
+        places = torch.arange(num_tokens, device=self.cu_seqlens.device)
+        return places - self.of_tokens(self.firsts, num_tokens)
+
+    def sums(self, values: Tensor) -> Tensor:
+        """(B, …) float32 sums over the tokens of each text, of values (T, …)."""
+        return torch.segment_reduce(
+            values.float(), "sum", offsets=self.cu_seqlens.long(), axis=0, unsafe=True
+        )
+
+    def largest(self, values: Tensor) -> Tensor:
+        """(B, …) float32 largest values of each text, of values (T, …)."""
+        return torch.segment_reduce(
+            values.float(), "max", offsets=self.cu_seqlens.long(), axis=0, unsafe=True
+        )
+
+    def for_attention(self) -> dict[str, Any]:
+        """Arguments of a transformers model or of `attention.attention`, by transformers' names."""
+        return {
+            "cu_seq_lens_q": self.cu_seqlens,
+            "cu_seq_lens_k": self.cu_seqlens,
+            "max_length_q": self.longest,
+            "max_length_k": self.longest,
+        }
+
+
+def pack(rows: Sequence[np.ndarray], prefix: str = "") -> dict[str, Tensor]:
+    """Entries of a packed batch that say where each of these rows stands.
+
+    Args:
+        prefix: before the names of the entries.
+    """
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    ends = np.concatenate([[0], lengths.cumsum()])
+    positions = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)
+    return {
+        f"{prefix}cu_seqlens": torch.from_numpy(ends.astype(np.int32)),
+        f"{prefix}position_ids": torch.from_numpy(positions),
+        # A number that kernels take as an argument: as a shape it is known without asking a device.
+        f"{prefix}longest": torch.empty(int(lengths.max()), 0),
+    }
+
+
+def joined(rows: Sequence[np.ndarray]) -> Tensor:
+    """(T,) ids of all texts one after the other, int64."""
+    return torch.from_numpy(np.concatenate(rows).astype(np.int64))
+
+
+def packed_states(
+    part: Any,
+    packed: Packed,
+    positions: Tensor,
+    *,
+    input_ids: Tensor | None = None,
+    inputs_embeds: Tensor | None = None,
+) -> Tensor:
+    """(T, H) last hidden states of a transformers model with `attention.attention`.
+
+    Args:
+        positions: (T,) as the model counts them.
+        input_ids: (T,); or
+        inputs_embeds: (T, H) in place of word vectors.
+    """
+    given = {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
+    # transformers hands a mask of four dimensions to the attention as it is. Of this one without an
+    # element any attention but rayembed's, which does not look at it, would fail.
+    mask = positions.new_empty(1, 1, 0, 0, dtype=torch.bool)
+    states: Tensor = part(
+        **{name: value.unsqueeze(0) for name, value in given.items() if value is not None},
+        attention_mask=mask,
+        position_ids=positions.unsqueeze(0),
+        **packed.for_attention(),
+    ).last_hidden_state
+    return states.squeeze(0)

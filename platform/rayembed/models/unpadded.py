@@ -1,0 +1,144 @@
+"""Whether a model's micro-batches are packed or padded: the only place that decides on it.
+
+Packed where a GPU has a kernel for the attention of all parts. Families of transformers differ in
+what they hand to their attention, so each is tried: a few packed texts must give the states that
+each of them gives alone.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from rayembed.errors import ConfigError
+from rayembed.hardware import say_once
+from rayembed.models.attention import NAME
+from rayembed.models.backbones import attention_dropout, first_position, num_positions
+from rayembed.models.contract import EmbeddingModel, PackingTokenizer
+from rayembed.models.packed import Packed, packed_states
+
+_LONGEST = 1026
+"""Maximum tokens of a text in the trial; wider windows than that are taken on trust."""
+
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+_TOLERANCE_OF_HALF = 0.1
+"""Maximum difference of the states by their norm; texts that see each other differ by more."""
+
+_Reason = str | None
+_trials: WeakKeyDictionary[nn.Module, dict[object, _Reason]] = WeakKeyDictionary()
+"""What a part's trial on a device and in a number type has shown."""
+
+
+def packs(model: EmbeddingModel) -> bool:
+    """Whether the model's micro-batches are packed, by its setting, its parts and its device.
+
+    The first call after a move to a device runs a few texts through the model's parts.
+
+    Raises:
+        ConfigError: the setting is `always` and the model needs padded ones.
+    """
+    weight = next(model.parameters(), None)
+    if model.unpadded == "never" or weight is None:
+        return False
+    device = weight.device.type
+    if model.unpadded == "auto" and device != "cuda":
+        return False
+    reason = _why_padded(model)
+    if reason is None:
+        say_once(logging.INFO, "texts are packed: attention without padding")
+        return True
+    if model.unpadded == "always":
+        raise ConfigError(f"unpadded=always, but texts must be padded: {reason}; set it to auto")
+    say_once(logging.INFO, f"texts are padded: {reason}")
+    return False
+
+
+def _why_padded(model: EmbeddingModel) -> str | None:
+    if not model.takes_packed:
+        return f"{type(model).__name__} takes no packed ones"
+    if not isinstance(model.tokenizer, PackingTokenizer):
+        return "the tokenizer packs none"
+    return model.why_padded()
+
+
+def why_part_padded(name: str, part: Any) -> str | None:
+    """Why a transformers model needs padded texts on its device, in its mode; None if it does not.
+
+    Args:
+        name: of the part, for the reason.
+    """
+    if part.training and attention_dropout(part.config) > 0:
+        return f"unpadded attention has no dropout, and the {name} trains with some"
+    if getattr(part.config, "_attn_implementation", None) != NAME:
+        return f"the {name} chooses its attention itself"
+    window = getattr(part.config, "sliding_window", None) or 0
+    stated = getattr(part.config, "max_position_embeddings", None)
+    most = min(num_positions(part) or _LONGEST, stated or _LONGEST, _LONGEST)
+    first = first_position(part)
+
+    def alone(ids: Tensor) -> Tensor:
+        seen = torch.ones_like(ids).unsqueeze(0)
+        states: Tensor = part(input_ids=ids.unsqueeze(0), attention_mask=seen).last_hidden_state
+        return states.squeeze(0)
+
+    def together(ids: Tensor, packed: Packed) -> Tensor:
+        positions = first + packed.positions(len(ids))
+        return packed_states(part, packed, positions, input_ids=ids)
+
+    return why_not_alike(name, part, alone, together, min(max(9, window + 3), most))
+
+
+def why_not_alike(
+    name: str,
+    part: Any,
+    alone: Callable[[Tensor], Tensor],
+    together: Callable[[Tensor, Packed], Tensor],
+    longest: int,
+) -> str | None:
+    """Why texts are not read packed as each of them alone; None if they are.
+
+    Args:
+        alone: states (T, H) of one text's ids (T,).
+        together: states (T, H) of packed texts.
+        longest: tokens of the longest text tried.
+    """
+    weight = next(part.parameters())
+    known = _trials.setdefault(part, {})
+    state = (weight.device, weight.dtype, torch.is_autocast_enabled(weight.device.type))
+    if state not in known:
+        known[state] = _trial(name, part, alone, together, longest)
+    return known[state]
+
+
+def _trial(
+    name: str,
+    part: Any,
+    alone: Callable[[Tensor], Tensor],
+    together: Callable[[Tensor, Packed], Tensor],
+    longest: int,
+) -> str | None:
+    device = next(part.parameters()).device
+    last = int(part.config.vocab_size) - 1
+    lengths = [2, longest, 5]
+    # The same for any random state; small ids stand for special tokens, such as padding.
+    places = torch.arange(sum(lengths), device=device)
+    ids = last - (places * 7) % max(1, last // 2)
+    ends = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+    was_training = part.training
+    part.eval()
+    try:
+        with torch.no_grad():
+            expected = torch.cat([alone(one) for one in torch.split(ids, lengths)]).float()
+            found = together(ids, Packed(ends, longest)).float()
+    except Exception as error:  # noqa: BLE001  families fail in their own ways; all can be padded
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        return f"the {name} does not read packed texts ({said})"
+    finally:
+        part.train(was_training)
+    tolerance = _TOLERANCE.get(next(part.parameters()).dtype, _TOLERANCE_OF_HALF)
+    if not bool((found - expected).norm() <= tolerance * expected.norm()):
+        return f"the {name} reads packed texts in another way than each alone"
+    return None

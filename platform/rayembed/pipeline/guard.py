@@ -1,0 +1,78 @@
+"""The guard of a run: mixtures of its model with the untrained one, scored, and a verdict."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from rayembed.assets.storage import join, read_bytes
+from rayembed.config.held_out import held_out_set
+from rayembed.config.run import Run
+from rayembed.evaluation.guard import Verdict, scored_by, verdict
+from rayembed.evaluation.score import ModelScores
+from rayembed.evaluation.tables import ScoreKey
+from rayembed.pipeline.merge_job import merge_models
+from rayembed.pipeline.run_folders import RunFolders
+from rayembed.pipeline.run_scorer import RunScorer
+from rayembed.pipeline.runtime import Runtime
+from rayembed.progress import doing
+from rayembed.training.export import MADE_OF_FILE, upload_model
+
+
+def mixtures(
+    run: Run, folders: RunFolders, scorer: RunScorer, runtime: Runtime
+) -> dict[ScoreKey, ModelScores]:
+    """Scores of the mixtures of the last stage's model and the untrained one, which are made first;
+    none for a run without a guard.
+
+    Raises:
+        RayembedError: the models do not fit each other, or a mixture cannot be saved or scored.
+    """
+    guard, last = run.evaluation.guard, run.stages[-1].name
+    found: dict[ScoreKey, ModelScores] = {}
+    for share in () if guard is None else guard.shares:
+        key = ScoreKey(last, share=share)
+        folder = folder_of(folders, key)
+        mix = partial(save_mixture, folders.model(scorer.untrained), share)
+        with doing(f"merging, {share:.0%} of {last}"):
+            runtime.export(mix, run, folders.model(last), folder)
+        found[key] = scorer.score(folder, f"{last}-merged-{share:g}")
+    return found
+
+
+def folder_of(folders: RunFolders, key: ScoreKey) -> str:
+    """Folder of a stage's model, or of its mixture with the untrained one."""
+    assert key.stage is not None
+    return folders.model(key.stage if key.share is None else f"{key.stage}-merged-{key.share:g}")
+
+
+def save_mixture(base: str, share: float, run: Run, trained: str | None, folder: str) -> None:
+    """Save the mixture of two models of the run in a storage folder, unless it is there.
+
+    Args:
+        base, trained: folders of the models, in storage.
+        share: of the trained one.
+    """
+    assert trained is not None
+    made_of = [read_bytes(join(place, MADE_OF_FILE)).decode() for place in (base, trained)]
+    note = json.dumps({"mixture_of": made_of, "share": share}, indent=1).encode()
+
+    def save(place: Path) -> None:
+        merge_models([base, trained], place, shares=(1 - share, share))
+
+    upload_model(folder, note, save)
+
+
+def judge(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> Verdict | None:
+    """The verdict on a run's models; None for a run without a guard."""
+    guard = run.evaluation.guard
+    if guard is None:
+        return None
+    trained = ScoreKey(run.stages[-1].name)
+    models = {
+        key: scored_by(scored)
+        for key, scored in scores.items()
+        if key == ScoreKey(key.stage, share=key.share)
+    }
+    own = [*map(held_out_set, (d.name for d in run.held_out_datasets)), *guard.own_sets]
+    return verdict(models, trained, own, guard)

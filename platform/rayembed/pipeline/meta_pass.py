@@ -1,0 +1,171 @@
+"""Passes of models on torch's meta device, on which nothing is computed: what they would keep.
+
+B texts of a micro-batch, T tokens of each, H heads, D width of a head.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rayembed.config.model import ModelConfig
+from rayembed.models.architecture import architecture_of
+from rayembed.models.backbones import torch_dtype
+from rayembed.models.build import choose_trained, shapes_of
+from rayembed.models.layers import recompute_layers
+from rayembed.pipeline.requirements import empty_part
+
+Attended = Callable[[Tensor, Tensor, bool, bool], object]
+"""Told of an attention: query (B, H, T, D), key (B, H, S, D), whether there is a mask, and whether
+it is the backward pass."""
+
+
+@contextmanager
+def kernels_on_meta(attended: Attended | None = None) -> Iterator[None]:
+    """Attention and dropout as the kernels of GPUs have them, in all threads of the process.
+
+    On the meta device torch makes the scores of all pairs of tokens, and dropout's noise as a
+    tensor in the inputs' type. A GPU's attention keeps its inputs and output and a number a query,
+    its dropout a byte a number. A mode of torch functions would not see what is recomputed in the
+    backward pass.
+    """
+
+    def attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_: Any
+    ) -> Tensor:
+        masked = attn_mask is not None
+        out: Tensor = _Attention.apply(query, key, value, masked, attended)  # type: ignore[no-untyped-call]
+        return out
+
+    before = functional.scaled_dot_product_attention, functional.dropout
+    functional.scaled_dot_product_attention = attention  # type: ignore[assignment]
+    functional.dropout = _dropout  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention, functional.dropout = before
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(x, p, True)[0] if training and p else x
+
+
+class _Attention(torch.autograd.Function):
+    """Shapes of an attention's output and gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, masked: bool, told: Attended | None
+    ) -> Tensor:
+        texts, heads, length = query.shape[:-1]
+        # Laid out as fused kernels do: a text's heads beside one another.
+        out = query.new_empty(texts, length, heads, value.shape[-1]).transpose(1, 2)
+        ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1]).float())
+        ctx.masked, ctx.told = masked, told
+        if told is not None:
+            told(query, key, masked, False)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors[:3]
+        if ctx.told is not None:
+            ctx.told(query, key, ctx.masked, True)
+        return *(torch.empty_like(x) for x in (query, key, value)), None, None
+
+
+class _Padded(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own
+    """Answers what a pass asks of its values, whether all tokens are text: there is padding."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return False
+        return func(*args, **(kwargs or {}))
+
+
+class MetaModel(torch.nn.Module):
+    """Pretrained parts of a model to train, with their adapters, and its pooling, without weights.
+
+    What stands between parts is left out (projections of context, a contextual token's place).
+    """
+
+    def __init__(self, config: ModelConfig, parts: Mapping[str, Any]) -> None:
+        super().__init__()
+        with torch.device("meta"):
+            choose_trained(config, parts)
+            head = architecture_of(config).build_head(config, shapes_of(parts))
+        self.parts = torch.nn.ModuleDict(parts)
+        self.pooling = head if hasattr(config, "pooling") else None
+        for part in parts.values():
+            if hasattr(part.config, "use_cache"):
+                part.config.use_cache = False
+            if isinstance(pooler := getattr(part, "pooler", None), torch.nn.Module):
+                pooler.requires_grad_(False)  # no embedding uses it
+        self.to(torch_dtype(config.backbone.dtype)).train()
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the backbone."""
+        backbone: Any = self.parts["backbone"]
+        return int(backbone.config.num_hidden_layers)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Sum of all parts' hidden states and of what is pooled of the backbone's."""
+        mask = batch["attention_mask"]
+        found = []
+        for name, part in self.parts.items():
+            states = part(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
+            if name == "backbone" and self.pooling is not None:
+                states = self.pooling(states, mask, batch["pool_mask"])
+            found.append(states.sum())
+        return torch.stack(found).sum()
+
+    def recompute(self) -> None:
+        """Recompute layers in the backward pass from now on."""
+        recompute_layers(self.parts.values(), None)
+
+
+def model_on_meta(config: ModelConfig) -> MetaModel | None:
+    """The model to train on the meta device; None where the shape of a part is not known here.
+
+    Raises:
+        ConfigError: as `requirements.model_size`.
+    """
+    parts = {name: empty_part(config, name, at) for name, at in config.parts.items()}
+    return None if None in parts.values() else MetaModel(config, parts)
+
+
+def batch_on_meta(texts: int, tokens: int) -> dict[str, Tensor]:
+    """Collated micro-batch of texts of equal length on the meta device."""
+    names = ("input_ids", "attention_mask", "pool_mask")
+    return {n: torch.empty(texts, tokens, dtype=torch.int64, device="meta") for n in names}
+
+
+def kept_bytes(forward: Callable[[], Any], parameters: Iterable[Tensor]) -> int:
+    """Bytes that a forward pass on the meta device keeps for its backward pass.
+
+    Each storage counts once and parameters do not. What is recomputed is not kept.
+    """
+    own = {parameter.untyped_storage()._cdata for parameter in parameters}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.device.type == "meta":
+            kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    padded = _Padded()  # type: ignore[no-untyped-call]
+    with kernels_on_meta(), padded, saved_tensors_hooks(pack, lambda t: t):
+        forward()
+    return sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in own)

@@ -1,0 +1,85 @@
+"""Small vectors: unit vectors as int8 or as bits, the same in training, evaluation and serving.
+
+int8. A component x of a unit vector of width D becomes the integer nearest to 127·x/r (ties to the
+even one), cut to -127 … 127, with r = min(1, 8/√D). The range is fixed by the width alone, so that
+no calibration has to be kept beside a model, vectors of different batches are comparable, and inner
+products of codes are cosines times (127/r)². Components of unit vectors are about 1/√D, so that the
+range holds eight times as much (all-MiniLM's largest of 1,500 texts is 5.8 times) and a step is 6 %
+of a component: the cosine of a vector with its code is about 0.9998. A larger component is cut.
+
+Binary. A bit is 1 where the component is above 0. Bits are packed eight to a byte, the first
+dimension highest; missing bits of the last byte are 0. As numbers they are ±1/√D, so that an inner
+product is 1 - 2·(different bits)/D.
+
+N vectors, D embedding width, B = ⌈D/8⌉ bytes.
+"""
+
+import math
+
+import numpy as np
+
+from rayembed.config.small_vectors import Precision
+
+LEVELS = 127
+"""Largest code; -128 is not used, so that a vector and its opposite have opposite codes."""
+
+_TIMES_USUAL = 8.0
+
+
+def int8_range(width: int) -> float:
+    """Magnitude of a component that the code 127 stands for."""
+    return min(1.0, _TIMES_USUAL / math.sqrt(width))
+
+
+def int8_step(width: int) -> float:
+    """Difference of two components whose codes differ by 1."""
+    return int8_range(width) / LEVELS
+
+
+def bit_value(width: int) -> float:
+    """Magnitude of the component that a bit stands for."""
+    return 1 / math.sqrt(width)
+
+
+def to_int8(vectors: np.ndarray) -> np.ndarray:
+    """(N, D) int8 codes of (N, D) unit vectors."""
+    # Multiplied, not divided, and in float32: torch does the same to the bit.
+    scaled = np.asarray(vectors, np.float32) * np.float32(1 / int8_step(vectors.shape[-1]))
+    codes: np.ndarray = np.clip(np.rint(scaled), -LEVELS, LEVELS).astype(np.int8)
+    return codes
+
+
+def to_bits(vectors: np.ndarray) -> np.ndarray:
+    """(N, B) uint8 packed signs of (N, D) vectors."""
+    return np.packbits(vectors > 0, axis=-1)
+
+
+def from_int8(codes: np.ndarray) -> np.ndarray:
+    """(N, D) float32 vectors that (N, D) int8 codes stand for, of length 1 up to rounding."""
+    return codes.astype(np.float32) * np.float32(int8_step(codes.shape[-1]))
+
+
+def from_bits(packed: np.ndarray, width: int) -> np.ndarray:
+    """(N, D) float32 vectors that (N, B) packed signs stand for.
+
+    Args:
+        width: D.
+    """
+    signs = np.unpackbits(packed, axis=-1, count=width).astype(np.float32) * 2 - 1
+    return signs * np.float32(bit_value(width))
+
+
+def quantised(vectors: np.ndarray, precision: Precision) -> np.ndarray:
+    """(N, D) float32: what is left of (N, D) unit vectors that are stored in a number type."""
+    match precision:
+        case "float32":
+            return vectors
+        case "int8":
+            return from_int8(to_int8(vectors))
+        case "binary":
+            return from_bits(to_bits(vectors), vectors.shape[-1])
+
+
+def bytes_of(precision: Precision, width: int) -> int:
+    """Bytes of a stored vector."""
+    return {"float32": 4 * width, "int8": width, "binary": -(-width // 8)}[precision]

@@ -1,0 +1,24 @@
+"""FAISS, which stands in one of two packages that a user chooses."""
+
+from typing import Any
+
+from rayembed.errors import ConfigError
+
+
+def require_faiss(what: str) -> Any:
+    """Import the module `faiss`, or raise with advice.
+
+    Args:
+        what: that needs it, in the plural, for the message.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import faiss
+    except ImportError as error:
+        raise ConfigError(
+            f"{what} need FAISS, which cannot be imported ({error}); install one of its builds: "
+            "pip install 'rayembed[cpu]' or 'rayembed[gpu]'"
+        ) from None
+    return faiss

@@ -1,0 +1,133 @@
+"""Search in part of a corpus whose vectors are stored as int8 or as bits.
+
+Int8: inner products of codes, which float32 holds exactly (a unit vector's codes have squares that
+sum to less than 2²⁴), by the kernel of float32 vectors. Binary: different bits, and if asked for a
+second look at the best: products of queries in float32 with documents of another number type.
+
+Q queries, n documents of the part, D embedding width, R entries.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rayembed.config.small_vectors import Precision, Rescoring, StoredVectors
+from rayembed.quantisation import int8_step, quantised, to_bits, to_int8
+from rayembed.search.bits import different_bits, nearest_bits, scores_of
+
+_AT_ONCE = 1 << 16
+"""Entries of a second look at a time: 256 MiB of 1,024 dimensions."""
+
+
+class Entries(NamedTuple):
+    """Results of a search by bits, in any order."""
+
+    row: np.ndarray
+    """(R,) int64 rows of the queries."""
+    place: np.ndarray
+    """(R,) int64 places of documents."""
+    score: np.ndarray
+    """(R,) float32 products of the bits."""
+    again: np.ndarray | None
+    """(R,) float32 scores of the second look, NaN of entries that get none; None: there is none."""
+
+
+def codes(vectors: np.ndarray) -> np.ndarray:
+    """(N, D) float32 whole numbers: the int8 codes of (N, D) unit vectors."""
+    return to_int8(vectors).astype(np.float32)
+
+
+def score_of_code_product(width: int) -> float:
+    """Factor from a product of codes to that of the vectors that they stand for."""
+    return int8_step(width) ** 2
+
+
+def best_by_bits(
+    queries: np.ndarray,
+    documents: np.ndarray,
+    k: int,
+    rescore: Rescoring | None,
+    lowest: np.ndarray | None = None,
+) -> Entries:
+    """The k best documents of each query and all that tie with the last of them.
+
+    Args:
+        queries: (Q, D) unit vectors, not yet quantised.
+        documents: (n, D) unit vectors, not yet quantised.
+        lowest: (Q,) float32: what scores below can be left out; None: nothing.
+    """
+    bits, width = to_bits(documents), documents.shape[1]
+    found = nearest_bits(to_bits(queries), bits, max(k, rescore.candidates if rescore else 0))
+    score = scores_of(found.distance, width)
+    row, place = found.row, found.place
+    if lowest is not None:
+        kept = score >= lowest[row]
+        row, place, score = row[kept], place[kept], score[kept]
+    if rescore is None:
+        return Entries(row, place, score, None)
+    # Which of all documents are looked at again is decided where the parts are joined: here come
+    # all that can be among them.
+    again = np.full(len(row), np.nan, np.float32)
+    looked = np.flatnonzero(score >= _limit(row, score, len(queries), rescore.candidates)[row])
+    again[looked] = pair_products(queries, documents, row[looked], place[looked], rescore.precision)
+    return Entries(row, place, score, again)
+
+
+def pair_scores(
+    queries: np.ndarray,
+    documents: np.ndarray,
+    row: np.ndarray,
+    place: np.ndarray,
+    stored: StoredVectors,
+) -> np.ndarray:
+    """(R,) float32 scores of some queries with some documents, as a search would have them.
+
+    Where there is a second look, it looks at all of them.
+
+    Args:
+        queries: (Q, D) unit vectors, not yet quantised.
+        documents: (n, D) unit vectors, not yet quantised.
+    """
+    if stored.rescore is not None:
+        return pair_products(queries, documents, row, place, stored.rescore.precision)
+    if stored.precision == "binary":
+        bits = different_bits(to_bits(queries)[row], to_bits(documents)[place])
+        return scores_of(bits, documents.shape[1])
+    # As `codes` has it: exact sums, and one factor.
+    products = _products(to_int8(queries), to_int8(documents), row, place)
+    found: np.ndarray = products * np.float32(score_of_code_product(documents.shape[1]))
+    return found
+
+
+def pair_products(
+    queries: np.ndarray,
+    documents: np.ndarray,
+    row: np.ndarray,
+    place: np.ndarray,
+    precision: Precision,
+) -> np.ndarray:
+    """(R,) float32 products of unrounded queries with documents as they are stored."""
+    used, at = np.unique(place, return_inverse=True)
+    return _products(queries, quantised(documents[used], precision), row, at)
+
+
+def _products(
+    queries: np.ndarray, documents: np.ndarray, row: np.ndarray, place: np.ndarray
+) -> np.ndarray:
+    found = np.empty(len(row), np.float32)
+    for start in range(0, len(row), _AT_ONCE):
+        some = slice(start, start + _AT_ONCE)
+        left, right = queries[row[some]], documents[place[some]]
+        found[some] = np.einsum("rd,rd->r", left, right, dtype=np.float32)
+    return found
+
+
+def _limit(row: np.ndarray, score: np.ndarray, num_queries: int, number: int) -> np.ndarray:
+    """(Q,) score of each query's `number`-th best entry; -inf where it has fewer."""
+    limits = np.full(num_queries, -np.inf, np.float32)
+    order = np.lexsort((-score, row))
+    first = np.searchsorted(row[order], np.arange(num_queries))
+    rank = np.arange(len(row)) - first[row[order]]
+    last = order[rank == number - 1]
+    limits[row[last]] = score[last]
+    return limits

@@ -1,0 +1,200 @@
+"""What of a step's forward passes is kept for its backward passes, by the memory that is there."""
+
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from rayembed.distributed.collectives import largest, rank
+from rayembed.distributed.random_state import capture, replayed
+from rayembed.hardware import free_memory
+from rayembed.models.contract import TrainableModel
+from rayembed.models.layers import recomputable_layers
+from rayembed.training.live_bytes import LiveBytes
+
+logger = logging.getLogger(__name__)
+
+_STATE_BYTES = 12
+"""Of a trained weight, not there before the first step: AdamW's moments and a gradient, float32.
+What ZeRO leaves to other workers is not taken off, so that there is room for its buffers."""
+
+_SHARES = {"cpu": 0.5, "cuda": 0.8}
+"""Share of the memory left that graphs may take. The rest is for the loss, what kernels take while
+they work, and on CPUs for other processes."""
+
+Choice = bool | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Padded tokens that graphs are made of."""
+
+    of_step: int
+    """Padded tokens of all passes of a step, on the worker with the most."""
+    of_pass: int
+    """Padded tokens of the largest forward pass on any worker."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What is kept of a step's forward passes."""
+
+    graphs: bool
+    """Whether the graphs of all passes are; else GradCache makes them again one by one."""
+    recomputed: int
+    """Layers whose activations are computed again in the backward pass."""
+
+
+def ways(grad_cache: Choice, recompute: Choice, layers: int) -> list[Way]:
+    """What may be kept, in the order of what the backward pass costs then.
+
+    A layer that is computed again costs its share of the second forward pass that GradCache makes.
+    """
+    graphs = [True, False] if grad_cache == "auto" else [not grad_cache]
+    numbers = range(layers + 1) if recompute == "auto" else [layers if recompute else 0]
+    return [Way(all_of_them, number) for all_of_them in graphs for number in numbers]
+
+
+class GraphRoom:
+    """Measures once what the graph of a token takes and what memory is left for graphs, and says
+    what to keep of each step.
+
+    Measured is the pass of the longest texts, whose tokens take the most. All workers come to the
+    same numbers. Results do not depend on what is kept.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        model: TrainableModel,
+        *,
+        grad_cache: Choice = "auto",
+        recompute: Choice = "auto",
+    ) -> None:
+        """Recompute the model's layers, where that is settled.
+
+        Args:
+            grad_cache: whether to use GradCache; `auto`: where graphs do not fit.
+            recompute: whether to recompute the layers; `auto`: as many as do not fit.
+        """
+        self._device, self._model = device, model
+        self._grad_cache: Choice = grad_cache
+        self._layers = len(recomputable_layers(model.trained_parts))
+        # A model without layers that know how has nothing to choose.
+        self._recompute: Choice = recompute if self._layers or recompute is True else False
+        if self._recompute is True:
+            model.recompute_layers()
+        self._left: float | None = None
+        self._whole: float | None = None
+        self._bare: float | None = None
+
+    def keeps_graphs(
+        self, forward: Callable[[], Any], measured: int, tokens: Tokens, *, several: bool = True
+    ) -> bool:
+        """Whether all graphs of a step are kept; as many of the model's layers are recomputed as
+        must be.
+
+        Args:
+            forward: the pass of the longest texts.
+            measured: its padded tokens.
+            several: whether there are passes for GradCache to tell apart.
+        """
+        found = ways(self._grad_cache if several else False, self._recompute, self._layers)
+        if len(found) > 1:
+            fitting = (way for way in found if self._fits(way, tokens, forward, measured))
+            found = [next(fitting, found[-1])]
+        (way,) = found
+        if self._recompute == "auto":
+            self._model.recompute_layers(way.recomputed)
+        return way.graphs
+
+    def _fits(self, way: Way, tokens: Tokens, forward: Callable[[], Any], measured: int) -> bool:
+        if self._left is None:
+            self._left = -largest(-int(self._room()), self._device)
+        kept = tokens.of_step if way.graphs else tokens.of_pass
+        if way.recomputed and self._bare is None:
+            self._model.recompute_layers()
+            self._bare = self._of_token(graph_bytes(forward), measured, " with layers recomputed")
+        if self._recompute is True:
+            return kept * (self._bare or 0.0) <= self._left
+        if self._whole is None:
+            if self._recompute == "auto":
+                self._model.recompute_layers(0)
+            self._whole = self._of_token(saved_bytes(forward, self._model), measured)
+        if not way.recomputed:
+            return kept * self._whole <= self._left
+        of_layer = (self._whole - (self._bare or 0.0)) / self._layers
+        # While a layer is computed again its graph is there too.
+        needed = kept * (self._whole - way.recomputed * of_layer) + tokens.of_pass * of_layer
+        return needed <= self._left
+
+    def _of_token(self, taken: int, measured: int, how: str = "") -> float:
+        a_token, left = largest(taken, self._device) / measured, self._left or 0.0
+        if not rank():
+            beyond = "GradCache is used"
+            if self._grad_cache is not True:
+                beyond = (
+                    "layers are recomputed" if self._recompute == "auto" and not how else beyond
+                )
+            logger.info(
+                "the graph of a token takes %.3g MB%s, and %.1f GiB are left for graphs: %s above "
+                "%s tokens of a worker",
+                a_token / 1e6,
+                how,
+                left / 2**30,
+                beyond,
+                f"{int(left / a_token):,}",
+            )
+        return a_token
+
+    def _room(self) -> float:
+        trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
+        free = free_memory(self._device.type)
+        if self._device.type == "cpu":
+            free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return max(0.0, free - _STATE_BYTES * trained) * _SHARES[self._device.type]
+
+
+def graph_bytes(forward: Callable[[], Any]) -> int:
+    """Bytes that a forward pass holds until its backward pass, its result among them.
+
+    Random numbers are those that the next forward pass draws as well.
+    """
+    with replayed(capture()), LiveBytes() as live:
+        kept = forward()
+        taken: int = live.now
+    del kept
+    return taken
+
+
+def saved_bytes(forward: Callable[[], Any], model: nn.Module) -> int:
+    """Bytes that operations save for the backward pass, without keeping them: it takes no more
+    memory than a pass without gradient.
+
+    What is recomputed does not count, though its input would be held. Weights do not count. Random
+    numbers are those that the next forward pass draws as well.
+    """
+    known = weakref.WeakSet[torch.UntypedStorage]()
+    taken = 0
+
+    def dropped(tensor: Tensor) -> None:
+        nonlocal taken
+        storage = tensor.untyped_storage()
+        if storage not in known:
+            known.add(storage)
+            # Asked now: an engine that partitions gathers weights for the time of their use.
+            if all(storage is not weight.untyped_storage() for weight in model.parameters()):
+                taken += storage.nbytes()
+
+    def never(_: None) -> Tensor:
+        raise RuntimeError("a pass that was only measured has no backward pass")
+
+    with replayed(capture()), saved_tensors_hooks(dropped, never):
+        forward()
+    return taken

@@ -1,0 +1,75 @@
+"""A guarded run ends with the model that hurts nowhere, and says so."""
+
+import json
+import re
+
+import mlflow
+import numpy as np
+import pytest
+from own_pairs import own_run
+
+from rayembed.config.override import override
+from rayembed.evaluation.tables import UNTRAINED
+from rayembed.models.load import load_model
+from rayembed.pipeline.merge_job import MERGE_FILE
+from rayembed.pipeline.train import train
+
+pytestmark = pytest.mark.job
+
+
+def candidates(folder):
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/outputs/mlflow.db")
+    return client.get_registered_model("own").aliases
+
+
+def guarded(folder, most_loss):
+    """A run with a guard, whose general task is a set of other words."""
+    general = folder / "general"
+    (general / "qrels").mkdir(parents=True, exist_ok=True)
+    for name, text in (("corpus", "all about {}"), ("queries", "what of {}")):
+        rows = [{"_id": f"{i}", "text": text.format(i)} for i in range(30)]
+        (general / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    judged = "".join(f"{i}\t{i}\t1\n" for i in range(30))
+    (general / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    return own_run(
+        folder,
+        f"evaluation.own_sets=[{{name: general, path: {general}}}]",
+        f"evaluation.guard={{shares: [0.5], most_loss: {most_loss}}}",
+        "evaluation.baselines=[]",
+    )
+
+
+def test_the_kept_model_is_the_registered_one_and_a_harmful_one_is_no_candidate(tmp_path, capsys):
+    outcome = train(guarded(tmp_path, 1.0))
+    told = capsys.readouterr().out
+    verdict = outcome.verdict
+    assert re.search(r"Guard +\S", told)
+    assert "merged, 50% trained" in told
+    mixture = tmp_path / "outputs" / "runs" / "own" / "models" / "finetune-merged-0.5"
+    assert json.loads((mixture / MERGE_FILE).read_text())["shares"] == [0.5, 0.5]
+    folders = [mixture.parent / name for name in ("untrained", "finetune")]
+    base, trained, mixed = (
+        load_model(f, dtype="float32").state_dict() for f in [*folders, mixture]
+    )
+    for name, value in mixed.items():
+        if value.is_floating_point():
+            np.testing.assert_allclose(value, (base[name] + trained[name]) / 2, atol=1e-6)
+    best = max(verdict.judged, key=lambda one: one.own.mean)
+    assert best.own.mean > 0, "otherwise nothing below is tested"
+    assert verdict.kept == best.key
+    assert outcome.model_folder.endswith("-0.5") == (best.key.share == 0.5)
+    assert candidates(tmp_path) == {"candidate": 1}
+    assert all(one.own.interval is not None for one in verdict.judged)
+    card = (tmp_path / "outputs" / "runs" / "own" / "scores.md").read_text()
+    assert "Guard: " in card
+
+
+def test_a_model_that_is_no_better_than_its_base_is_no_candidate(tmp_path, capsys):
+    run = guarded(tmp_path, 0.0)
+    worse = override(run, ["stages.finetune.optimizer.learning_rate=1.0"])
+    outcome = train(worse)
+    assert outcome.verdict.kept == UNTRAINED
+    assert candidates(tmp_path) == {}
+    told = capsys.readouterr().out
+    assert "training gives no better model than its base" in told
+    assert "no candidate: its base is the better one" in told

@@ -1,0 +1,201 @@
+"""Documents without queries: pairs by their structure, one of each, whatever files hold them."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayembed.config.data import DatasetConfig
+from rayembed.config.settings import parse
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.held_out.part import make_part
+from rayembed.data.parts import read_records
+from rayembed.data.records import Record
+from rayembed.data.sentences import split_sentences
+from rayembed.data.sources.check import check_source
+from rayembed.data.sources.convert import make_records
+from rayembed.data.sources.document_pairs import RULES, draw_pair, sections
+from rayembed.data.sources.tasks import HeldOut
+from rayembed.errors import ConfigError, DataError
+
+MARKDOWN = """\
+# Kettles
+
+A kettle boils water for tea or coffee.
+
+## Care
+
+Descale it with vinegar once every
+month. Rinse it twice afterwards.
+
+```
+## not a heading of this page at all
+```
+
+## History
+Too short.
+
+== Electric ones ==
+They switch off by themselves when water boils.
+"""
+
+
+def pair(rule: str, title: str, text: str, seed: int = 0, min_words: int = 5):
+    return RULES[rule](title, text, seed, min_words)
+
+
+def test_titles() -> None:
+    body = "Lima is the capital of Peru."
+    assert pair("title", "Lima", body) == ("Lima", body)
+    assert pair("title", "Lima", f"Lima\n\n{body}") == ("Lima", body)
+    assert pair("title", "Lima", f"# Lima\n{body}") == ("Lima", body)
+    assert pair("title", "", f"Lima\n{body}") == ("Lima", body)
+    assert pair("title", "", body) is None  # one line is no title
+    assert pair("title", "", f"{body}{body}\n{body}") is None  # a title is shorter than its body
+    assert pair("title", "Lima", "Too few words") is None
+    assert pair("title", "…", f"\u200b\n{body}") == ("…", f"\u200b\n{body}".strip())
+
+
+def test_headings_and_their_sections() -> None:
+    assert [heading for heading, _ in sections(MARKDOWN)] == [
+        "Kettles", "Care", "History", "Electric ones",
+    ]  # fmt: skip
+    drawn = {pair("heading", "Kettles", MARKDOWN, seed) for seed in range(40)}
+    assert {query for query, _ in drawn} == {
+        "Kettles", "Kettles: Care", "Kettles: Electric ones",
+    }  # fmt: skip
+    (care,) = (body for query, body in drawn if query == "Kettles: Care")
+    assert care.startswith("Descale it with vinegar once every\nmonth.")
+    assert "## not a heading" in care
+    assert pair("heading", "", "== Use ==\nFor tea and for coffee alone.") == (
+        "Use", "For tea and for coffee alone.",
+    )  # fmt: skip
+    assert pair("heading", "Kettles", "No heading is here at all.") is None
+
+
+def test_sentences_and_the_rest() -> None:
+    text = "First comes this one here. Second comes that one there. Short one."
+    found = {pair("sentence", "", text, seed) for seed in range(20)}
+    assert found == {
+        ("First comes this one here.", "Second comes that one there. Short one."),
+        ("Second comes that one there.", "First comes this one here. Short one."),
+    }
+    # What is repeated is taken out wherever it stands, and a wrapped line goes on.
+    twice = "It says this every time.\nA line that was\nwrapped here.\n\nIt says this every time."
+    assert {pair("sentence", "", twice, seed) for seed in range(20)} == {
+        ("It says this every time.", "A line that was wrapped here."),
+        ("A line that was wrapped here.", "It says this every time.\n\nIt says this every time."),
+    }
+    assert pair("sentence", "", "Only one sentence is in this text.") is None
+    queries = {pair("sentence", "", MARKDOWN, seed)[0] for seed in range(60)}
+    assert "Descale it with vinegar once every month." in queries
+    assert not any(query.startswith(("#", "==")) for query in queries)
+
+
+def test_full_width_punctuation_ends_sentences() -> None:
+    assert split_sentences("利马是首都。它很大！「真的？」是。") == [
+        "利马是首都。", "它很大！", "「真的？」", "是。",
+    ]  # fmt: skip
+
+
+def test_rules_are_drawn_by_weight_among_those_that_fit() -> None:
+    weights = {"title": 1.0, "heading": 1.0, "sentence": 2.0}
+    texts = [f"# Head {i}\nThe number {i} stands here. The other is not {i}." for i in range(800)]
+    drawn = [draw_pair(f"Title {i}", text, weights, 0, 5) for i, text in enumerate(texts)]
+    kinds = Counter(
+        "title" if q.startswith("Title") and ":" not in q else "heading" if ":" in q else "sentence"
+        for q, _ in filter(None, drawn)
+    )
+    assert kinds.total() == 800
+    # Three standard deviations of a share of a quarter are 37.
+    assert abs(kinds["title"] - 200) < 40
+    assert abs(kinds["heading"] - 200) < 40
+    assert drawn != [draw_pair(f"Title {i}", t, weights, 1, 5) for i, t in enumerate(texts)]
+    plain = "The number stands here alone. The other one does not."
+    assert draw_pair("", plain, weights, 0, 5) in {pair("sentence", "", plain, s) for s in range(9)}
+    assert draw_pair("", plain, {"heading": 1.0}, 0, 5) is None
+
+
+def documents(count: int = 200) -> list[dict[str, Any]]:
+    return [
+        {"title": f"Town {i}", "text": f"It lies by river number {i}. Its {i} people like it."}
+        for i in range(count)
+    ]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def dataset(path: str, **changes: Any) -> DatasetConfig:
+    values = {"name": "d", "source": {"kind": "structure", "path": path}, **changes}
+    return parse(DatasetConfig, values)
+
+
+def converted(folder: Path, config: DatasetConfig) -> tuple[list[Record], Any]:
+    context = PipelineContext(str(folder), 0)
+    checked = check_source(config, "")
+    part = make_part(context, checked)
+    held_out = HeldOut(frozenset() if part is None else part.texts, part and part.rows)
+    made = make_records(context, checked, held_out, part and part.artifact)
+    return [r for p in made.parts for r in read_records(p.path)], made.manifest
+
+
+def test_a_document_gives_one_row_whatever_files_hold_it(tmp_path: Path) -> None:
+    rows = documents()
+    found, told = converted(tmp_path / "one", dataset(write(tmp_path / "in" / "a.jsonl", rows)))
+    assert told["rows_out"] == len(rows)
+    assert told["rejected"] == {}
+    for n in range(4):
+        write(tmp_path / "split" / f"{n}.jsonl", rows[n::4][::-1])
+    several, _ = converted(tmp_path / "several", dataset(str(tmp_path / "split")))
+    pairs = {(r.id, r.query, r.positives) for r in found}
+    assert pairs == {(r.id, r.query, r.positives) for r in several}
+    assert len({r.query.startswith("Town") for r in found}) == 2  # titles and sentences
+
+
+def test_no_text_of_a_held_out_document_is_trained_on(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", documents())
+    found, told = converted(tmp_path / "out", dataset(path, held_out={"kind": "fraction"}))
+    assert told["rejected"] == {"held out": 20}
+    assert told["rows_out"] == 180
+    (corpus,) = (tmp_path / "out").glob("data/held_out/*/beir/corpus.jsonl")
+    held_out = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    numbers = {
+        word for text in held_out for word in text.replace(".", "").split() if word.isdigit()
+    }
+    trained = {
+        word for r in found for word in r.positives[0].replace(".", "").split() if word.isdigit()
+    }
+    assert numbers
+    assert not numbers & trained
+
+
+def test_documents_without_a_pair_are_told_and_tolerated(tmp_path: Path) -> None:
+    rows = [*documents(20), *({"title": "", "text": "Too short."} for _ in range(30))]
+    _, told = converted(tmp_path / "out", dataset(write(tmp_path / "a.jsonl", rows)))
+    assert told["rejected"] == {"no rule gives a pair": 30}
+    empty = [*documents(20), {"title": "x", "text": ""}]
+    with pytest.raises(DataError, match="no text"):
+        converted(tmp_path / "out", dataset(write(tmp_path / "b.jsonl", empty)))
+
+
+def test_a_corpus_without_titles_is_told_what_to_set(tmp_path: Path) -> None:
+    rows = [{"text": one["text"]} for one in documents()]
+    path = write(tmp_path / "a.jsonl", rows)
+    with pytest.raises(ConfigError, match=r"source\.title = 'title'.* or .*source\.title=null"):
+        check_source(dataset(path), "")
+    found, _ = converted(
+        tmp_path / "out",
+        dataset(path, source={"kind": "structure", "path": path, "title": None}),
+    )
+    assert len(found) == len(rows)
+    with pytest.raises(ConfigError, match=r"source\.text = 'txt'"):
+        check_source(
+            dataset(path, source={"kind": "structure", "path": path, "text": "txt", "title": None}),
+            "",
+        )

@@ -1,0 +1,108 @@
+"""The guard's verdict, and the interval of a gain over queries."""
+
+import numpy as np
+import pytest
+
+from rayembed.config.guard import GuardConfig
+from rayembed.config.override import override
+from rayembed.errors import ConfigError
+from rayembed.evaluation.guard import Scored, gain, verdict
+from rayembed.evaluation.tables import UNTRAINED, ScoreKey
+from rayembed.pipeline.estimate import estimate
+from rayembed.pipeline.requirements import export_bytes, model_size
+from rayembed.recipes.catalogue import get_recipe
+from rayembed.tables import show
+
+TRAINED = ScoreKey("s")
+HALF = ScoreKey("s", share=0.5)
+QUARTER = ScoreKey("s", share=0.25)
+
+
+def judged(**own_and_general):
+    """Verdict on models named by (own, general) scores."""
+    keys = {"base": UNTRAINED, "trained": TRAINED, "half": HALF, "quarter": QUARTER}
+    models = {
+        keys[name]: Scored({"mine": own, "first": general, "second": general}, {})
+        for name, (own, general) in own_and_general.items()
+    }
+    return verdict(models, TRAINED, ["mine", "not scored"], GuardConfig())
+
+
+def test_the_highest_gain_that_hurts_nowhere_is_kept():
+    base, near = (0.5, 0.6), (0.7, 0.598)
+    assert judged(base=base, trained=(0.8, 0.6), half=near).kept == TRAINED
+    assert judged(base=base, trained=(0.8, 0.59), half=near).kept == HALF
+    assert judged(base=base, trained=(0.8, 0.59), half=near, quarter=(0.71, 0.6)).kept == QUARTER
+    assert judged(base=base, trained=(0.8, 0.59), half=(0.7, 0.59)).kept == UNTRAINED
+    assert judged(base=base, trained=(0.4, 0.7), half=(0.5, 0.7)).kept == UNTRAINED
+    assert judged(base=base, trained=(float("nan"), 0.7)).kept == UNTRAINED
+
+
+def test_the_verdict_says_what_is_kept_and_why():
+    kept = judged(base=(0.5, 0.6), trained=(0.8, 0.59), half=(0.7, 0.598))
+    assert kept.summary.startswith("50% of it, the rest its base, is kept: own data +0.200")
+    assert "general tasks -0.002" in kept.summary
+    lines = show(kept.table(["s"]), "markdown").splitlines()
+    assert [line.rstrip("| ").endswith("kept") for line in lines[-2:]] == [False, True]
+    none = judged(base=(0.5, 0.6), trained=(0.4, 0.6))
+    assert none.summary.startswith("training gives no better model than its base: own data -0.100")
+
+
+def test_a_gain_over_queries_has_the_interval_of_its_standard_error():
+    generator = np.random.default_rng(3)
+    base = generator.random(400).round(2)
+    model = base + generator.normal(0.05, 0.2, 400).round(2)
+    scored = [Scored({"t": x.mean(), "u": x.mean()}, {"t": [x], "u": [x]}) for x in (model, base)]
+    found = gain(*scored, ["t"])
+    error = (model - base).std() / 20
+    assert found.mean == pytest.approx((model - base).mean())
+    for side, end in zip((-1.96, 1.96), found.interval, strict=True):
+        assert end == pytest.approx(found.mean + side * error, abs=0.25 * error)
+    assert found.is_sure
+    # Two tasks, each with draws of its own: the interval is narrower by the root of two.
+    both = gain(*scored, ["t", "u"]).interval
+    width = found.interval[1] - found.interval[0]
+    assert both[1] - both[0] == pytest.approx(width / 2**0.5, rel=0.15)
+    nothing = gain(scored[1], scored[1], ["t"])
+    assert nothing.interval == (0.0, 0.0)
+    assert not nothing.is_sure
+
+
+def test_without_scores_of_queries_there_is_no_interval():
+    model, base = Scored({"t": 0.6}, {}), Scored({"t": 0.5}, {"t": [[0.5]]})
+    assert str(gain(model, base, ["t"])) == "+0.100"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["evaluation.before_training=false"], "before_training=true"),
+        (["data.datasets.pairs.held_out=null"], "nothing is held out"),
+        (["evaluation.benchmarks=[]"], "needs general tasks"),
+        (["evaluation.guard.own_sets=[mine]"], "own_sets lacks"),
+        (["evaluation.guard.shares=[1.0]"], "shares"),
+        (["evaluation.guard.most_loss=-1"], "most_loss"),
+    ],
+)
+def test_what_the_guard_cannot_do_is_refused(changes, told):
+    settings = ["evaluation.benchmarks=[NanoBEIR]", "evaluation.guard={}"]
+    guarded = override(get_recipe("biencoder"), settings)
+    with pytest.raises(ConfigError, match=told):
+        override(guarded, ["data.datasets.pairs.source.path=x.jsonl", *changes])
+
+
+def test_a_run_without_a_guard_keeps_its_fingerprint():
+    plain = get_recipe("biencoder")
+    assert "guard" not in plain.to_yaml()
+    assert override(plain, ["evaluation.guard=null"]).fingerprint == plain.fingerprint
+
+
+def test_mixtures_count_in_what_a_run_needs():
+    plain = override(get_recipe("biencoder-quickstart"), [])
+    own = plain.evaluation.own_sets[0].name
+    guarded = override(plain, [f"evaluation.guard={{own_sets: [{own}], shares: [0.3, 0.6]}}"])
+    assert guarded.evaluation.num_mixtures == 2
+    size = model_size(plain.model)
+    each = export_bytes(plain, size) / (len(plain.stages) + 1)
+    assert export_bytes(guarded, size) == export_bytes(plain, size) + 2 * each
+    assert estimate(guarded).seconds > estimate(plain).seconds
