@@ -1,0 +1,1 @@
+"""Finished models made smaller or faster: pruned, quantised, cut, or written for a runtime."""
