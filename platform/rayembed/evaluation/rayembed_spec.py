@@ -209,7 +209,7 @@ class Embedder:
             vectors = encode_context(self._model, documents(), tokens_per_batch=self._tokens)
         finally:
             self._model.tokenizer = literal
-        device = next(self._model.parameters()).device
+        device = self._model.device
         self._contexts[name] = vectors.to(device)
         if len(self._contexts) > _CONTEXTS:
             self._contexts.popitem(last=False)

@@ -67,6 +67,10 @@ class NomicMoeArchitecture(Architecture):
         assert isinstance(tokenizer, NomicMoeTokenizer)
         return NomicMoe(config, parts["backbone"], tokenizer)
 
+    def write_part_settings(self, part: NomicEncoder, folder: Path) -> None:
+        """Write the encoder's config.json in the published layout."""
+        write_json(folder / "config.json", published_settings(part.config))
+
     def check_lengths(self, config: NomicMoeConfig, parts: Parts) -> None:
         """Rotary positions have no end."""
         return None
