@@ -33,6 +33,10 @@ class CompressionConfig(Settings):
 COMPRESSIONS = Table(
     "rayembed.compressions",
     CompressionConfig,
-    ("rayembed.compression.magnitude:Magnitude",),
+    (
+        "rayembed.compression.magnitude:Magnitude",
+        "rayembed.compression.onnx_graph:Onnx",
+        "rayembed.compression.openvino_graph:OpenVINO",
+    ),
 )
 """All ways to compress a model by their `kind`."""

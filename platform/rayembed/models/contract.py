@@ -190,6 +190,7 @@ class EmbeddingModel(TrainableModel):
     """Maximum context documents of `forward`, which the trainer draws; None for any number."""
     added_tokens: int = 0
     """Positions that `forward` adds to each text, each as expensive as a token."""
+
     @property
     def device(self) -> torch.device:
         """Where the model computes, and micro-batches go."""

@@ -167,8 +167,8 @@ class Experts(nn.Module):
         weights_Nk: Float[Tensor, "N k"],
         chosen_Nk: Int[Tensor, "N k"],
     ) -> Float[Tensor, "N H"]:
-        """The same in a form that a graph can have, whose numbers of rows are not numbers of Python:
-        each expert takes the tokens that chose it.
+        """The same in a form that a graph can have, in which each expert takes the tokens that
+        chose it: how many these are is no number of Python there.
         """
         summed_NH = torch.zeros_like(tokens_NH, dtype=torch.float32)
         for expert in range(self.num_experts):
@@ -176,9 +176,7 @@ class Experts(nn.Module):
             places = chose_Nk.any(dim=1).nonzero().squeeze(1)
             made = self.mlp.of_expert(expert, tokens_NH[places]).float()
             shares = (weights_Nk * chose_Nk).sum(dim=1)[places]
-            summed_NH = summed_NH.index_put(
-                (places,), made * shares.unsqueeze(1), accumulate=True
-            )
+            summed_NH = summed_NH.index_put((places,), made * shares.unsqueeze(1), accumulate=True)
         return summed_NH.to(tokens_NH.dtype) + self.bias
 
     def spread(self, group: ExpertGroup) -> None:

@@ -33,9 +33,7 @@ def check_packages(*names: str) -> None:
     """
     missing = [name for name in names if sys.modules.get(name) is None and find_spec(name) is None]
     if missing:
-        raise ConfigError(
-            f"{', '.join(missing)} not installed: pip install 'rayembed[compress]'"
-        )
+        raise ConfigError(f"{', '.join(missing)} not installed: pip install 'rayembed[compress]'")
 
 
 def import_openvino() -> Any:

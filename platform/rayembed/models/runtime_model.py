@@ -25,6 +25,7 @@ from rayembed.models.saved_folder import (
     read_graph,
     read_settings,
     saved_dimensions,
+    saved_instructions,
 )
 from rayembed.models.transformer_model import TransformerModel
 
@@ -143,11 +144,12 @@ class RuntimeModel(TransformerModel):
 
         Raises:
             ArtifactError: the folder holds something else than a model of rayembed.
-            ConfigError: instructions, which the graph's folder has from the model it was made of.
+            ConfigError: other instructions than those of the model that the graph was made of.
         """
         from rayembed.models.export import check_target
 
-        if instructions:
+        own = saved_instructions(self.folder, self.config.template or "")
+        if instructions and dict(instructions) != own:
             raise ConfigError("a graph keeps its prompts; give them to the model it is made of")
         folder = check_target(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
