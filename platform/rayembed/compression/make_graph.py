@@ -149,7 +149,7 @@ def _context(model: Any, texts: Sequence[CalibrationText]) -> Tensor:
         return corpus
     documents = [one.text for one in texts if one.role == "document"] or list(_PROBES)
     found = corpus_context(model, documents)
-    return model.no_context() if found is None else found  # type: ignore[no-any-return]
+    return model.no_context() if found is None else found
 
 
 @torch.inference_mode()
