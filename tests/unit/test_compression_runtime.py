@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from fastapi.testclient import TestClient
 from sentence_transformers import SentenceTransformer
 from tiny_folders import TINY, save_tiny
 from tiny_models import LINES
@@ -17,6 +18,7 @@ from rayembed.compression.contract import CalibrationText, Source
 from rayembed.compression.onnx_graph import Onnx
 from rayembed.compression.openvino_graph import OpenVINO
 from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.serving import Limits, ServedModel
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.evaluation.rayembed_spec import rayembed_spec
 from rayembed.models.build import build_model, check_buildable
@@ -28,6 +30,8 @@ from rayembed.models.runtime_model import RuntimeModel
 from rayembed.models.saved_folder import read_settings
 from rayembed.models.sentence_module import as_sentence_transformer
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings
+from rayembed.serving import on_ray as serving_on_ray
+from rayembed.serving.app import make_app
 
 TEXTS = [
     *LINES[1:],
@@ -192,6 +196,21 @@ def test_evaluation_takes_the_graph_as_it_is(given):
     assert spec.load("cpu")(
         TEXTS, SimpleNamespace(context="", role="query", instruction="")
     ).shape == (len(TEXTS), 16)
+
+
+def test_a_server_answers_with_the_vectors_of_the_model(given):
+    folder = given.graph("biencoder", "onnx")
+    served = ServedModel(name="tiny", model=str(folder), dtype="bfloat16")
+    threads = torch.get_num_threads()
+    try:
+        service = serving_on_ray.load(served, Limits(), None)
+    finally:
+        torch.set_num_threads(threads)
+    client = TestClient(make_app({"tiny": service}, Limits()))
+    answer = client.post("/v1/embeddings", json={"input": TEXTS, "role": "query"}).json()
+    model = load_model(given.source("biencoder"), dtype="float32")
+    found = [one["embedding"] for one in answer["data"]]
+    np.testing.assert_allclose(found, encode(model, TEXTS, role="query"), atol=1e-5)
 
 
 def test_nothing_is_trained_from_a_graph(given):
