@@ -27,7 +27,7 @@ class CpuGraph(Compression):
     precision: GraphPrecision = "int8-dynamic"
     """Numbers of linear layers and experts. `float32`: as the model computes. `int8-dynamic`: int8
     weights, and activations scaled to int8 by what each batch holds. `int8-static`: activations
-    scaled by what calibration texts showed. All but linear layers and experts stays float32."""
+    scaled by what calibration texts showed. All but linear layers and experts stays float."""
     skip: tuple[str, ...] | None = None
     """Patterns of names of parameters that stay float32, such as `*.output.dense.weight`; null:
     routers of experts and all that stands outside of the transformers' layers."""

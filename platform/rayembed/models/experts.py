@@ -248,7 +248,8 @@ def expert_layers(model: nn.Module) -> list[Experts]:
 
 def _without_autocast(tensor: Tensor) -> torch.autocast:
     """Context without autocast on the tensor's device: products keep their inputs' types."""
-    return torch.autocast(tensor.device.type, enabled=False)
+    kind = tensor.device.type  # of tensors without memory it is not known
+    return torch.autocast("cpu" if kind == "meta" else kind, enabled=False)
 
 
 def has_grouped_kernel(weight: Tensor, num_experts: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from rayembed.config.graph import Floats, Runtime
+from rayembed.config.graph import GraphConfig, Runtime
 from rayembed.errors import ArtifactError, ConfigError
 
 Run = Callable[[Mapping[str, np.ndarray]], np.ndarray]
@@ -23,6 +23,9 @@ PACKAGES: dict[Runtime, tuple[str, ...]] = {"onnx": ("onnxruntime",), "openvino"
 """Modules that run a graph."""
 
 _TELEMETRY = "openvino_telemetry"
+
+_GROUP = 32
+"""Neighbouring activations that share a scale in OpenVINO's dynamic int8."""
 
 
 def check_packages(*names: str) -> None:
@@ -81,8 +84,8 @@ class Graph:
     It computes with as many threads as torch has then, and is opened anew when that changes.
     """
 
-    def __init__(self, path: Path, runtime: Runtime, floats: Floats = "float32") -> None:
-        self.path, self.runtime, self.floats = Path(path), runtime, floats
+    def __init__(self, path: Path, config: GraphConfig) -> None:
+        self.path, self.config = Path(path), config
         self._opened: tuple[tuple[int, int], Run] | None = None
         self._lock = threading.Lock()
 
@@ -96,18 +99,18 @@ class Graph:
         with self._lock:
             state = (os.getpid(), torch.get_num_threads())
             if self._opened is None or self._opened[0] != state:
-                self._opened = state, _OPEN[self.runtime](self.path, state[1], self.floats)
+                self._opened = state, _OPEN[self.config.runtime](self.path, state[1], self.config)
             return self._opened[1](inputs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "runtime": self.runtime, "floats": self.floats}
+        return {"path": self.path, "config": self.config}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
 
-def _open_onnx(path: Path, threads: int, floats: Floats) -> Run:
-    del floats
+def _open_onnx(path: Path, threads: int, config: GraphConfig) -> Run:
+    del config
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -129,12 +132,14 @@ def _open_onnx(path: Path, threads: int, floats: Floats) -> Run:
     return run
 
 
-def _open_openvino(path: Path, threads: int, floats: Floats) -> Run:
+def _open_openvino(path: Path, threads: int, config: GraphConfig) -> Run:
     openvino = import_openvino()
     told = {
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",  # one batch at a time, by all threads
-        "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[floats],
+        "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[config.floats],
+        # Activations of int8 weights have a scale for each group of so many; 0: they stay float.
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": _GROUP if config.precision == "int8-dynamic" else 0,
     }
     try:
         core = openvino.Core()
@@ -161,7 +166,7 @@ def _damaged(path: Path, error: Exception) -> NoReturn:
     ) from error
 
 
-_OPEN: dict[Runtime, Callable[[Path, int, Floats], Run]] = {
+_OPEN: dict[Runtime, Callable[[Path, int, GraphConfig], Run]] = {
     "onnx": _open_onnx,
     "openvino": _open_openvino,
 }

@@ -69,7 +69,7 @@ def eos(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
     if isinstance(layout, Packed):
         return hidden[layout.lasts].float()
     last = layout.sum(dim=1) - 1
-    return hidden[torch.arange(len(hidden), device=hidden.device), last].float()
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), last].float()
 
 
 def largest(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:

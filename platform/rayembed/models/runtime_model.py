@@ -57,10 +57,10 @@ class RuntimeModel(TransformerModel):
         self.tokenizer, self.dimensions = tokenizer, dimensions
         self.added_tokens, self.max_context = graph.added_tokens, graph.max_context
         self.uses_context = graph.context_file is not None
-        self._embed = Graph(folder / graph.file, graph.runtime, graph.floats)
+        self._embed = Graph(folder / graph.file, graph)
         self._context = None
         if graph.context_file is not None:
-            self._context = Graph(folder / graph.context_file, graph.runtime, graph.floats)
+            self._context = Graph(folder / graph.context_file, graph)
 
     @property
     def parts(self) -> dict[str, Any]:

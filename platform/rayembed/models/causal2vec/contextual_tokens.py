@@ -58,7 +58,7 @@ class QueryReader(nn.Module):
 
     def _attended(self, states: Tensor, mask: Tensor) -> Tensor:
         """(B, n, k) attention to padded texts."""
-        batch, width = len(states), states.shape[-1]
+        batch, width = states.shape[0], states.shape[-1]
         queries = self.to_q(self.queries).expand(batch, -1, -1)
         keys, values = self.to_kv(states).chunk(2, dim=-1)
         queries, keys, values = (

@@ -93,7 +93,7 @@ class Causal2Vec(TransformerModel):
                 inputs_embeds=embeddings, attention_mask=mask, position_ids=positions
             ).last_hidden_state
             places = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
-            last = states[torch.arange(len(states), device=states.device), places].float()
+            last = states[torch.arange(states.shape[0], device=states.device), places].float()
 
         def contextual() -> Tensor:
             return masked_mean(states, batch["contextual_mask"], packed)

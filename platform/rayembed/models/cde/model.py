@@ -124,7 +124,9 @@ class CDE(TransformerModel):
             context = self._corpus_or_none()
         self._check(context)
         packed = Packed.of(batch)
-        num_texts = len(batch["input_ids"]) if packed is None else len(packed.cu_seqlens) - 1
+        # Not `len`, which is a fixed number in a traced graph.
+        ids = batch["input_ids"]
+        num_texts = ids.shape[0] if packed is None else len(packed.cu_seqlens) - 1
         prompts = self.layers.soft_prompts().expand(num_texts, -1, -1)
         before = torch.cat([self._context_tokens(context, num_texts), prompts], dim=1)
         of_states = self._mean if packed is None else partial(self._mean_of_packed, packed=packed)
@@ -193,7 +195,7 @@ class CDE(TransformerModel):
     def _context_tokens(self, context: Tensor, num_texts: int) -> Tensor:
         """(B, J, h) context tokens; the null token fills unused and dropped places."""
         null = self.layers.null
-        missing = self.config.num_context - len(context)
+        missing = self.config.num_context - context.shape[0]
         tokens = torch.cat([context.to(null), null.expand(missing, -1)])
         tokens = tokens.expand(num_texts, -1, -1)
         share = self.config.sequence_dropout
@@ -215,7 +217,7 @@ class CDE(TransformerModel):
 
     def _check(self, context: Tensor) -> None:
         places, width = self.config.num_context, self.dimensions[0]
-        if context.ndim != 2 or context.shape[1] != width or len(context) > places:
+        if context.ndim != 2 or context.shape[1] != width or context.shape[0] > places:
             raise DataError(
                 f"context of shape {tuple(context.shape)}; this model takes at most "
                 f"{places} vectors of width {width} (model.num_context)"
