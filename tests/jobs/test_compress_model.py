@@ -1,4 +1,4 @@
-"""The compression job on a model that a run trained: variants, their table, and versions of them."""
+"""The compression job on a model that a run trained: variants, their table, their versions."""
 
 import json
 import re
@@ -55,9 +55,9 @@ def cells(text, label):
 def test_variants_stand_beside_the_model_and_are_made_once(given, capsys):
     asked = (
         *("--way", "magnitude", "--way", "magnitude,structure=2:4", "--name", "small"),
-        *("--set=placement.registered_model=shop", "--set=calibration.number=40", SPEED),
+        *("--set=placement.registered_model=shop", "--set=calibration.number=40"),
     )
-    assert run(given, *asked) == 0
+    assert run(given, *asked, SPEED) == 0
     told = capsys.readouterr().out
     folder = given.folder / "outputs" / "compressed" / "small"
     variants = sorted(path for path in folder.iterdir() if path.is_dir())
@@ -67,7 +67,7 @@ def test_variants_stand_beside_the_model_and_are_made_once(given, capsys):
         assert json.loads((variant / COMPRESSION_FILE).read_text())["compressed"] > 0
         assert str(variant) in told
     table = (folder / "variants.md").read_text()
-    original, plain = cells(table, "original"), cells(table, "magnitude")
+    original, plain = cells(table, "original"), cells(table, "magnitude-unstructured")
     assert original[1] == ""
     assert float(plain[1].rstrip("%")) > 5
     assert float(plain[4].split()[0]) > 0, "documents a second"
@@ -84,7 +84,7 @@ def test_variants_stand_beside_the_model_and_are_made_once(given, capsys):
     assert all(float(v.tags["documents_per_second"]) > 0 for v in versions)
 
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
-    assert run(given, *asked) == 0
+    assert run(given, *asked, "--set=speed=null") == 0
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == before
     assert len(client.search_model_versions("name='shop'")) == 2
 
@@ -97,7 +97,7 @@ def test_gates_take_a_variant_or_refuse_it(given, capsys):
     assert run_register_job([*asked, "--require", "shop>=1.1"]) == 1
     assert run_register_job([*asked, "--require", "shop>=0.0"]) == 0
     client = mlflow.MlflowClient(f"sqlite:///{given.folder}/outputs/mlflow.db")
-    assert client.get_registered_model("gated").aliases == {"champion": "1"}
+    assert client.get_registered_model("gated").aliases == {"champion": 1}
     capsys.readouterr()
 
 
@@ -131,7 +131,7 @@ def test_calibration_texts_are_those_of_the_run_and_of_files(given, tmp_path):
     [
         (("--way", "magnitude", "--way", "magnitude"), "two ways are called"),
         (("--way", "magnitud"), "did you mean 'magnitude'"),
-        (("--way", "magnitude,structure"), "kind,setting=value"),
+        (("--way", "magnitude,structure=2:4,sparsity=0.7"), "leave sparsity at 0.5"),
         (("--way", "magnitude", "--set=calibration.number=100000"), "different texts"),
         ((), "no way to compress"),
     ],
@@ -142,6 +142,12 @@ def test_bad_input_is_refused_before_any_work(given, capsys, arguments, told):
     assert run(given, *arguments) == 2
     assert told in capsys.readouterr().err
     assert sorted(outputs.rglob("*")) == before
+
+
+def test_a_way_that_cannot_be_read_is_told_how_to_write_it(given, capsys):
+    with pytest.raises(SystemExit):
+        run(given, "--way", "magnitude,structure")
+    assert "kind,setting=value" in capsys.readouterr().err
 
 
 def test_a_model_of_unknown_training_needs_texts(given, tmp_path, capsys):

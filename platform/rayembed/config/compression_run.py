@@ -1,6 +1,6 @@
 """A compression: which model is made smaller in which ways, and what the variants are scored on."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -71,6 +71,10 @@ class CompressionRun(Scores, Document):
     speed: SpeedConfig | None = SpeedConfig()
     """None: speed and memory are not measured."""
     placement: CompressionPlacement = CompressionPlacement()
+
+    def identity(self) -> dict[str, Any]:
+        """Settings on which variants and scores depend; how speed is measured is none of them."""
+        return {name: value for name, value in super().identity().items() if name != "speed"}
 
     @property
     def title(self) -> str:

@@ -1,11 +1,11 @@
 """The compression job: from its arguments to variants of a model, side by side."""
 
+import argparse
 from typing import Any
 
 from rayembed.config.compression import COMPRESSIONS
 from rayembed.config.compression_run import CompressionRun
 from rayembed.config.named_benchmarks import named_benchmarks
-from rayembed.errors import ConfigError
 from rayembed.pipeline.evaluation_job import own_set
 from rayembed.pipeline.job import Job, JobContext, Reader, names_in, option
 
@@ -19,8 +19,8 @@ def _way(text: str) -> dict[str, Any]:
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise ConfigError(
-                f"--way {text!r}: {setting!r} is no setting; write kind,setting=value, as "
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: {setting!r} is no setting; write kind,setting=value, as "
                 "sparsegpt,structure=2:4"
             )
         # YAML takes 2:4 for a number to the base of 60.

@@ -203,7 +203,8 @@ def print_report(
     for variant in result.variants[1:]:
         told = f"  {versions[variant.label]}" if variant.label in versions else ""
         printer.print(f"Variant    {variant.label}: {variant.reference}{told}")
-    printer.print(f"Report     {join(folder, 'variants.md')}, variants.csv, variants.png")
+    plot = ", variants.png" if result.run.any_tasks else ""
+    printer.print(f"Report     {join(folder, 'variants.md')}, variants.csv{plot}")
     opened = "" if tracking_uri.startswith("http") else "mlflow ui --backend-store-uri "
     printer.print(f"MLflow     {opened}{tracking_uri}")
     last = result.variants[-1]
