@@ -5,7 +5,6 @@ import re
 from types import SimpleNamespace
 
 import mlflow
-import numpy as np
 import pytest
 from own_pairs import own_run
 
@@ -164,11 +163,3 @@ def test_a_dry_run_shows_the_settings_and_makes_nothing(given, capsys):
     assert "kind: magnitude" in shown.out
     assert "40 calibration texts" in shown.err
     assert sorted((given.folder / "outputs").rglob("*")) == before
-
-
-def test_the_memory_of_a_model_is_that_of_its_weights(given):
-    from rayembed.compression.measure import measure
-
-    small = measure(given.folder / "encoder", ["a fox"] * 3, dtype=None, threads=1)
-    assert np.isfinite(small.documents_per_second)
-    assert small.memory < 500e6

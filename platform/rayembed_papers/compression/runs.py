@@ -1,7 +1,6 @@
 """The runs of the small measurement: a base, its recoveries, and what is compressed."""
 
-import json
-
+from rayembed.api.calls import assignments_of
 from rayembed.config.compression_run import CalibrationConfig, CompressionPlacement, CompressionRun
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.override import override
@@ -36,7 +35,7 @@ def base_run(seed: int, *, layers: int, steps: int, storage: str) -> Run:
         "placement.storage_path": storage,
         "placement.registered_model": NAME,
     }
-    return _with(get_recipe("biencoder-quickstart"), settings)
+    return override(get_recipe("biencoder-quickstart"), assignments_of(settings))
 
 
 def recovery_run(base: Run, pruned: str, label: str, *, steps: int, teacher: str | None) -> Run:
@@ -62,7 +61,7 @@ def recovery_run(base: Run, pruned: str, label: str, *, steps: int, teacher: str
             "stages.finetune.loss": {"kind": "vector_distillation", "infonce_temperature": 0.05},
             "stages.finetune.teachers": [{"teacher": teacher, "max_length": LENGTH}],
         }
-    return _with(base, settings)
+    return override(base, assignments_of(settings))
 
 
 def compression_run(
@@ -87,7 +86,3 @@ def compression_run(
         "placement": placement.model_dump(mode="json"),
     }
     return parse(CompressionRun, values)
-
-
-def _with(run: Run, settings: dict[str, object]) -> Run:
-    return override(run, [f"{path}={json.dumps(value)}" for path, value in settings.items()])
