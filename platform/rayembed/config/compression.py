@@ -33,6 +33,13 @@ class CompressionConfig(Settings):
 COMPRESSIONS = Table(
     "rayembed.compressions",
     CompressionConfig,
-    ("rayembed.compression.magnitude:Magnitude",),
+    (
+        "rayembed.compression.magnitude:Magnitude",
+        "rayembed.compression.wanda:Wanda",
+        "rayembed.compression.sparsegpt:SparseGPT",
+        "rayembed.compression.gptq:GPTQ",
+        "rayembed.compression.int8:Int8",
+        "rayembed.compression.fp8:Fp8",
+    ),
 )
 """All ways to compress a model by their `kind`."""

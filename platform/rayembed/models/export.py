@@ -22,6 +22,7 @@ from rayembed.config.model import without_place
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError
 from rayembed.models.architecture import architecture_of
+from rayembed.models.backbones import check_not_quantised
 from rayembed.models.contract import settings_of
 from rayembed.models.files import write_json
 from rayembed.models.lora import merged_state
@@ -49,7 +50,9 @@ def save_model(
     Raises:
         ArtifactError: the folder holds something else than a model of rayembed, or a weight is not
             finite; the folder stays as it is.
+        ConfigError: the model is quantised.
     """
+    check_not_quantised(model.parts)
     folder = check_target(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
