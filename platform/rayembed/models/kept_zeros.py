@@ -55,7 +55,7 @@ def keep_zeros(model: TrainableModel, folders: Path | Mapping[str, Path], *, hea
     for name, zeros in model.kept_zeros.items():
         if hasattr(layer := layers[name.rpartition(".")[0]], "lora_A"):
             layer.register_buffer(_ZEROS, zeros, persistent=False)
-            layer.lora_variant[_ADAPTER] = MaskedLora()  # type: ignore[index, operator]
+            layer.lora_variant[_ADAPTER] = MaskedLora()
 
 
 def _pruned(folders: Path | Mapping[str, Path], *, head: bool) -> list[str]:

@@ -32,7 +32,7 @@ class KeptZeros:
             if p.requires_grad and name in model.kept_zeros:
                 zeros = own(p, model.kept_zeros[name]).to(p.device)
                 self._zeros[p] = zeros
-                p.register_hook(partial(_without, zeros))
+                p.register_hook(partial(_without, zeros))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def restore(self, zero_stage: int, masters: dict[nn.Parameter, Tensor]) -> None:
