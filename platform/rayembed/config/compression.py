@@ -30,5 +30,9 @@ class CompressionConfig(Settings):
         return self.kind
 
 
-COMPRESSIONS = Table("rayembed.compressions", CompressionConfig, ())
+COMPRESSIONS = Table(
+    "rayembed.compressions",
+    CompressionConfig,
+    ("rayembed.compression.magnitude:Magnitude",),
+)
 """All ways to compress a model by their `kind`."""

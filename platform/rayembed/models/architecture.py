@@ -76,6 +76,9 @@ class Architecture:
     """Import string of how batches are made and a step is run."""
     takes_any_encoder: ClassVar[bool] = False
     """Whether `published` takes any encoder in a usual format, and is asked after all others."""
+    left_alone: ClassVar[tuple[str, ...]] = ("*.router.*", "*.gate.*", "*_expert_gate.*")
+    """Patterns of names of parameters within layers that compression leaves alone unless told:
+    routers, which are small and on which all experts of a token depend."""
 
     # --- building
 

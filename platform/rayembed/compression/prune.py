@@ -1,0 +1,166 @@
+"""Pruning of a model in a folder: load, solve, write, look at what was written."""
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rayembed.compression.contract import Compressed, Source
+from rayembed.compression.matrices import Matrix, matrices_of, shares
+from rayembed.compression.structures import GROUPS, broken_groups
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.architecture import architecture_of
+from rayembed.models.build import check_buildable, shapes_of
+from rayembed.models.compressed import write_compression
+from rayembed.models.contract import settings_of
+from rayembed.models.export import check_target
+from rayembed.models.load import check_loadable, load_model, saved_dtype
+from rayembed.models.saved_folder import SETTINGS_FILE, part_folders, saved_instructions
+from rayembed.models.transformer_model import TransformerModel
+
+if TYPE_CHECKING:
+    from rayembed.compression.pruning import Pruning
+
+logger = logging.getLogger(__name__)
+
+
+def check_prunable(way: "Pruning", folder: Path) -> None:
+    """Check by a model's files that its matrices can have the zeros that are asked for.
+
+    Raises:
+        ArtifactError: no model that can be loaded.
+        ConfigError: a matrix of another width, or none at all.
+    """
+    check_structure(way, matrices_of(empty_model(folder), way.skip))
+
+
+def prune(way: "Pruning", source: Source, output: Path) -> Compressed:
+    """Write the pruned model into the folder `output`; raises as `Compression.compress`."""
+    check_target(output)
+    model = load_model(source.folder, dtype=saved_dtype(source.folder))
+    # Before the matrices are looked up, which are views of memory.
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = matrices_of(model, way.skip)
+    check_structure(way, chosen)
+    with torch.no_grad():
+        way.zero(model, chosen, source.texts)
+    model.to("cpu")
+    by_part = shares(model, chosen)
+    told = Compressed(
+        weights=sum(whole for whole, _ in by_part.values()),
+        compressed=sum(changed for _, changed in by_part.values()),
+        by_part=by_part,
+        matrices=tuple(matrix.name for matrix in chosen),
+    )
+    with new_folder(output) as written:
+        save_like(model, source.folder, written)
+        check_zeros(way, written, told.matrices)
+        write_told(way, told, written)
+    return told
+
+
+def empty_model(folder: Path) -> TransformerModel:
+    """The model of a folder without weights.
+
+    Raises:
+        ArtifactError: no model that can be loaded.
+    """
+    config = check_loadable(folder)
+    if not (folder / SETTINGS_FILE).is_file():
+        return check_buildable(config, dict.fromkeys(config.parts, folder))
+    architecture = architecture_of(config)
+    folders = part_folders(config, folder)
+    parts = {name: architecture.empty_part(config, name, at) for name, at in folders.items()}
+    tokenizer = architecture.tokenizer(config, folders)
+    with torch.device("meta"):
+        head = architecture.build_head(config, shapes_of(parts))
+        return architecture.assemble(config, parts, head, tokenizer)
+
+
+def check_structure(way: "Pruning", chosen: Sequence[Matrix]) -> None:
+    """Check that groups fill the rows of all matrices.
+
+    Raises:
+        ConfigError: one is as wide as no number of groups.
+    """
+    group = GROUPS.get(way.structure)
+    if group is None:
+        return
+    for matrix in chosen:
+        if matrix.width % group.size:
+            raise ConfigError(
+                f"structure = {way.structure!r} takes groups of {group.size} neighbours, but "
+                f"{matrix.name} has {matrix.width} inputs, which {group.size} does not divide; "
+                f"take another structure, or leave it alone by skip"
+            )
+
+
+def check_zeros(way: "Pruning", folder: Path, names: Sequence[str]) -> None:
+    """Count the zeros of a written model, as it is read back.
+
+    Raises:
+        ArtifactError: there are fewer than asked for, or they stand elsewhere.
+    """
+    model = load_model(folder, dtype=saved_dtype(folder))
+    found = {matrix.name: matrix for matrix in matrices_of(model, way.skip)}
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ArtifactError(f"the pruned model was not written whole: {missing[0]!r} is missing")
+    for name in names:
+        matrix = found[name]
+        for place, weight in enumerate(matrix.slices):
+            _check_slice(way, weight, matrix.told(place))
+
+
+def _check_slice(way: "Pruning", weight: torch.Tensor, told: str) -> None:
+    zeros, asked = int((weight == 0).sum()), way.zeros_asked(*weight.shape)
+    if zeros < asked:
+        raise ArtifactError(
+            f"{way.label}: {told} was written with {zeros} zeros of {weight.numel()} weights, "
+            f"asked for were {asked}; nothing is left of the attempt"
+        )
+    broken = 0 if way.structure not in GROUPS else broken_groups(weight, way.structure)
+    if broken:
+        raise ArtifactError(
+            f"{way.label}: {told} has {broken} groups that are not {way.structure}; nothing is "
+            "left of the attempt"
+        )
+
+
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """A path to write a model to, which becomes `output` at the end, or vanishes after an error."""
+    output = check_target(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        yield temporary / "model"
+        if output.exists():
+            output.rename(temporary / "replaced")
+        (temporary / "model").rename(output)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def save_like(model: TransformerModel, source: Path, folder: Path) -> None:
+    """Save a model with the instructions that the folder of its source holds."""
+    model.save(folder, instructions=saved_instructions(source, model.config.template or ""))
+
+
+def write_told(way: Any, told: Compressed, folder: Path) -> None:
+    """Write what was done to the model into its folder."""
+    write_compression(
+        folder,
+        {
+            "settings": settings_of(way),
+            "weights": told.weights,
+            "compressed": told.compressed,
+            "by_part": told.by_part,
+            "matrices": told.matrices,
+        },
+    )
