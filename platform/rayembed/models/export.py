@@ -102,7 +102,7 @@ def write_files(
         tokenizer = _padding_tokenizer(model) if name == "backbone" else pretrained
         tokenizer.save_pretrained(str(part_folder(folder, name)))
     architecture_of(model.config).write_more(model, folder)
-    settings = settings_of(model.config.without_adapters())
+    settings = settings_of(model.config.as_saved())
     told = dict(model.default_instructions)
     for name, reference in model.config.parts.items():
         settings[name]["path"] = without_place(reference)
