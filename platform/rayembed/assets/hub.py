@@ -171,7 +171,7 @@ def model_files(names: list[str], inside: str = "") -> list[str]:
         if not _OTHER_FORMATS & set(PurePosixPath(name.removeprefix(prefix)).parts[:-1])
     ]
     has_safetensors = any(name.endswith(".safetensors") for name in kept)
-    endings = _MODEL_FILES if has_safetensors else (*_MODEL_FILES, ".bin")
+    endings: tuple[str, ...] = _MODEL_FILES if has_safetensors else (*_MODEL_FILES, ".bin")
     if any(name.removeprefix(prefix) in _GRAPHS for name in kept):
         endings = (*_MODEL_FILES, *_GRAPH_FILES)
     needed = [name for name in kept if name.endswith(endings)]

@@ -98,7 +98,7 @@ def make_graph(way: "CpuGraph", source: Source, output: Path) -> Compressed:
             batches = _inputs(model, tokens, None)
             _write_graph(way, model, chosen, written / graph.context_file, batches, context=True)
         _check_number(way, written, graph, told.compressed)
-        write_told(way, told, written)
+        write_told(way, told, source.folder, written)
         apart = _compare(way, model, load_model(written), tokens, context)
         write_compression(written, {**(read_compression(written) or {}), **apart})
     return told

@@ -35,6 +35,11 @@ COMPRESSIONS = Table(
     CompressionConfig,
     (
         "rayembed.compression.magnitude:Magnitude",
+        "rayembed.compression.wanda:Wanda",
+        "rayembed.compression.sparsegpt:SparseGPT",
+        "rayembed.compression.gptq:GPTQ",
+        "rayembed.compression.int8:Int8",
+        "rayembed.compression.fp8:Fp8",
         "rayembed.compression.onnx_graph:Onnx",
         "rayembed.compression.openvino_graph:OpenVINO",
     ),

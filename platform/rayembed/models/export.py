@@ -24,6 +24,7 @@ from rayembed.config.model import without_place
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError
 from rayembed.models.architecture import SentenceModule, architecture_of
+from rayembed.models.backbones import check_not_quantised
 from rayembed.models.contract import settings_of
 from rayembed.models.files import write_json
 from rayembed.models.lora import merged_state
@@ -51,7 +52,9 @@ def save_model(
     Raises:
         ArtifactError: the folder holds something else than a model of rayembed, or a weight is not
             finite; the folder stays as it is.
+        ConfigError: the model is quantised.
     """
+    check_not_quantised(model.parts)
     folder = check_target(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -134,7 +137,7 @@ def write_graph_files(
 
 
 def _write_settings(model: "TransformerModel", folder: Path, **more: Any) -> None:
-    settings = settings_of(model.config.without_adapters())
+    settings = settings_of(model.config.as_saved())
     told = dict(model.default_instructions)
     for name, reference in model.config.parts.items():
         settings[name]["path"] = without_place(reference)
