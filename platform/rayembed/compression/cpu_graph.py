@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
@@ -93,3 +93,55 @@ class CpuGraph(Compression):
     def int8_weights(self, target: Path) -> int:
         """Number of int8 weights in a written graph."""
         raise TypeError(f"{type(self).__name__} counts no weights")
+
+
+MULTIPLIES = ("MatMul", "Gather")
+"""Kinds of nodes that NNCF makes int8: products, and looking up of embeddings."""
+
+
+def quiet_nncf() -> Any:
+    """The module `nncf`, which reports nothing and says what is wrong alone."""
+    import logging
+
+    from rayembed.models.graphs import without_telemetry
+
+    without_telemetry()
+    import nncf
+
+    nncf.set_log_level(logging.ERROR)
+    return nncf
+
+
+def others(multiplied: Sequence[str], products: Sequence[str]) -> list[str]:
+    """Names of nodes that stay float."""
+    chosen = set(products)
+    return [name for name in multiplied if name not in chosen]
+
+
+def static_int8(
+    model: Any,
+    multiplied: Sequence[str],
+    products: Sequence[str],
+    batches: "Sequence[Mapping[str, np.ndarray]]",
+) -> Any:
+    """Graph of either runtime with int8 products of static ranges, by NNCF.
+
+    It moves large activations into the weights behind them (SmoothQuant, arXiv 2211.10438) and
+    corrects the biases.
+
+    Args:
+        multiplied: names of all nodes that could be int8.
+        products: of those that become it.
+        batches: calibration texts, one in each.
+    """
+    nncf = quiet_nncf()
+    named = getattr(model, "inputs", None)
+    graph_inputs = model.graph.input if named is None else named
+    names = [one.name if named is None else one.get_any_name() for one in graph_inputs]
+    return nncf.quantize(
+        model,
+        nncf.Dataset([{name: batch[name] for name in names} for batch in batches]),
+        model_type=nncf.ModelType.TRANSFORMER,
+        subset_size=len(batches),
+        ignored_scope=nncf.IgnoredScope(names=others(multiplied, products), validate=False),
+    )

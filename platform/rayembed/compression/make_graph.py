@@ -12,12 +12,7 @@ from torch import Tensor
 from rayembed.compression.contract import CalibrationText, Compressed, Source
 from rayembed.compression.matrices import Matrix, matrices_of, shares
 from rayembed.compression.prune import empty_model, new_folder, write_told
-from rayembed.compression.trace import (
-    drop_metadata,
-    products_of,
-    trace,
-    write_onnx,
-)
+from rayembed.compression.trace import prepare, trace, write_onnx
 from rayembed.config.graph import GraphConfig
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.compressed import read_compression, write_compression
@@ -37,6 +32,9 @@ logger = logging.getLogger(__name__)
 LEAST_TEXTS = 8
 """Minimum calibration texts of static ranges."""
 
+LARGEST_BYTES = 2_000_000_000
+"""Maximum weights of a model in float32: one file of ONNX holds 2 GiB."""
+
 _FLOAT_ERROR = 1e-4
 """Maximum difference of a float32 graph's unit vectors from the model's, number by number."""
 
@@ -55,6 +53,7 @@ def check_traceable(way: "CpuGraph", folder: Path) -> None:
     if not (folder / SETTINGS_FILE).is_file():
         return  # a published layout has no empty model of its own; it is traced before all else
     model = empty_model(folder).eval()
+    _check_size(model)
     if way.precision != "float32":
         matrices_of(model, way.skip)
     trace(model)
@@ -70,6 +69,7 @@ def make_graph(way: "CpuGraph", source: Source, output: Path) -> Compressed:
             f"are given and {LEAST_TEXTS} are the least. Give more, or take int8-dynamic"
         )
     model = load_model(source.folder, dtype="float32").eval()
+    _check_size(model)
     chosen = [] if way.precision == "float32" else matrices_of(model, way.skip)
     tokens = _tokens(model, source.texts[: way.max_texts])
     by_part = shares(model, chosen)
@@ -110,6 +110,15 @@ def _check_weights(folder: Path) -> None:
         raise ConfigError(no_training(folder, graph))
 
 
+def _check_size(model: TransformerModel) -> None:
+    size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    if size > LARGEST_BYTES:
+        raise ConfigError(
+            f"the model has {size / 1e9:.1f} GB in float32, and a graph's file holds "
+            f"{LARGEST_BYTES / 1e9:.1f}; take a smaller model, or int8 weights for torch"
+        )
+
+
 def _write_graph(
     way: "CpuGraph",
     model: TransformerModel,
@@ -122,8 +131,7 @@ def _write_graph(
     """Write one graph beside which nothing is left of the way to it."""
     plain = target.with_name(f"plain-{target.stem}.onnx")
     write_onnx(model, plain, context=context)
-    products = products_of(plain, chosen, model)
-    drop_metadata(plain)
+    products = prepare(plain, chosen, model)
     way.convert(plain, target, products, batches)
     for left in target.parent.glob(f"{plain.stem}*"):
         left.unlink()

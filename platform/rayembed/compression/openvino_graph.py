@@ -1,11 +1,16 @@
 """Graphs for OpenVINO."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rayembed.compression.cpu_graph import CpuGraph
+from rayembed.compression.cpu_graph import (
+    MULTIPLIES,
+    CpuGraph,
+    others,
+    quiet_nncf,
+    static_int8,
+)
 from rayembed.config.graph import Floats, Runtime
 
 if TYPE_CHECKING:
@@ -56,28 +61,15 @@ class OpenVINO(CpuGraph):
         products: Sequence[str],
         batches: "Sequence[Mapping[str, np.ndarray]]",
     ) -> Any:
-        import nncf
-
-        nncf.set_log_level(logging.ERROR)
-        multiplied = ("MatMul", "Gather", "Embedding")
-        others = [
-            op.get_friendly_name()
-            for op in model.get_ops()
-            if op.get_type_name() in multiplied and op.get_friendly_name() not in set(products)
+        multiplied = [
+            op.get_friendly_name() for op in model.get_ops() if op.get_type_name() in MULTIPLIES
         ]
-        ignored = nncf.IgnoredScope(names=others, validate=False)
-        if self.precision == "int8-dynamic":
-            return nncf.compress_weights(
-                model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=ignored
-            )
-        names = [one.get_any_name() for one in model.inputs]
-        dataset = nncf.Dataset([{name: batch[name] for name in names} for batch in batches])
-        return nncf.quantize(
-            model,
-            dataset,
-            model_type=nncf.ModelType.TRANSFORMER,
-            subset_size=len(batches),
-            ignored_scope=ignored,
+        if self.precision == "int8-static":
+            return static_int8(model, multiplied, products, batches)
+        nncf = quiet_nncf()
+        ignored = nncf.IgnoredScope(names=others(multiplied, products), validate=False)
+        return nncf.compress_weights(
+            model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=ignored
         )
 
     def int8_weights(self, target: Path) -> int:

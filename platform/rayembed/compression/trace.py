@@ -108,17 +108,35 @@ def write_onnx(model: TransformerModel, path: Path, *, context: bool = False) ->
     made.save(str(path))
 
 
-def products_of(path: Path, matrices: Sequence[Matrix], model: nn.Module) -> list[str]:
-    """Names of the nodes of a written graph that multiply by one of the matrices."""
+def prepare(path: Path, matrices: Sequence[Matrix], model: nn.Module) -> list[str]:
+    """Names of the nodes of a written graph that multiply by one of the matrices.
+
+    The graph is written anew: products with a sum behind them (Gemm) become products, which
+    quantisers know, and what tells of the export, such as places on this machine, goes.
+    """
     import onnx
 
+    written = onnx.load(str(path))
+    split_sums(written.graph)
+    found = products_of(written.graph, matrices, model)
+    del written.metadata_props[:], written.graph.metadata_props[:]
+    graph = written.graph
+    for part in (*graph.node, *graph.initializer, *graph.value_info, *graph.input, *graph.output):
+        del part.metadata_props[:]
+    for function in written.functions:
+        del function.metadata_props[:]
+    onnx.save(written, str(path))
+    return found
+
+
+def products_of(graph: Any, matrices: Sequence[Matrix], model: nn.Module) -> list[str]:
+    """Names of the products of a graph with one of the matrices."""
     names = {id(module): name for name, module in model.named_modules()}
     modules = set()
     for matrix in matrices:
         name = f"model.{names[id(matrix.module)]}"
         # Experts multiply within the module that holds all of them.
         modules |= {name, name.rpartition(".")[0]} if len(matrix.slices) > 1 else {name}
-    graph = onnx.load(str(path), load_external_data=False).graph
     weights = {one.name for one in graph.initializer if len(one.dims) == 2}
     found = []
     for node in graph.node:
@@ -126,25 +144,46 @@ def products_of(path: Path, matrices: Sequence[Matrix], model: nn.Module) -> lis
             "pkg.torch.onnx.name_scopes", "[]"
         )
         within = [scope for scope in _list(scopes) if scope]
-        ours = bool(within) and (within[-1] in modules or set(within[-2:-1]) & modules)
-        if node.op_type in ("MatMul", "Gemm") and ours and node.input[1] in weights:
+        ours = bool(set(within[-2:]) & modules)
+        if node.op_type == "MatMul" and ours and node.input[1] in weights:
             found.append(str(node.name))
     return found
 
 
-def drop_metadata(path: Path) -> None:
-    """Take what tells of the export, such as places on this machine, out of a written graph."""
-    import onnx
+def split_sums(graph: Any) -> None:
+    """Replace each Gemm with a weight by a MatMul of its name and an Add, in place."""
+    from onnx import helper, numpy_helper
 
-    model = onnx.load(str(path))
-    del model.metadata_props[:], model.graph.metadata_props[:]
-    for part in (*model.graph.node, *model.graph.initializer, *model.graph.value_info):
-        del part.metadata_props[:]
-    for part in (*model.graph.input, *model.graph.output):
-        del part.metadata_props[:]
-    for function in model.functions:
-        del function.metadata_props[:]
-    onnx.save(model, str(path))
+    weights = {one.name: one for one in graph.initializer}
+    nodes = list(graph.node)
+    for node in nodes:
+        settings = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        plain = settings.get("alpha", 1.0) == settings.get("beta", 1.0) == 1.0
+        if node.op_type != "Gemm" or node.input[1] not in weights or settings.get("transA"):
+            continue
+        if not plain:
+            continue
+        name = node.input[1]
+        if settings.get("transB"):
+            turned = numpy_helper.to_array(weights[name]).T.copy()
+            name = f"{name}_turned"
+            if name not in weights:
+                weights[name] = numpy_helper.from_array(turned, name)
+                graph.initializer.append(weights[name])
+        made = f"{node.output[0]}_product" if len(node.input) == 3 else node.output[0]
+        product = helper.make_node("MatMul", [node.input[0], name], [made], name=node.name)
+        product.metadata_props.extend(node.metadata_props)
+        new = [product]
+        if len(node.input) == 3:
+            bias = [made, node.input[2]]
+            new.append(helper.make_node("Add", bias, [node.output[0]], name=f"{node.name}_sum"))
+        place = nodes.index(node)
+        nodes[place : place + 1] = new
+    used = {name for node in nodes for name in node.input}
+    left = [one for one in graph.initializer if one.name in used]
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(left)
 
 
 def _list(text: str) -> list[str]:
