@@ -33,6 +33,10 @@ class CompressionConfig(Settings):
 COMPRESSIONS = Table(
     "rayembed.compressions",
     CompressionConfig,
-    ("rayembed.compression.magnitude:Magnitude",),
+    (
+        "rayembed.compression.magnitude:Magnitude",
+        "rayembed.compression.layers:Layers",
+        "rayembed.compression.vocabulary:Vocabulary",
+    ),
 )
 """All ways to compress a model by their `kind`."""
