@@ -1,4 +1,4 @@
-"""Vocabulary of a model in a folder: counted in texts, cut, written, and compared with the whole."""
+"""Vocabulary of a model in a folder: counted in texts, cut, written, compared with the whole."""
 
 import json
 import logging

@@ -7,6 +7,7 @@ merged is then merged again, in the same order, and no other one appears.
 """
 
 import copy
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -123,7 +124,7 @@ class _Merging:
         """Tokens that the characters of a token become on the way to it."""
         parts, seen = list(token), set(token)
         while len(parts) > 1:
-            pairs = list(zip(parts, parts[1:], strict=False))
+            pairs = list(itertools.pairwise(parts))
             best = min(pairs, key=lambda pair: self._ranks.get(pair, len(self._ranks)))
             if best not in self._ranks:
                 break
