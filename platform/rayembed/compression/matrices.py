@@ -16,6 +16,7 @@ from torch.nn import functional
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.models.architecture import architecture_of
+from rayembed.models.backbones import check_not_quantised
 from rayembed.models.experts import ExpertMlps
 from rayembed.models.layers import layers_of
 from rayembed.models.transformer_model import TransformerModel
@@ -54,9 +55,10 @@ def matrices_of(model: TransformerModel, skip: Sequence[str] | None) -> list[Mat
             and what is outside of the transformers' layers.
 
     Raises:
-        ConfigError: a pattern that no matrix has, a matrix inside a layer that is neither linear
-            nor an expert's and not left alone, or nothing to compress.
+        ConfigError: a quantised model, a pattern that no parameter has, a matrix inside a layer
+            that is neither linear nor an expert's and not left alone, or nothing to compress.
     """
+    check_not_quantised(model.parts)
     found = {
         matrix.name: matrix
         for name, module in model.named_modules()

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rayembed.compression.calibrated import Calibrated
+from rayembed.compression.calibration import check_layers, check_texts
 from rayembed.compression.contract import Compressed, Source
 from rayembed.compression.matrices import Matrix, matrices_of, shares
 from rayembed.compression.structures import GROUPS, broken_groups
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.architecture import architecture_of
 from rayembed.models.build import check_buildable, shapes_of
-from rayembed.models.compressed import write_compression
+from rayembed.models.compressed import read_compression, write_compression
 from rayembed.models.contract import settings_of
 from rayembed.models.export import check_target
 from rayembed.models.load import check_loadable, load_model, saved_dtype
@@ -36,12 +38,17 @@ def check_prunable(way: "Pruning", folder: Path) -> None:
         ArtifactError: no model that can be loaded.
         ConfigError: a matrix of another width, or none at all.
     """
-    check_structure(way, matrices_of(empty_model(folder), way.skip))
+    model = empty_model(folder)
+    check_structure(way, matrices_of(model, way.skip))
+    if isinstance(way, Calibrated):
+        check_layers(way.kind, model)
 
 
 def prune(way: "Pruning", source: Source, output: Path) -> Compressed:
     """Write the pruned model into the folder `output`; raises as `Compression.compress`."""
     check_target(output)
+    if isinstance(way, Calibrated):
+        check_texts(way.kind, source.texts, way.minimum_texts)
     model = load_model(source.folder, dtype=saved_dtype(source.folder))
     # Before the matrices are looked up, which are views of memory.
     model.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -60,7 +67,7 @@ def prune(way: "Pruning", source: Source, output: Path) -> Compressed:
     with new_folder(output) as written:
         save_like(model, source.folder, written)
         check_zeros(way, written, told.matrices)
-        write_told(way, told, written)
+        write_told(way, told, source.folder, written)
     return told
 
 
@@ -152,11 +159,13 @@ def save_like(model: TransformerModel, source: Path, folder: Path) -> None:
     model.save(folder, instructions=saved_instructions(source, model.config.template or ""))
 
 
-def write_told(way: Any, told: Compressed, folder: Path) -> None:
-    """Write what was done to the model into its folder."""
+def write_told(way: Any, told: Compressed, source: Path, folder: Path) -> None:
+    """Write into a model's folder what was done to it, and what to its source before (`before`)."""
+    before = read_compression(source)
     write_compression(
         folder,
         {
+            **({} if before is None else {"before": before}),
             "settings": settings_of(way),
             "weights": told.weights,
             "compressed": told.compressed,

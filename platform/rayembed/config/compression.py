@@ -37,6 +37,13 @@ COMPRESSIONS = Table(
         "rayembed.compression.magnitude:Magnitude",
         "rayembed.compression.layers:Layers",
         "rayembed.compression.vocabulary:Vocabulary",
+        "rayembed.compression.wanda:Wanda",
+        "rayembed.compression.sparsegpt:SparseGPT",
+        "rayembed.compression.gptq:GPTQ",
+        "rayembed.compression.int8:Int8",
+        "rayembed.compression.fp8:Fp8",
+        "rayembed.compression.onnx_graph:Onnx",
+        "rayembed.compression.openvino_graph:OpenVINO",
     ),
 )
 """All ways to compress a model by their `kind`."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,7 +92,38 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
         raise ArtifactError(
             f"the model in {str(folder)!r} lacks {len(missing)} weights, such as {missing[0]!r}"
         )
+    _unpack(model)
     return finish_backbone(model, mask=mask)
+
+
+def _unpack(model: Any) -> None:
+    """Unpack quantised weights at once, not in the first pass, which several threads may begin."""
+    if getattr(model, "ct_decompress_hook", None) is not None:
+        model.hf_quantizer.compressor.decompress_model(model)
+
+
+def is_quantised(settings: Any) -> bool:
+    """Whether a transformers configuration is of weights in compressed-tensors format."""
+    stated = getattr(settings, "quantization_config", None)
+    method = "quant_method"
+    found = stated.get(method) if isinstance(stated, dict) else getattr(stated, method, None)
+    return bool(found == "compressed-tensors")
+
+
+def check_not_quantised(parts: Mapping[str, Any]) -> None:
+    """Check that no part has quantised weights, which are for use alone.
+
+    Raises:
+        ConfigError: one has.
+    """
+    for name, part in parts.items():
+        # Once weights are unpacked, their layers alone tell of it.
+        packed = is_quantised(part.config)
+        if packed or any(hasattr(module, "quantization_scheme") for module in part.modules()):
+            raise ConfigError(
+                f"the weights of the {name} are quantised: such a model is neither trained nor "
+                "compressed nor saved again; take the model that it was made from"
+            )
 
 
 @contextmanager
@@ -221,6 +253,11 @@ def check_backbone(folder: Path) -> Any:
         raise ArtifactError(
             f"the model in {str(folder)!r} (family {settings.model_type!r}) has an encoder and a "
             "decoder; supported are encoders and decoders alone"
+        )
+    if is_quantised(settings) and find_spec("compressed_tensors") is None:
+        raise ArtifactError(
+            f"the model in {str(folder)!r} is quantised, and the package compressed-tensors that "
+            "reads it is not installed: pip install 'rayembed[compress]'"
         )
     return settings
 

@@ -8,7 +8,7 @@ import torch
 
 from rayembed.config.model import ModelConfig
 from rayembed.models.architecture import Parts, architecture_of
-from rayembed.models.backbones import settled_backbone, torch_dtype
+from rayembed.models.backbones import check_not_quantised, settled_backbone, torch_dtype
 from rayembed.models.kept_zeros import keep_zeros
 from rayembed.models.lora import add_lora
 from rayembed.models.start import find_start
@@ -41,6 +41,7 @@ def build_model(config: ModelConfig, folders: Folders, *, seed: int) -> Transfor
             name: architecture.load_part(config, name, folder)
             for name, folder in start.folders.items()
         }
+        check_not_quantised(parts)
         architecture.check_parts(config, parts, start.folders)
         head = architecture.build_head(config, shapes_of(parts))
         if start.load_head is not None:
@@ -69,6 +70,7 @@ def check_buildable(config: ModelConfig, folders: Folders) -> TransformerModel:
         name: architecture.empty_part(config, name, folder)
         for name, folder in start.folders.items()
     }
+    check_not_quantised(parts)
     architecture.check_parts(config, parts, start.folders)
     architecture.check_lengths(config, parts)
     with torch.device("meta"):

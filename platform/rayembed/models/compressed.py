@@ -7,8 +7,9 @@ from typing import Any
 from rayembed.models.files import read_json, write_json
 
 COMPRESSION_FILE = "compression.json"
-"""Way and settings (`settings`), numbers of weights (`weights`, `compressed`, `by_part`) and
-names of pruned matrices (`matrices`)."""
+"""Way and settings (`settings`), numbers of weights (`weights`, `compressed`, `by_part`), names of
+pruned matrices (`matrices`) and, of a model that was compressed twice, the same of the first time
+(`before`)."""
 
 
 def write_compression(folder: Path, told: Mapping[str, Any]) -> None:

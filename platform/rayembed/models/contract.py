@@ -194,6 +194,12 @@ class EmbeddingModel(TrainableModel):
     """Maximum context documents of `forward`, which the trainer draws; None for any number."""
     added_tokens: int = 0
     """Positions that `forward` adds to each text, each as expensive as a token."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes, and micro-batches go."""
+        return next(self.parameters()).device
+
     unpadded: Unpadded = "auto"
     """Whether micro-batches are packed instead of padded; decided by `unpadded.packs`."""
     takes_packed: bool = False

@@ -13,11 +13,12 @@ from rayembed.errors import ConfigError
 from rayembed.models.architecture import Architecture, Folders, Parts, Published, Shapes
 from rayembed.models.backbones import keep_rows, torch_dtype
 from rayembed.models.contract import PromptTokenizer
+from rayembed.models.files import write_json
 from rayembed.models.layers import replace_layers
 from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.models.nomic_moe.encoder import NomicEncoder
 from rayembed.models.nomic_moe.model import NomicMoe, dimensions_of
-from rayembed.models.nomic_moe.shape import check_not_nomic_layout, read_shape
+from rayembed.models.nomic_moe.shape import check_not_nomic_layout, published_settings, read_shape
 from rayembed.models.nomic_moe.start import (
     empty_encoder,
     empty_start,
@@ -84,6 +85,10 @@ class NomicMoeArchitecture(Architecture):
         keep_rows(part.embeddings.word_embeddings, new)
         pad = None if part.config.pad_token_id is None else new[part.config.pad_token_id]
         part.config = replace(part.config, vocab_size=len(kept), pad_token_id=pad)
+
+    def write_part_settings(self, part: NomicEncoder, folder: Path) -> None:
+        """Write the encoder's config.json in the published layout."""
+        write_json(folder / "config.json", published_settings(part.config))
 
     def check_lengths(self, config: NomicMoeConfig, parts: Parts) -> None:
         """Rotary positions have no end."""

@@ -1,0 +1,236 @@
+"""Quantisation of a model in a folder: weights rounded, written in compressed-tensors format.
+
+F outputs and H inputs of a linear layer.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rayembed.compression.calibrated import Calibrated
+from rayembed.compression.calibration import check_layers, check_texts
+from rayembed.compression.contract import Compressed, Source
+from rayembed.compression.matrices import Matrix, matrices_of, shares
+from rayembed.compression.prune import empty_model, new_folder, save_like, write_told
+from rayembed.compression.quantised import Scheme
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.export import check_target
+from rayembed.models.files import load_weights, read_header, read_json, weight_paths, write_json
+from rayembed.models.load import load_model, saved_dtype
+from rayembed.models.saved_folder import part_folder
+from rayembed.models.transformer_model import TransformerModel
+
+if TYPE_CHECKING:
+    from rayembed.compression.quantised import Quantised
+
+
+class Quantity(NamedTuple):
+    """A quantised matrix."""
+
+    values: Tensor
+    """(F, H) int8 or float8_e4m3fn."""
+    scale: Tensor
+    """(F, 1) in the model's type: a weight is its value times this."""
+
+
+Weights = dict[str, Quantity]
+"""Quantised matrices by the parameters' names."""
+
+_FORMATS: dict[Scheme, str] = {"INT8": "int-quantized", "FP8_DYNAMIC": "float-quantized"}
+_STORED: dict[Scheme, str] = {"INT8": "I8", "FP8_DYNAMIC": "F8_E4M3"}
+"""Names of the types in files of safetensors."""
+
+
+def check_quantisable(way: "Quantised", folder: Path) -> None:
+    """Check by a model's files that transformers would read its quantised layers.
+
+    Raises:
+        ArtifactError: no model that can be loaded.
+        ConfigError: a part of the model has another form than the format knows.
+    """
+    model = empty_model(folder)
+    _check_form(way, model, matrices_of(model, way.skip))
+    if isinstance(way, Calibrated):
+        check_layers(way.kind, model)
+
+
+def quantise(way: "Quantised", source: Source, output: Path) -> Compressed:
+    """Write the quantised model into the folder `output`; raises as `Compression.compress`."""
+    check_target(output)
+    if isinstance(way, Calibrated):
+        check_texts(way.kind, source.texts, way.minimum_texts)
+    model = load_model(source.folder, dtype=saved_dtype(source.folder))
+    # Before the matrices are looked up, which are views of memory.
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = matrices_of(model, way.skip)
+    _check_form(way, model, chosen)
+    by_part = shares(model, chosen)
+    with torch.no_grad():
+        weights = way.weights(model, chosen, source.texts)
+    model.to("cpu")
+    told = Compressed(
+        weights=sum(whole for whole, _ in by_part.values()),
+        compressed=sum(changed for _, changed in by_part.values()),
+        by_part=by_part,
+    )
+    with new_folder(output) as written:
+        save_like(model, source.folder, written)
+        for name, part in model.parts.items():
+            _write_part(way.scheme, name, part, weights, part_folder(written, name))
+        _check_written(way, model, weights, written)
+        write_told(way, told, source.folder, written)
+    return told
+
+
+def arguments(scheme: Scheme) -> Any:
+    """Compressed-tensors' description of a scheme's weights."""
+    from compressed_tensors.quantization import preset_name_to_scheme
+
+    return preset_name_to_scheme(scheme, ["Linear"]).weights
+
+
+def scale_of(weight: Tensor, scheme: Scheme) -> Tensor:
+    """(F, 1) scales of the rows of a matrix, in its type."""
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    rows = weight.float()
+    scale: Tensor = calculate_qparams(
+        rows.amin(dim=1, keepdim=True), rows.amax(dim=1, keepdim=True), arguments(scheme)
+    )[0]
+    return scale.to(weight.dtype)
+
+
+def rounded(weight: Tensor, scale: Tensor, scheme: Scheme) -> Tensor:
+    """(F, H) values nearest to a matrix's weights over their scales."""
+    scaled = weight.float() / scale.float()
+    if scheme == "INT8":
+        return scaled.round().clamp(-128, 127).to(torch.int8)
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    return scaled.clamp(-largest, largest).to(torch.float8_e4m3fn)
+
+
+def nearest_weights(scheme: Scheme, matrices: Sequence[Matrix]) -> Weights:
+    """Each weight rounded to the nearest value."""
+    made: Weights = {}
+    for matrix in matrices:
+        (weight,) = matrix.slices
+        scale = scale_of(weight, scheme)
+        made[matrix.name] = Quantity(rounded(weight, scale, scheme).cpu(), scale.cpu())
+    return made
+
+
+def _check_form(way: "Quantised", model: TransformerModel, chosen: Sequence[Matrix]) -> None:
+    from transformers import PreTrainedModel
+
+    for name, part in model.parts.items():
+        if not isinstance(part, PreTrainedModel):
+            raise ConfigError(
+                f"{way.kind} cannot be written: the {name} of a {model.config.kind} is an encoder "
+                "of rayembed's own, and compressed-tensors is read into models of transformers "
+                "alone; prune it, or export it for CPUs"
+            )
+    for matrix in chosen:
+        if type(matrix.module) is not nn.Linear:
+            raise ConfigError(
+                f"{way.kind} cannot be written: {matrix.name} belongs to a "
+                f"{type(matrix.module).__name__}, and compressed-tensors is read into plain linear "
+                "layers alone; leave it alone by skip"
+            )
+    outside = [matrix.name for matrix in chosen if matrix.name.split(".", 1)[0] not in model.parts]
+    if outside:
+        raise ConfigError(
+            f"{way.kind} cannot be written: {outside[0]} is no part of a transformer; leave it "
+            "alone by skip"
+        )
+
+
+def _write_part(
+    scheme: Scheme, name: str, part: Any, weights: Mapping[str, Quantity], folder: Path
+) -> None:
+    """Put the quantised weights in the place of a saved part's own, and say so in its settings."""
+    import safetensors.torch
+
+    own = {
+        key.removeprefix(f"{name}."): value
+        for key, value in weights.items()
+        if key.startswith(f"{name}.")
+    }
+    if not own:
+        return
+    left: set[str] = set(own)
+    places: dict[str, str] = {}
+    size = 0
+    for path in weight_paths(folder):
+        tensors = load_weights(path)
+        for key in left & tensors.keys():
+            tensors[key] = own[key].values.contiguous()
+            tensors[f"{key}_scale"] = own[key].scale.contiguous()
+        left -= tensors.keys()
+        places |= dict.fromkeys(tensors, path.name)
+        size += sum(value.nbytes for value in tensors.values())
+        safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    if left:
+        raise ConfigError(
+            f"the {name} is saved under other names than it has in memory: {sorted(left)[0]} is "
+            "not among them, so that it cannot be quantised; leave it alone by skip"
+        )
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        write_json(index, {"metadata": {"total_size": size}, "weight_map": places})
+    linear = [n for n, module in part.named_modules() if isinstance(module, nn.Linear)]
+    ignored = [n for n in linear if f"{n}.weight" not in own]
+    settings = read_json(folder / "config.json")
+    write_json(
+        folder / "config.json",
+        settings | {"quantization_config": _quantization_config(scheme, ignored)},
+    )
+
+
+def _quantization_config(scheme: Scheme, ignored: Sequence[str]) -> dict[str, Any]:
+    """What config.json says of quantised weights, as transformers and vLLM read it."""
+    from compressed_tensors.quantization import (
+        QuantizationConfig,
+        QuantizationStatus,
+        preset_name_to_scheme,
+    )
+
+    group = preset_name_to_scheme(scheme, ["Linear"])
+    group.format = _FORMATS[scheme]
+    config = QuantizationConfig(
+        config_groups={"group_0": group},
+        format=_FORMATS[scheme],
+        ignore=list(ignored),
+        quantization_status=QuantizationStatus.COMPRESSED,
+    )
+    dumped: dict[str, Any] = json.loads(config.model_dump_json())
+    # transformers else unpacks weights in a hook of the first pass, which sentence-transformers
+    # goes past. vLLM reads no such key.
+    return dumped | {"dequantize": True}
+
+
+def _check_written(
+    way: "Quantised", model: TransformerModel, weights: Mapping[str, Quantity], folder: Path
+) -> None:
+    """Check types in the files, and that the model comes back with the weights that were made.
+
+    Raises:
+        ArtifactError: it does not.
+    """
+    stored = {
+        f"{name}.{key}": str(value["dtype"])
+        for name in model.parts
+        for path in weight_paths(part_folder(folder, name))
+        for key, value in read_header(path).items()
+    }
+    back = load_model(folder, dtype=saved_dtype(folder)).state_dict()
+    for name, (values, scale) in weights.items():
+        expected = (values.float() * scale.float()).to(back[name].dtype)
+        if stored.get(name) != _STORED[way.scheme] or not torch.equal(back[name], expected):
+            raise ArtifactError(
+                f"{way.label}: {name} was written as {stored.get(name)} or came back with other "
+                "weights; nothing is left of the attempt"
+            )
