@@ -45,7 +45,7 @@ def cut_layers(way: "Layers", source: Source, output: Path) -> Compressed:
     with new_folder(output) as written:
         save_like(model, source.folder, written)
         check_same(model, written, source.texts)
-        write_told(way, told, written)
+        write_told(way, told, source.folder, written)
     return told
 
 

@@ -85,7 +85,7 @@ def cut_vocabulary(way: "Vocabulary", source: Source, output: Path) -> Compresse
                 "the model with the smaller vocabulary gives other vectors for the texts of its "
                 "own tokens; nothing is left of the attempt"
             )
-        write_told(way, told, written)
+        write_told(way, told, source.folder, written)
     return told
 
 

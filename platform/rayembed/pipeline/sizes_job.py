@@ -55,7 +55,7 @@ def _list(context: JobContext) -> None:
 
 
 def _show(family: Family, context: JobContext) -> None:
-    """The training of the sizes; of a model that lies here, its layers and tokenizer are looked at."""
+    """The training of the sizes, after a look at the files of a model that lies here."""
     folder = Path(family.run.model.backbone.path)
     for size in family.sizes if folder.is_dir() else ():
         for way in size.ways:
