@@ -18,13 +18,12 @@ from rayembed.models.backbones import (
     Mask,
     check_backbone,
     empty_backbone,
-    keep_layers,
-    keep_words,
     load_backbone,
     loaded_architectures,
     num_positions,
 )
 from rayembed.models.contract import PromptTokenizer
+from rayembed.models.cutting import keep_layers, keep_words
 
 if TYPE_CHECKING:
     from rayembed.models.transformer_model import TransformerModel

@@ -11,8 +11,9 @@ from torch import nn
 from rayembed.config.backbone import Dtype
 from rayembed.errors import ConfigError
 from rayembed.models.architecture import Architecture, Folders, Parts, Published, Shapes
-from rayembed.models.backbones import keep_rows, torch_dtype
+from rayembed.models.backbones import torch_dtype
 from rayembed.models.contract import PromptTokenizer
+from rayembed.models.cutting import keep_rows
 from rayembed.models.files import write_json
 from rayembed.models.layers import replace_layers
 from rayembed.models.nomic_moe.config import NomicMoeConfig
