@@ -18,7 +18,7 @@ from rayembed.pipeline.family import Family, Size
 from rayembed.pipeline.sizes import make_sizes, recovery
 from rayembed.pipeline.sizes_job import run_sizes_job
 
-SIZES = (Size((Layers(number=1),)), Size((Vocabulary(), Layers(number=2))))
+SIZES = (Size((Layers(share=0.4),)), Size((Vocabulary(), Layers(number=2))))
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,9 @@ def run(tmp_path_factory):
 
 
 def test_each_size_is_distilled_from_the_whole_model(run, tmp_path):
-    small = recovery(run, "x", run.model.backbone.path, "cut")
+    small = recovery(run, "0.5", run.model.backbone.path, "cut")
     (stage,) = small.stages
-    assert small.name == "own-x"
+    assert small.name == "own-0_5"
     assert small.model.backbone.path == "cut"
     assert stage.loss.kind == "vector_distillation"
     assert stage.loss.infonce_temperature == run.stages[0].loss.temperature
@@ -46,7 +46,7 @@ def test_each_size_is_distilled_from_the_whole_model(run, tmp_path):
 
 def test_the_family_stands_in_one_table_and_is_not_made_twice(run, monkeypatch):
     members = make_sizes(Family(run, SIZES, None))
-    assert [one.label for one in members] == ["all", "layers-1", "vocabulary-layers-2"]
+    assert [one.label for one in members] == ["all", "layers-0.4", "vocabulary-layers-2"]
     whole, less, few = members
     assert [one.facts[0] for one in members] == [3, 1, 2]
     assert few.facts[1] < less.facts[1] == whole.facts[1]

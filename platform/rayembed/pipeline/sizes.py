@@ -141,7 +141,8 @@ def recovery(run: Run, label: str, reference: str, start: str) -> Run:
     longest = max(model["query_max_length"], model["document_max_length"])
     teacher = Teacher(teacher=reference, max_length=longest)
     values = run.model_dump(mode="json")
-    values |= {"name": f"{run.name}-{label}", "model": model}
+    # MLflow takes no dots in the name of a registered model.
+    values |= {"name": f"{run.name}-{label}".replace(".", "_"), "model": model}
     values["stages"] = [_distilling(stage, teacher) for stage in run.stages]
     values["evaluation"] |= {"before_training": True, "baselines": [reference]}
     return parse(Run, values)
