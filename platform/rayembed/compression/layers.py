@@ -24,8 +24,8 @@ class Layers(Compression):
     """Number of layers that is kept, in place of a share."""
     which: tuple[int, ...] = ()
     """The layers that are kept, counted from 0, in place of a share or a number."""
-    part: str = "backbone"
-    """The pretrained part that is cut, by its setting: `backbone` or `encoder`."""
+    part: Literal["backbone", "encoder"] = "backbone"
+    """The pretrained part that is cut."""
 
     @property
     def label(self) -> str:
