@@ -23,6 +23,7 @@ DRY_RUNS = {
     "cluster_pairs": [["--recipe", "cde-quickstart"]],
     "evaluate_model": [["--model", "bm25", "--tasks", "NFCorpus"]],
     "filter_pairs": [["--set", "data.datasets.pairs.consistency.teacher=hf://owner/model"]],
+    "make_sizes": [[]],
     "mine_negatives": [["--recipe", "nvembed-quickstart"]],
     "prepare_pairs": [[]],
     "repair_labels": [

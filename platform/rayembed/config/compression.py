@@ -35,6 +35,8 @@ COMPRESSIONS = Table(
     CompressionConfig,
     (
         "rayembed.compression.magnitude:Magnitude",
+        "rayembed.compression.layers:Layers",
+        "rayembed.compression.vocabulary:Vocabulary",
         "rayembed.compression.wanda:Wanda",
         "rayembed.compression.sparsegpt:SparseGPT",
         "rayembed.compression.gptq:GPTQ",

@@ -1,6 +1,6 @@
 """What an architecture is to the rest of the house, with defaults for a plain one."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -23,6 +23,7 @@ from rayembed.models.backbones import (
     num_positions,
 )
 from rayembed.models.contract import PromptTokenizer
+from rayembed.models.cutting import keep_layers, keep_words
 
 if TYPE_CHECKING:
     from rayembed.models.transformer_model import TransformerModel
@@ -156,6 +157,28 @@ class Architecture:
             ConfigError: they do not.
         """
         return None
+
+    # --- cutting
+
+    def layer_fits(self, part: Any, layer: int, place: int) -> bool:
+        """Whether a layer of a part can stand at another place, both counted from 0."""
+        return True
+
+    def cut_layers(self, part: Any, kept: Sequence[int]) -> None:
+        """Keep only these layers of a part, in its settings too; it may be on the meta device.
+
+        Raises:
+            ConfigError: its settings cannot say which layers are left.
+        """
+        keep_layers(part, kept)
+
+    def cut_vocabulary(self, part: Any, kept: Sequence[int]) -> None:
+        """Keep only the embeddings of these ids, in rising order, which are then numbered from 0.
+
+        Raises:
+            ConfigError: something else in the part depends on the ids.
+        """
+        keep_words(part, kept)
 
     def check_lengths(self, config: Any, parts: Parts) -> None:
         """Check that the parts have positions for texts of maximum length.

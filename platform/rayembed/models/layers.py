@@ -1,6 +1,6 @@
 """Layers of transformers: compiled, or computed again in the backward pass."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -53,6 +53,14 @@ def recomputable_layers(parts: Iterable[nn.Module]) -> list[Any]:
 def layers_of(parts: Iterable[nn.Module]) -> list[Any]:
     """Layers of these models, in the order of their work."""
     return list(chain.from_iterable(map(_layers, parts)))
+
+
+def replace_layers(part: nn.Module, kept: Sequence[int]) -> None:
+    """Keep only these layers of a transformer, counted from 0, in place."""
+    layers = _layers(part)
+    name = next(name for name, module in part.named_modules() if module is layers)
+    owner, _, own = name.rpartition(".")
+    setattr(part.get_submodule(owner), own, nn.ModuleList(layers[layer] for layer in kept))
 
 
 def _layers(part: nn.Module) -> nn.ModuleList:

@@ -1,6 +1,7 @@
 """Nomic Embed v2 from settings to files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from rayembed.errors import ConfigError
 from rayembed.models.architecture import Architecture, Folders, Parts, Published, Shapes
 from rayembed.models.backbones import torch_dtype
 from rayembed.models.contract import PromptTokenizer
+from rayembed.models.cutting import keep_rows
 from rayembed.models.files import write_json
+from rayembed.models.layers import replace_layers
 from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.models.nomic_moe.encoder import NomicEncoder
 from rayembed.models.nomic_moe.model import NomicMoe, dimensions_of
@@ -67,6 +70,22 @@ class NomicMoeArchitecture(Architecture):
         """The model around its encoder."""
         assert isinstance(tokenizer, NomicMoeTokenizer)
         return NomicMoe(config, parts["backbone"], tokenizer)
+
+    def layer_fits(self, part: NomicEncoder, layer: int, place: int) -> bool:
+        """Whether both places have experts, or neither."""
+        return part.config.is_moe(layer) == part.config.is_moe(place)
+
+    def cut_layers(self, part: NomicEncoder, kept: Sequence[int]) -> None:
+        """Keep only these layers."""
+        replace_layers(part, kept)
+        part.config = replace(part.config, num_layers=len(kept))
+
+    def cut_vocabulary(self, part: NomicEncoder, kept: Sequence[int]) -> None:
+        """Keep only these word vectors."""
+        new = {old: number for number, old in enumerate(kept)}
+        keep_rows(part.embeddings.word_embeddings, new)
+        pad = None if part.config.pad_token_id is None else new[part.config.pad_token_id]
+        part.config = replace(part.config, vocab_size=len(kept), pad_token_id=pad)
 
     def write_part_settings(self, part: NomicEncoder, folder: Path) -> None:
         """Write the encoder's config.json in the published layout."""

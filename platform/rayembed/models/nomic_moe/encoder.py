@@ -241,6 +241,10 @@ class NomicEncoder(nn.Module):
         counted_tokens = tokens.occurrences.sum()
         return EncoderOutput(x, Statistics(load, probability, entropy, counted_tokens).packed())
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The word vectors, by the name that transformers' models have for it."""
+        return self.embeddings.word_embeddings
+
     def save_pretrained(self, folder: str, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Write config.json and model.safetensors in the published layout.
 

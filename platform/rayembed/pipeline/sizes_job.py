@@ -1,0 +1,91 @@
+"""The job that makes a family of sizes: from its arguments to runs. Its functions import what they
+need.
+"""
+
+import argparse
+from pathlib import Path
+
+from rayembed.config.compression import COMPRESSIONS
+from rayembed.config.run import Run
+from rayembed.config.settings import changed
+from rayembed.errors import ConfigError
+from rayembed.pipeline.family import Family, size_in
+from rayembed.pipeline.job import Job, JobContext, Reader, option
+from rayembed.pipeline.training_job import A_RECIPE, base_run
+
+_SIZES = ("layers,share=0.5", "layers,share=0.25")
+
+_READER = Reader(
+    kind=Run,
+    base=base_run,
+    recipe=f"the training of each size: {A_RECIPE}",
+    default="biencoder-quickstart",
+    examples="stages.finetune.steps=300, stages.finetune.optimizer.learning_rate=1e-4",
+    named=True,
+)
+
+
+def _read(args: argparse.Namespace) -> Family:
+    run = _READER(args)
+    if args.model is not None:
+        backbone = changed(run.model.backbone, path=args.model)
+        run = run.model_copy(update={"model": run.model.model_copy(update={"backbone": backbone})})
+    sizes = tuple(map(size_in, args.sizes or _SIZES))
+    labels = [size.label for size in sizes]
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise ConfigError(f"--size: two sizes are called {twice[0]!r}; name each once")
+    return Family(run, sizes, args.texts)
+
+
+def _make(family: Family, context: JobContext) -> None:
+    from rayembed.pipeline.sizes import make_sizes, sizes_table, write_report
+    from rayembed.pipeline.storage import placed
+    from rayembed.tables import console
+
+    members = make_sizes(family)
+    console(context.out).print(sizes_table(members))
+    for member in members[1:]:
+        context.out.write(f"{member.label:<20} {member.place}\n")
+    context.out.write(f"Report               {write_report(placed(family.run), members)}\n")
+
+
+def _list(context: JobContext) -> None:
+    for kind, way in COMPRESSIONS.classes().items():
+        context.out.write(f"{kind:<12} {(way.__doc__ or '').splitlines()[0]}\n")
+
+
+def _show(family: Family, context: JobContext) -> None:
+    """The training of the sizes, after a look at the files of a model that lies here."""
+    folder = Path(family.run.model.backbone.path)
+    for size in family.sizes if folder.is_dir() else ():
+        for way in size.ways:
+            way.check(folder)
+    context.out.write(family.run.to_yaml())
+    context.err.write(f"sizes: {', '.join(size.label for size in family.sizes)}\n")
+
+
+run_sizes_job = Job(
+    options=(
+        option(
+            "--model REFERENCE", "the trained model to cut; default: the recipe's own start model"
+        ),
+        option(
+            "--size WAY[+WAY]",
+            "a size, cut in one or several ways: layers,share=0.5, layers,number=3, vocabulary, "
+            f"vocabulary+layers,share=0.5; default: {' and '.join(_SIZES)}",
+            often=True,
+            dest="sizes",
+        ),
+        option(
+            "--texts PATH",
+            "texts whose tokens a smaller vocabulary keeps, Parquet, JSONL or CSV with a column "
+            "`text`; default: the training data",
+        ),
+        *_READER.options,
+    ),
+    read=_read,
+    run=_make,
+    lists=("the ways to cut a model", _list),
+    shows=("the training of each size", "the sizes", _show),
+)
+"""The job that makes a family of sizes."""

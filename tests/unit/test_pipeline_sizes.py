@@ -1,0 +1,92 @@
+"""A family of sizes: cut, distilled, scored, in one table; done sizes stay."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from own_pairs import own_run, write_pairs
+from tiny_models import save_modern_encoder
+
+from rayembed.compression.layers import Layers
+from rayembed.compression.vocabulary import Vocabulary
+from rayembed.config.override import override
+from rayembed.errors import ConfigError
+from rayembed.models.load import load_model
+from rayembed.pipeline import sizes as sizes_module
+from rayembed.pipeline.family import Family, Size
+from rayembed.pipeline.sizes import make_sizes, recovery
+from rayembed.pipeline.sizes_job import run_sizes_job
+
+SIZES = (Size((Layers(share=0.4),)), Size((Vocabulary(), Layers(number=2))))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sizes")
+    save_modern_encoder(folder / "encoder")  # of three layers
+    write_pairs(folder / "pairs.jsonl")
+    changes = ["placement.runtime=local", "evaluation.baselines=[]"]
+    return override(own_run(folder), changes)
+
+
+def test_each_size_is_distilled_from_the_whole_model(run, tmp_path):
+    small = recovery(run, "0.5", run.model.backbone.path, "cut")
+    (stage,) = small.stages
+    assert small.name == "own-0_5"
+    assert small.model.backbone.path == "cut"
+    assert stage.loss.kind == "vector_distillation"
+    assert stage.loss.infonce_temperature == run.stages[0].loss.temperature
+    assert [one.teacher for one in stage.teachers] == [run.model.backbone.path]
+    assert small.evaluation.baselines == (run.model.backbone.path,)
+    own = run.stages[0].model_copy(update={"teachers": stage.teachers, "loss": stage.loss})
+    kept = recovery(run.model_copy(update={"stages": (own,)}), "x", run.model.backbone.path, "cut")
+    assert kept.stages[0] == own
+
+
+def test_the_family_stands_in_one_table_and_is_not_made_twice(run, monkeypatch):
+    members = make_sizes(Family(run, SIZES, None))
+    assert [one.label for one in members] == ["all", "layers-0.4", "vocabulary-layers-2"]
+    whole, less, few = members
+    assert [one.facts[0] for one in members] == [3, 1, 2]
+    assert few.facts[1] < less.facts[1] == whole.facts[1]
+    assert whole.facts[2] > less.facts[2]
+    assert all(one.score is not None for one in members)
+    assert less.cut is not None
+    model = load_model(few.folder)
+    assert len(model.backbone.layers) == 2
+    folder = f"{run.placement.storage_path}/sizes/own"
+    with Path(folder, "sizes.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert [row[0] for row in rows[1:]] == [one.label for one in members]
+    assert rows[1][-1] == "100.0%"
+
+    def never(*_):
+        raise AssertionError("a size was cut again")
+
+    monkeypatch.setattr(Layers, "compress", never)
+    again = make_sizes(Family(run, SIZES, None))
+    assert [(one.label, one.score) for one in again] == [(o.label, o.score) for o in members]
+
+
+def test_what_cannot_be_made_is_refused_before_work(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sizes_module, "train", lambda run: pytest.fail("trained"))
+    with pytest.raises(ConfigError, match="has 3 layers"):
+        make_sizes(Family(run, (*SIZES, Size((Layers(number=9),))), None))
+    silent = override(run, ["data.datasets.pairs.held_out=null"])
+    with pytest.raises(ConfigError, match="takes no scores"):
+        make_sizes(Family(silent, SIZES, None))
+    for words, told in (
+        (["--size", "nothing"], "no way 'nothing'"),
+        (["--size", "layers,0.5"], "is no setting"),
+        (["--size", "layers,share=0.5", "--size", "layers,share=0.5"], "two sizes"),
+    ):
+        assert run_sizes_job(words) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_a_file_may_say_which_tokens_are_kept(run, tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(json.dumps({"text": "Paris is the capital"}) + "\n")
+    (found,) = sizes_module._texts_of(run, str(path))
+    assert found.text == "Paris is the capital"
