@@ -8,7 +8,7 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from tiny_folders import TINY, save_biencoder, save_tiny, tiny_settings
-from tiny_models import LINES, save_decoder
+from tiny_models import LINES, save_decoder, save_nomic_encoder
 
 from rayembed.compression import library
 from rayembed.compression.contract import CalibrationText, Source
@@ -184,6 +184,16 @@ def test_layers_that_the_format_does_not_know_are_refused_before_work(tmp_path):
     build_model(tiny_settings("biencoder"), {"backbone": parts}, seed=1).save(folder)
     with pytest.raises(ConfigError, match="belongs to a Conv1D"):
         Int8().check(folder)
+
+
+def test_weights_that_are_saved_under_other_names_are_refused_before_work(tmp_path):
+    folder = save_biencoder(tmp_path / "model")
+    parts = save_nomic_encoder(tmp_path / "nomic")
+    build_model(tiny_settings("biencoder"), {"backbone": parts}, seed=1).save(folder)
+    with pytest.raises(ConfigError, match="under other names"):
+        Int8().check(folder)
+    with pytest.raises(ConfigError, match="under other names"):
+        Int8().compress(Source(folder), tmp_path / "small")
 
 
 def test_heads_are_refused_before_work(tmp_path):
