@@ -24,6 +24,9 @@ _FORM = "hf://[datasets/]org/name@revision[/path/inside]"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SPECIAL_REVISION = re.compile(r"refs/(?:convert|pr)/[^/]+")
 _MODEL_FILES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
+_GRAPHS = ("graph.onnx", "graph.xml")
+"""Graphs of our own models for CPU runtimes, in whose folders there are no other weights."""
+_GRAPH_FILES = (".onnx", ".data", ".xml", ".bin")
 _OTHER_FORMATS = frozenset({"onnx", "openvino", "original", "coreml", "gguf", "runs"})
 
 
@@ -168,7 +171,9 @@ def model_files(names: list[str], inside: str = "") -> list[str]:
         if not _OTHER_FORMATS & set(PurePosixPath(name.removeprefix(prefix)).parts[:-1])
     ]
     has_safetensors = any(name.endswith(".safetensors") for name in kept)
-    endings = _MODEL_FILES if has_safetensors else (*_MODEL_FILES, ".bin")
+    endings: tuple[str, ...] = _MODEL_FILES if has_safetensors else (*_MODEL_FILES, ".bin")
+    if any(name.removeprefix(prefix) in _GRAPHS for name in kept):
+        endings = (*_MODEL_FILES, *_GRAPH_FILES)
     needed = [name for name in kept if name.endswith(endings)]
     if not any(PurePosixPath(name).name in ("config.json", "modules.json") for name in needed):
         return []

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple, Self
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.instructions import literal_prompt
@@ -40,6 +40,10 @@ class ArchitectureConfig(Settings):
     """Maximum tokens of a query, special ones included."""
     document_max_length: PositiveInt = 512
     """Maximum tokens of a document, special ones included."""
+    # Left out while it is not set, so that fingerprints of runs from before there was any stay.
+    keep_zeros: bool = Field(default=False, exclude_if=lambda keeps: not keeps)
+    """Whether the zeros of a start that was pruned stay zero in all stages and in the export: those
+    of the matrices that its `compression.json` names. Adapters are masked likewise."""
 
     @property
     def max_lengths(self) -> dict[Role, int]:
@@ -68,6 +72,10 @@ class ArchitectureConfig(Settings):
     def without_adapters(self) -> Self:
         """Settings of the model after its adapters were merged into its weights."""
         return self.model_copy(update={"lora": None}) if self.adapters else self
+
+    def as_saved(self) -> Self:
+        """Settings of the trained model: without adapters, and without what only training needs."""
+        return self.without_adapters().model_copy(update={"keep_zeros": False})
 
     @property
     def template(self) -> str | None:

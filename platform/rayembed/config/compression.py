@@ -40,6 +40,8 @@ COMPRESSIONS = Table(
         "rayembed.compression.gptq:GPTQ",
         "rayembed.compression.int8:Int8",
         "rayembed.compression.fp8:Fp8",
+        "rayembed.compression.onnx_graph:Onnx",
+        "rayembed.compression.openvino_graph:OpenVINO",
     ),
 )
 """All ways to compress a model by their `kind`."""

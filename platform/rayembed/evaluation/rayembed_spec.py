@@ -35,6 +35,7 @@ from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
 from rayembed.hardware import settled
+from rayembed.models.compressed import read_compression
 from rayembed.models.contract import EmbeddingModel, Tokenizer, Tokens
 from rayembed.models.encoding import encode, encode_context
 from rayembed.models.files import (
@@ -43,6 +44,7 @@ from rayembed.models.files import (
     weights_fingerprint,
 )
 from rayembed.models.load import check_loadable, load_model, saved_dtype, saved_widths
+from rayembed.models.saved_folder import read_graph
 from rayembed.models.tokens import PrefixTokenizer
 
 logger = logging.getLogger(__name__)
@@ -209,7 +211,7 @@ class Embedder:
             vectors = encode_context(self._model, documents(), tokens_per_batch=self._tokens)
         finally:
             self._model.tokenizer = literal
-        device = next(self._model.parameters()).device
+        device = self._model.device
         self._contexts[name] = vectors.to(device)
         if len(self._contexts) > _CONTEXTS:
             self._contexts.popitem(last=False)
@@ -275,7 +277,10 @@ def rayembed_spec(
     reference = pinned_reference(settings.reference, tracking_uri)
     folder = find_folder(reference, tracking_uri)
     config = check_loadable(folder)
-    if settings.dtype == "auto":
+    graph = read_graph(folder)
+    if graph is not None:  # its number types are its own
+        settings = settings.model_copy(update={"dtype": "saved"})
+    elif settings.dtype == "auto":
         settings = settings.model_copy(update={"dtype": settled("auto", device)})
     check_weight_files(folder)
     check_stored(settings.stored, "cosine", settings.reference)
@@ -300,9 +305,15 @@ def rayembed_spec(
         dimensions=_dimensions(settings, folder),
         max_lengths=lengths,
         prompts=prompts,
-        num_parameters=count_parameters(folder),
+        num_parameters=count_parameters(folder) if graph is None else _counted(folder),
         places=config.context_places,
     )
+
+
+def _counted(folder: Path) -> int | None:
+    """Parameters of the model that a graph was made of."""
+    told = read_compression(folder)
+    return None if told is None else int(told["weights"])
 
 
 def _usual_length(config: ModelConfig, role: Role) -> int:

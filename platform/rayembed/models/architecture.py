@@ -202,6 +202,10 @@ class Architecture:
         """Write what sentence-transformers reads; the entries of `modules.json`."""
         return [SentenceModule("", OWN_MODULE)]
 
+    def write_part_settings(self, part: Any, folder: Path) -> None:
+        """Write the config.json of a pretrained part."""
+        part.config.save_pretrained(str(folder))
+
     def write_more(self, model: Any, folder: Path) -> None:
         """Write what the model has besides parts, head, tokenizers and settings."""
         return None

@@ -9,6 +9,7 @@ import torch
 from rayembed.config.model import ModelConfig
 from rayembed.models.architecture import Parts, architecture_of
 from rayembed.models.backbones import check_not_quantised, settled_backbone, torch_dtype
+from rayembed.models.kept_zeros import keep_zeros
 from rayembed.models.lora import add_lora
 from rayembed.models.start import find_start
 from rayembed.models.transformer_model import TransformerModel
@@ -49,7 +50,10 @@ def build_model(config: ModelConfig, folders: Folders, *, seed: int) -> Transfor
         if start.load_head is None:
             architecture.start_head(config, head, parts)
         choose_trained(config, parts)
-    return architecture.assemble(config, parts, head, tokenizer).train()
+    model = architecture.assemble(config, parts, head, tokenizer)
+    if config.keep_zeros:
+        keep_zeros(model, folders, head=start.load_head is not None)
+    return model.train()
 
 
 def check_buildable(config: ModelConfig, folders: Folders) -> TransformerModel:
@@ -72,7 +76,10 @@ def check_buildable(config: ModelConfig, folders: Folders) -> TransformerModel:
     with torch.device("meta"):
         head = architecture.build_head(config, shapes_of(parts))
         choose_trained(config, parts)
-        return architecture.assemble(config, parts, head, tokenizer)
+        model = architecture.assemble(config, parts, head, tokenizer)
+    if config.keep_zeros:
+        keep_zeros(model, folders, head=start.load_head is not None)
+    return model
 
 
 def shapes_of(parts: Parts) -> dict[str, Any]:

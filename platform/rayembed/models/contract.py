@@ -122,6 +122,10 @@ class EmbedOutput(NamedTuple):
 class TrainableModel(nn.Module):
     """A module that an engine trains: classifies its parameters and protects its buffers."""
 
+    kept_zeros: Mapping[str, Tensor] = MappingProxyType({})
+    """Where parameters stay zero, by the names that they have once adapters are merged: bool, in
+    the parameter's shape."""
+
     def backbone_parameter(self, name: str) -> bool:
         """Whether the named parameter belongs to the pretrained backbone (or its adapters)."""
         raise TypeError(f"{type(self).__name__} does not tell its parameters apart")
@@ -190,6 +194,12 @@ class EmbeddingModel(TrainableModel):
     """Maximum context documents of `forward`, which the trainer draws; None for any number."""
     added_tokens: int = 0
     """Positions that `forward` adds to each text, each as expensive as a token."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes, and micro-batches go."""
+        return next(self.parameters()).device
+
     unpadded: Unpadded = "auto"
     """Whether micro-batches are packed instead of padded; decided by `unpadded.packs`."""
     takes_packed: bool = False

@@ -69,7 +69,7 @@ def encode(
     order = np.array([places.setdefault(text, len(places)) for text in texts], dtype=np.int64)
     distinct = list(places)
     told = model.instruction_of(role, instruction)
-    device = next(model.parameters()).device
+    device = model.device
     vectors = np.empty((len(distinct), model.dimensions[0]), dtype=np.float32)
     done = 0
 
@@ -105,7 +105,7 @@ def encode_tokens(
     The texts may be of different roles and instructions. Arguments are those of `encode`.
     """
     vectors = np.empty((len(tokens), model.dimensions[0]), dtype=np.float32)
-    device = next(model.parameters()).device
+    device = model.device
     budget = tokens_per_batch or default_budget(device)
     was_training = model.training
     model.eval()
@@ -144,7 +144,7 @@ def encode_context(
     Args:
         progress: called with the number of documents embedded so far, and of all.
     """
-    device = next(model.parameters()).device
+    device = model.device
     tokens = _tokenize(model, list(documents), "document", "", True)
     vectors: list[Tensor] = [torch.empty(0)] * len(tokens)
     done = 0

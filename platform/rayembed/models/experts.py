@@ -103,6 +103,14 @@ class ExpertMlps(nn.Module):
             outputs.append(functional.gelu(inner) @ second[expert])
         return torch.cat(outputs)
 
+    def of_expert(self, expert: int, rows_RH: Float[Tensor, "R H"]) -> Float[Tensor, "R H"]:
+        """Outputs of one expert for rows."""
+        inner_size = self.w1.shape[0] // self.num_experts
+        own = slice(expert * inner_size, (expert + 1) * inner_size)
+        bias = None if self.b1 is None else self.b1[own]
+        inner_RF = functional.gelu(functional.linear(rows_RH, self.w1[own], bias))
+        return inner_RF @ self.w2[own]
+
     def keep(self, first: int, number: int) -> None:
         """Keep only `number` experts, from the one at `first` on."""
         inner_size = len(self.w1) // self.num_experts
@@ -137,6 +145,8 @@ class Experts(nn.Module):
         chosen_Nk: Int[Tensor, "N k"],
     ) -> Float[Tensor, "N H"]:
         """Weighted sum of each token's experts, in float32, plus the bias."""
+        if torch.compiler.is_exporting():
+            return self._by_places(tokens_NH, weights_Nk, chosen_Nk)
         num_tokens, k = chosen_Nk.shape
         order_M = chosen_Nk.flatten().argsort(stable=True)
         counts_E = torch.bincount(chosen_Nk.flatten(), minlength=self.num_experts)
@@ -149,6 +159,24 @@ class Experts(nn.Module):
         made_NkH = made_MH[_inverse(order_M)].view(num_tokens, k, -1)
         with _without_autocast(made_NkH):
             summed_NH = torch.einsum("nkh,nk->nh", made_NkH.float(), weights_Nk)
+        return summed_NH.to(tokens_NH.dtype) + self.bias
+
+    def _by_places(
+        self,
+        tokens_NH: Float[Tensor, "N H"],
+        weights_Nk: Float[Tensor, "N k"],
+        chosen_Nk: Int[Tensor, "N k"],
+    ) -> Float[Tensor, "N H"]:
+        """The same in a form that a graph can have, in which each expert takes the tokens that
+        chose it: how many these are is no number of Python there.
+        """
+        summed_NH = torch.zeros_like(tokens_NH, dtype=torch.float32)
+        for expert in range(self.num_experts):
+            chose_Nk = chosen_Nk == expert
+            places = chose_Nk.any(dim=1).nonzero().squeeze(1)
+            made = self.mlp.of_expert(expert, tokens_NH[places]).float()
+            shares = (weights_Nk * chose_Nk).sum(dim=1)[places]
+            summed_NH = summed_NH.index_put((places,), made * shares.unsqueeze(1), accumulate=True)
         return summed_NH.to(tokens_NH.dtype) + self.bias
 
     def spread(self, group: ExpertGroup) -> None:

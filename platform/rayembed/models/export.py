@@ -13,15 +13,17 @@ import copy
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayembed.assets.finite import check_finite_files
+from rayembed.assets.sentence_modules import OWN_MODULE
+from rayembed.config.graph import GraphConfig
 from rayembed.config.model import without_place
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError
-from rayembed.models.architecture import architecture_of
+from rayembed.models.architecture import SentenceModule, architecture_of
 from rayembed.models.backbones import check_not_quantised
 from rayembed.models.contract import settings_of
 from rayembed.models.files import write_json
@@ -102,7 +104,40 @@ def write_files(
         tokenizer = _padding_tokenizer(model) if name == "backbone" else pretrained
         tokenizer.save_pretrained(str(part_folder(folder, name)))
     architecture_of(model.config).write_more(model, folder)
-    settings = settings_of(model.config.without_adapters())
+    _write_settings(model, folder)
+    modules = architecture_of(model.config).write_sentence_files(model, folder)
+    _write_sentence_files(model, modules, folder, instructions or {})
+    _let_all_read(folder)
+
+
+def write_graph_files(
+    model: "TransformerModel",
+    folder: Path,
+    graph: GraphConfig,
+    *,
+    instructions: Mapping[str, str] | None = None,
+) -> None:
+    """Write all files of a model but its weights, in whose place graphs of a CPU runtime stand.
+
+    Every architecture has the layout of those that need rayembed to load, bi-encoders too.
+
+    Args:
+        graph: how the graphs are run, which the caller writes.
+    """
+    architecture = architecture_of(model.config)
+    write_json(folder / "config.json", {"model_type": MODEL_TYPE, "kind": model.config.kind})
+    for name, part in model.parts.items():
+        (folder / name).mkdir()
+        architecture.write_part_settings(part, folder / name)
+        model.part_tokenizers[name].save_pretrained(str(folder / name))
+    architecture.write_more(model, folder)
+    _write_settings(model, folder, graph=settings_of(graph))
+    _write_sentence_files(model, [SentenceModule("", OWN_MODULE)], folder, instructions or {})
+    _let_all_read(folder)
+
+
+def _write_settings(model: "TransformerModel", folder: Path, **more: Any) -> None:
+    settings = settings_of(model.config.as_saved())
     told = dict(model.default_instructions)
     for name, reference in model.config.parts.items():
         settings[name]["path"] = without_place(reference)
@@ -113,9 +148,12 @@ def write_files(
             "model": settings,
             "dimensions": list(model.dimensions),
             **({"default_instructions": told} if told else {}),
+            **more,
         },
     )
-    _write_sentence_files(model, folder, instructions or {})
+
+
+def _let_all_read(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             os.chmod(path, 0o644)  # noqa: PTH101
@@ -134,9 +172,11 @@ def _padding_tokenizer(model: "TransformerModel") -> Any:
 
 
 def _write_sentence_files(
-    model: "TransformerModel", folder: Path, instructions: Mapping[str, str]
+    model: "TransformerModel",
+    modules: Sequence[SentenceModule],
+    folder: Path,
+    instructions: Mapping[str, str],
 ) -> None:
-    modules = architecture_of(model.config).write_sentence_files(model, folder)
     write_json(
         folder / "modules.json",
         [

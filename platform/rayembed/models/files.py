@@ -17,7 +17,7 @@ from rayembed.errors import ArtifactError, AssetError
 _MAX_HEADER_BYTES = 100_000_000
 """Maximum header size in bytes, the limit of safetensors itself."""
 
-_WEIGHTS = (".safetensors", ".bin", ".gguf")
+_WEIGHTS = (".safetensors", ".bin", ".gguf", ".onnx", ".data", ".xml")
 _NAMES = frozenset(
     {
         "config.json",

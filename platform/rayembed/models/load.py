@@ -11,12 +11,14 @@ from rayembed.hardware import auto_precision, wide_enough
 from rayembed.models.architecture import Published, architecture_of, published_in
 from rayembed.models.backbones import torch_dtype
 from rayembed.models.build import shapes_of
+from rayembed.models.runtime_model import check_graph, load_runtime_model
 from rayembed.models.saved_folder import (
     POOLING_FILE,
     SETTINGS_FILE,
     default_instructions,
     load_head,
     part_folders,
+    read_graph,
     read_settings,
     saved_dimensions,
 )
@@ -33,13 +35,16 @@ def load_model(folder: str | Path, *, dtype: Dtype | None = None) -> Transformer
 
     Args:
         dtype: of weights and activations; None: as saved (float16 becomes float32), but float32
-            where this machine emulates bfloat16.
+            where this machine emulates bfloat16. Graphs of a CPU runtime keep their own.
 
     Raises:
         ArtifactError: nothing of the kind, damaged, or with parts that are not supported.
+        ConfigError: a graph whose runtime is not installed.
     """
     folder = Path(folder)
     _check_is_model(folder)
+    if read_graph(folder) is not None:
+        return load_runtime_model(folder)
     dtype = dtype or wide_enough(saved_dtype(folder))
     if (folder / SETTINGS_FILE).is_file():
         return load_saved(folder, dtype=dtype)
@@ -136,6 +141,10 @@ def check_loadable(folder: Path) -> ModelConfig:
     if (folder / SETTINGS_FILE).is_file():
         config = read_settings(folder)
         folders = part_folders(config, folder)
+        if read_graph(folder) is not None:
+            check_graph(folder)
+            architecture_of(config).tokenizer(config, folders)
+            return config
         for name, at in folders.items():
             architecture_of(config).check_part(config, name, at)
         if config.has_head and not (folder / POOLING_FILE).is_file():

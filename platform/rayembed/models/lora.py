@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from rayembed.config.lora import LoraConfig
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
+from rayembed.models.kept_zeros import masked
 
 _ADAPTER = "default"
 
@@ -81,4 +82,4 @@ def merged_state(backbone: nn.Module) -> dict[str, Tensor]:
 def _merged_weight(layer: Any, weight: Tensor) -> Tensor:
     down, up = layer.lora_A[_ADAPTER].weight.detach(), layer.lora_B[_ADAPTER].weight.detach()
     change: Tensor = (up.float() @ down.float()) * layer.scaling[_ADAPTER]
-    return (weight.float() + change).to(weight.dtype)
+    return (weight.float() + masked(layer, change)).to(weight.dtype)

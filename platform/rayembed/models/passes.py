@@ -44,7 +44,7 @@ def passes(
         embed: takes a micro-batch on the model's device.
         collate: how texts are padded, and how packed; none: as the model's tokenizer does.
     """
-    device = next(model.parameters()).device
+    device = model.device
     # Asked here: the thread is not in the autocast in which the model is tried.
     packed = packs(model)
     way = (collate or ways_to_collate(model.tokenizer))[packed]

@@ -22,6 +22,7 @@ from rayembed.models.encoding import corpus_context
 from rayembed.models.export import write_files
 from rayembed.models.files import read_json
 from rayembed.models.load import load_model
+from rayembed.models.runtime_model import RuntimeModel
 from rayembed.models.saved_folder import SETTINGS_FILE
 from rayembed.models.transformer_model import TransformerModel
 
@@ -104,7 +105,10 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
 
     def save(self, output_path: str, *_: Any, **__: Any) -> None:
         """Write the model's files into the folder that sentence-transformers saves to."""
-        write_files(self.model, Path(output_path))
+        if isinstance(self.model, RuntimeModel):
+            self.model.write_files(Path(output_path))
+        else:
+            write_files(self.model, Path(output_path))
 
     @classmethod
     def load(

@@ -11,12 +11,14 @@ from torch import nn
 from rayembed.config.model import ModelConfig
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.architecture import architecture_of
+from rayembed.models.runtime_model import no_training
 from rayembed.models.saved_folder import (
     POOLING_FILE,
     SETTINGS_FILE,
     load_head,
     part_folder,
     part_folders,
+    read_graph,
     read_settings,
 )
 from rayembed.models.sentence_folder import load_projections, read_modules
@@ -46,9 +48,13 @@ def find_start(folders: Path | Mapping[str, Path], config: ModelConfig) -> Start
 
     Raises:
         ArtifactError: modules or settings that are not supported, or no folder for a part.
-        ConfigError: projections behind the pooling that are not the config's.
+        ConfigError: projections behind the pooling that are not the config's; or a graph of a CPU
+            runtime, which has no weights.
     """
     folder = folders["backbone"] if isinstance(folders, Mapping) else folders
+    graph = read_graph(folder)
+    if graph is not None:
+        raise ConfigError(no_training(folder, graph))
     if (folder / SETTINGS_FILE).is_file():
         start = _of_rayembed(folder, config)
     elif (folder / "modules.json").is_file():
@@ -77,6 +83,9 @@ def find_start(folders: Path | Mapping[str, Path], config: ModelConfig) -> Start
 
 def part_within(folder: Path, name: str) -> Path:
     """Folder of a further part within a model's folder, or that folder where it is the part."""
+    graph = read_graph(folder)
+    if graph is not None:
+        raise ConfigError(no_training(folder, graph))
     if (folder / SETTINGS_FILE).is_file():
         return part_folders(read_settings(folder), folder).get(name, folder)
     return read_modules(folder).transformer if (folder / "modules.json").is_file() else folder

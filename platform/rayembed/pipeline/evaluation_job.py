@@ -10,7 +10,8 @@ from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, Reader, names_in, option
 
 
-def _own_set(text: str) -> dict[str, str]:
+def own_set(text: str) -> dict[str, str]:
+    """Settings of an own set from `name=folder`, or the folder alone, which then names it."""
     name, equals, path = text.partition("=")
     if not equals:
         name, path = Path(text.rstrip("/")).absolute().resolve().name, text
@@ -109,7 +110,7 @@ _READER = Reader(
             "your own corpus, queries and qrels (BEIR's layout) as a task",
             sets="own_sets",
             often=True,
-            type=_own_set,
+            type=own_set,
         ),
     ),
 )

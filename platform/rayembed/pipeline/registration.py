@@ -336,7 +336,7 @@ def _plain_card(candidate: Candidate, name: str, dimensions: int) -> str:
 
 def _training_of(client: Any, run_id: str) -> Training | None:
     """The training of a version, from its MLflow run; None: rayembed did not train it."""
-    run = _training_run(client, run_id)
+    run = training_run(client, run_id)
     if run is None:
         return None
     provenance = _artifact(client, run_id, "provenance.json")
@@ -344,7 +344,7 @@ def _training_of(client: Any, run_id: str) -> Training | None:
     return Training(run, json.loads(provenance) if provenance else {}, table or "")
 
 
-def _training_run(client: Any, run_id: str) -> Run | None:
+def training_run(client: Any, run_id: str) -> Run | None:
     """The run that trained a version; None: it was not trained by rayembed, or by a later one."""
     text = _artifact(client, run_id, "run.yaml")
     if text is None:

@@ -19,15 +19,24 @@ _ROOT = Path(__file__).parents[2]
 _logger = logging.getLogger(__name__)
 
 
-def pip_requirements() -> list[str]:
+_RUNTIMES = {"onnxruntime": "onnx", "openvino": "openvino"}
+"""Modules that only models of graphs need, by the runtime that their settings name."""
+
+
+def pip_requirements(runtime: str | None = None) -> list[str]:
     """Requirements of the served model, pinned to this environment's versions.
 
     These are the packages that the travelling code imports itself; what they need in turn, pip
     finds. Imports within functions count, since nobody knows which of them a request reaches.
+
+    Args:
+        runtime: of a model of graphs; None: it has weights for torch.
     """
     provided = packages_distributions()
     found = set()
     for name in imported_modules():
+        if _RUNTIMES.get(name, runtime) != runtime:
+            continue
         distributions = provided.get(name)
         if distributions is None:
             _logger.warning(

@@ -180,6 +180,14 @@ def _log_model(
     return str(model.model_id)
 
 
+def _runtime(folder: Path) -> str | None:
+    """Runtime of a model of graphs; None for other models."""
+    path = folder / "rayembed.json"
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    graph = settings.get("graph")
+    return None if graph is None else str(graph["runtime"])
+
+
 def _save_pyfunc(
     path: Path, folder: Path, logged: Any, run_id: str, config: Mapping[str, Any]
 ) -> None:
@@ -202,7 +210,7 @@ def _save_pyfunc(
         artifacts={_FOLDER: str(folder.absolute())},
         signature=_signature(),
         input_example={"input": ["What is a whale?", "Whales are mammals that live in the sea."]},
-        pip_requirements=pip_requirements(),
+        pip_requirements=pip_requirements(_runtime(folder)),
         code_paths=[str(Path(__file__).parents[1])],
         model_config=dict(config),
         metadata=metadata,

@@ -126,7 +126,7 @@ class EmbeddingService:
         self._created = int(time.time())
         self.waiting_texts = 0
         """Texts of requests that are not answered yet."""
-        budget = tokens_per_batch or default_budget(next(model.parameters()).device)
+        budget = tokens_per_batch or default_budget(model.device)
         self._batcher = Batcher(self._embed_together, largest_batch=budget)
 
     @property

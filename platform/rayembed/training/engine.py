@@ -17,6 +17,7 @@ from rayembed.errors import PlacementError
 from rayembed.models.contract import EmbeddingModel, TrainableModel
 from rayembed.optim.orthogonal import Fragment
 from rayembed.training.expert_parallel import SpreadExperts, group_name
+from rayembed.training.kept_zeros import KeptZeros
 from rayembed.training.optimizer import parameter_groups, set_learning_rates, trained_parameters
 from rayembed.training.step import EngineModule
 
@@ -111,6 +112,7 @@ class DeepSpeedEngine:
         if isinstance(model, EmbeddingModel):
             module = EngineModule(model, stage.loss, teacher_widths)
             self._loss = module.loss
+        self._zeros = KeptZeros(model, self._own)
         groups = parameter_groups(model, self._loss, stage.optimizer)
         self._states = {p: group["states"] for group in groups for p in group["params"]}
         optimizer = stage.optimizer.build(groups, bfloat16=self._bf16)
@@ -201,6 +203,7 @@ class DeepSpeedEngine:
             trained = [p for _, p in self._trained()]
             torch.nn.utils.clip_grads_with_norm_(trained, self._clipping, torch.tensor(norm))
         self._engine.step()
+        self._zeros.restore(self._zero_stage, {} if self._zero_stage else self._masters())
         if norm is None:
             norm = float(self._engine.get_global_grad_norm())
         if self._zero_stage == 3:

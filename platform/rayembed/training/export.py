@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import (
     exists,
     is_remote,
@@ -18,6 +19,7 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.run import Run
 from rayembed.config.types import Role
+from rayembed.models.kept_zeros import carry_compression
 from rayembed.training.weights import load_weights, weights_digest
 
 MADE_OF_FILE = "made-of.json"
@@ -47,6 +49,9 @@ def export(run: Run, weights: str | None, folder: str) -> None:
         model = load_weights(run, weights)
         model.default_instructions = defaults
         model.save(place, instructions=instructions)
+        if run.model.keep_zeros:
+            starts = {name: resolve_model(at) for name, at in run.model.parts.items()}
+            carry_compression(starts, model, place)
 
     upload_model(folder, made_of, save)
 

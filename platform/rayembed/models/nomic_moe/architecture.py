@@ -12,10 +12,11 @@ from rayembed.errors import ConfigError
 from rayembed.models.architecture import Architecture, Folders, Parts, Published, Shapes
 from rayembed.models.backbones import torch_dtype
 from rayembed.models.contract import PromptTokenizer
+from rayembed.models.files import write_json
 from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.models.nomic_moe.encoder import NomicEncoder
 from rayembed.models.nomic_moe.model import NomicMoe, dimensions_of
-from rayembed.models.nomic_moe.shape import check_not_nomic_layout, read_shape
+from rayembed.models.nomic_moe.shape import check_not_nomic_layout, published_settings, read_shape
 from rayembed.models.nomic_moe.start import (
     empty_encoder,
     empty_start,
@@ -66,6 +67,10 @@ class NomicMoeArchitecture(Architecture):
         """The model around its encoder."""
         assert isinstance(tokenizer, NomicMoeTokenizer)
         return NomicMoe(config, parts["backbone"], tokenizer)
+
+    def write_part_settings(self, part: NomicEncoder, folder: Path) -> None:
+        """Write the encoder's config.json in the published layout."""
+        write_json(folder / "config.json", published_settings(part.config))
 
     def check_lengths(self, config: NomicMoeConfig, parts: Parts) -> None:
         """Rotary positions have no end."""

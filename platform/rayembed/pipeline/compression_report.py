@@ -1,0 +1,211 @@
+"""The report of a compression: a table, a plot, MLflow, and a version of each variant."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import TextIO
+
+from rayembed.assets.cache import cache_folder
+from rayembed.assets.storage import join, write_atomic
+from rayembed.evaluation.tables import ScoreTable
+from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
+from rayembed.pipeline.compress import ORIGINAL, CompressionResult, Variant
+from rayembed.pipeline.registration import find_candidate, put
+from rayembed.registry.mlflow_run import allowed_key, flatten
+from rayembed.registry.provenance import collect_provenance
+from rayembed.registry.registered_model import connect
+from rayembed.registry.tracking import Tracker
+from rayembed.tables import MISSING, Cell, Table, console, show
+
+_MEGABYTE = 1e6
+
+
+def variants_table(result: CompressionResult) -> Table:
+    """A row for each variant: what was compressed, bytes, speed, scores beside the original's."""
+    variants = result.variants
+    scores = ScoreTable({v.label: v.scores for v in variants}, base=ORIGINAL)
+    measured = any(variant.measured for variant in variants)
+    heads = ["variant", "compressed", "MB on disk"]
+    heads += ["MB in memory", "documents/s", "times"] if measured else []
+    heads += ["mean", "of original"] if scores.tasks else []
+    tasks = scores.tasks if len(scores.tasks) > 1 else ()
+    original = variants[0]
+    rows = []
+    for variant in variants:
+        share = "" if variant.share is None else f"{variant.share:.1%}"
+        row: list[object] = [variant.label, share]
+        row.append(Cell(variant.bytes_on_disk / _MEGABYTE, digits=1))
+        if variant.measured and original.measured:
+            speed = variant.measured.documents_per_second
+            row.append(Cell(variant.measured.memory / _MEGABYTE, digits=0))
+            row.append(Cell(speed, digits=1))
+            row.append(Cell(speed / original.measured.documents_per_second, digits=2))
+        if scores.tasks:
+            row += [Cell(variant.mean, digits=4), _of_original(variant, original)]
+        rows.append([*row, *(scores.cell(variant.label, task) for task in tasks)])
+    return Table([*heads, *tasks], rows, title=f"Variants of {original.reference}", align="lr")
+
+
+def _of_original(variant: Variant, original: Variant) -> str:
+    mean, whole = variant.mean, original.mean
+    return f"{mean / whole:.1%}" if mean is not None and whole else MISSING
+
+
+def parts_table(result: CompressionResult) -> Table:
+    """A row for each variant: the share of each part's weights that was compressed."""
+    parts = list(dict.fromkeys(part for v in result.variants for part in v.by_part))
+    rows = []
+    for variant in result.variants[1:]:
+        counts = (variant.by_part.get(part) for part in parts)
+        shares = [MISSING if c is None or not c[0] else f"{c[1] / c[0]:.0%}" for c in counts]
+        rows.append([variant.label, *shares])
+    return Table(["compressed of", *parts], rows, align="lr", look="open")
+
+
+def score_by_bytes(result: CompressionResult) -> bytes | None:
+    """A PNG with a point for each variant: mean score against bytes on disk; None without scores.
+
+    The line joins variants of which none smaller scores as high.
+    """
+    drawn = [(v, v.bytes_on_disk / _MEGABYTE, v.mean) for v in result.variants]
+    points = [(variant, size, mean) for variant, size, mean in drawn if mean is not None]
+    if not points:
+        return None
+    figure, axes = new_figure(width=7.5, height=4.6)
+    best: list[tuple[float, float]] = []
+    for _, size, mean in sorted(points, key=lambda point: (point[1], -point[2])):
+        if not best or mean > best[-1][1]:
+            best.append((size, mean))
+    axes.plot(*zip(*best, strict=True), color=COLOURS[0], linewidth=1.2, zorder=1)
+    for variant, size, mean in points:
+        colour = COLOURS[0] if variant.way is None else COLOURS[2]
+        axes.scatter([size], [mean], s=42, color=colour, edgecolors="white", zorder=3)
+        axes.annotate(
+            variant.label,
+            (size, mean),
+            xytext=(6, 4),
+            textcoords="offset points",
+            fontsize=8,
+            color=INK,
+        )
+    axes.margins(x=0.16, y=0.12)
+    axes.set_xlabel("megabytes on disk")
+    axes.set_ylabel("mean score")
+    set_title(axes, "Score against size")
+    return png_of(figure)
+
+
+def write_report(result: CompressionResult) -> str:
+    """Folder in storage of the report's files: settings, `variants.md`, `.csv` and `.png`."""
+    run = result.run
+    folder = join(run.placement.storage_path, "compressed", run.title)
+    for name, data in _files(result).items():
+        write_atomic(join(folder, name), data)
+    return folder
+
+
+def _files(result: CompressionResult) -> dict[str, bytes]:
+    table = variants_table(result)
+    text = f"{show(table, 'markdown')}\n{show(parts_table(result), 'markdown')}"
+    picture = score_by_bytes(result)
+    return {
+        "compression.yaml": result.run.to_yaml().encode(),
+        "variants.md": text.encode(),
+        "variants.csv": show(table, "csv").encode(),
+        **({} if picture is None else {"variants.png": picture}),
+    }
+
+
+def track(result: CompressionResult, tracking_uri: str) -> tuple[bool, dict[str, str]]:
+    """Whether MLflow has all of it now, and the version of each variant by its label.
+
+    Raises:
+        TrackingError: MLflow is away or refuses.
+    """
+    run = result.run
+    folder = cache_folder() / "compression-runs" / run.fingerprint
+    settings = run.model_dump(mode="json", include={"model", "ways", "calibration"})
+    tracker = Tracker.open(
+        tracking_uri,
+        run.placement.experiment,
+        run.title,
+        run.fingerprint,
+        flatten(settings),
+        {},
+        folder=folder,
+        total_steps=1,
+    )
+    versions: dict[str, str] = {}
+    complete = False
+    try:
+        tracker.log_provenance(collect_provenance({}))
+        for variant in result.variants:
+            tracker.log_scores(f"score/{variant.label}", variant.scores, 0)
+            tracker.log_scores(f"size/{variant.label}", _figures(variant), 0)
+        report = folder / "report"
+        for name, data in _files(result).items():
+            write_atomic(str(report / name), data)
+        tracker.log_artifact(report, "report")
+        if run.placement.registered_model is not None:
+            for variant in result.variants[1:]:
+                versions[variant.label] = _registered(result, variant, tracker)
+    finally:
+        complete = tracker.close("FINISHED")
+    return complete, versions
+
+
+def _figures(variant: Variant) -> dict[str, float]:
+    """What a variant takes and gives besides scores."""
+    found = {"bytes_on_disk": float(variant.bytes_on_disk)}
+    if variant.share is not None:
+        found["compressed_share"] = variant.share
+    if variant.measured is not None:
+        found["bytes_in_memory"] = float(variant.measured.memory)
+        found["documents_per_second"] = variant.measured.documents_per_second
+    return found
+
+
+def _registered(result: CompressionResult, variant: Variant, tracker: Tracker) -> str:
+    """The variant's version, with its scores, how it was made and its figures as tags.
+
+    No alias is moved: `register_model --promote` with its gates does that.
+    """
+    name = result.run.placement.registered_model
+    assert name is not None
+    client = connect(tracker.tracking_uri)
+    candidate = find_candidate(
+        client,
+        variant.reference,
+        name,
+        results=None if variant.scored is None else str(variant.scored.local),
+        trusted=False,
+        tracking_uri=tracker.tracking_uri,
+    )
+    made = put(client, candidate, name, lambda: nullcontext(tracker), may_be_candidate=False)
+    tags = {"compression": variant.label, "compressed_from": result.run.model.reference}
+    tags |= {key: f"{value:.6g}" for key, value in _figures(variant).items()}
+    for key, value in tags.items():
+        client.set_model_version_tag(name, str(made.version), allowed_key(key), value)
+    return made.uri
+
+
+def print_report(
+    result: CompressionResult,
+    out: TextIO,
+    *,
+    folder: str,
+    tracking_uri: str,
+    versions: Mapping[str, str],
+) -> None:
+    """Print the tables, where everything is, and what to run next."""
+    printer = console(out, soft_wrap=True)
+    printer.print(variants_table(result))
+    printer.print(parts_table(result))
+    for variant in result.variants[1:]:
+        told = f"  {versions[variant.label]}" if variant.label in versions else ""
+        printer.print(f"Variant    {variant.label}: {variant.reference}{told}")
+    plot = ", variants.png" if result.run.any_tasks else ""
+    printer.print(f"Report     {join(folder, 'variants.md')}, variants.csv{plot}")
+    opened = "" if tracking_uri.startswith("http") else "mlflow ui --backend-store-uri "
+    printer.print(f"MLflow     {opened}{tracking_uri}")
+    last = result.variants[-1]
+    printer.print(f"Next       python jobs/serve_model.py --model {last.reference}")

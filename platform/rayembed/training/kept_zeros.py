@@ -1,0 +1,73 @@
+"""Trained weights that stay exactly zero: those of a pruned start, whatever the optimiser does.
+
+Their gradients are set to zero before they are added up, so that neither the norm nor a moment
+knows of them: training is that of the other weights alone. What the optimiser made of them is set
+back to zero after each step, for an update may mix a matrix's elements (Muon).
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayembed.distributed.collectives import rank
+from rayembed.models.contract import TrainableModel
+
+
+class KeptZeros:
+    """Where the trained parameters of a model stay zero on this worker.
+
+    Args:
+        model: before an engine takes its parameters.
+        own: gives this worker's part of a whole value of a parameter, see `SpreadExperts.own`.
+    """
+
+    def __init__(
+        self, model: TrainableModel, own: Callable[[nn.Parameter, Tensor], Tensor]
+    ) -> None:
+        self._zeros: dict[nn.Parameter, Tensor] = {}
+        for name, p in model.named_parameters():
+            if p.requires_grad and name in model.kept_zeros:
+                zeros = own(p, model.kept_zeros[name]).to(p.device)
+                self._zeros[p] = zeros
+                p.register_hook(partial(_without, zeros))  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def restore(self, zero_stage: int, masters: dict[nn.Parameter, Tensor]) -> None:
+        """Set to zero what an update moved, in what is computed with and in what is updated.
+
+        Args:
+            masters: tensor that is updated for each parameter; of stage 0.
+        """
+        for p, zeros in self._zeros.items():
+            for weight, part in _weights(p, zeros, zero_stage, masters):
+                weight.masked_fill_(part, 0.0)
+
+
+def _without(zeros: Tensor, gradient: Tensor) -> Tensor:
+    return gradient.masked_fill(zeros, 0.0)
+
+
+def _weights(
+    p: Any, zeros: Tensor, zero_stage: int, masters: dict[nn.Parameter, Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tensors on this worker that hold a parameter's values or a part of them, with its zeros."""
+    if zero_stage < 3 or p.numel() == zeros.numel():  # stage 3 frees all but small ones
+        yield p.data, zeros
+    if not zero_stage:
+        yield masters[p], zeros
+    elif zero_stage < 3:
+        if p._hp_mapping is not None:  # what of it lies in this worker's partition
+            place = p._hp_mapping.lp_fragment_address
+            part = zeros.flatten().narrow(0, place.start, place.numel)
+            yield p._hp_mapping.get_hp_fragment(), part
+    else:
+        from deepspeed.utils import safe_get_local_fp32_param
+
+        share = p.ds_tensor.numel()
+        mine = zeros.flatten()[rank() * share : (rank() + 1) * share]
+        mine = nn.functional.pad(mine, (0, share - mine.numel()))
+        yield p.ds_tensor.data, mine
+        yield safe_get_local_fp32_param(p).view(-1), mine

@@ -1,0 +1,1 @@
+"""NV-Embed's appendix A at a small size: pruning, recovery and quantisation, measured."""

@@ -1,0 +1,87 @@
+"""Measurement of NV-Embed's Tables 6 to 8: each seed on its own, each step once."""
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rayembed.config.run import Run
+from rayembed.pipeline.compress import compress
+from rayembed.pipeline.train import train
+from rayembed_papers.compression.figures import METHODS, STRUCTURES
+from rayembed_papers.compression.runs import base_run, compression_run, recovery_run
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a score is of."""
+
+    method: str
+    structure: str
+    recovery: str = ""
+    """`labels`, `distilled` or none; quantised models are those distilled after pruning by
+    SparseGPT."""
+
+
+BASE = Cell("none", "")
+
+
+@dataclass
+class Measurement:
+    """Scores of a seed, mean over the tasks, as they come."""
+
+    seed: int
+    scores: dict[Cell, float] = field(default_factory=dict)
+
+
+def measure(
+    seed: int, *, layers: int, steps: int, storage: str
+) -> Iterator[tuple[Cell, float, float]]:
+    """Each cell with its score and the seconds that it took; what is there already is read.
+
+    Raises:
+        RayembedError: a step cannot be done; the same call goes on there.
+    """
+    base = base_run(seed, layers=layers, steps=steps, storage=storage)
+    began = time.monotonic()
+    folder, score = _trained(base)
+    yield BASE, score, time.monotonic() - began
+    for method in METHODS:
+        for structure in STRUCTURES:
+            label = f"{method}-{structure.replace(':', 'of')}"
+            began = time.monotonic()
+            way = {"kind": method, "structure": structure}
+            ((pruned, score),) = _compressed(base, folder, [way], label)
+            yield Cell(method, structure), score, time.monotonic() - began
+            for recovery, teacher in (("labels", None), ("distilled", folder)):
+                began = time.monotonic()
+                run = recovery_run(base, pruned, label, steps=steps, teacher=teacher)
+                recovered, score = _trained(run)
+                yield Cell(method, structure, recovery), score, time.monotonic() - began
+            if method == "sparsegpt":
+                began = time.monotonic()
+                ways = [{"kind": "gptq"}, {"kind": "fp8"}]
+                found = _compressed(base, recovered, ways, f"{label}-quantised")
+                seconds = (time.monotonic() - began) / len(ways)
+                for asked, (_, score) in zip(ways, found, strict=True):
+                    yield Cell(asked["kind"], structure), score, seconds
+
+
+def _trained(run: Run) -> tuple[str, float]:
+    """Folder of a run's model, and its mean score."""
+    outcome = train(run)
+    assert outcome.table is not None
+    *_, last = outcome.table.rows.values()
+    return outcome.model_folder, _mean(last)
+
+
+def _compressed(
+    base: Run, model: str, ways: list[dict[str, str]], label: str
+) -> list[tuple[str, float]]:
+    """Reference and mean score of each variant of a model."""
+    result = compress(compression_run(base, model, ways, label))
+    return [(variant.reference, _mean(variant.scores)) for variant in result.variants[1:]]
+
+
+def _mean(scores: Mapping[str, float]) -> float:
+    return statistics.mean(scores.values())

@@ -1,0 +1,109 @@
+"""Tables and verdicts of NV-Embed's Tables 6 to 8 from made-up scores."""
+
+import pytest
+
+from rayembed.tables import show
+from rayembed_papers.compression import figures
+from rayembed_papers.compression.job import NUM_CELLS
+from rayembed_papers.compression.measure import BASE, Cell
+from rayembed_papers.compression.report import ORDERINGS, ordering_table, score_table
+from rayembed_papers.compression.runs import base_run, compression_run, recovery_run
+
+METHODS, STRUCTURES = figures.METHODS, figures.STRUCTURES
+
+
+def made_up(seed, *, quantised=0.0):
+    """Scores as the paper orders them, with a little of the seed."""
+    found = {BASE: 0.5}
+    for rank, method in enumerate(METHODS):
+        for place, structure in enumerate(STRUCTURES):
+            pruned = 0.2 + 0.02 * rank + 0.01 * place + 0.001 * seed * (rank + 1)
+            found[Cell(method, structure)] = pruned
+            found[Cell(method, structure, "labels")] = pruned + 0.1 + 0.002 * seed
+            found[Cell(method, structure, "distilled")] = pruned + 0.15 + 0.001 * seed
+    for structure in STRUCTURES:
+        for kind in ("gptq", "fp8"):
+            best = found[Cell("sparsegpt", structure, "distilled")]
+            found[Cell(kind, structure)] = best + quantised + 0.0001 * seed
+    return found
+
+
+def rows_of(table):
+    return {str(row[0]): [str(cell) for cell in row[1:]] for row in table.rows}
+
+
+def test_a_seed_has_as_many_scores_as_the_job_counts():
+    assert len(made_up(0)) == NUM_CELLS
+
+
+def test_means_stand_beside_the_papers_figures():
+    rows = rows_of(score_table({0: made_up(0), 1: made_up(1)}))
+    assert rows["none"][0].startswith("0.5000")
+    assert rows["sparsegpt, pruned"][0] == "0.2415 ± 0.0021 (68.48)"
+    assert rows["magnitude, re-trained, distilled"][0].endswith("± 0.0014"), "not in the paper"
+    assert rows["sparsegpt, distilled, INT8 by GPTQ"][2].endswith("(71.49)")
+    assert "0.2415" in show(score_table({0: made_up(0), 1: made_up(1)}), "markdown")
+
+
+def test_directions_hold_are_reversed_or_stay_open():
+    seeds = {seed: made_up(seed) for seed in range(3)}
+    verdicts = {name: cells[-1] for name, cells in rows_of(ordering_table(seeds)).items()}
+    assert set(verdicts.values()) == {"holds"}
+    turned = {
+        seed: {
+            Cell(
+                {"sparsegpt": "wanda", "wanda": "sparsegpt"}.get(c.method, c.method),
+                *(c.structure, c.recovery),
+            ): score
+            for c, score in scores.items()
+        }
+        for seed, scores in seeds.items()
+    }
+    turned_verdicts = {n: cells[-1] for n, cells in rows_of(ordering_table(turned)).items()}
+    assert turned_verdicts["SparseGPT > Wanda, pruned"] == "reversed"
+    lossy = {seed: made_up(seed, quantised=-0.05) for seed in range(3)}
+    assert rows_of(ordering_table(lossy))["FP8 loses nothing"][-1] == "reversed"
+    one = rows_of(ordering_table({0: made_up(0)}))
+    assert all(cells[-1] == "undecided: one seed" for cells in one.values())
+    assert all(c[-1] == "not measured" for c in rows_of(ordering_table({0: {}})).values())
+
+
+def test_noise_between_the_seeds_leaves_a_direction_undecided():
+    seeds = {seed: made_up(seed) for seed in range(3)}
+    for structure in STRUCTURES:
+        seeds[1][Cell("sparsegpt", structure)] = 0.1
+    assert rows_of(ordering_table(seeds))["SparseGPT > Wanda, pruned"][-1] == "undecided"
+    assert len(ORDERINGS) == 6
+
+
+def test_the_papers_tables_are_whole():
+    pairs = {(method, structure) for method in METHODS for structure in STRUCTURES}
+    assert set(figures.PRUNED) == set(figures.RETRAINED) == pairs
+    assert len(figures.DISTILLED) == 3
+    assert len(figures.QUANTISED) == 6
+
+
+def test_a_recovery_keeps_zeros_and_learns_from_the_base(tmp_path):
+    base = base_run(1, layers=2, steps=3, storage=str(tmp_path))
+    labels = recovery_run(base, "pruned", "magnitude-2of4", steps=5, teacher=None)
+    distilled = recovery_run(base, "pruned", "magnitude-2of4", steps=5, teacher="base")
+    assert labels.model.keep_zeros
+    assert distilled.model.keep_zeros
+    assert not base.model.keep_zeros
+    assert labels.model.backbone.num_layers is None, "the pruned model has its layers"
+    assert base.model.backbone.num_layers == 2
+    assert labels.stages[0].loss == base.stages[0].loss
+    assert [teacher.teacher for teacher in distilled.stages[0].teachers] == ["base"]
+    assert distilled.stages[0].loss.kind == "vector_distillation"
+    assert {labels.seed, distilled.seed}.isdisjoint({base.seed})
+    assert labels.scores == base.scores
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_variants_are_scored_on_the_tasks_of_the_runs(seed, tmp_path):
+    base = base_run(seed, layers=2, steps=3, storage=str(tmp_path))
+    run = compression_run(base, "model", [{"kind": "magnitude", "structure": "2:4"}], "label")
+    assert run.own_sets == base.scores.own_sets
+    assert run.calibration.seed == seed
+    assert run.speed is None
+    assert run.placement.storage_path == str(tmp_path)
