@@ -18,8 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-COUNTS = (8, 32, 128, 512)
-
 
 def held_out_and_calibration(given):
     from rayembed.assets.resolver import resolve
@@ -57,12 +55,12 @@ def ndcg(queries, documents):
     return float(np.where(ranks < 10, 1 / np.log2(ranks + 2), 0).mean())
 
 
-def ways(minimum):
+def ways(structures, minimum):
     from rayembed.config.compression import COMPRESSIONS
 
     kinds = COMPRESSIONS.classes()
     texts = {"minimum_texts": minimum}
-    for structure in ("unstructured", "4:8", "2:4"):
+    for structure in structures:
         for kind in ("magnitude", "wanda", "sparsegpt"):
             more = {} if kind == "magnitude" else texts
             yield kinds[kind](structure=structure, **more)
@@ -98,12 +96,12 @@ def main(given):
         print("| variant | nDCG@10 | share | cosine to the model | MB | seconds |")
         print("|---|---:|---:|---:|---:|---:|")
         row("as it was", home / "model", 0)
-        for way in ways(min(128, given.calibration)):
+        for way in ways(given.structures, min(128, given.calibration)):
             texts = calibration_texts(rest, given.calibration)
             began = time.perf_counter()
             way.compress(Source(home / "model", texts), home / way.label)
             row(way.label, home / way.label, time.perf_counter() - began)
-        for number in COUNTS:
+        for number in given.counts:
             way = COMPRESSIONS.classes()["sparsegpt"](structure="2:4", minimum_texts=number)
             began = time.perf_counter()
             folder = home / f"texts-{number}"
@@ -115,4 +113,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--documents", type=int, default=1000)
     parser.add_argument("--calibration", type=int, default=256, help="texts")
+    parser.add_argument("--structures", nargs="+", default=["unstructured", "4:8", "2:4"])
+    parser.add_argument("--counts", nargs="*", type=int, default=[8, 32, 128, 512])
     main(parser.parse_args())
