@@ -16,13 +16,12 @@ class FailingJob(StageJob):
     attempts: str
     driver: int = field(default_factory=os.getpid)
 
-    @property
-    def stage(self):
-        """The stage, or the error."""
+    def model(self):
+        """The model, or the error."""
         attempts = Path(self.attempts)
         done = len(attempts.read_text().splitlines()) if attempts.exists() else 0
         if os.getpid() != self.driver and done < self.times:
             with attempts.open("a") as file:
                 file.write(f"{os.getpid()}\n")
             raise self.error
-        return super().stage
+        return super().model()
