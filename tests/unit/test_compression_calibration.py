@@ -256,6 +256,20 @@ def test_heads_are_solved_where_they_are_not_left_alone(tmp_path):
         assert ((state[name] == 0).sum(dim=1) >= state[name].shape[1] // 2).all()
 
 
+@pytest.mark.parametrize("kind", TINY)
+def test_the_saved_model_gives_the_vectors_of_the_one_in_memory(kind, tmp_path):
+    folder = save_tiny(kind, tmp_path / "model")
+    way = Wanda(structure="2:4", minimum_texts=8)
+    way.compress(Source(folder, TEXTS), tmp_path / "pruned")
+    model = load_model(folder)
+    whole = encode(model, LINES, role="query")
+    way.zero(model, matrices_of(model, None), TEXTS)
+    expected = encode(model, LINES, role="query")
+    found = encode(load_model(tmp_path / "pruned"), LINES, role="query")
+    np.testing.assert_array_equal(found, expected)
+    assert np.abs(found - whole).max() > 1e-2
+
+
 def test_too_few_texts_are_refused(tmp_path):
     folder = save_biencoder(tmp_path / "model")
     with pytest.raises(ConfigError, match="minimum_texts = 128 calibration texts and got 12"):

@@ -7,7 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 from tiny_folders import TINY, save_biencoder, save_tiny
-from tiny_models import LINES
+from tiny_models import LINES, save_encoder
 
 from rayembed.compression.contract import Source
 from rayembed.compression.magnitude import Magnitude
@@ -126,6 +126,25 @@ def test_instructions_and_prefixes_go_along(tmp_path):
             encode(load_model(at), LINES, role=role) for at in (folder, tmp_path / "pruned")
         )
         np.testing.assert_allclose(found, given, atol=0.05)
+
+
+@pytest.mark.parametrize("layout", ["transformers", "sentence-transformers", "nomic"])
+def test_models_of_others_are_pruned(layout, tmp_path):
+    folder = tmp_path / "model"
+    match layout:
+        case "transformers":
+            save_encoder(folder)
+        case "sentence-transformers":
+            save_biencoder(folder)
+            (folder / "rayembed.json").unlink()
+        case "nomic":
+            save_tiny("nomic-moe", tmp_path / "own")
+            (tmp_path / "own" / "backbone").rename(folder)
+    way = Magnitude(structure="2:4")
+    way.check(folder)
+    told = way.compress(Source(folder), tmp_path / "pruned")
+    state = load_model(tmp_path / "pruned").state_dict()
+    assert all(int((state[name] == 0).sum()) == state[name].numel() // 2 for name in told.matrices)
 
 
 def test_labels_are_names_of_folders():

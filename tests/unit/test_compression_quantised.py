@@ -1,15 +1,18 @@
 """Weights of 8 bits: files, what reads them, and the same vectors as the model they stand for."""
 
 import json
+from importlib.metadata import version
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from tiny_folders import TINY, save_biencoder, save_tiny, tiny_settings
-from tiny_models import LINES, save_decoder
+from tiny_models import LINES, save_decoder, save_nomic_encoder
 
+from rayembed.assets.finite import check_finite_files
 from rayembed.compression import library
 from rayembed.compression.contract import CalibrationText, Source
 from rayembed.compression.fp8 import Fp8
@@ -26,6 +29,7 @@ from rayembed.models.compressed import read_compression
 from rayembed.models.encoding import encode
 from rayembed.models.files import load_weights, read_header
 from rayembed.models.load import check_loadable, load_model
+from rayembed.registry.model_requirements import format_requirements
 
 TEXTS = [
     CalibrationText(text, role)
@@ -186,6 +190,16 @@ def test_layers_that_the_format_does_not_know_are_refused_before_work(tmp_path):
         Int8().check(folder)
 
 
+def test_weights_that_are_saved_under_other_names_are_refused_before_work(tmp_path):
+    folder = save_biencoder(tmp_path / "model")
+    parts = save_nomic_encoder(tmp_path / "nomic")
+    build_model(tiny_settings("biencoder"), {"backbone": parts}, seed=1).save(folder)
+    with pytest.raises(ConfigError, match="under other names"):
+        Int8().check(folder)
+    with pytest.raises(ConfigError, match="under other names"):
+        Int8().compress(Source(folder), tmp_path / "small")
+
+
 def test_heads_are_refused_before_work(tmp_path):
     folder = save_tiny("nvembed", tmp_path / "model")
     with pytest.raises(ConfigError, match=r"pooling\..* is no part of a transformer"):
@@ -210,6 +224,22 @@ def test_a_package_that_is_missing_is_named_with_its_command(way, package, tmp_p
         way.check(folder)
     with pytest.raises(ConfigError, match="pip install"):
         way.compress(Source(folder, TEXTS * 20), tmp_path / "small")
+
+
+def test_a_registered_model_asks_for_what_reads_its_weights_and_is_finite(tmp_path):
+    folder = save_biencoder(tmp_path / "model")
+    assert format_requirements(folder) == []
+    for way in (Int8(), Fp8()):
+        way.compress(Source(folder), tmp_path / way.label)
+        (asked,) = format_requirements(tmp_path / way.label)
+        assert asked == f"compressed-tensors=={version('compressed-tensors')}"
+        check_finite_files(tmp_path / way.label)
+    path = tmp_path / "fp8" / "model.safetensors"
+    tensors = load_weights(path)
+    tensors["encoder.layer.0.output.dense.weight"][0, 0] = float("nan")
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ArtifactError, match=r"1 of the 1,536 numbers of 'encoder\.layer\.0"):
+        check_finite_files(tmp_path / "fp8")
 
 
 def test_a_quantised_model_is_not_read_without_its_package(tmp_path, monkeypatch):

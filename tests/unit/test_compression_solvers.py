@@ -146,6 +146,18 @@ def test_more_texts_lose_less_by_wanda_on_texts_that_were_not_seen():
     assert np.mean(errors[256]) < np.mean(errors[8])
 
 
+def test_the_library_is_silent():
+    module = library("modifiers.pruning.sparsegpt.sgpt_sparsify")
+    heard = []
+    sink = module.logger.add(heard.append, format="{message}")
+    try:
+        exec("logger.warning('of the library')", vars(module))
+        exec("logger.warning('of another')", {"logger": module.logger, "__name__": "another"})
+    finally:
+        module.logger.remove(sink)
+    assert heard == ["of another\n"]
+
+
 def test_moments_are_those_of_all_inputs():
     rows = inputs(16, seed=1)
     whole, parts = Hessian(WIDTH, rows.device), Hessian(WIDTH, rows.device)

@@ -33,6 +33,11 @@ SCRIPTS = {
     "search": ["rayembed", "rayembed, float32 alone", "FAISS, CPU"],
     "mining": ["rayembed", "sentence-transformers"],
     "serving": ["rayembed", "a call for each request"],
+    "serve_compressed": [
+        "bert, as it was | rayembed",
+        "bert, int8 | rayembed",
+        "7b, fp8 | rayembed",
+    ],
 }
 """Script → first cells of rows that it prints."""
 

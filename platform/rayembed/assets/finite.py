@@ -17,6 +17,8 @@ def is_finite(tensor: "Tensor") -> bool:
     """Whether every number of a tensor is finite."""
     if not tensor.numel() or not tensor.is_floating_point():
         return True
+    if tensor.itemsize == 1:  # numbers of 8 bits have no order on CPUs
+        tensor = tensor.float()
     lowest, highest = tensor.detach().aminmax()  # what is no number makes both so
     return bool(lowest.isfinite() & highest.isfinite())
 
@@ -32,7 +34,7 @@ def check_finite(tensors: Iterable[tuple[str, "Tensor"]], what: str) -> None:
     """
     for name, tensor in tensors:
         if not is_finite(tensor):
-            wrong = int((~tensor.isfinite()).sum())
+            wrong = int((~tensor.float().isfinite()).sum())
             raise ArtifactError(
                 f"{what}: {wrong:,} of the {tensor.numel():,} numbers of {name!r} are not finite "
                 "(NaN or infinite), so nothing can be computed with it and it is not handed on. "

@@ -72,15 +72,18 @@ def prune(way: "Pruning", source: Source, output: Path) -> Compressed:
 
 
 def empty_model(folder: Path) -> TransformerModel:
-    """The model of a folder without weights.
+    """The model of a folder without weights, or with them where it is in a publisher's own layout,
+    which its loader alone knows.
 
     Raises:
         ArtifactError: no model that can be loaded.
     """
     config = check_loadable(folder)
-    if not (folder / SETTINGS_FILE).is_file():
-        return check_buildable(config, dict.fromkeys(config.parts, folder))
     architecture = architecture_of(config)
+    if not (folder / SETTINGS_FILE).is_file():
+        if architecture.takes_any_encoder:
+            return check_buildable(config, dict.fromkeys(config.parts, folder))
+        return load_model(folder, dtype=saved_dtype(folder))
     folders = part_folders(config, folder)
     parts = {name: architecture.empty_part(config, name, at) for name, at in folders.items()}
     tokenizer = architecture.tokenizer(config, folders)

@@ -21,7 +21,7 @@ from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.export import check_target
 from rayembed.models.files import load_weights, read_header, read_json, weight_paths, write_json
 from rayembed.models.load import load_model, saved_dtype
-from rayembed.models.saved_folder import part_folder
+from rayembed.models.saved_folder import SETTINGS_FILE, part_folder
 from rayembed.models.transformer_model import TransformerModel
 
 if TYPE_CHECKING:
@@ -53,7 +53,10 @@ def check_quantisable(way: "Quantised", folder: Path) -> None:
         ConfigError: a part of the model has another form than the format knows.
     """
     model = empty_model(folder)
-    _check_form(way, model, matrices_of(model, way.skip))
+    chosen = matrices_of(model, way.skip)
+    _check_form(way, model, chosen)
+    if (folder / SETTINGS_FILE).is_file():  # else the names are those of who published it
+        _check_names(way, model, chosen, folder)
     if isinstance(way, Calibrated):
         check_layers(way.kind, model)
 
@@ -69,9 +72,6 @@ def quantise(way: "Quantised", source: Source, output: Path) -> Compressed:
     chosen = matrices_of(model, way.skip)
     _check_form(way, model, chosen)
     by_part = shares(model, chosen)
-    with torch.no_grad():
-        weights = way.weights(model, chosen, source.texts)
-    model.to("cpu")
     told = Compressed(
         weights=sum(whole for whole, _ in by_part.values()),
         compressed=sum(changed for _, changed in by_part.values()),
@@ -79,6 +79,9 @@ def quantise(way: "Quantised", source: Source, output: Path) -> Compressed:
     )
     with new_folder(output) as written:
         save_like(model, source.folder, written)
+        _check_names(way, model, chosen, written)
+        with torch.no_grad():
+            weights = way.weights(model, chosen, source.texts)
         for name, part in model.parts.items():
             _write_part(way.scheme, name, part, weights, part_folder(written, name))
         _check_written(way, model, weights, written)
@@ -148,6 +151,25 @@ def _check_form(way: "Quantised", model: TransformerModel, chosen: Sequence[Matr
         )
 
 
+def _check_names(
+    way: "Quantised", model: TransformerModel, chosen: Sequence[Matrix], folder: Path
+) -> None:
+    """Check that the files of a saved model have the names that it has in memory."""
+    stored = {
+        f"{name}.{key}"
+        for name in model.parts
+        for path in weight_paths(part_folder(folder, name))
+        for key in read_header(path)
+    }
+    missing = [matrix.name for matrix in chosen if matrix.name not in stored]
+    if missing:
+        raise ConfigError(
+            f"{way.kind} cannot be written: transformers saves models of this family under other "
+            f"names than they have in memory, and {missing[0]} is not in the files; leave such "
+            "matrices alone by skip"
+        )
+
+
 def _write_part(
     scheme: Scheme, name: str, part: Any, weights: Mapping[str, Quantity], folder: Path
 ) -> None:
@@ -161,23 +183,17 @@ def _write_part(
     }
     if not own:
         return
-    left: set[str] = set(own)
     places: dict[str, str] = {}
     size = 0
     for path in weight_paths(folder):
         tensors = load_weights(path)
-        for key in left & tensors.keys():
+        for key in own.keys() & tensors.keys():
             tensors[key] = own[key].values.contiguous()
             tensors[f"{key}_scale"] = own[key].scale.contiguous()
-        left -= tensors.keys()
         places |= dict.fromkeys(tensors, path.name)
         size += sum(value.nbytes for value in tensors.values())
         safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
-    if left:
-        raise ConfigError(
-            f"the {name} is saved under other names than it has in memory: {sorted(left)[0]} is "
-            "not among them, so that it cannot be quantised; leave it alone by skip"
-        )
+    assert own.keys() <= places.keys()
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         write_json(index, {"metadata": {"total_size": size}, "weight_map": places})

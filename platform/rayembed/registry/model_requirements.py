@@ -1,6 +1,7 @@
 """Packages that a registered model needs, derived from the imports of its bundled code."""
 
 import ast
+import json
 import logging
 import re
 import sys
@@ -50,6 +51,14 @@ def pip_requirements(runtime: str | None = None) -> list[str]:
         found.update(same or distributions)
     # A local build (`2.13.0+cpu`) is on no index.
     return sorted(f"{name}=={version(name).partition('+')[0]}" for name in found)
+
+
+def format_requirements(folder: Path) -> list[str]:
+    """Requirements of a model's files beside those of its code: what reads quantised weights."""
+    settings = (json.loads(path.read_text("utf-8")) for path in folder.rglob("config.json"))
+    methods = {(one.get("quantization_config") or {}).get("quant_method") for one in settings}
+    name = "compressed-tensors"
+    return [f"{name}=={version(name)}"] if name in methods else []
 
 
 def imported_modules() -> frozenset[str]:

@@ -17,7 +17,7 @@ from rayembed.registry.mlflow_run import (
     find_model_versions,
     quoted,
 )
-from rayembed.registry.model_requirements import pip_requirements
+from rayembed.registry.model_requirements import format_requirements, pip_requirements
 from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import check_reachable, limit_retries
 
@@ -210,7 +210,7 @@ def _save_pyfunc(
         artifacts={_FOLDER: str(folder.absolute())},
         signature=_signature(),
         input_example={"input": ["What is a whale?", "Whales are mammals that live in the sea."]},
-        pip_requirements=pip_requirements(_runtime(folder)),
+        pip_requirements=[*pip_requirements(_runtime(folder)), *format_requirements(folder)],
         code_paths=[str(Path(__file__).parents[1])],
         model_config=dict(config),
         metadata=metadata,
