@@ -129,7 +129,7 @@ def test_more_texts_lose_less_on_texts_that_were_not_seen(kind):
     for seed in range(5):
         weight, unseen = layer(seed), inputs(500, seed=10_000 + seed, of=seed)
         for number, of_number in errors.items():
-            solver = GPTQSolver("INT8") if kind == "gptq" else SparseGPTSolver("2:4", 0.5)
+            solver = GPTQSolver("INT8") if kind == "gptq" else SparseGPTSolver("2:4", 0.5, 128)
             made = solved(solver, weight, inputs(number, seed=seed, of=seed))
             of_number.append(error(weight, made, unseen))
     assert np.mean(errors[256]) < np.mean(errors[8])

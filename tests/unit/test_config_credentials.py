@@ -57,8 +57,12 @@ PLAIN_TEXTS = {
     "label", "values",
     "language", "names", "negatives", "positive", "premise", "query", "query_id", "score", "second",
     "text", "title",
+    "CalibrationConfig.documents", "CalibrationConfig.queries",
+    # Files of a model's own folder.
+    "GraphConfig.context_file", "GraphConfig.file",
     # Names of other things: tasks and their splits, experiments, layers, domains of a sweep.
-    "GuardConfig.own_sets",
+    "GuardConfig.own_sets", "CompressionPlacement.registered_model",
+    "CpuGraph.skip", "Pruning.skip", "Quantised.skip",
     "benchmarks", "experiment", "host", "languages", "quantization", "revision", "space", "split",
     "subset", "target_modules", "task",
     # Names in some classes, references in others.

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rayembed.compression.calibrated import Calibrated
 from rayembed.compression.contract import CalibrationText
-from rayembed.compression.quantised import Quantised, Scheme
+from rayembed.compression.quantised import Quantised
+from rayembed.config.compression import Scheme
 
 if TYPE_CHECKING:
     from rayembed.compression.matrices import Matrix

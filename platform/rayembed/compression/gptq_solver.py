@@ -5,7 +5,7 @@ from torch import Tensor
 from rayembed.compression.hessian import Hessian, damping
 from rayembed.compression.library import library
 from rayembed.compression.quantise import Quantity, Weights, arguments, rounded, scale_of
-from rayembed.compression.quantised import Scheme
+from rayembed.config.compression import Scheme
 
 
 class GPTQSolver:

@@ -2,7 +2,8 @@
 
 from typing import ClassVar, Literal
 
-from rayembed.compression.quantised import Quantised, Scheme
+from rayembed.compression.quantised import Quantised
+from rayembed.config.compression import Scheme
 
 
 class Int8(Quantised):

@@ -16,7 +16,7 @@ from rayembed.compression.calibration import check_layers, check_texts
 from rayembed.compression.contract import Compressed, Source
 from rayembed.compression.matrices import Matrix, matrices_of, shares
 from rayembed.compression.prune import empty_model, new_folder, save_like, write_told
-from rayembed.compression.quantised import Scheme
+from rayembed.config.compression import Scheme
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.export import check_target
 from rayembed.models.files import load_weights, read_header, read_json, weight_paths, write_json

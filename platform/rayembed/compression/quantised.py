@@ -7,18 +7,16 @@ transformers, sentence-transformers and vLLM load.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from rayembed.compression.contract import CalibrationText, Compressed, Compression, Source
 from rayembed.compression.library import check_installed
+from rayembed.config.compression import Scheme
 
 if TYPE_CHECKING:
     from rayembed.compression.matrices import Matrix
     from rayembed.compression.quantise import Weights
     from rayembed.models.transformer_model import TransformerModel
-
-Scheme = Literal["INT8", "FP8_DYNAMIC"]
-"""Names of compressed-tensors."""
 
 
 class Quantised(Compression):

@@ -43,7 +43,7 @@ class SparseGPT(Calibrated, Pruning):
         from rayembed.compression.sparsegpt_solver import SparseGPTSolver
 
         check_installed(self.kind, "llmcompressor")
-        solve_layers(model, matrices, texts, SparseGPTSolver(self.structure, self.sparsity))
+        solve_layers(model, matrices, texts, SparseGPTSolver(self.structure, self.sparsity, BLOCK))
 
     def zeros_asked(self, num_outputs: int, num_inputs: int) -> int:
         """The share of each block, rounded down."""

@@ -5,7 +5,6 @@ from torch import Tensor, nn
 
 from rayembed.compression.hessian import Hessian, damping
 from rayembed.compression.library import library
-from rayembed.compression.sparsegpt import BLOCK
 from rayembed.compression.structures import GROUPS
 from rayembed.config.compression import Structure
 
@@ -13,9 +12,10 @@ from rayembed.config.compression import Structure
 class SparseGPTSolver:
     """Prunes matrices, moving the weights that stay."""
 
-    def __init__(self, structure: Structure, sparsity: float) -> None:
+    def __init__(self, structure: Structure, sparsity: float, block: int) -> None:
         self.structure = structure
         self.sparsity = sparsity
+        self.block = block
         self._solve = library("modifiers.pruning.sparsegpt.sgpt_sparsify").sparsify_weight
 
     def begin(self, weight: Tensor) -> Hessian:
@@ -36,7 +36,7 @@ class SparseGPTSolver:
                 sparsity=self.sparsity,
                 prune_n=group.zeros if group else 0,
                 prune_m=group.size if group else 0,
-                block_size=BLOCK,
+                block_size=self.block,
                 dampening_frac=damping(hessian, name),
                 preserve_sparsity_mask=False,
             )

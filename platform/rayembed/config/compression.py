@@ -12,6 +12,9 @@ Structure = Literal["unstructured", "2:4", "4:8"]
 """Where the zeros of pruned weights may stand: anywhere in a matrix, or so many of each group of 4
 or 8 neighbours in a row, as some GPUs multiply them."""
 
+Scheme = Literal["INT8", "FP8_DYNAMIC"]
+"""How weights and inputs are rounded to 8 bits, in the words of compressed-tensors."""
+
 
 class CompressionConfig(Settings):
     """Settings of one way to make a model smaller or faster.
