@@ -87,6 +87,12 @@ def test_variants_stand_beside_the_model_and_are_made_once(given, capsys):
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == before
     assert len(client.search_model_versions("name='shop'")) == 2
 
+    # Another compression of that name is refused before anything is made or written over.
+    told = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    other = ("--way", "magnitude,sparsity=0.3", "--name", "small", "--set=speed=null")
+    assert run(given, *other) == 1
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == told
+
 
 def test_gates_take_a_variant_or_refuse_it(given, capsys):
     assert run(given, "--way", "magnitude,sparsity=0.3", "--name", "gated", "--set=speed=null",
@@ -102,10 +108,16 @@ def test_gates_take_a_variant_or_refuse_it(given, capsys):
 
 def test_calibration_texts_are_those_of_the_run_and_of_files(given, tmp_path):
     from rayembed.config.compression_run import CalibrationConfig
-    from rayembed.pipeline.calibration import calibration_texts, run_of_folder
+    from rayembed.pipeline import calibration
 
-    known = run_of_folder(given.folder / "outputs" / "runs" / "own" / "models" / "finetune")
+    known = calibration.run_of_folder(
+        given.folder / "outputs" / "runs" / "own" / "models" / "finetune"
+    )
     assert known is not None
+
+    def calibration_texts(settings, run, **names):
+        return calibration.calibration_texts(settings, run, "finetune", **names)
+
     found = calibration_texts(CalibrationConfig(number=20), known, model="own")
     rows = [json.loads(line) for line in (given.folder / "pairs.jsonl").read_text().splitlines()]
     sides = {"query": {r["query"] for r in rows}, "document": {r["positive"] for r in rows}}
@@ -131,7 +143,9 @@ def test_calibration_texts_are_those_of_the_run_and_of_files(given, tmp_path):
         (("--way", "magnitude", "--way", "magnitude"), "two ways are called"),
         (("--way", "magnitud"), "did you mean 'magnitude'"),
         (("--way", "magnitude,structure=2:4,sparsity=0.7"), "leave sparsity at 0.5"),
-        (("--way", "magnitude", "--set=calibration.number=100000"), "different texts"),
+        (("--way", "magnitude", "--set=calibration.number=100000"), "--set speed=null"),
+        (("--way", "wanda", "--set=calibration.number=100000"), "different texts"),
+        (("--way", "magnitude", "--way", "wanda", "--set=calibration.number=40"), "no fewer than"),
         ((), "no way to compress"),
     ],
 )

@@ -10,8 +10,10 @@ from tiny_folders import TINY, save_biencoder, save_tiny
 from tiny_models import LINES, save_encoder
 
 from rayembed.compression.contract import Source
+from rayembed.compression.layers import Layers
 from rayembed.compression.magnitude import Magnitude
 from rayembed.compression.matrices import matrices_of
+from rayembed.config.compression import settings_in
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.compressed import read_compression
@@ -116,6 +118,56 @@ def test_what_is_left_alone_is_a_setting(tmp_path):
         Magnitude(skip=("*.heed.*",)).check(folder)
     with pytest.raises(ConfigError, match="leaves no matrix"):
         Magnitude(skip=("*",)).check(folder)
+
+
+def test_a_second_pruning_tells_the_matrices_of_the_first_too(tmp_path):
+    folder = save_biencoder(tmp_path / "model")
+    first = Magnitude(skip=("*.attention.*", "*.pooler.*"))
+    told = first.compress(Source(folder), tmp_path / "first")
+    Magnitude(skip=("*.intermediate.*", "*.output.dense.*", "*.pooler.*")).compress(
+        Source(tmp_path / "first"), tmp_path / "second"
+    )
+    found = read_compression(tmp_path / "second")
+    assert set(told.matrices) < set(found["matrices"])
+    state = load_model(tmp_path / "second").state_dict()
+    assert all((state[name] == 0).any() for name in found["matrices"])
+    assert found["before"]["matrices"] == list(told.matrices)
+
+
+def test_a_share_that_takes_no_weight_is_refused(tmp_path):
+    folder = save_biencoder(tmp_path / "model")
+    with pytest.raises(ConfigError, match="takes no weight of any matrix"):
+        Magnitude(sparsity=1e-6).check(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("magnitude", Magnitude()),
+        ("magnitude,structure=2:4", Magnitude(structure="2:4")),
+        ("layers,which=[0,3,5]", Layers(which=(0, 3, 5))),
+        (
+            "magnitude,sparsity=0.4,skip=['*.attention.*','*.x']",
+            Magnitude(sparsity=0.4, skip=("*.attention.*", "*.x")),
+        ),
+    ],
+)
+def test_ways_are_read_from_words(text, found):
+    assert parse(type(found), settings_in(text)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("magnitude,structure", "kind,setting=value"),
+        ("magnitude,sparsity=0.1,sparsity=0.9", "names sparsity twice"),
+        ("magnitude,kind=wanda", "names kind twice"),
+        ("magnitude,skip=*.attention.*", "stands in quotes"),
+    ],
+)
+def test_words_that_are_no_way_are_refused(text, told):
+    with pytest.raises(ConfigError, match=told):
+        settings_in(text)
 
 
 def test_instructions_and_prefixes_go_along(tmp_path):

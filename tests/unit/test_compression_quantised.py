@@ -138,11 +138,12 @@ def test_what_is_left_alone_stays_as_it_is(tmp_path):
     assert torch.equal(before[name], after[name])
 
 
-def test_zeros_of_a_pruned_model_stay(tmp_path):
+@pytest.mark.parametrize("way", WAYS, ids=IDS)
+def test_zeros_of_a_pruned_model_stay(way, tmp_path):
     folder = save_biencoder(tmp_path / "model")
     pruned = SparseGPT(structure="2:4", minimum_texts=8)
     told = pruned.compress(Source(folder, TEXTS), tmp_path / "pruned")
-    Int8().compress(Source(tmp_path / "pruned"), tmp_path / "small")
+    way.compress(Source(tmp_path / "pruned", TEXTS), tmp_path / "small")
     state = load_model(tmp_path / "small").state_dict()
     for name in told.matrices:
         assert ((state[name].reshape(-1, 4) == 0).sum(dim=1) >= 2).all()

@@ -77,7 +77,8 @@ def test_what_cannot_be_made_is_refused_before_work(run, tmp_path, monkeypatch, 
     with pytest.raises(ConfigError, match="takes no scores"):
         make_sizes(Family(silent, SIZES, None))
     for words, told in (
-        (["--size", "nothing"], "no way 'nothing'"),
+        (["--size", "nothing"], "made by layers or vocabulary"),
+        (["--size", "layers,share=0.5+magnitude"], "made by layers or vocabulary"),
         (["--size", "layers,0.5"], "is no setting"),
         (["--size", "layers,share=0.5", "--size", "layers,share=0.5"], "two sizes"),
     ):

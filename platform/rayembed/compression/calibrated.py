@@ -15,3 +15,8 @@ class Calibrated(Compression):
     minimum_texts: PositiveInt = 128
     """Minimum calibration texts; with fewer the compression is refused. They should be of the kind
     that the model embeds, queries and documents."""
+
+    @property
+    def fewest_texts(self) -> int:
+        """`minimum_texts`."""
+        return self.minimum_texts

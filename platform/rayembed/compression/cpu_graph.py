@@ -12,6 +12,9 @@ from rayembed.config.graph import Floats, GraphPrecision, Runtime
 if TYPE_CHECKING:
     import numpy as np
 
+LEAST_TEXTS = 8
+"""Fewest calibration texts for static ranges."""
+
 
 class CpuGraph(Compression):
     """A graph that a runtime for CPUs computes, from token ids and masks to unit vectors."""
@@ -41,6 +44,11 @@ class CpuGraph(Compression):
     def label(self) -> str:
         """Runtime and precision, such as `onnx-int8-static`."""
         return f"{self.kind}-{self.precision}"
+
+    @property
+    def fewest_texts(self) -> int:
+        """Ranges need some, a comparison of vectors one."""
+        return LEAST_TEXTS if self.precision == "int8-static" else 1
 
     @property
     def floats(self) -> Floats:

@@ -22,7 +22,11 @@ class GPTQSolver:
         return Hessian(weight.shape[1], weight.device)
 
     def solve(self, weight: Tensor, statistic: Hessian, name: str) -> None:
-        """Quantise the matrix, and put what the quantised weights stand for in its place."""
+        """Quantise the matrix, and put what the quantised weights stand for in its place.
+
+        Weights that are zero, as those of a pruned model, stay so.
+        """
+        zeros = weight == 0
         hessian = statistic.mean()
         scale = scale_of(weight, self._scheme)
         given = arguments(self._scheme).model_copy(update={"actorder": "static"})
@@ -35,6 +39,6 @@ class GPTQSolver:
             quant_args=given,
             percdamp=damping(hessian, name),
         )
-        values = rounded(made.squeeze(0), scale, self._scheme)
+        values = rounded(made.squeeze(0).masked_fill(zeros, 0.0), scale, self._scheme)
         self.weights[name] = Quantity(values.cpu(), scale.cpu())
         weight.copy_((values.float() * scale.float()).to(weight.dtype))

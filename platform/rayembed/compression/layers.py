@@ -1,7 +1,7 @@
 """Fewer layers: some of a transformer's layers are kept, the others are gone."""
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -16,6 +16,8 @@ class Layers(Compression):
     layers are of several kinds that alternate, such as mixtures of experts, the nearest layer of
     the right kind takes each place.
     """
+
+    is_cut: ClassVar[bool] = True
 
     kind: Literal["layers"] = "layers"
     share: float | None = Field(default=None, gt=0, lt=1)

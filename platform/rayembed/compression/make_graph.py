@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LEAST_TEXTS = 8
-"""Minimum calibration texts of static ranges."""
-
 LARGEST_BYTES = 2_000_000_000
 """Maximum weights of a model in float32: one file of ONNX holds 2 GiB."""
 
@@ -63,10 +60,10 @@ def make_graph(way: "CpuGraph", source: Source, output: Path) -> Compressed:
     """Write the graphs of a model into the folder `output`; raises as `CpuGraph.compress`."""
     check_target(output)
     _check_weights(source.folder)
-    if way.precision == "int8-static" and len(source.texts) < LEAST_TEXTS:
+    if way.precision == "int8-static" and len(source.texts) < way.fewest_texts:
         raise ConfigError(
             f"precision = 'int8-static' takes ranges from calibration texts; {len(source.texts)} "
-            f"are given and {LEAST_TEXTS} are the least. Give more, or take int8-dynamic"
+            f"are given and {way.fewest_texts} are the least. Give more, or take int8-dynamic"
         )
     model = load_model(source.folder, dtype="float32").eval()
     _check_size(model)

@@ -1,5 +1,6 @@
 """Speed and memory of saved models on this machine, each in a process of its own."""
 
+import gc
 import multiprocessing
 import time
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ class Measured:
     documents_per_second: float
     """Texts embedded a second, tokenised in that time; a first pass over a few does not count."""
     memory: int
-    """Bytes that the process holds more, after a pass over a few texts, than before it loaded."""
+    """Bytes that the process holds more, after a pass over a few texts, than before it loaded the
+    model, whose libraries it had loaded before."""
 
 
 def measure(
@@ -59,6 +61,9 @@ def _measure(folder: Path, documents: list[str], dtype: Dtype | None, threads: i
 
     torch.set_num_threads(threads)
     process = psutil.Process()
+    model = load_model(folder, dtype=dtype)  # and what it imports
+    del model
+    gc.collect()
     before = process.memory_info().rss
     model = load_model(folder, dtype=dtype)
     encode(model, documents[:_WARM_UP], role="document", allow_empty=True)

@@ -1,6 +1,7 @@
 """Pruning of a model in a folder: load, solve, write, look at what was written."""
 
 import logging
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -93,11 +94,18 @@ def empty_model(folder: Path) -> TransformerModel:
 
 
 def check_structure(way: "Pruning", chosen: Sequence[Matrix]) -> None:
-    """Check that groups fill the rows of all matrices.
+    """Check that groups fill the rows of all matrices, and that something is pruned.
 
     Raises:
-        ConfigError: one is as wide as no number of groups.
+        ConfigError: one is as wide as no number of groups; or no matrix would lose a weight.
     """
+    shapes = [weight.shape for matrix in chosen for weight in matrix.slices]
+    if not any(way.zeros_asked(*shape) for shape in shapes):
+        largest = max(shapes, key=math.prod)
+        raise ConfigError(
+            f"sparsity = {way.sparsity} takes no weight of any matrix of this model, of which the "
+            f"largest has the shape {tuple(largest)}; raise it"
+        )
     group = GROUPS.get(way.structure)
     if group is None:
         return
@@ -163,8 +171,12 @@ def save_like(model: TransformerModel, source: Path, folder: Path) -> None:
 
 
 def write_told(way: Any, told: Compressed, source: Path, folder: Path) -> None:
-    """Write into a model's folder what was done to it, and what to its source before (`before`)."""
+    """Write into a model's folder what was done to it, and what to its source before (`before`).
+
+    Of a model that was pruned before, its pruned matrices are told too.
+    """
     before = read_compression(source)
+    earlier = () if before is None or not told.matrices else before.get("matrices", ())
     write_compression(
         folder,
         {
@@ -173,6 +185,6 @@ def write_told(way: Any, told: Compressed, source: Path, folder: Path) -> None:
             "weights": told.weights,
             "compressed": told.compressed,
             "by_part": told.by_part,
-            "matrices": told.matrices,
+            "matrices": list(dict.fromkeys([*told.matrices, *earlier])),
         },
     )

@@ -16,6 +16,8 @@ class Vocabulary(Compression):
     The texts should be many, and of all languages and subjects that the model is for.
     """
 
+    is_cut: ClassVar[bool] = True
+
     kind: Literal["vocabulary"] = "vocabulary"
     size: PositiveInt | None = None
     """Most tokens that are kept, of those that occur the most frequent ones; None: all."""

@@ -3,10 +3,15 @@
 A way is one file of `compression/`: its settings, and a function from a model's folder to another.
 """
 
-from typing import ClassVar, Literal
+import re
+from typing import Any, ClassVar, Literal
+
+import yaml
 
 from rayembed.config.settings import Settings
 from rayembed.config.table import Table
+from rayembed.config.yaml_text import read_yaml
+from rayembed.errors import ConfigError
 
 Structure = Literal["unstructured", "2:4", "4:8"]
 """Where the zeros of pruned weights may stand: anywhere in a matrix, or so many of each group of 4
@@ -26,6 +31,13 @@ class CompressionConfig(Settings):
 
     needs_texts: ClassVar[bool] = False
     """Whether it looks at what calibration texts do in the model."""
+    is_cut: ClassVar[bool] = False
+    """Whether what is left is a whole smaller model, which is trained on as any other."""
+
+    @property
+    def fewest_texts(self) -> int:
+        """Fewest calibration texts that it takes."""
+        return int(self.needs_texts)
 
     @property
     def label(self) -> str:
@@ -50,3 +62,33 @@ COMPRESSIONS = Table(
     ),
 )
 """All ways to compress a model by their `kind`."""
+
+
+def settings_in(text: str) -> dict[str, Any]:
+    """Settings of a way from `kind,setting=value,…`, as a command has it.
+
+    Values are YAML; commas within brackets part no settings: `layers,which=[0,3,5]`.
+
+    Raises:
+        ConfigError: no `setting=value`, one that is there twice, or a value that is no YAML.
+    """
+    kind, *settings = re.split(r",(?![^\[\]{}]*[\]}])", text)
+    found: dict[str, Any] = {"kind": kind}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"{text!r}: {setting!r} is no setting; write kind,setting=value, as "
+                "sparsegpt,structure=2:4"
+            )
+        if name in found:
+            raise ConfigError(f"{text!r} names {name} twice; once is enough")
+        try:
+            # YAML takes 2:4 for a number to the base of 60.
+            found[name] = value if re.fullmatch(r"\d+:\d+", value) else read_yaml(value)
+        except yaml.YAMLError:
+            raise ConfigError(
+                f"{text!r}: {name}={value} cannot be read; what begins with * stands in quotes, as "
+                "skip=['*.attention.*']"
+            ) from None
+    return found

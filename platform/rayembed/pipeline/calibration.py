@@ -10,7 +10,7 @@ from rayembed.compression.contract import CalibrationText
 from rayembed.config.compression_run import CalibrationConfig
 from rayembed.config.run import Run
 from rayembed.data.plan.batch_plan import TRAINING, BatchPlan
-from rayembed.errors import ConfigError
+from rayembed.errors import ArtifactError, ConfigError
 from rayembed.pipeline.corpus_job import documents_in
 from rayembed.pipeline.run_folders import plan_of
 from rayembed.registry.run_folder import RUN_FILE
@@ -22,7 +22,7 @@ _POOL = 20
 
 
 def calibration_texts(
-    settings: CalibrationConfig, run: Run | None, *, model: str
+    settings: CalibrationConfig, run: Run | None, stage: str, *, model: str
 ) -> list[CalibrationText]:
     """Different texts in the order of their draw, as many as the settings ask for.
 
@@ -31,6 +31,7 @@ def calibration_texts(
 
     Args:
         run: what trained the model; None: not known.
+        stage: its stage whose model it is; another name stands for the last one.
         model: its reference, for messages.
 
     Raises:
@@ -42,13 +43,13 @@ def calibration_texts(
         found = _of_files(settings, random)
         where = settings.path
     elif run is not None:
-        found, where = _of_plan(run, random), f"the batch plan of the run {run.name}"
+        found, where = _of_plan(run, stage, random), f"the batch plan of the run {run.name}"
     else:
         raise ConfigError(
             f"no calibration texts: what {model!r} was trained on is not known, for it is no model "
             "in a folder of a run and no registered model of one; name texts by "
-            "calibration.path=FILE, with the column calibration.documents (or "
-            "calibration.queries)"
+            "calibration.path=FILE (--texts), with the column calibration.documents or "
+            "calibration.queries"
         )
     texts: dict[CalibrationText, None] = {}
     for text in found:
@@ -61,8 +62,15 @@ def calibration_texts(
     )
 
 
-def _of_plan(run: Run, random: np.random.Generator) -> Iterator[CalibrationText]:
-    plan = BatchPlan.open(plan_of(run, run.stages[-1].name))
+def _of_plan(run: Run, stage: str, random: np.random.Generator) -> Iterator[CalibrationText]:
+    stages = [one.name for one in run.stages]
+    try:
+        plan = BatchPlan.open(plan_of(run, stage if stage in stages else stages[-1]))
+    except ArtifactError as error:
+        raise ConfigError(
+            f"the batch plan that the model was trained on is gone ({error}); name texts by "
+            "calibration.path=FILE"
+        ) from None
     for step in random.permutation(plan.num_steps):
         for record in plan.read(int(step), 0, 1, TRAINING):
             yield CalibrationText(record.query, "query", record.query_instruction)

@@ -82,16 +82,26 @@ class CompressionResult:
     variants: tuple[Variant, ...]
 
 
-def compress(run: CompressionRun) -> CompressionResult:
+@dataclass(frozen=True)
+class Ready:
+    """A compression of which all is known that needs no work."""
+
+    run: CompressionRun
+    """Its model is pinned, its storage means the same everywhere."""
+    folder: Path
+    """The model on this machine."""
+    texts: Sequence[CalibrationText]
+    """Calibration texts; none where nothing needs any."""
+
+
+def compress(known: Ready) -> CompressionResult:
     """Make, score and measure the variants; what is there already is not made or scored again.
 
     Raises:
-        RayembedError: a way cannot take the model or its texts, which is known before any work; or
-            a task cannot be scored.
+        RayembedError: a task cannot be scored, or a result is not what was asked for.
     """
-    run = placed(run)
+    run, folder, texts = known.run, known.folder, known.texts
     check_writable(run.placement.storage_path)
-    run, folder, texts = ready(run)
     original = Variant(ORIGINAL, None, run.model.reference, folder, _bytes(folder))
     weights = weights_fingerprint(folder)
     variants = [original, *(_made(run, way, folder, weights, texts) for way in run.ways)]
@@ -101,13 +111,13 @@ def compress(run: CompressionRun) -> CompressionResult:
     return CompressionResult(run, tuple(_measured(run, variants, documents)))
 
 
-def ready(run: CompressionRun) -> tuple[CompressionRun, Path, list[CalibrationText]]:
-    """The run with its model pinned, the model's folder and the calibration texts, after all checks
-    that need no work.
+def ready(run: CompressionRun) -> Ready:
+    """The compression after all checks that need no work.
 
     Raises:
-        RayembedError: as `compress`.
+        RayembedError: a way cannot take the model, or there are too few calibration texts.
     """
+    run = placed(run)
     placement = run.placement
     tracking_uri = resolve_tracking_uri(
         placement.tracking_uri, placement.storage_path, make_folder=False
@@ -122,11 +132,30 @@ def ready(run: CompressionRun) -> tuple[CompressionRun, Path, list[CalibrationTe
     known = run_of_folder(folder)
     if known is None and reference.startswith(SCHEME):
         known = _registered_run(reference, tracking_uri)
-    needed = any(way.needs_texts for way in run.ways) or run.speed is not None
-    texts: list[CalibrationText] = []
-    if needed:
-        texts = calibration_texts(run.calibration, known, model=reference)
-    return run, folder, texts
+    return Ready(run, folder, _texts(run, known, folder.name))
+
+
+def _texts(run: CompressionRun, known: Run | None, stage: str) -> list[CalibrationText]:
+    """The calibration texts, as many as each way asks for at least."""
+    number = run.calibration.number
+    for way in run.ways:
+        if number < way.fewest_texts:
+            raise ConfigError(
+                f"{way.label} takes no fewer than {way.fewest_texts} calibration texts, but "
+                f"calibration.number = {number}; raise it"
+            )
+    needed = any(way.needs_texts for way in run.ways)
+    if not needed and run.speed is None:
+        return []
+    try:
+        return calibration_texts(run.calibration, known, stage, model=run.model.reference)
+    except ConfigError as error:
+        if needed:
+            raise
+        raise ConfigError(
+            f"{error}. Here only the measurement of speed needs them; --set speed=null leaves it "
+            "out"
+        ) from None
 
 
 def _way(way: CompressionConfig) -> Compression:

@@ -1,45 +1,47 @@
 """The compression job: from its arguments to variants of a model, side by side."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rayembed.config.compression import COMPRESSIONS
+from rayembed.config.compression import COMPRESSIONS, settings_in
 from rayembed.config.compression_run import CompressionRun
 from rayembed.config.named_benchmarks import named_benchmarks
+from rayembed.errors import ConfigError
 from rayembed.pipeline.evaluation_job import own_set
 from rayembed.pipeline.job import Job, JobContext, Reader, names_in, option
 
+if TYPE_CHECKING:
+    from rayembed.registry.tracking import Status
+
 
 def _way(text: str) -> dict[str, Any]:
-    """A way from `kind,setting=value,…`, whose values are read as YAML."""
-    from rayembed.config.yaml_text import read_yaml
-
-    kind, *settings = text.split(",")
-    found: dict[str, Any] = {"kind": kind}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise argparse.ArgumentTypeError(
-                f"{text!r}: {setting!r} is no setting; write kind,setting=value, as "
-                "sparsegpt,structure=2:4"
-            )
-        # YAML takes 2:4 for a number to the base of 60.
-        found[name] = value if ":" in value else read_yaml(value)
-    return found
+    try:
+        return settings_in(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _compress(run: CompressionRun, context: JobContext) -> int:
     _check_names(run)
     # torch, mteb and MLflow; the rest of the job needs none of them.
-    from rayembed.pipeline.compress import compress
-    from rayembed.pipeline.compression_report import print_report, track, write_report
+    from rayembed.pipeline.compress import compress, ready
+    from rayembed.pipeline.compression_report import open_tracker, print_report, track, write_report
     from rayembed.registry.tracking_uri import reachable_tracking_uri
 
     placement = run.placement
     tracking_uri = reachable_tracking_uri(placement.tracking_uri, placement.storage_path)
-    result = compress(run)
-    folder = write_report(result)
-    complete, versions = track(result, tracking_uri)
+    known = ready(run)
+    # Before any work: MLflow may have another run of this name.
+    tracker = open_tracker(known.run, tracking_uri)
+    status: Status = "FAILED"
+    complete = False
+    try:
+        result = compress(known)
+        folder = write_report(result)
+        versions = track(result, tracker)
+        status = "FINISHED"
+    finally:
+        complete = tracker.close(status)
     print_report(result, context.out, folder=folder, tracking_uri=tracking_uri, versions=versions)
     if not complete:
         context.out.write("MLflow     has not got everything: the same command sends the rest\n")
@@ -50,12 +52,12 @@ def _show(run: CompressionRun, context: JobContext) -> None:
     """The resolved run, after all checks that need no work."""
     _check_names(run)
     from rayembed.pipeline.compress import ready
-    from rayembed.pipeline.storage import placed
 
-    _, folder, texts = ready(placed(run))
+    known = ready(run)
     context.out.write(f"# compression, fingerprint {run.fingerprint}\n{run.to_yaml()}")
     context.out.flush()
-    context.err.write(f"model {folder}, {len(run.ways)} ways, {len(texts)} calibration texts\n")
+    texts = f"{len(known.texts)} calibration texts"
+    context.err.write(f"model {known.folder}, {len(run.ways)} ways, {texts}\n")
 
 
 def _list(context: JobContext) -> None:

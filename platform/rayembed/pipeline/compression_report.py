@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TextIO
 
 from rayembed.assets.cache import cache_folder
 from rayembed.assets.storage import join, write_atomic
+from rayembed.config.compression_run import CompressionRun
 from rayembed.evaluation.tables import ScoreTable
 from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
 from rayembed.pipeline.compress import ORIGINAL, CompressionResult, Variant
@@ -115,42 +117,48 @@ def _files(result: CompressionResult) -> dict[str, bytes]:
     }
 
 
-def track(result: CompressionResult, tracking_uri: str) -> tuple[bool, dict[str, str]]:
-    """Whether MLflow has all of it now, and the version of each variant by its label.
+def open_tracker(run: CompressionRun, tracking_uri: str) -> Tracker:
+    """The MLflow run of a compression, continued if it exists; to be closed.
+
+    Raises:
+        TrackingError: MLflow is away or refuses.
+        ArtifactError: MLflow has another run of that name.
+    """
+    return Tracker.open(
+        tracking_uri,
+        run.placement.experiment,
+        run.title,
+        run.fingerprint,
+        flatten(run.model_dump(mode="json", include={"model", "ways", "calibration"})),
+        {},
+        folder=_kept(run),
+        total_steps=1,
+    )
+
+
+def _kept(run: CompressionRun) -> Path:
+    """Folder of what MLflow may not have yet."""
+    return cache_folder() / "compression-runs" / run.fingerprint
+
+
+def track(result: CompressionResult, tracker: Tracker) -> dict[str, str]:
+    """Tell MLflow of all variants; the version of each by its label, where they are registered.
 
     Raises:
         TrackingError: MLflow is away or refuses.
     """
     run = result.run
-    folder = cache_folder() / "compression-runs" / run.fingerprint
-    settings = run.model_dump(mode="json", include={"model", "ways", "calibration"})
-    tracker = Tracker.open(
-        tracking_uri,
-        run.placement.experiment,
-        run.title,
-        run.fingerprint,
-        flatten(settings),
-        {},
-        folder=folder,
-        total_steps=1,
-    )
-    versions: dict[str, str] = {}
-    complete = False
-    try:
-        tracker.log_provenance(collect_provenance({}))
-        for variant in result.variants:
-            tracker.log_scores(f"score/{variant.label}", variant.scores, 0)
-            tracker.log_scores(f"size/{variant.label}", _figures(variant), 0)
-        report = folder / "report"
-        for name, data in _files(result).items():
-            write_atomic(str(report / name), data)
-        tracker.log_artifact(report, "report")
-        if run.placement.registered_model is not None:
-            for variant in result.variants[1:]:
-                versions[variant.label] = _registered(result, variant, tracker)
-    finally:
-        complete = tracker.close("FINISHED")
-    return complete, versions
+    tracker.log_provenance(collect_provenance({}))
+    for variant in result.variants:
+        tracker.log_scores(f"score/{variant.label}", variant.scores, 0)
+        tracker.log_scores(f"size/{variant.label}", _figures(variant), 0)
+    report = _kept(run) / "report"
+    for name, data in _files(result).items():
+        write_atomic(str(report / name), data)
+    tracker.log_artifact(report, "report")
+    if run.placement.registered_model is None:
+        return {}
+    return {v.label: _registered(result, v, tracker) for v in result.variants[1:]}
 
 
 def _figures(variant: Variant) -> dict[str, float]:

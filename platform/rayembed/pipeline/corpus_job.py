@@ -34,6 +34,7 @@ def save_with_corpus(
 
     from rayembed.assets.resolver import resolve_model
     from rayembed.data.corpus_clusters import clustered_context
+    from rayembed.models.compressed import read_compression, write_compression
     from rayembed.models.encoding import corpus_context
     from rayembed.models.export import check_target
     from rayembed.models.load import check_loadable, load_model, saved_dtype
@@ -58,6 +59,8 @@ def save_with_corpus(
         raise DataError("the corpus has no document that is not empty")
     model.set_corpus(context)
     model.save(output, instructions=saved_instructions(folder, model.config.template or ""))
+    if (told := read_compression(folder)) is not None:
+        write_compression(output, told)  # its weights are the same
     return len(context)
 
 

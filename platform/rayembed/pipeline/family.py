@@ -1,13 +1,11 @@
 """A family of sizes as a command names it. Imports neither torch nor Ray."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from rayembed.compression.contract import Compression
-from rayembed.config.compression import COMPRESSIONS
+from rayembed.config.compression import COMPRESSIONS, settings_in
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest, parse
-from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError
 
 
@@ -44,20 +42,13 @@ def size_in(text: str) -> Size:
 
 
 def _way(text: str) -> Compression:
-    kind, *settings = text.split(",")
-    classes = COMPRESSIONS.classes()
-    if kind not in classes:
-        raise ConfigError(f"--size {text!r}: there is no way {kind!r}; {nearest(kind, classes)}")
-    found: dict[str, Any] = {"kind": kind}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise ConfigError(
-                f"--size {text!r}: {setting!r} is no setting; write kind,setting=value, as "
-                "layers,share=0.5"
-            )
-        # YAML takes 2:4 for a number to the base of 60.
-        found[name] = value if ":" in value else read_yaml(value)
-    way = parse(classes[kind], found)
+    found, classes = settings_in(text), COMPRESSIONS.classes()
+    cuts = [k for k, way in classes.items() if issubclass(way, Compression) and way.is_cut]
+    if found["kind"] not in cuts:
+        raise ConfigError(
+            f"--size {text!r}: a size is made by {' or '.join(cuts)}, whose models are trained on; "
+            f"{nearest(found['kind'], cuts)} jobs/compress_model.py has the other ways"
+        )
+    way = parse(classes[found["kind"]], found)
     assert isinstance(way, Compression)
     return way

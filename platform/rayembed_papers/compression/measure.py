@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rayembed.config.run import Run
-from rayembed.pipeline.compress import compress
+from rayembed.pipeline.compress import compress, ready
 from rayembed.pipeline.train import train
 from rayembed_papers.compression.figures import METHODS, STRUCTURES
 from rayembed_papers.compression.runs import base_run, compression_run, recovery_run
@@ -79,7 +79,7 @@ def _compressed(
     base: Run, model: str, ways: list[dict[str, str]], label: str
 ) -> list[tuple[str, float]]:
     """Reference and mean score of each variant of a model."""
-    result = compress(compression_run(base, model, ways, label))
+    result = compress(ready(compression_run(base, model, ways, label)))
     return [(variant.reference, _mean(variant.scores)) for variant in result.variants[1:]]
 
 
