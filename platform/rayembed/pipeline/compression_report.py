@@ -1,5 +1,6 @@
 """The report of a compression: a table, a plot, MLflow, and a version of each variant."""
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TextIO
 from rayembed.assets.cache import cache_folder
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.compression_run import CompressionRun
-from rayembed.evaluation.tables import ScoreTable
+from rayembed.evaluation.tables import ScoreTable, score_table
 from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
 from rayembed.pipeline.compress import ORIGINAL, CompressionResult, Variant
 from rayembed.pipeline.registration import find_candidate, put
@@ -22,15 +23,13 @@ _MEGABYTE = 1e6
 
 
 def variants_table(result: CompressionResult) -> Table:
-    """A row for each variant: what was compressed, bytes, speed, scores beside the original's."""
+    """A row for each variant: what was compressed, bytes, speed, mean score and what is kept."""
     variants = result.variants
-    scores = ScoreTable({v.label: v.scores for v in variants}, base=ORIGINAL)
     measured = any(variant.measured for variant in variants)
     heads = ["variant", "compressed", "MB on disk"]
     heads += ["MB in memory", "documents/s", "times"] if measured else []
-    heads += ["mean", "of original"] if scores.tasks else []
-    tasks = scores.tasks if len(scores.tasks) > 1 else ()
     original = variants[0]
+    heads += ["mean", "of original"] if original.scores else []
     rows = []
     for variant in variants:
         share = "" if variant.share is None else f"{variant.share:.1%}"
@@ -41,10 +40,17 @@ def variants_table(result: CompressionResult) -> Table:
             row.append(Cell(variant.measured.memory / _MEGABYTE, digits=0))
             row.append(Cell(speed, digits=1))
             row.append(Cell(speed / original.measured.documents_per_second, digits=2))
-        if scores.tasks:
+        if original.scores:
             row += [Cell(variant.mean, digits=4), _of_original(variant, original)]
-        rows.append([*row, *(scores.cell(variant.label, task) for task in tasks)])
-    return Table([*heads, *tasks], rows, title=f"Variants of {original.reference}", align="lr")
+        rows.append(row)
+    return Table(heads, rows, title=f"Variants of {original.reference}", align="lr")
+
+
+def tables(result: CompressionResult) -> list[Table]:
+    """All tables: the variants, their score of each task, the parts of their weights."""
+    scores = ScoreTable({v.label: v.scores for v in result.variants}, base=ORIGINAL)
+    of_tasks = [score_table(scores)] if len(scores.tasks) > 1 else []
+    return [variants_table(result), *of_tasks, parts_table(result)]
 
 
 def _of_original(variant: Variant, original: Variant) -> str:
@@ -78,14 +84,24 @@ def score_by_bytes(result: CompressionResult) -> bytes | None:
         if not best or mean > best[-1][1]:
             best.append((size, mean))
     axes.plot(*zip(*best, strict=True), color=COLOURS[0], linewidth=1.2, zorder=1)
-    for variant, size, mean in points:
+    lowest, highest = min(mean for *_, mean in points), max(mean for *_, mean in points)
+    middle = (min(size for _, size, _ in points) + max(size for _, size, _ in points)) / 2
+    step = max(highest - lowest, 1e-6) / 22
+    free = {True: -math.inf, False: -math.inf}
+    for variant, size, mean in sorted(points, key=lambda point: point[2]):
         colour = COLOURS[0] if variant.way is None else COLOURS[2]
         axes.scatter([size], [mean], s=42, color=colour, edgecolors="white", zorder=3)
+        # Labels stand on the inner side, one above the other where points are near each other.
+        left = size > middle
+        height = max(mean, free[left])
+        free[left] = height + step
         axes.annotate(
             variant.label,
-            (size, mean),
-            xytext=(6, 4),
+            (size, height),
+            xytext=(-8 if left else 8, 0),
             textcoords="offset points",
+            ha="right" if left else "left",
+            va="center",
             fontsize=8,
             color=INK,
         )
@@ -106,13 +122,12 @@ def write_report(result: CompressionResult) -> str:
 
 
 def _files(result: CompressionResult) -> dict[str, bytes]:
-    table = variants_table(result)
-    text = f"{show(table, 'markdown')}\n{show(parts_table(result), 'markdown')}"
+    text = "\n".join(show(table, "markdown") for table in tables(result))
     picture = score_by_bytes(result)
     return {
         "compression.yaml": result.run.to_yaml().encode(),
         "variants.md": text.encode(),
-        "variants.csv": show(table, "csv").encode(),
+        "variants.csv": show(variants_table(result), "csv").encode(),
         **({} if picture is None else {"variants.png": picture}),
     }
 
@@ -206,8 +221,8 @@ def print_report(
 ) -> None:
     """Print the tables, where everything is, and what to run next."""
     printer = console(out, soft_wrap=True)
-    printer.print(variants_table(result))
-    printer.print(parts_table(result))
+    for table in tables(result):
+        printer.print(table)
     for variant in result.variants[1:]:
         told = f"  {versions[variant.label]}" if variant.label in versions else ""
         printer.print(f"Variant    {variant.label}: {variant.reference}{told}")
