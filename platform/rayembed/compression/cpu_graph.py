@@ -116,7 +116,8 @@ def quiet_nncf() -> Any:
     without_telemetry()
     import nncf
 
-    nncf.set_log_level(logging.ERROR)
+    # Not by its own function, which sets the levels of handlers that others may share.
+    logging.getLogger("nncf").setLevel(logging.ERROR)
     return nncf
 
 
