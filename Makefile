@@ -13,6 +13,8 @@ ARGS ?=
 # Tests with Ray start many processes each and run one at a time. They leave the cores idle for a
 # quarter of it, in which the others run, at a lower priority, the longest first.
 DISTRIBUTED := tests/distributed
+# Runtimes of CPUs load libraries with which a process dies of a signal that other tests send.
+RUNTIMES := tests/runtimes
 SERIAL := tests/jobs tests/ray tests/drill -m ray
 BESIDE := tests/jobs tests/drill tests/parity tests/unit -m "not ray"
 CORES := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
@@ -61,6 +63,7 @@ nomic-quickstart: $(STAMP) ## the same with a small Nomic Embed v2 MoE
 test: $(STAMP) ## all tests
 	@status=0; log=$$(mktemp); trap 'kill $$beside 2>/dev/null; rm -f $$log' EXIT; \
 	$(BIN)/python -m pytest $(DISTRIBUTED) $(CORES) $(ARGS) || status=$$?; \
+	$(BIN)/python -m pytest $(RUNTIMES) -n logical --maxprocesses 8 $(ARGS) || status=$$?; \
 	echo 'Beside the next ones: $(BESIDE); what they print follows at the end.'; \
 	nice $(BIN)/python -m pytest $(BESIDE) $(CORES) $(ARGS) > $$log 2>&1 & beside=$$!; \
 	$(BIN)/python -m pytest $(SERIAL) $(ARGS) || status=$$?; \
