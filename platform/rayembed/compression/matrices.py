@@ -30,7 +30,7 @@ class Matrix:
     """One parameter that holds a matrix, or one of each expert."""
 
     name: str
-    """Of the parameter in the model's `state_dict`."""
+    """Name of the parameter in the model's `state_dict`."""
     module: nn.Module
     attribute: str
     """Its name in the module."""

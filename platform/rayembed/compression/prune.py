@@ -58,18 +58,29 @@ def prune(way: "Pruning", source: Source, output: Path) -> Compressed:
     with torch.no_grad():
         way.zero(model, chosen, source.texts)
     model.to("cpu")
-    by_part = shares(model, chosen)
-    told = Compressed(
-        weights=sum(whole for whole, _ in by_part.values()),
-        compressed=sum(changed for _, changed in by_part.values()),
-        by_part=by_part,
-        matrices=tuple(matrix.name for matrix in chosen),
-    )
+    told = counted(model, chosen, tuple(matrix.name for matrix in chosen))
     with new_folder(output) as written:
         save_like(model, source.folder, written)
         check_zeros(way, written, told.matrices)
         write_told(way, told, source.folder, written)
     return told
+
+
+def counted(
+    model: TransformerModel, chosen: Sequence[Matrix], pruned: tuple[str, ...] = ()
+) -> Compressed:
+    """What is told of a model whose chosen matrices were changed.
+
+    Args:
+        pruned: names of those of them that have zeros now.
+    """
+    by_part = shares(model, chosen)
+    return Compressed(
+        weights=sum(whole for whole, _ in by_part.values()),
+        compressed=sum(changed for _, changed in by_part.values()),
+        by_part=by_part,
+        matrices=pruned,
+    )
 
 
 def empty_model(folder: Path) -> TransformerModel:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from rayembed.compression.calibrated import Calibrated
 from rayembed.compression.calibration import check_layers, check_texts
 from rayembed.compression.contract import Compressed, Source
-from rayembed.compression.matrices import Matrix, matrices_of, shares
-from rayembed.compression.prune import empty_model, new_folder, save_like, write_told
+from rayembed.compression.matrices import Matrix, matrices_of
+from rayembed.compression.prune import counted, empty_model, new_folder, save_like, write_told
 from rayembed.config.compression import Scheme
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.export import check_target
@@ -71,12 +71,7 @@ def quantise(way: "Quantised", source: Source, output: Path) -> Compressed:
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     chosen = matrices_of(model, way.skip)
     _check_form(way, model, chosen)
-    by_part = shares(model, chosen)
-    told = Compressed(
-        weights=sum(whole for whole, _ in by_part.values()),
-        compressed=sum(changed for _, changed in by_part.values()),
-        by_part=by_part,
-    )
+    told = counted(model, chosen)
     with new_folder(output) as written:
         save_like(model, source.folder, written)
         _check_names(way, model, chosen, written)

@@ -50,7 +50,7 @@ def _of_layers(config: ModelConfig, number: int) -> tuple[float, float]:
         return kept_bytes(lambda: model(batch), model.parameters())
 
     def of_token() -> float:
-        """Of a further token: of what a pass keeps once nothing."""
+        """Bytes of a further token: of what a pass keeps once nothing."""
         return (kept(2 * _TEXTS) - kept(_TEXTS)) / (_TEXTS * _TOKENS)
 
     plain = of_token()

@@ -42,7 +42,7 @@ class GpuMemory:
     """A micro-batch's gradients and the bucket in which they are reduced, in float32 beside the
     model's type."""
     activations: int | None
-    """Of the stage that needs most; None where they are not counted."""
+    """Memory of the stage that needs most; None where they are not counted."""
 
     @property
     def total(self) -> int:

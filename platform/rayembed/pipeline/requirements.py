@@ -151,11 +151,11 @@ class Activations:
     """Bytes for each padded token of a micro-batch."""
 
     kept: float
-    """Of a graph."""
+    """Bytes of a graph."""
     kept_recomputing: float
-    """Of a graph whose layers are recomputed in the backward pass."""
+    """Bytes of a graph whose layers are recomputed in the backward pass."""
     of_layer: float
-    """Of one layer of the backbone, while it is recomputed."""
+    """Bytes of one layer of the backbone, while it is recomputed."""
 
 
 @dataclass(frozen=True)
