@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import os
+import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -27,7 +29,7 @@ from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.data.plan.stream import PairSteps
 from rayembed.data.plan.write import write_plan
-from rayembed.errors import DataError, PlacementError, StorageFullError
+from rayembed.errors import DataError, PlacementError, StorageFullError, WorkerError
 
 pytestmark = pytest.mark.ray
 
@@ -66,6 +68,19 @@ class WithoutRoom:
         except OSError as error:
             raise refused("/dev/full", error) from error
         raise AssertionError("there was room")
+
+
+class Stops:
+    """Stops its process, as one that waits for a storage for ever, the first time or always."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, unit: Number, device: str = "cpu") -> dict[str, Any]:
+        if unit.value < 0 or (unit.value == 2 and not (self.folder / "stopped").exists()):
+            (self.folder / "stopped").touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return {"rows_in": 1, "value": unit.value}
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +201,19 @@ def test_gpus_that_do_not_come_are_an_error_before_a_teacher_works_on_cpus(clust
         list(execute(Squares(), [Number(1)], "gpu or machine"))
     light = list(execute(Squares(), [Number(1)], "cpu"))
     assert light[0]["square"] == 1, "what needs no GPU waits for none"
+
+
+def test_a_process_that_hangs_is_replaced_and_a_unit_that_always_hangs_is_named(
+    cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    execute = partial(execute_with_ray_data, placement=TeacherPlacement(unit_seconds=4))
+    task = Stops(tmp_path)
+    made = list(execute(task, [Number(i) for i in range(4)], "cpu"))
+    assert [result["value"] for result in made] == [0, 1, 2, 3]
+    (told,) = [r.getMessage() for r in caplog.records if "another one does it again" in r.message]
+    assert told.startswith("the unit 2 took longer than placement.unit_seconds=4; its process ")
+    with pytest.raises(WorkerError, match=r"the unit -1 took longer .* in each of 3 processes"):
+        list(execute(task, [Number(1), Number(-1)], "gpu or machine"))
 
 
 def step_actors() -> list[int]:

@@ -24,6 +24,7 @@ from rayembed.data.on_ray import execute_with_ray_data
 from rayembed.data.parts import read_records
 from rayembed.data.sources import check, convert, files
 from rayembed.data.sources.tasks import HeldOut
+from rayembed.data.watched import next_units
 from rayembed.data.work_items import run_resumable
 
 pytestmark = pytest.mark.ray
@@ -53,7 +54,18 @@ class Count:
         return {"rows_in": 1, "rows_out": 1, "rejected": {}, "value": unit.value}
 
 
-def test_every_unit_once_in_order_and_none_dropped_or_merged(cluster, tmp_path: Path) -> None:
+def test_every_unit_once_in_order_and_none_dropped_or_merged(
+    cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayembed.data.watched._TASKS_PER_CPU", 4)
+    monkeypatch.setattr("rayembed.data.watched._TRIED_PER_CPU", 2)
+    tasks: list[int] = []  # of each execution, and units of each task
+
+    def cuts(*known: Any) -> tuple[int, int]:
+        tasks.extend(found := next_units(*known))
+        return found
+
+    monkeypatch.setattr("rayembed.data.on_ray.next_units", cuts)
     calls = tmp_path / "calls"
     calls.mkdir()
     units = [Number(i) for i in range(101)]  # no multiple of any number of workers
@@ -62,6 +74,9 @@ def test_every_unit_once_in_order_and_none_dropped_or_merged(cluster, tmp_path: 
     assert [result["value"] for result in results] == list(range(101))
     ran = Counter(int(path.name.partition("-")[0]) for path in calls.iterdir())
     assert ran == Counter(range(101)), "each unit is one call, however small"
+    assert (tasks[1], sum(tasks[::2])) == (1, 101)
+    assert len(tasks) == 4, "some are tried first, the rest share tasks"
+    assert tasks[3] > 1
     again = run_resumable(folder, "count", task, units[:50], execute_with_ray_data)
     assert again == results[:50]
     assert len(list(calls.iterdir())) == 101, "a second run calls none"

@@ -15,6 +15,7 @@ from s3_server import BUCKET, s3_server
 
 from rayembed.assets import clients
 from rayembed.assets.arrow_files import read_sealed
+from rayembed.assets.json_files import read_json
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import (
     check_writable,
@@ -186,6 +187,10 @@ CALLS = {
     "read": read_bytes,
     "write": lambda path: write_atomic(path, b"content"),
     "rows": lambda path: read_sealed(path, remedy=""),
+    "list": lambda path: list_files(path, recursive=True),
+    "look": exists,
+    "remove": remove_file,
+    "json": lambda path: read_json(path, ""),
 }
 
 

@@ -103,6 +103,27 @@ def test_every_row_is_there_or_dropped_for_a_reason(root: Path, tmp_path: Path) 
     assert not (Path(plain.folder) / "removed").exists()
 
 
+def test_negatives_with_evaluation_texts_go_from_rows_that_stay(root: Path, tmp_path: Path) -> None:
+    long = " ".join(f"v{i}" for i in range(30))
+    rows = [json.loads(line) for line in (root / "pairs.jsonl").read_text().splitlines()]
+    for i, row in enumerate(rows):
+        row["negatives"] = [f"bad {i}", f"{long} {EVALUATION[i % 5]} {long}", f"worse {i}"]
+    (root / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    overlap = {"tasks": ["evaluation.txt"], "contained": {"shortest": 7}, "negatives": True}
+    source = {"kind": "pairs", "path": "pairs.jsonl", "negatives": "negatives"}
+    config = dataset(source=source, cleaning={"overlap": overlap}, num_samples=30)
+    made = make(root, tmp_path / "out", config)
+    records = [record for part in made.parts for record in read_records(part.path)]
+    assert (len(records), made.manifest["negatives_overlap"]) == (30, 30)
+    for record in records:
+        first, second = (negative.text for negative in record.negatives)
+        assert (first.split()[0], second.split()[0]) == ("bad", "worse")
+        assert first.split()[1] == second.split()[1], "the same row's"
+    plain = make(root, tmp_path / "out", dataset(source=source, cleaning={}, num_samples=30))
+    assert {len(r.negatives) for p in plain.parts for r in read_records(p.path)} == {3}
+    assert "negatives_overlap" not in plain.manifest
+
+
 def test_samples_are_drawn_of_what_is_clean(root: Path, tmp_path: Path) -> None:
     clean = make(root, tmp_path, dataset())
     some = make(root, tmp_path, dataset(num_samples=25))

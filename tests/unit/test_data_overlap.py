@@ -20,12 +20,13 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.sts import AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
 
-from rayembed.config.mining import Overlap
+from rayembed.config.mining import Containment, Overlap
 from rayembed.data.cleaning.bm25 import FEWEST_WORDS, open_index, write_index
-from rayembed.data.cleaning.clean import find_overlap, overlap_identity
+from rayembed.data.cleaning.contained import GramIndex, grams_of
 from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
+from rayembed.data.cleaning.overlap import FoundOverlap, find_overlap, overlap_identity
 from rayembed.data.parts import write_part
-from rayembed.data.records import Record
+from rayembed.data.records import Negative, Record
 from rayembed.data.work_items import Execute, in_process
 from rayembed.errors import AssetError, ConfigError, DataError
 
@@ -148,6 +149,67 @@ def test_planted_texts_go_and_unrelated_ones_stay(tmp_path: Path) -> None:
     assert [records[i].id for i in found] == ["equal", "short and equal"]
 
 
+def test_contained_texts_equal_the_definition() -> None:
+    """Against sets of tuples of words; benchmark texts of 1 to 12 words, texts of up to 40."""
+    evaluation = list(dict.fromkeys(made_up(300, 0, 13)))
+    rng = np.random.default_rng(1)
+    documents = made_up(200, 2, 40)
+    for text in evaluation[::4]:  # planted as they are, and with a word changed
+        before, after, split = *made_up(2, int(rng.integers(1000)), 20), text.split()
+        split[int(rng.integers(len(split)))] = "other"
+        documents += [f"{before}. {text.upper()}! {after}", f"{before} {' '.join(split)} {after}"]
+    documents += ["", "w1"]
+    settings = Containment(ngram=7, shortest=4)
+
+    def grams(text: str, length: int) -> set[tuple[str, ...]]:
+        split = re.findall(r"\w+", text.lower())
+        return {tuple(split[i : i + length]) for i in range(len(split) - length + 1)}
+
+    lengths = [len(text.split()) for text in evaluation]
+    wanted = []
+    for document in documents:
+        found = [
+            place
+            for place, (text, length) in enumerate(zip(evaluation, lengths, strict=True))
+            if length >= 4 and grams(text, min(length, 7)) & grams(document, min(length, 7))
+        ]
+        wanted.append(min(found, default=-1))
+    index = GramIndex(grams_of(evaluation, settings))
+    assert index.find(documents).tolist() == wanted
+    assert 50 < sum(place >= 0 for place in wanted) < len(documents) - 50
+    assert index.find([]).tolist() == []
+    assert GramIndex(grams_of(["too short"], settings)).find(documents[:3]).tolist() == [-1] * 3
+
+
+def test_texts_within_longer_ones_go_and_negatives_with_them(tmp_path: Path) -> None:
+    (tmp_path / "questions.txt").write_text("\n".join(QUESTIONS))
+    before, after, other = (" ".join(made_up(8, seed, 30)) for seed in (1, 2, 3))
+    within = f"{before} — {QUESTIONS[1].upper().replace(' ', '  ')} {after}"
+    edited = f"{before} {QUESTIONS[1].replace('find', 'seek')} {after}"
+    rows = {
+        "in a positive": ("a hive", within, [other]),
+        "in a query": (f"{before} {QUESTIONS[2]}", "peace", []),
+        "a word changed": ("a nest", edited, [other]),
+        "too short": ("thanks", f"{before} {QUESTIONS[3]} {after}", []),
+        "in negatives": ("a bee", other, [other + " x", within, QUESTIONS[0], after]),
+    }
+    records = [
+        Record(name, query, (positive,), "d", tuple(map(Negative, negatives)))
+        for name, (query, positive, negatives) in rows.items()
+    ]
+    looks = Overlap(tasks=("questions.txt",), contained=Containment(), negatives=True)
+    found = find_all(tmp_path / "x", records, 2, looks, tmp_path)
+    assert [records[i].id for i in found.rows.positions] == ["in a positive", "in a query"]
+    assert found.contained == 2
+    assert found.negatives.tolist() == [[4, 1], [4, 2]]
+    listed = {row["id"]: row for row in pq.read_table(tmp_path / "x/removed").to_pylist()}
+    row = listed["in a positive"]
+    assert (row["reason"], row["similarity"]) == ("contains a text of a benchmark", 1.0)
+    assert (row["matched"], row["matched_text"]) == ("questions.txt", QUESTIONS[1])
+    plain = find_all(tmp_path / "y", records, 2, Overlap(tasks=("questions.txt",)), tmp_path)
+    assert (plain.rows.positions.tolist(), plain.negatives.tolist()) == ([], []), "the control"
+
+
 def texts(row: tuple[str, str]) -> tuple[str, tuple[str, ...]]:
     return row[0], ("something else", row[1])[::-1]
 
@@ -160,12 +222,23 @@ def find(
     root: Path,
     execute: Execute = in_process,
 ) -> list[int]:
+    found = find_all(folder, records, rows_per_part, config, root, execute)
+    return found.rows.positions.tolist()
+
+
+def find_all(
+    folder: Path,
+    records: Sequence[Record],
+    rows_per_part: int,
+    config: Overlap,
+    root: Path,
+    execute: Execute = in_process,
+) -> FoundOverlap:
     starts = range(0, len(records), rows_per_part)
     parts = [write_part(str(folder / "parts"), records[i : i + rows_per_part]) for i in starts]
     keep = np.ones(len(records), dtype=bool)
     working = str(folder / "working")
-    found = find_overlap(str(folder), working, "d", config, str(root), parts, keep, execute)
-    return found.positions.tolist()
+    return find_overlap(str(folder), working, "d", config, str(root), parts, keep, execute)
 
 
 def test_files_of_all_kinds_and_what_is_wrong_with_them(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import json
 import os
 import pickle
 import subprocess
@@ -19,6 +18,7 @@ from made_up_records import made_up_records
 from toy_model import ToyTokenizer
 
 from rayembed.assets.array_files import load_arrays
+from rayembed.assets.json_files import write_json
 from rayembed.data.parts import Part, read_index, write_part
 from rayembed.data.plan.audit import audit_dataset, negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
@@ -495,7 +495,7 @@ def test_finished_plans_are_taken_and_unfinished_ones_are_not(parts, tmp_path: P
     assert not done
     with pytest.raises(ArtifactError, match="other data or settings"):
         write_plan(str(folder), parts, config(seed=9))
-    (folder / "manifest.json").write_text(json.dumps({"version": 0}))
+    write_json(str(folder / "manifest.json"), {"version": 0})
     with pytest.raises(ArtifactError, match="layout 0"):
         BatchPlan.open(str(folder))
 

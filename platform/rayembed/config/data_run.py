@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from rayembed.config.data import DataConfig, data_identity
 from rayembed.config.document import Document, read_mapping
-from rayembed.config.placement import RuntimeSettings
+from rayembed.config.placement import RuntimeSettings, UnitLimit
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings, parse
 from rayembed.config.types import FileName, Reference, Seed
@@ -24,7 +24,7 @@ class DataPlacement(Settings):
     the other's results."""
 
 
-class TeacherPlacement(RuntimeSettings, DataPlacement):
+class TeacherPlacement(UnitLimit, RuntimeSettings, DataPlacement):
     """Result storage of a data job, and hardware of its teachers."""
 
     gpus: int = Field(default=0, ge=0)
@@ -88,5 +88,6 @@ def data_of(run: Run) -> DataRun:
             storage_path=run.placement.storage_path,
             gpus=run.placement.workers if seconds else 0,
             wait_for_nodes_seconds=seconds,
+            unit_seconds=run.placement.unit_seconds,
         ),
     )

@@ -148,6 +148,27 @@ class NearDuplicates(Settings):
     """Compared text: query and first positive together, or one of them."""
 
 
+class Containment(Settings):
+    """Search for benchmark texts within longer texts by n-grams of words."""
+
+    ngram: int = Field(default=13, ge=3)
+    """Consecutive words that a text must have in common with a benchmark text (13 in GPT-3, arXiv
+    2005.14165, appendix C)."""
+    shortest: int = Field(default=8, ge=3)
+    """Minimum number of words of a benchmark text that is looked for. One of fewer words than
+    `ngram` must stand in a text as a whole; of fewer than 8, as in GPT-3, many are common phrases.
+    """
+
+    @model_validator(mode="after")
+    def _no_longer_than_ngram(self) -> "Containment":
+        if self.shortest > self.ngram:
+            raise ValueError(
+                f"shortest {self.shortest} is above ngram {self.ngram}: no benchmark text of fewer "
+                "words than ngram would be looked for; lower shortest"
+            )
+        return self
+
+
 class Overlap(Settings):
     """Removal of rows that contain a benchmark text."""
 
@@ -158,6 +179,11 @@ class Overlap(Settings):
     """BM25 score of a query or positive for an evaluation text, relative to that text's own score
     and reduced if the query or positive is longer, above which its row is dropped
     (data/cleaning/bm25.py); None: only equal texts are."""
+    contained: Containment | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Whether rows are dropped too whose query or positive has a benchmark text within it
+    (data/cleaning/contained.py); None: a longer text is only compared as a whole."""
+    negatives: bool = Field(default=False, exclude_if=lambda looks: not looks)
+    """Whether benchmark texts are also removed from a row's hard negatives; the row stays."""
 
 
 class CleaningConfig(Settings):

@@ -71,7 +71,16 @@ class RuntimeSettings(Settings):
         return self
 
 
-class Placement(RuntimeSettings):
+class UnitLimit(Settings):
+    """Time limit of data preparation on Ray."""
+
+    unit_seconds: PositiveFloat = 86_400.0
+    """Seconds after which a process that prepares a unit of data on Ray is ended, as it may hang;
+    another one does the unit again. A unit is a part of 8,192 rows, a piece of a file, or a
+    k-means."""
+
+
+class Placement(UnitLimit, RuntimeSettings):
     """Execution settings of a run. None of them may change the trained weights.
 
     With dropout the numbers drawn depend on workers and micro-batches, so the weights are other

@@ -12,7 +12,6 @@ finds the manifest. So several jobs may make the same folder concurrently, also 
 which has no locks; the first manifest wins.
 """
 
-import json
 import logging
 import posixpath
 import time
@@ -20,17 +19,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import (
     exists,
     file_name,
     join,
     list_files,
-    read_bytes,
     remove_folder,
-    write_atomic,
 )
 from rayembed.config.document import fingerprint
-from rayembed.data.parts import Part
+from rayembed.data.parts import Part, remedy
 from rayembed.data.work_items import Execute, Result, add_up, in_process
 from rayembed.errors import ArtifactError
 
@@ -157,8 +155,8 @@ class ArtifactWriter:
             return teacher
         path = join(self.working_folder, _TEACHER_DTYPE)
         if not exists(path):
-            write_atomic(path, context.teacher_loader.dtype().encode())
-        return teacher.model_copy(update={"dtype": read_bytes(path).decode()})
+            write_json(path, {"dtype": context.teacher_loader.dtype()})
+        return teacher.model_copy(update=read_json(path, remedy(path)))
 
     def existing(self) -> DatasetArtifact | None:
         """The finished folder if another run made it, else None; removes leftover scratch files."""
@@ -233,8 +231,7 @@ class ArtifactWriter:
 
     def finish_with(self, manifest: Mapping[str, Any]) -> DatasetArtifact:
         """Write the manifest of a folder whose rows are not counted; see `finish`."""
-        content = json.dumps(manifest, indent=1, ensure_ascii=False).encode()
-        write_atomic(join(self.folder, MANIFEST), content)
+        write_json(join(self.folder, MANIFEST), manifest, indent=1)
         self._remove_working()
         return DatasetArtifact(self.folder, manifest)
 
@@ -282,14 +279,11 @@ def open_artifact(folder: str) -> DatasetArtifact:
         ArtifactError: it has no manifest, so it is not finished, or is none; or a broken one.
     """
     path = join(folder, MANIFEST)
-    content = read_bytes(path)
-    try:
-        manifest = json.loads(content)
-        if not isinstance(manifest, dict) or not manifest.keys() >= _NEEDED:
-            raise ValueError(f"it must be an object with {', '.join(sorted(_NEEDED))}")
-    except ValueError as error:
+    advice = f"Remove the folder {folder!r}; the job that made it makes it again"
+    manifest = read_json(path, advice)
+    if not manifest.keys() >= _NEEDED:
         raise ArtifactError(
-            f"the manifest {path!r} is broken: {error}. Remove the folder {folder!r}; the job "
-            "that made it makes it again"
-        ) from error
+            f"the file {path!r} is no manifest of records: it must have "
+            f"{', '.join(sorted(_NEEDED))}. {advice}"
+        )
     return DatasetArtifact(folder, manifest)

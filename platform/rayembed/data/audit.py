@@ -32,6 +32,7 @@ _TITLES = {
     "dropped_negatives": "false negatives dropped",
     "negatives_per_row": "Negatives a row",
     "unusable_answers": "Unusable answers",
+    "negatives_overlap": "negatives dropped that are or contain texts of benchmarks",
     "short": "rows with fewer negatives than asked for",
     "without_negatives": "rows without any negative",
     "mined": "negatives mined",
@@ -51,7 +52,7 @@ _SHOWN_CHARACTERS = 600
 _SHOWN_OTHERWISE = frozenset(
     {
         *("fingerprint", "kind", "dataset", "inputs", "made_of", "seconds", "parts", "histograms"),
-        "repair_examples",
+        *("digests", "repair_examples"),
         *("rows_in", "rejected", "records_made", "dropped", "rows_out", "mining_examples"),
     }
 )

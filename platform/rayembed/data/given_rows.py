@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayembed.assets.storage import exists, join, write_atomic
+from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.errors import DataError
 
 Rows = Any
@@ -33,10 +33,11 @@ def rows_file(rows: Rows, storage: str) -> str:
         return text if "://" in text else str(Path(text).expanduser().absolute())
     table = table_of_rows(rows)
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
+    pq.write_table(table, sink, write_page_checksum=True)
     data = sink.getvalue().to_pybytes()
     path = join(storage, "data", _PLACE, f"{hashlib.sha256(data).hexdigest()[:16]}.parquet")
-    if not exists(path):
+    # Its footer has no checksum; what it should be is at hand.
+    if not exists(path) or read_bytes(path) != data:
         write_atomic(path, data)
     return path
 

@@ -7,6 +7,7 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from rayembed.config.data_run import DataRun, TeacherPlacement
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.plan.on_ray import keep_order, result_or_error, results
 from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.watch.on_ray import Guard, watching
+from rayembed.data.watched import next_units
 from rayembed.data.work_items import Needs, Result, Task
 from rayembed.errors import PlacementError
 from rayembed.hardware import Precision, auto_precision
@@ -73,27 +76,54 @@ def execute_with_ray_data(
 ) -> Iterator[Result]:
     """Run a task on all units over the cluster; results in the units' order. An `Execute`.
 
+    A process that takes longer than `placement.unit_seconds` for a unit is ended, and another one
+    runs the unit.
+
     Raises:
         PlacementError: none of the GPUs that the placement names came.
+        WorkerError: a unit took too long in several processes; the message names it.
         RayembedError: what the task raises.
     """
-    rows = [{"unit": ray.cloudpickle.dumps(item)} for item in items]
+    gpus = 0 if needs == "cpu" else gpus_for(placement)
+    machines = max(1, sum(_cpus(node) >= 1 for node in ray.nodes()))
+    processes = (gpus or machines) if gpus or needs == "gpu or machine" else None
+    cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+    numbered, first, seconds = list(enumerate(items)), 0, None
+    with watching(placement.unit_seconds) as guard:
+        while first < len(numbered):
+            left = len(numbered) - first
+            # Those that keep a process would load their model again in each execution.
+            count, each = (left, 1) if processes else next_units(left, cpus, seconds)
+            groups = [numbered[i : i + each] for i in range(first, first + count, each)]
+            first += count
+            spent = 0.0
+            for group in results(_execution(guard, task, groups, processes, bool(gpus))):
+                spent += group.seconds
+                yield from group.results
+            seconds = spent / count
+
+
+def _execution(
+    guard: Guard, task: Task, groups: Sequence[Any], processes: int | None, on_gpus: bool
+) -> Any:
+    """Ray Data pipeline that runs groups of numbered units, one group a row.
+
+    Args:
+        processes: that are kept alive, on a GPU or a machine each; None: tasks on any CPU.
+    """
+    rows = [{"units": ray.cloudpickle.dumps(group)} for group in groups]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
     keep_order(dataset)
-    gpus = 0 if needs == "cpu" else gpus_for(placement)
-    if gpus or needs == "gpu or machine":
-        machines = max(1, sum(_cpus(node) >= 1 for node in ray.nodes()))
-        made = dataset.map_batches(
-            _TaskActor,
-            fn_constructor_args=(task, *(["cuda"] if gpus else [])),
-            batch_size=1,
-            compute=ActorPoolStrategy(min_size=1, max_size=min(gpus or machines, len(rows))),
-            num_gpus=1 if gpus else 0,
-            num_cpus=0 if gpus else 1,
-        )
-    else:
-        made = dataset.map_batches(_run_task, fn_args=(task,), batch_size=1)
-    yield from results(made)
+    if processes is None:
+        return dataset.map_batches(_run_group, fn_args=(guard, task), batch_size=1)
+    return dataset.map_batches(
+        _TaskActor,
+        fn_constructor_args=(guard, task, *(["cuda"] if on_gpus else [])),
+        batch_size=1,
+        compute=ActorPoolStrategy(min_size=1, max_size=min(processes, len(rows))),
+        num_gpus=1 if on_gpus else 0,
+        num_cpus=0 if on_gpus else 1,
+    )
 
 
 def gpus_for(
@@ -144,13 +174,25 @@ def _cpus(node: Mapping[str, Any]) -> float:
 class _TaskActor:
     """Ray actor that keeps a task's process alive, and with it the model that the task loads."""
 
-    def __init__(self, task: Task, *device: str) -> None:
-        self.task, self.device = task, device
+    def __init__(self, guard: Guard, task: Task, *device: str) -> None:
+        self.guard, self.task, self.device = guard, task, device
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
-        return _run_task(batch, self.task, *self.device)
+        return _run_group(batch, self.guard, self.task, *self.device)
 
 
-def _run_task(batch: dict[str, Any], task: Task, *device: str) -> dict[str, list[bytes]]:
-    items = [pickle.loads(item) for item in batch["unit"]]
-    return {"result": [result_or_error(task, item, *device) for item in items]}
+@dataclass(frozen=True)
+class _Group:
+    results: list[Result]
+    seconds: float
+
+
+def _run_group(
+    batch: dict[str, Any], guard: Guard, task: Task, *device: str
+) -> dict[str, list[bytes]]:
+    def run(units: list[tuple[int, Any]]) -> _Group:
+        began = time.monotonic()
+        done = [task(item, *device) for item in guard.told(units)]
+        return _Group(done, time.monotonic() - began)
+
+    return {"result": [result_or_error(run, pickle.loads(units)) for units in batch["units"]]}

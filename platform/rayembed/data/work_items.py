@@ -4,13 +4,14 @@ A task and its items are plain picklable objects. An `Execute` runs them in this
 Data, with the same results and files.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from rayembed.assets.storage import join, list_files, read_bytes, write_atomic
+from rayembed.assets.json_files import read_json, write_json
+from rayembed.assets.storage import join, list_files
+from rayembed.errors import ArtifactError, StorageError
 from rayembed.progress import bar, doing, duration
 
 log = logging.getLogger(__name__)
@@ -59,8 +60,7 @@ class _SavingTask:
 
     def __call__(self, item: WorkItem, *device: str) -> Result:
         result = self.task(item, *device)
-        content = json.dumps(result, sort_keys=True, ensure_ascii=False).encode()
-        write_atomic(_result_path(self.folder, self.what, item.key), content)
+        write_json(_result_path(self.folder, self.what, item.key), result)
         return result
 
 
@@ -177,13 +177,13 @@ def _result_path(folder: str, what: str, key: str) -> str:
 
 def _saved_result(path: str) -> Result | None:
     """Saved result of an item; None if the file is broken, so that the item runs again."""
-    content = read_bytes(path)
     try:
-        result = json.loads(content)
-    except ValueError as error:
-        log.warning("%s is broken (%s); its unit is done again", path, error)
+        return read_json(path, "Its unit is done again")
+    except StorageError:
+        raise
+    except ArtifactError as error:
+        log.warning("%s", error)
         return None
-    return result if isinstance(result, dict) else None
 
 
 def _finished(folder: str) -> set[str]:

@@ -9,8 +9,8 @@ from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
 from rayembed.config.scores import Scores
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import DatasetArtifact
-from rayembed.data.held_out.part import GRADED, SET
+from rayembed.data.artifacts import DatasetArtifact, open_artifact
+from rayembed.data.held_out.part import GRADED, SET, check_set
 from rayembed.data.plan.audit import folders_of
 from rayembed.data.plan.batch_plan import BatchPlan
 
@@ -49,10 +49,15 @@ class HeldOutSet:
 
 
 def held_out_set_of(dataset: DatasetConfig, records: DatasetArtifact) -> HeldOutSet | None:
-    """The held-out set that a data set's prepared records leave out; None: they leave none out."""
+    """The held-out set that a data set's prepared records leave out; None: they leave none out.
+
+    Raises:
+        ArtifactError: its files are not what was written.
+    """
     folder = records.held_out_folder
     if folder is None:
         return None
+    check_set(open_artifact(folder))
     told = records.manifest["held_out"]
     graded = "pairs" in told
     numbers = {n: int(told[n]) for n in ("queries", "documents", "pairs") if n in told}

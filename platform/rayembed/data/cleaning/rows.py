@@ -6,12 +6,13 @@ Removed rows are listed for review, each with the row or text that it matched:
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from rayembed.assets.arrow_files import parquet_bytes
@@ -45,6 +46,9 @@ def drawn(id_hash: np.ndarray, keep: np.ndarray, num_samples: int | None, seed: 
     return chosen
 
 
+_NO_NEGATIVES: np.ndarray = np.empty((0, 2), dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class RowsOfPart:
     """Selected rows of a part, ascending."""
@@ -54,39 +58,74 @@ class RowsOfPart:
     """(n,) int64 row numbers within the part."""
     first: int = 0
     """Global position of the part's first row."""
+    negatives: np.ndarray = field(default_factory=lambda: _NO_NEGATIVES)
+    """(m, 2) int64 row number within the part, and place of a negative that is removed from it."""
 
     @property
     def key(self) -> str:
-        """Unique name from part and rows."""
-        return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(self.rows.tobytes())}"
+        """Unique name from part, rows and negatives."""
+        named = self.rows.tobytes() + self.negatives.tobytes()
+        return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(named)}"
 
 
-def rows_of_parts(parts: Sequence[Part], mask: np.ndarray) -> list[RowsOfPart]:
-    """Split a global row mask by part; parts without selected rows are left out."""
+def rows_of_parts(
+    parts: Sequence[Part], mask: np.ndarray, negatives: np.ndarray = _NO_NEGATIVES
+) -> list[RowsOfPart]:
+    """Split a global row mask by part; parts without selected rows are left out.
+
+    Args:
+        negatives: (m, 2) int64 global position of a row, ascending, and place of a negative that
+            is removed from it.
+    """
     firsts = np.cumsum([0, *(part.rows for part in parts)])
     marked = [np.flatnonzero(some) for some in np.split(mask, firsts[1:-1])]
+    edges = np.searchsorted(negatives[:, 0], firsts[1:-1])
     return [
-        RowsOfPart(part, rows, int(first))
-        for part, rows, first in zip(parts, marked, firsts[:-1], strict=True)
+        RowsOfPart(part, rows, int(first), gone - np.array([first, 0]))
+        for part, rows, first, gone in zip(
+            parts, marked, firsts[:-1], np.split(negatives, edges), strict=True
+        )
         if len(rows)
     ]
 
 
 @dataclass(frozen=True)
 class KeepRows:
-    """Task: rewrite a part with the kept rows only."""
+    """Task: rewrite a part with the kept rows, and without negatives that are removed."""
 
     folder: str
 
     def __call__(self, item: RowsOfPart) -> Result:
         """Report `parts`; the caller counts removed rows."""
-        table = read_table(item.part.path).take(pa.array(item.rows))
+        table = read_table(item.part.path)
+        if len(item.negatives):
+            place = table.schema.get_field_index("negatives")
+            left = without(table["negatives"].combine_chunks(), item.negatives)
+            table = table.set_column(place, table.schema.field(place), left)
+        table = table.take(pa.array(item.rows))
         part = write_table(self.folder, table)
         return {"parts": [[part.name, part.rows]]}
 
 
+def without(lists: pa.ListArray, gone: np.ndarray) -> pa.ListArray:
+    """Lists without some of their elements.
+
+    Args:
+        lists: n lists, or nulls for none.
+        gone: (m, 2) int64 number of a list, and place of an element in it.
+    """
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    starts = np.cumsum(counts) - counts
+    stays = np.ones(int(counts.sum()), dtype=bool)
+    stays[starts[gone[:, 0]] + gone[:, 1]] = False
+    counts -= np.bincount(gone[:, 0], minlength=len(counts))
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+    return pa.ListArray.from_arrays(offsets, lists.flatten().filter(pa.array(stays)))
+
+
 NEAR_DUPLICATE = "near-duplicate"
 OVERLAP = "text of a benchmark"
+CONTAINED = "contains a text of a benchmark"
 
 SCHEMA = pa.schema(
     [
@@ -97,7 +136,7 @@ SCHEMA = pa.schema(
         ("reason", pa.string()),
         ("matched", pa.string()),  # the other row's id, or the benchmark's task or file
         ("matched_text", pa.string()),
-        ("similarity", pa.float32()),  # 1: equal
+        ("similarity", pa.float32()),  # 1: equal, or contained as a whole
     ]
 )
 

@@ -165,7 +165,8 @@ def _pairs_path(folder: str, bucket: int) -> str:
     return join(folder, f"{bucket}.pairs.npy")
 
 
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+GRAM_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""Factor of the polynomial in the hashes of words that hashes an n-gram."""
 
 
 @dataclass(frozen=True)
@@ -184,12 +185,7 @@ class Shingles:
 
 def shingles(texts: Sequence[str], ngram: int) -> Shingles:
     """All word n-grams of each text; a text with fewer words is a single n-gram."""
-    known: dict[str, int] = {}
-    split = [words(text) for text in texts]
-    codes = [known.setdefault(word, len(known)) for found in split for word in found]
-    by_code = np.array([text_hash(word) for word in known], dtype=np.int64).view(np.uint64)
-    hashes = by_code[np.array(codes, dtype=np.int64)]
-    counts = np.array([len(found) for found in split], dtype=np.int64)
+    hashes, counts = hashed_words(texts)
     grams = np.maximum(counts - ngram + 1, 1)
     first = np.concatenate([[0], np.cumsum(grams)])
     start = np.cumsum(counts) - counts
@@ -200,5 +196,19 @@ def shingles(texts: Sequence[str], ngram: int) -> Shingles:
     with np.errstate(over="ignore"):
         for place in range(ngram):
             inside = place < length
-            combined[inside] = combined[inside] * _FACTOR + hashes[begin[inside] + place]
+            combined[inside] = combined[inside] * GRAM_FACTOR + hashes[begin[inside] + place]
     return Shingles(mixed(combined), first)
+
+
+def hashed_words(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Hash of each word, text after text, and the number of words of each text.
+
+    Returns:
+        (words,) uint64 and (texts,) int64.
+    """
+    known: dict[str, int] = {}
+    split = [words(text) for text in texts]
+    codes = [known.setdefault(word, len(known)) for found in split for word in found]
+    by_code = np.array([text_hash(word) for word in known], dtype=np.int64).view(np.uint64)
+    hashes = by_code[np.array(codes, dtype=np.int64)]
+    return hashes, np.array([len(found) for found in split], dtype=np.int64)

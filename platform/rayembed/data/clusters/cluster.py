@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rayembed.assets.storage import file_name, join, write_atomic
+from rayembed.assets.storage import join, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
@@ -91,13 +91,15 @@ def _cluster(
     id_hash = read_index(parent.parts).id_hash
     trained = job.find_centroids(id_hash)
     best = max(trained, key=lambda result: float(result["objective"]))
-    assigned = job.assign(best["file"])
-    cluster = np.concatenate([load_made(result["file"]) for result in assigned])
+    centroids = join(writer.folder, best["file"])
+    assigned = job.assign(centroids)
+    files = [join(writer.working_folder, result["file"]) for result in assigned]
+    cluster = np.concatenate([load_made(file) for file in files])
     sizes = np.bincount(cluster, minlength=job.num_clusters)
     used = np.flatnonzero(sizes)
     purpose = f"{context.seed}\0{dataset.name}\0packing".encode()
     rng = np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(purpose)))
-    tour = used[order_clusters(load_made(best["file"])[used], config.packing, rng)]
+    tour = used[order_clusters(load_made(centroids)[used], config.packing, rng)]
     batches = pack(cluster, sample_keys(id_hash, context.seed), tour, config.batch_pairs)
     gathered = job.rewrite(batches)
     more = {
@@ -107,7 +109,7 @@ def _cluster(
         "clusters": len(used),
         "empty_clusters": len(sizes) - len(used),
         "sizes": _sizes(sizes[used]),
-        "centroids": file_name(best["file"]),
+        "centroids": best["file"],
         "objectives_of_restarts": [round(result["objective"], 6) for result in trained],
         "objective": round(sum(result["cosine"] for result in assigned) / count, 6),
         **_of_batches(gathered, best["random"], batches),
@@ -183,7 +185,7 @@ class _Job:
         working = self.writer.working_folder
         scatter = ScatterPairs(working, self.vectors, per_part)
         scattered = self._run(working, "scatter", scatter, places)
-        blocks = blocks_of(scattered, len(batches), per_part)
+        blocks = blocks_of(working, scattered, len(batches), per_part)
         margin = self.config.false_negative_margin
         gather = GatherBatches(self.writer.parts_folder, pairs, margin)
         return self._run(self.writer.folder, "gather", gather, blocks)

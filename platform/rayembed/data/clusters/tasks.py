@@ -95,8 +95,8 @@ class FindCentroids:
     batch_pairs: int
 
     def __call__(self, item: Restart, device: str = "cpu") -> Result:
-        """Report `objective`, centroid `file` and `random`, the mean similarities of random
-        batches.
+        """Report `objective`, centroid `file` in the folder and `random`, the mean similarities of
+        random batches.
         """
         queries, documents = sample_vectors(self.vectors, self.parts, self.sample)
         text = f"{self.sample.seed}\0k-means\0{item.number}"
@@ -108,13 +108,13 @@ class FindCentroids:
             seed=xxhash.xxh3_64_intdigest(text.encode()) % 2**31,
             device=device,
         )
-        path = join(self.folder, f"centroids-{item.number}.npy")
-        save_array(path, found.centroids)
+        file = f"centroids-{item.number}.npy"
+        save_array(join(self.folder, file), found.centroids)
         size = min(self.batch_pairs, len(queries))
         firsts = range(0, len(queries) - size + 1, size)[:_RANDOM_BATCHES]
         return {
             "objective": found.objective,
-            "file": path,
+            "file": file,
             "random": [
                 mean_similarity(queries[first : first + size], documents[first : first + size])
                 for first in firsts
@@ -132,20 +132,20 @@ class AssignPart:
     """Path of the centroids."""
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
-        """Report counts, the `file` of (rows,) int32 clusters, and the sum of `cosine` with the
-        centroids.
+        """Report counts, the `file` in the folder of (rows,) int32 clusters, and the sum of
+        `cosine` with the centroids.
         """
         queries, documents = pair_vectors(self.vectors, item.part)
         centroids = load_made(self.centroids)
         cluster, cosine = nearest(joined(queries, documents), centroids, device)
-        path = join(self.folder, "assigned", f"{item.key}.npy")
-        save_array(path, cluster.astype(np.int32))
+        file = f"assigned/{item.key}.npy"
+        save_array(join(self.folder, file), cluster.astype(np.int32))
         rows = item.part.rows
         return {
             "rows_in": rows,
             "rows_out": rows,
             "rejected": {},
-            "file": path,
+            "file": file,
             "cosine": float(cosine.sum(dtype=np.float64)),
         }
 

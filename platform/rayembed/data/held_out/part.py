@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 
 from rayembed.assets.array_files import load_arrays, save_arrays
-from rayembed.assets.storage import join, write_atomic
+from rayembed.assets.storage import join, list_files, read_bytes, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
 from rayembed.config.held_out import HeldOut, HeldOutGroups, HeldOutIds
@@ -31,13 +31,13 @@ from rayembed.config.sources import Source
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext, open_artifact
 from rayembed.data.hashes import seeded_keys, text_hash
 from rayembed.data.held_out.choice import choose, listed_values
-from rayembed.data.parts import Part, read_records
+from rayembed.data.parts import Part, read_records, remedy
 from rayembed.data.records import Record
 from rayembed.data.sources.file_rows import ResolvedDataset
 from rayembed.data.sources.tasks import HeldOut as Banned
 from rayembed.data.sources.tasks import HeldOutRows, RecordWriter
 from rayembed.data.work_items import Result, WorkItem, run_resumable
-from rayembed.errors import ConfigError
+from rayembed.errors import ArtifactError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ SET = "beir"
 GRADED = "graded.jsonl"
 """File of graded pairs below the part's folder."""
 TEXTS = "texts.npz"
+_DIGESTS = "digests"
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,28 @@ def _made(
         *(dataset.name, sum(part.rows for part in parts), sum(r["rows_in"] for r in results)),
         ", ".join(f"{number} {what}" for what, number in counts.items()),
     )
-    return writer.finish(results, made, None, **counts)
+    names = [f"{SET}/{name}" for name in list_files(join(writer.folder, SET), recursive=True)]
+    digests = {name: _digest(writer.folder, name) for name in names or [GRADED]}
+    return writer.finish(results, made, None, **counts, **{_DIGESTS: digests})
+
+
+def check_set(part: DatasetArtifact) -> None:
+    """Check that the files which models are scored on are what was written.
+
+    Raises:
+        ArtifactError: one is missing or changed; the message names it.
+        StorageError: the storage does not give it.
+    """
+    for name, digest in part.manifest[_DIGESTS].items():
+        if _digest(part.folder, name) != digest:
+            path = join(part.folder, name)
+            raise ArtifactError(
+                f"the file {path!r} is not what was written: its digest is another. {remedy(path)}"
+            )
+
+
+def _digest(folder: str, name: str) -> str:
+    return xxhash.xxh3_128_hexdigest(read_bytes(join(folder, name)))
 
 
 def write_retrieval_set(
@@ -211,7 +233,9 @@ def _check_is_handed_on(name: str, source: Source, held_out: HeldOut | None) -> 
 
 
 def _opened(artifact: DatasetArtifact) -> HeldOutPart:
-    found = load_arrays(join(artifact.folder, TEXTS))
+    check_set(artifact)
+    path = join(artifact.folder, TEXTS)
+    found = load_arrays(path, remedy(path))
     hashes = {name: frozenset[int](array.tolist()) for name, array in found.items()}
     return HeldOutPart(
         artifact, HeldOutRows(hashes["documents"], hashes["queries"]), hashes["texts"]

@@ -1,15 +1,16 @@
 """Mining statistics: counts, histograms and examples, summed over all parts."""
 
 import heapq
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rayembed.assets.storage import join, read_bytes, write_atomic
+from rayembed.assets.json_files import read_json, write_json
+from rayembed.assets.storage import join
 from rayembed.data.hashes import mixed, text_hash
 from rayembed.data.mining.candidates import EMPTY, REASONS, Candidates
+from rayembed.data.parts import remedy
 from rayembed.data.records import Record
 from rayembed.data.work_items import Result
 
@@ -89,8 +90,8 @@ def example(
 
 def write_examples(folder: str, part: str, examples: Mapping[int, Mapping[str, Any]]) -> None:
     """Write a part's examples with their order, for `add_up_mining`."""
-    content = json.dumps({str(order): one for order, one in examples.items()}, ensure_ascii=False)
-    write_atomic(join(folder, f"{part}.json"), content.encode())
+    values = {str(order): one for order, one in examples.items()}
+    write_json(join(folder, f"{part}.json"), values)
 
 
 def add_up_mining(results: Sequence[Result], folder: str) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def shown_examples(results: Sequence[Result], folder: str) -> list[dict[str, Any
         EXAMPLES, ((order, r["part"]) for r in results for order in r["examples_at"])
     )
     files = {
-        part: json.loads(read_bytes(join(folder, f"{part}.json")))
+        part: read_json(path := join(folder, f"{part}.json"), remedy(path))
         for part in dict.fromkeys(part for _, part in shown)
     }
     return [files[part][str(order)] for order, part in shown]

@@ -6,7 +6,6 @@ workers. `write` makes it. G rows of a global batch. In the files the rows of a 
 and can be read by slot.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from rayembed.assets.arrow_files import Footers, parquet_bytes, read_sealed
-from rayembed.assets.storage import exists, file_sizes, join, read_bytes, write_atomic
+from rayembed.assets.json_files import read_json, write_json
+from rayembed.assets.storage import exists, file_sizes, join, write_atomic
 from rayembed.data.artifacts import root_of
 from rayembed.data.parts import SCHEMA, remedy
 from rayembed.data.records import Record
@@ -106,8 +106,7 @@ def write_manifest(folder: str, manifest: Mapping[str, Any]) -> None:
     gone = [name for name, size in sizes.items() if size is None]
     if gone:
         raise ArtifactError(f"{join(folder, gone[0])!r} is gone. {remedy(join(folder, MANIFEST))}")
-    content = json.dumps({**manifest, FILES: sizes}, indent=1, ensure_ascii=False)
-    write_atomic(join(folder, MANIFEST), content.encode())
+    write_json(join(folder, MANIFEST), {**manifest, FILES: sizes}, indent=1)
 
 
 def read_manifest(folder: str, version: int, kind: str | None = None) -> dict[str, Any]:
@@ -120,12 +119,7 @@ def read_manifest(folder: str, version: int, kind: str | None = None) -> dict[st
     path = join(folder, MANIFEST)
     if not exists(path):
         raise ArtifactError(f"there is no finished batch plan in {folder!r}: no {MANIFEST}")
-    try:
-        manifest = json.loads(read_bytes(path))
-        if not isinstance(manifest, dict):
-            raise ValueError("it must be an object")
-    except ValueError as error:
-        raise ArtifactError(f"the manifest {path!r} is broken: {error}. {remedy(path)}") from error
+    manifest = read_json(path, remedy(path))
     if manifest.get("version") != version or manifest.get("kind") != kind:
         raise ArtifactError(
             f"the batch plan {folder!r} has the layout {manifest.get('version')!r}, this code "

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from rayembed.assets.arrow_files import parquet_bytes
-from rayembed.assets.storage import join, write_atomic
+from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.data.parts import NEGATIVE, OPTIONAL, SCHEMA, read_table
 from rayembed.data.plan.balance import balanced_steps
 from rayembed.data.plan.batch_plan import write_steps
@@ -41,11 +41,11 @@ class PartPlaces:
 
     @property
     def key(self) -> str:
-        """Unique name from part and positions."""
+        """Unique name from part and positions, wherever the part lies."""
         digest = xxhash.xxh3_64()
         for array in (self.row, self.step, self.slot):
             digest.update(np.ascontiguousarray(array).tobytes())
-        return f"{xxhash.xxh3_64_hexdigest(self.path.encode())}-{digest.hexdigest()}"
+        return f"{xxhash.xxh3_64_hexdigest(file_name(self.path).encode())}-{digest.hexdigest()}"
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,9 @@ class Block:
 
     @property
     def key(self) -> str:
-        """Unique name from its number and inputs."""
-        return f"{self.number:06d}-{xxhash.xxh3_64_hexdigest(json.dumps(self.paths).encode())}"
+        """Unique name from its number and inputs, wherever they lie."""
+        named = json.dumps([file_name(path) for path in self.paths])
+        return f"{self.number:06d}-{xxhash.xxh3_64_hexdigest(named.encode())}"
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Gather:
 def write_blocks(
     folder: str, table: pa.Table, item: PartPlaces, steps_per_block: int
 ) -> dict[str, str]:
-    """Write a part's rows by block, with their positions: block → path."""
+    """Write a part's rows by block, with their positions: block → path below the folder."""
     block = item.step // steps_per_block
     files: dict[str, str] = {}
     for number in np.unique(block).tolist():
@@ -119,18 +120,19 @@ def write_blocks(
         rows = table.take(pa.array(item.row[chosen]))
         rows = rows.add_column(0, "slot", pa.array(item.slot[chosen], pa.int32()))
         rows = rows.add_column(0, "step", pa.array(item.step[chosen], pa.int64()))
-        path = join(folder, "scattered", f"{number:06d}", f"{item.key}.parquet")
-        write_atomic(path, parquet_bytes(rows))
-        files[str(number)] = path
+        files[str(number)] = f"scattered/{number:06d}/{item.key}.parquet"
+        write_atomic(join(folder, files[str(number)]), parquet_bytes(rows))
     return files
 
 
-def blocks_of(scattered: Sequence[Result], num_steps: int, steps_per_block: int) -> list[Block]:
-    """Blocks from the results of tasks that called `write_blocks`."""
+def blocks_of(
+    folder: str, scattered: Sequence[Result], num_steps: int, steps_per_block: int
+) -> list[Block]:
+    """Blocks from the results of tasks that called `write_blocks` with the folder."""
     files: dict[int, list[str]] = {}
     for result in scattered:
         for block, path in result["files"].items():
-            files.setdefault(int(block), []).append(path)
+            files.setdefault(int(block), []).append(join(folder, path))
     return [
         Block(
             number,

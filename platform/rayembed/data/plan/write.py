@@ -128,7 +128,7 @@ def _write(
     places = _all_places(usable, order, parts)
     scatter = Scatter(work, steps_per_file, config.num_negatives)
     scattered = run_resumable(work, f"plan {config.key} scatter", scatter, places, execute)
-    blocks = blocks_of(scattered, config.num_steps, steps_per_file)
+    blocks = blocks_of(work, scattered, config.num_steps, steps_per_file)
     gather = Gather(work, config.global_pairs, config.columns)
     gathered = run_resumable(work, f"plan {config.key} gather", gather, blocks, execute)
     steps = [step for result in gathered for step in result["steps"]]

@@ -12,7 +12,8 @@ from rayembed.data.artifacts import (
     PipelineContext,
     held_out_entry,
 )
-from rayembed.data.cleaning.clean import clean, overlap_identity
+from rayembed.data.cleaning.clean import clean
+from rayembed.data.cleaning.overlap import overlap_identity
 from rayembed.data.parts import Part
 from rayembed.data.sources.accepted import accept, counts_of, told_of
 from rayembed.data.sources.file_rows import Conversion, ResolvedDataset
@@ -94,6 +95,8 @@ def _converted_and_cleaned(
         more["held_out"] = held_out_entry(context.storage, part)
     if lost := sum(result.get("negatives_held_out", 0) for result in results):
         more["negatives_held_out"] = lost
+    if cleaned.negatives:
+        more["negatives_overlap"] = cleaned.negatives
     return writer.finish(results, cleaned.parts, cleaned.dropped, removed=cleaned.removed, **more)
 
 

@@ -1,11 +1,11 @@
 """The first step: distinct tasks proposed by an LLM."""
 
-import json
 import logging
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 
-from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.assets.json_files import read_json, write_json
+from rayembed.assets.storage import exists, join
 from rayembed.config.document import fingerprint
 from rayembed.config.synthesis import PairKind, SynthesisConfig
 from rayembed.data.synthesis.answer_store import AnswerStore, ask_and_store, missing
@@ -15,6 +15,10 @@ from rayembed.data.synthesis.requests import Answer, Ask, TaskRequest
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
+
+_REMEDY = (
+    "Remove this file alone and start the job again, which reads the tasks of the kept answers"
+)
 
 CODE_VERSION = 1
 """Code version of step 1; bump when the same answers yield other tasks."""
@@ -56,7 +60,7 @@ def find_tasks(
     """
     files = {kind: _file(config, kind, seed, kept.folder) for kind in config.examples}
     found = {
-        kind: Tasks(**json.loads(read_bytes(files[kind])))
+        kind: Tasks(**read_json(files[kind], _REMEDY))
         if exists(files[kind])
         else Tasks(-(-wanted // config.examples_per_task))
         for kind, wanted in config.examples.items()
@@ -83,7 +87,7 @@ def find_tasks(
         if tasks.lacking:
             raise DataError(_too_few(config, kind, tasks))
         if not exists(files[kind]):
-            write_atomic(files[kind], json.dumps(asdict(tasks), ensure_ascii=False).encode())
+            write_json(files[kind], asdict(tasks))
     return found
 
 

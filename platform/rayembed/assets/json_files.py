@@ -1,0 +1,60 @@
+"""JSON objects in files that hold a digest of their content, as a last entry `digest`.
+
+A flipped bit in a digit or a name would otherwise be read as another number or name. What counts is
+the content: white space and the order of entries may change.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import xxhash
+
+from rayembed.assets.storage import read_bytes, write_atomic
+from rayembed.errors import ArtifactError, StorageError
+
+DIGEST = "digest"
+
+
+def write_json(path: str, values: Mapping[str, Any], *, indent: int | None = None) -> None:
+    """Write an object; raises as `write_atomic`."""
+    plain = json.loads(json.dumps(values))
+    content = json.dumps({**plain, DIGEST: _digest(plain)}, indent=indent, ensure_ascii=False)
+    write_atomic(path, content.encode())
+
+
+def read_json(path: str, remedy: str) -> dict[str, Any]:
+    """Read an object written by `write_json`, without its digest.
+
+    Args:
+        remedy: what to do where the file is missing or broken, a whole sentence.
+
+    Raises:
+        ArtifactError: the file is missing, or not what was written.
+        StorageError: the storage does not give it.
+    """
+    try:
+        content = read_bytes(path)
+    except StorageError:
+        raise
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}. {remedy}") from error
+    try:
+        values = json.loads(content)
+        if not isinstance(values, dict):
+            raise ValueError("it must be an object")
+        digest = values.pop(DIGEST, None)
+        if digest is None:
+            raise ValueError(
+                "it has no digest, so an earlier version wrote it or it was changed since"
+            )
+        if digest != _digest(values):
+            raise ValueError("its content is not what was written: the digest is another")
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"the file {path!r} is broken: {error}. {remedy}") from error
+    return values
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    plain = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_128_hexdigest(plain.encode())

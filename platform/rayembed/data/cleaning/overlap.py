@@ -1,0 +1,206 @@
+"""Removal of benchmark texts from converted rows.
+
+They are looked up in queries and positives, whose rows go, and where settings say so in hard
+negatives, which go from their rows.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from rayembed.assets.storage import join
+from rayembed.config.mining import Overlap
+from rayembed.data.cleaning.bm25 import EvaluationIndex, Match, open_index, write_index
+from rayembed.data.cleaning.contained import GramIndex, open_grams, share_contained, write_grams
+from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
+from rayembed.data.cleaning.rows import (
+    CONTAINED,
+    OVERLAP,
+    SCHEMA,
+    RemovedRows,
+    RowsOfPart,
+    rows_of_parts,
+    shown,
+    some,
+    write_removed,
+)
+from rayembed.data.parts import Part, read_table
+from rayembed.data.work_items import Execute, Result, run_resumable
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FoundOverlap:
+    """What is removed of a data set since benchmarks have it."""
+
+    rows: RemovedRows
+    contained: int
+    """Number of these rows that have a benchmark text within a longer one."""
+    negatives: np.ndarray
+    """(m, 2) int64 position of a row that stays, and place of a negative among its negatives."""
+
+
+def overlap_identity(config: Overlap | None, root: str) -> list[list[str]]:
+    """Names and versions of all sources of evaluation texts; part of the cleaning's fingerprint.
+
+    Empty if rows are not compared.
+
+    Raises:
+        ConfigError: a name that is neither a task nor a benchmark nor a file.
+        ArtifactError: a file cannot be read.
+    """
+    if config is None:
+        return []
+    return [[source.name, source.version] for source in find_sources(config.tasks, root)]
+
+
+def find_overlap(
+    folder: str,
+    working: str,
+    name: str,
+    config: Overlap,
+    root: str,
+    parts: Sequence[Part],
+    keep: np.ndarray,
+    execute: Execute,
+) -> FoundOverlap:
+    """Find rows and negatives with evaluation texts, and list the rows.
+
+    Args:
+        folder: keeps the tasks' results and the listing.
+        working: keeps the index.
+        name: of the data set, for the log.
+        root: where relative paths of files start.
+        keep: (rows,) bool of the rows to look at.
+
+    Raises:
+        AssetError, ConfigError, DataError: the evaluation texts cannot be had.
+    """
+    index = join(working, "evaluation-texts")
+    sources = find_sources(config.tasks, root)
+    write_index(index, ((source.name, read_texts(source)) for source in sources))
+    if config.contained is not None:
+        write_grams(index, open_index(index, None).texts["text"].to_pylist(), config.contained)
+    items = rows_of_parts(parts, keep)
+    task = FindOverlap(folder, index, config)
+    results = run_resumable(folder, f"overlap {name}", task, items, execute)
+    gone, negatives = [np.empty(0, dtype=np.int64)], [np.empty((0, 2), dtype=np.int64)]
+    for item, result in zip(items, results, strict=True):
+        gone.append(item.first + np.array(result["overlap"], dtype=np.int64))
+        found = np.array(result.get("negatives", []), dtype=np.int64).reshape(-1, 2)
+        negatives.append(found + np.array([item.first, 0]))
+    positions, removed = np.concatenate(gone), np.concatenate(negatives)
+    contained = sum(int(result.get("contained", 0)) for result in results)
+    log.info("overlap %s: %d of %d rows go", name, len(positions), int(keep.sum()))
+    if config.negatives:
+        log.info("overlap %s: %d negatives go from rows that stay", name, len(removed))
+    examples = some(result["listed"] for result in results)
+    return FoundOverlap(RemovedRows(positions, examples), contained, removed)
+
+
+@dataclass(frozen=True)
+class FindOverlap:
+    """Task: find the rows of a part whose query or a positive is or contains an evaluation text,
+    and such negatives of the other rows.
+    """
+
+    folder: str
+    index: str
+    config: Overlap
+
+    def __call__(self, item: RowsOfPart) -> Result:
+        """Report `overlap` (ascending rows within the part), how many of them are `contained`,
+        `negatives` (row within the part and place) and `listed` examples.
+        """
+        index = _index(self.index, self.config)
+        columns = ["id", "query", "positives", "origin"]
+        columns += ["negatives.list.element.text"] if self.config.negatives else []
+        records = read_table(item.part.path, columns).take(pa.array(item.rows)).to_pylist()
+        gone, listed = [], []
+        for row, best in enumerate(index.best([[r["query"], *r["positives"]] for r in records])):
+            if best is not None:
+                gone.append(row)
+                listed.append(_listed(records[row], best, index))
+        table = pa.Table.from_pylist(listed, SCHEMA)
+        examples = write_removed(self.folder, f"overlap-{item.key}", table)
+        rows = len(item.rows)
+        result: Result = {
+            "rows_in": rows,
+            "rows_out": rows,
+            "rejected": {},
+            "overlap": item.rows[gone].tolist(),
+            "listed": examples,
+        }
+        if self.config.contained is not None:
+            result["contained"] = sum(row["reason"] == CONTAINED for row in listed)
+        if self.config.negatives:
+            rest = sorted(set(range(rows)).difference(gone))
+            given = [(row, n["text"]) for row in rest for n in records[row]["negatives"] or ()]
+            matches = index.best([[text] for _, text in given])
+            places = [
+                place for row in rest for place in range(len(records[row]["negatives"] or ()))
+            ]
+            result["negatives"] = [
+                [int(item.rows[row]), place]
+                for (row, _), place, match in zip(given, places, matches, strict=True)
+                if match is not None
+            ]
+        return result
+
+
+@dataclass(frozen=True)
+class _Index:
+    texts: EvaluationIndex
+    grams: GramIndex | None
+    settings: Overlap
+
+    def best(self, rows: Sequence[Sequence[str]]) -> list[tuple[str, Match] | None]:
+        """For the texts of each row, the reason to remove it and its closest evaluation text."""
+        flat = [text for texts in rows for text in texts]
+        found: list[tuple[str, Match] | None] = [
+            None if match is None else (OVERLAP, match) for match in self.texts.match(flat)
+        ]
+        if self.grams is not None and self.settings.contained is not None:
+            rest = [i for i, match in enumerate(found) if match is None]
+            places = self.grams.find([flat[i] for i in rest]).tolist()
+            for i, place in zip(rest, places, strict=True):
+                if place >= 0:
+                    text = self.texts.texts["text"][place].as_py()
+                    share = share_contained(flat[i], text, self.settings.contained)
+                    found[i] = CONTAINED, Match(place, share)
+        ends = np.cumsum([0, *map(len, rows)])
+        return [_closest(found[a:b]) for a, b in pairwise(ends.tolist())]
+
+
+def _closest(found: Sequence[tuple[str, Match] | None]) -> tuple[str, Match] | None:
+    matches = [match for match in found if match is not None]
+    return max(matches, key=lambda m: (m[0] == OVERLAP, m[1].similarity), default=None)
+
+
+def _listed(row: dict[str, object], found: tuple[str, Match], index: _Index) -> dict[str, object]:
+    query, positives = row["query"], row["positives"]
+    assert isinstance(query, str)
+    assert isinstance(positives, list)
+    reason, match = found
+    return {
+        "id": row["id"],
+        "query": shown(query),
+        "positive": shown(positives[0]),
+        "origin": row["origin"],
+        "reason": reason,
+        "matched": index.texts.texts["source"][match.place].as_py(),
+        "matched_text": shown(index.texts.texts["text"][match.place].as_py()),
+        "similarity": match.similarity,
+    }
+
+
+@lru_cache(maxsize=1)
+def _index(folder: str, config: Overlap) -> _Index:
+    texts = open_index(folder, config.max_similarity)
+    return _Index(texts, open_grams(folder) if config.contained is not None else None, config)

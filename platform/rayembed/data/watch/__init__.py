@@ -1,0 +1,1 @@
+"""Guard over processes that do units of data work on Ray."""

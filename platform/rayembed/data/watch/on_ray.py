@@ -1,0 +1,127 @@
+"""Guard over the processes that do units of data work: slow units are told, hanging ones ended.
+
+A process of its own, the watch, hears from all workers what they begin. The driver asks it now and
+then. A stopped or hanging process cannot end itself, so a task on its node kills it, and Ray runs
+its units in another process.
+"""
+
+import logging
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayembed.data.watched import TRIES, Place, Running, Watch, name_of, too_late
+from rayembed.errors import WorkerError
+from rayembed.progress import duration
+
+log = logging.getLogger(__name__)
+
+_NAME = "rayembed-watch"
+
+_SECONDS_BETWEEN_LOOKS = 10.0
+
+_TELLING_SECONDS = 60.0
+"""Age in seconds from which a unit is told of, and seconds between two lines about the oldest."""
+
+_KILL_SECONDS = 60.0
+"""Seconds that a task on a worker's node may take to kill it."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What workers need to tell the watch what they do."""
+
+    watch: Any
+    execution: str
+    limit_seconds: float
+
+    def told(self, units: Sequence[tuple[int, Any]]) -> Iterator[Any]:
+        """The items of numbered units, each told to the watch before it is given.
+
+        Raises:
+            WorkerError: a unit was too late too often.
+        """
+        place: Place = (ray.get_runtime_context().get_node_id(), os.getpid())
+        numbers = [number for number, _ in units]
+        late = ray.get(self.watch.times_late.remote(self.execution, numbers))
+        try:
+            for (number, item), times in zip(units, late, strict=True):
+                name = name_of(item)
+                if times >= TRIES:
+                    raise WorkerError(too_late(name, self.limit_seconds))
+                self.watch.begin.remote(self.execution, number, name, place)
+                yield item
+        finally:
+            self.watch.end.remote(self.execution, place)
+
+
+@contextmanager
+def watching(limit_seconds: float) -> Iterator[Guard]:
+    """A guard for one execution; inside the block slow units are told and hanging ones ended."""
+    watch = ray.remote(num_cpus=0)(Watch).options(name=_NAME, get_if_exists=True).remote()
+    guard, stop = Guard(watch, uuid.uuid4().hex, limit_seconds), threading.Event()
+    thread = threading.Thread(target=_look, args=(guard, stop), name="watch", daemon=True)
+    thread.start()
+    try:
+        yield guard
+    finally:
+        stop.set()
+        watch.forget.remote(guard.execution)
+
+
+def _look(guard: Guard, stop: threading.Event) -> None:
+    told = 0.0
+    pause = min(_SECONDS_BETWEEN_LOOKS, guard.limit_seconds / 4)
+    while not stop.wait(pause):
+        try:
+            running: list[Running] = ray.get(guard.watch.running.remote(guard.execution))
+            for unit in running:
+                if unit.seconds > guard.limit_seconds and not stop.is_set():
+                    _end(guard, unit)
+        except (ray.exceptions.RayError, RuntimeError) as error:
+            # Whoever waits for results hears what the cluster has.
+            log.debug("units are not watched: %s", error)
+            continue
+        told += pause
+        if running and running[0].seconds >= _TELLING_SECONDS and told >= _TELLING_SECONDS:
+            told = 0.0
+            log.info("%s", _line(running, guard.limit_seconds))
+
+
+def _line(running: Sequence[Running], limit_seconds: float) -> str:
+    oldest = ", ".join(f"{unit.name} for {duration(unit.seconds)}" for unit in running[:3])
+    return (
+        f"{len(running)} units are at work; the longest: {oldest} (placement.unit_seconds is "
+        f"{duration(limit_seconds)})"
+    )
+
+
+def _end(guard: Guard, unit: Running) -> None:
+    """Kill the process of a unit that took too long."""
+    node, process = unit.place
+    on_node = NodeAffinitySchedulingStrategy(node, soft=False)
+    kill = ray.remote(num_cpus=0, max_retries=0)(_kill).options(scheduling_strategy=on_node)
+    ended = bool(ray.get(kill.remote(process), timeout=_KILL_SECONDS))
+    ray.get(guard.watch.count_late.remote(guard.execution, unit, ended=ended))
+    if ended:
+        log.warning(
+            "the unit %s took longer than placement.unit_seconds=%g; its process %d on node %s is "
+            "ended and another one does it again",
+            *(unit.name, guard.limit_seconds, process, node[:8]),
+        )
+
+
+def _kill(process: int) -> bool:
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True

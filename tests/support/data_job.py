@@ -1,0 +1,112 @@
+"""A small data job in one process that writes files of nearly every kind that data steps write."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayembed.config.run import Run
+from rayembed.config.settings import parse
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.prepare import prepare
+from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.work_items import Execute, in_process
+
+STEPS, BATCH = 3, 8
+SEARCHES = {
+    "kind": "beir",
+    "path": "beir/qrels/train.tsv",
+    "corpus": "beir/corpus.jsonl",
+    "queries": "beir/queries.jsonl",
+}
+EVALUATION = "which colour has the number eleven on the seventh wall of the old house"
+
+
+def load(config: Any, weights: str, device: str) -> Any:
+    """Texts of one number are alike."""
+
+    def encode(texts: Sequence[str], role: str) -> np.ndarray:
+        numbers = [int(re.findall(r"\d+", text + " 0")[0]) for text in texts]
+        made = [np.random.default_rng(n).standard_normal(8) for n in numbers]
+        return np.array([m / np.linalg.norm(m) for m in made], dtype=np.float32)
+
+    return encode
+
+
+def write_inputs(root: Path) -> None:
+    """Rows of a data set of each layout whose steps write files of their own."""
+    (root / "beir" / "qrels").mkdir(parents=True)
+    rows = [
+        {"query": f"ask {i}", "positive": f"answer {i} of this kind and more", "negatives": ["bad"]}
+        for i in range(40)
+    ]
+    rows += [{"query": "ask 3 again", "positive": rows[3]["positive"] + " words", "negatives": []}]
+    rows += [{"query": f"a long text before. {EVALUATION}", "positive": "none", "negatives": []}]
+    write_rows(root / "pairs.jsonl", rows)
+    write_rows(root / "documents.jsonl", [{"text": f"document {i}"} for i in range(20, 60)])
+    write_rows(
+        root / "classes.jsonl", [{"text": f"text {i}", "label": f"{i % 4}"} for i in range(24)]
+    )
+    write_rows(
+        root / "beir/corpus.jsonl", [{"_id": f"d{i}", "text": f"passage {i}"} for i in range(9)]
+    )
+    write_rows(
+        root / "beir/queries.jsonl", [{"_id": f"q{i}", "text": f"search {i}"} for i in range(9)]
+    )
+    judged = "".join(f"q{i}\td{i}\t1\n" for i in range(9))
+    (root / "beir/qrels/train.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
+    (root / "evaluation.txt").write_text(f"{EVALUATION}\n")
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write JSON Lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def run_over(root: Path) -> Run:
+    """The run whose data sets these are."""
+    teacher = {"teacher": "small"}
+    overlap = {"tasks": ["evaluation.txt"], "contained": {"ngram": 8}, "negatives": True}
+    own = {
+        "name": "own",
+        "source": {"kind": "pairs", "path": "pairs.jsonl", "negatives": "negatives"},
+        "held_out": {"kind": "fraction", "share": 0.3},
+        "cleaning": {"overlap": overlap, "near_duplicates": {"of": "positive", "threshold": 0.6}},
+        "consistency": teacher,
+        "mining": teacher | {"num_negatives": 2, "corpus": {"path": "documents.jsonl"}},
+        "clusters": teacher | {"batch_pairs": BATCH, "iterations": 3, "restarts": 1},
+    }
+    classes = {"name": "classes", "source": {"kind": "classes", "path": "classes.jsonl"}}
+    beir = {"name": "beir", "source": SEARCHES}
+    stage = {
+        "name": "first",
+        "datasets": {"own": 1, "classes": 1, "beir": 1},
+        "batch": {"global_pairs": BATCH, "num_negatives": 2, "in_batch_negatives": True},
+        "optimizer": {"learning_rate": 1e-3},
+        "steps": STEPS,
+    }
+    model = {"kind": "biencoder", "backbone": {"path": "none"}, "pooling": {"kind": "mean"}}
+    return parse(
+        Run,
+        {
+            "name": "test",
+            "model": model,
+            "data": {"root": str(root), "datasets": [own, classes, beir]},
+            "stages": [stage],
+            "evaluation": {"benchmarks": []},
+        },
+    )
+
+
+def prepared(root: Path, storage: Path, execute: Execute = in_process) -> list[Any]:
+    """The records of all batches, after all steps that are not done yet."""
+    loader = TeacherLoader(
+        load=load, fingerprint=lambda reference: f"weights of {reference}", dtype=lambda: "float32"
+    )
+    context = PipelineContext(str(storage), 0, execute, teacher_loader=loader, root=str(root))
+    plan = BatchPlan.open(prepare(run_over(root), context)["first"])
+    return [record for step in range(STEPS) for record in plan.read(step)]

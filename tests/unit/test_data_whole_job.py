@@ -1,0 +1,211 @@
+"""A whole data job whose files are garbled, cut, or moved elsewhere in its middle: every file of
+every step is refused with its path and what to do, or made again, and nothing else comes out.
+"""
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+import pytest
+from data_job import prepared, write_inputs
+
+from rayembed.data.artifacts import ArtifactWriter
+from rayembed.data.work_items import in_process
+from rayembed.errors import ArtifactError, StorageError
+
+READ_IN_A_FRESH_JOB = {
+    "parts": r"parts/part-\w+\.parquet",
+    "part indexes": r"parts/part-\w+\.index\.npz",
+    "documents to mine from": r"data/documents/.*\.parquet",
+    "held-out choice": r"chosen/.*\.npz",
+    "held-out texts": r"held_out/[^/]+/texts\.npz",
+    "held-out set": r"held_out/[^/]+/beir/.*\.(jsonl|tsv)",
+    "scattered judgements": r"scattered/\w+\.arrow",
+    "needed ids": r"scattered/needed-[\w-]+\.npy",
+    "class examples": r"examples/(examples|merged|further)-\w+\.parquet",
+    "bands": r"\.bands\.arrow",
+    "candidate pairs": r"\.pairs\.npy",
+    "candidates": r"\.candidates\.arrow",
+    "similar pairs": r"\.similar\.parquet",
+    "evaluation texts": r"evaluation-texts/texts\.parquet",
+    "index of evaluation texts": r"evaluation-texts/index\.npz",
+    "n-grams of evaluation texts": r"evaluation-texts/grams\.npz",
+    "filter's queries": r"shards/\w+\.queries\.arrow",
+    "filter's documents": r"shards/\w+\.documents\.arrow",
+    "filter's ranks": r"ranks/\d+\.npz",
+    "vectors": r"vectors/\w+/\w+\.(queries|documents)\.npy",
+    "vectors' texts": r"vectors/\w+/\w+\.index\.npz",
+    "mining's examples": r"mined/[^/]+/working/\w+\.json",
+    "centroids": r"centroids-\d+\.npy",
+    "assigned clusters": r"assigned/\w+\.npy",
+    "rows by cluster": r"clustered/.*scattered/\d+/[\w-]+\.parquet",
+    "teacher's type": r"working/teacher_dtype",
+    "plan": r"plans/[^/]+/steps-\d+\.parquet",
+    "plan's manifest": r"plans/[^/]+/manifest\.json",
+}
+READ_IN_A_FINISHED_JOB = {
+    "manifests": r"data/[^/]+/[^/]+/manifest\.json",
+    "held-out set": r"held_out/[^/]+/beir/.*\.(jsonl|tsv)",
+    "plan": r"plans/[^/]+/steps-\d+\.parquet",
+}
+READ_BY_PEOPLE = r"audit\.(html|md)|clusters\.png|removed/.*\.parquet"
+DAMAGES = ("flip", "cut")
+RESULTS = r"units/[^/]+\.json"
+CUT = ("parts", "part indexes", "bands", "vectors", "mining's examples")
+
+
+class Garbling:
+    """A local filesystem that gives files of some names with one bit changed, or cut off."""
+
+    def __init__(self, pattern: str, damage: str) -> None:
+        self.pattern, self.damage = re.compile(pattern), damage
+        self.seen: set[str] = set()
+        self._real = pyarrow.fs.LocalFileSystem()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def open_input_file(self, path: str) -> Any:
+        return self._garbled(path) or self._real.open_input_file(path)
+
+    def open_input_stream(self, path: str, **options: Any) -> Any:
+        return self._garbled(path) or self._real.open_input_stream(path, **options)
+
+    def _garbled(self, path: str) -> Any:
+        if not self.pattern.search(path):
+            return None
+        self.seen.add(path)
+        content = bytearray(Path(path).read_bytes())
+        rng = random.Random(Path(path).name)
+        if self.damage == "cut":
+            del content[rng.randrange(len(content)) :]
+        else:
+            bit = rng.randrange(8 * len(content))
+            content[bit // 8] ^= 1 << bit % 8
+        return pa.BufferReader(bytes(content))
+
+
+def contents(storage: Path) -> dict[str, Any]:
+    """All files by their path in the storage; manifests without the times that they tell."""
+    found: dict[str, Any] = {}
+    for path in sorted(storage.rglob("*")):
+        name = str(path.relative_to(storage))
+        if not path.is_file() or "audit.html" in name:  # which shows the manifest
+            continue
+        content = path.read_bytes()
+        assert str(storage).encode() not in content, f"{name} tells where it lay"
+        found[name] = content
+        if path.name == "manifest.json":
+            found[name] = {**json.loads(content), "seconds": 0, "digest": ""}
+    return found
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("in")
+    write_inputs(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, list]]:
+    """The storage of a finished job with its scratch files, and the records of its batches."""
+    storage = tmp_path_factory.mktemp("out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ArtifactWriter, "_remove_working", lambda self: None)
+        yield storage, prepared(root, storage)
+
+
+def test_all_files_of_the_job_are_of_a_kind_that_is_tried(undisturbed) -> None:
+    patterns = [*READ_IN_A_FRESH_JOB.values(), *READ_IN_A_FINISHED_JOB.values()]
+    patterns += [READ_BY_PEOPLE, RESULTS, r"plans/[^/]+\.lock"]
+    names = [str(path) for path in undisturbed[0].rglob("*") if path.is_file()]
+    assert [name for name in names if not any(re.search(p, name) for p in patterns)] == []
+    unused = [p for p in patterns if not any(re.search(p, name) for name in names)]
+    assert unused == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "job"),
+    [
+        *((kind, "flip", "fresh") for kind in READ_IN_A_FRESH_JOB),
+        *((kind, "cut", "fresh") for kind in CUT),
+        *((kind, damage, "finished") for kind in READ_IN_A_FINISHED_JOB for damage in DAMAGES),
+    ],
+)
+def test_no_garbled_file_gives_other_records(
+    kind: str, damage: str, job: str, root: Path, undisturbed, tmp_path: Path, monkeypatch
+) -> None:
+    if job == "finished":
+        shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+    kinds = READ_IN_A_FRESH_JOB if job == "fresh" else READ_IN_A_FINISHED_JOB
+    garbling = Garbling(kinds[kind], damage)
+    with monkeypatch.context() as patch:
+        patch.setattr(pyarrow.fs, "LocalFileSystem", lambda: garbling)
+        try:
+            records = prepared(root, tmp_path)
+            error = None
+        except ArtifactError as raised:
+            records, error = None, raised
+    assert garbling.seen, "the job reads no such file"
+    if error is None:
+        assert damage == "flip", "a part of a file is never the whole"
+        assert records == undisturbed[1]
+    else:
+        assert any(repr(path) in str(error) for path in garbling.seen), error
+        assert "Remove" in str(error)
+        assert not isinstance(error, StorageError), "no later try helps"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_units_with_garbled_results_are_done_again(
+    damage: str, root: Path, undisturbed, tmp_path: Path, monkeypatch
+) -> None:
+    storage = tmp_path / "out"
+    shutil.copytree(undisturbed[0], storage)
+    shutil.rmtree(storage / "plans")
+    for manifest in storage.rglob("manifest.json"):
+        manifest.unlink()
+    garbling = Garbling(RESULTS, damage)
+    with monkeypatch.context() as patch:
+        patch.setattr(pyarrow.fs, "LocalFileSystem", lambda: garbling)
+        patch.setattr(ArtifactWriter, "_remove_working", lambda self: None)
+        assert prepared(root, storage) == undisturbed[1]
+    assert len(garbling.seen) > 20
+    assert contents(storage) == contents(undisturbed[0])
+
+
+def test_a_job_whose_storage_is_moved_in_its_middle_ends_equal(
+    root: Path, undisturbed, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(ArtifactWriter, "_remove_working", lambda self: None)
+    left = 0
+
+    def stops(task: Any, items: Any, needs: Any = "cpu") -> Iterator[Any]:
+        nonlocal left
+        for result in in_process(task, items, needs):
+            yield result
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    storage, moves = tmp_path / "0", 0
+    while True:
+        left = 4 + moves // 2  # some units are done again, as those whose scratch went
+        try:
+            records = prepared(root, storage, stops)
+            break
+        except KeyboardInterrupt:
+            moves += 1
+            storage = storage.rename(tmp_path / str(moves))
+    assert moves > 5
+    assert records == undisturbed[1]
+    assert contents(storage) == contents(undisturbed[0])
