@@ -100,7 +100,7 @@ def measured(what: str) -> Iterator[None]:
     peak, stop = [0.0], threading.Event()
 
     def look() -> None:
-        while not stop.wait(0.25):
+        while not stop.wait(1.0):
             sizes = [p.info["memory_full_info"] for p in _processes(["memory_full_info"])]
             peak[0] = max(peak[0], sum(size.pss for size in sizes if size is not None) / 2**20)
 

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -211,6 +212,13 @@ def test_a_bucket_has_one_client_a_process_and_environment(place, monkeypatch):
         assert open_storage(place)[0] is not first, "a forked child has its own"
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
     assert open_storage(place)[0] is not first
+
+
+def test_threads_that_begin_together_share_a_client(place):
+    clients._client.cache_clear()
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda n: open_storage(join(place, str(n)))[0], range(64)))
+    assert all(one is found[0] for one in found)
 
 
 def test_names_with_spaces_and_escapes(place):

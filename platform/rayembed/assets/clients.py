@@ -4,6 +4,7 @@ pyarrow's own would try a server that accepts connections and never answers for 
 """
 
 import os
+import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -38,6 +39,10 @@ which curl sends late, after 71. An unreachable Google storage fails after `gcs_
 one after the 120 seconds of its client, which pyarrow cannot change."""
 
 
+_making: dict[int, threading.Lock] = {}
+"""Lock of each process; that of a parent may be held when it forks."""
+
+
 def connect(address: str) -> tuple[pyarrow.fs.FileSystem, str]:
     """Filesystem of an `s3://` or `gs://` address, and the path within it.
 
@@ -54,8 +59,11 @@ def connect(address: str) -> tuple[pyarrow.fs.FileSystem, str]:
     environment = tuple(
         sorted(item for item in os.environ.items() if item[0].upper().startswith(_OF_ENVIRONMENT))
     )
-    # A forked child must not use its parent's connections.
-    filesystem = _client(root, environment, os.getpid(), PATIENCE)
+    # A forked child must not use its parent's connections. Threads that begin together would
+    # otherwise make one each.
+    process = os.getpid()
+    with _making.setdefault(process, threading.Lock()):
+        filesystem = _client(root, environment, process, PATIENCE)
     inside = f"{bucket.rpartition('@')[2]}/{unquote(key)}".rstrip("/")
     return filesystem, inside
 
