@@ -203,6 +203,14 @@ def test_no_plan_is_finished_without_one_of_its_files(part, tmp_path):
     assert not (folder / "manifest.json").exists()
 
 
+def test_a_plan_without_its_manifest_is_told_with_the_folder_to_remove(part, tmp_path):
+    folder = tmp_path / "plans" / "stage-1"
+    planned(part, folder)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(ArtifactError, match=rf"not empty.*Remove the folder '{folder}'"):
+        planned(part, folder)
+
+
 def test_vectors_with_nan_on_disk_are_refused(part, tmp_path):
     vectors = Vectors(str(tmp_path / "vectors"), "weights")
     records = read_records(part.path)

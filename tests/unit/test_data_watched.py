@@ -51,10 +51,11 @@ def test_only_units_whose_process_was_ended_count_as_late() -> None:
         (unit,) = watch.running("a")
         watch.count_late("a", unit, ended=ended)
         assert watch.running("a") == []
-    assert watch.times_late("a", [6, 7]) == [0, 2]
-    assert watch.times_late("b", [7]) == [0]
+    assert watch.take("a", [6, 7], "six", HERE) == [0, 2]
+    assert [unit.number for unit in watch.running("a")] == [6]
+    assert watch.take("b", [7], "seven", HERE) == [0]
     watch.forget("a")
-    assert watch.times_late("a", [7]) == [0]
+    assert watch.take("a", [7], "seven", HERE) == [0]
 
 
 def test_a_unit_is_named_by_its_key_and_its_file() -> None:

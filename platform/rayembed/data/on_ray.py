@@ -22,7 +22,7 @@ from rayembed.data.artifacts import PipelineContext
 from rayembed.data.plan.on_ray import keep_order, result_or_error, results
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.data.watch.on_ray import Guard, watching
-from rayembed.data.watched import TRIES, next_units
+from rayembed.data.watched import next_units
 from rayembed.data.work_items import Needs, Result, Task
 from rayembed.errors import PlacementError
 from rayembed.hardware import Precision, auto_precision
@@ -115,10 +115,7 @@ def _execution(
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
     keep_order(dataset)
     if processes is None:
-        # Beside the processes that are ended since they hang, some may die by themselves.
-        return dataset.map_batches(
-            _run_group, fn_args=(guard, task), batch_size=1, max_retries=2 * TRIES
-        )
+        return dataset.map_batches(_run_group, fn_args=(guard, task), batch_size=1)
     return dataset.map_batches(
         _TaskActor,
         fn_constructor_args=(guard, task, *(["cuda"] if on_gpus else [])),

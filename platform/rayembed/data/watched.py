@@ -45,8 +45,14 @@ class Watch:
         self._running: dict[str, dict[Place, tuple[int, str, float]]] = {}
         self._late: Counter[tuple[str, int]] = Counter()
 
-    def times_late(self, execution: str, numbers: list[int]) -> list[int]:
-        """How often each unit's process was ended since it took too long."""
+    def take(self, execution: str, numbers: list[int], name: str, place: Place) -> list[int]:
+        """How often each unit's process was ended since it took too long.
+
+        Args:
+            numbers: of the units that a process takes; it begins the first.
+            name: of the first.
+        """
+        self.begin(execution, numbers[0], name, place)
         return [self._late[execution, number] for number in numbers]
 
     def begin(self, execution: str, number: int, name: str, place: Place) -> None:

@@ -21,7 +21,7 @@ from rayembed.assets.storage import (
     remove_folder,
 )
 from rayembed.config.document import fingerprint
-from rayembed.data.parts import Part
+from rayembed.data.parts import Part, remedy
 from rayembed.data.plan.batch_plan import MANIFEST, VERSION, BatchPlan, check_files, write_manifest
 from rayembed.data.plan.files import (
     ROWS_PER_FILE,
@@ -157,7 +157,13 @@ def _finish(folder: str, work: str, manifest: Mapping[str, Any]) -> BatchPlan:
         remove_folder(join(work, rest))
     write_manifest(work, manifest)
     if work != folder:
-        Path(open_storage(work)[1]).replace(open_storage(folder)[1])
+        try:
+            Path(open_storage(work)[1]).replace(open_storage(folder)[1])
+        except OSError as error:  # what lies there has no manifest
+            raise ArtifactError(
+                f"cannot move the batch plan to {folder!r}: {error}. "
+                f"{remedy(join(folder, MANIFEST))}"
+            ) from error
     log.info("batch plan %s: %d steps", manifest["fingerprint"], manifest["num_steps"])
     return BatchPlan.open(folder)
 

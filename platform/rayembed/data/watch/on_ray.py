@@ -50,14 +50,16 @@ class Guard:
             WorkerError: a unit was too late too often.
         """
         place: Place = (ray.get_runtime_context().get_node_id(), os.getpid())
-        numbers = [number for number, _ in units]
-        late = ray.get(self.watch.times_late.remote(self.execution, numbers))
+        numbers, first = [number for number, _ in units], name_of(units[0][1])
+        # An answer is waited for: a process that stops at once would have told nothing.
+        late = ray.get(self.watch.take.remote(self.execution, numbers, first, place))
         try:
             for (number, item), times in zip(units, late, strict=True):
                 name = name_of(item)
                 if times >= TRIES:
                     raise WorkerError(too_late(name, self.limit_seconds))
-                self.watch.begin.remote(self.execution, number, name, place)
+                if number != numbers[0]:
+                    self.watch.begin.remote(self.execution, number, name, place)
                 yield item
         finally:
             self.watch.end.remote(self.execution, place)
