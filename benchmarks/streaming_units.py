@@ -50,7 +50,7 @@ def records_of(lines: list[str]) -> pa.Table:
     found = []
     for line in lines:
         row = json.loads(line)
-        name = f"own/{xxhash.xxh3_64_hexdigest(line)}"
+        name = f"own/{xxhash.xxh3_64_hexdigest(line.encode())}"
         found.append(Record(name, row["query"], (row["positive"],), "own"))
     return table_of(found)
 
@@ -130,7 +130,7 @@ def told(folder: Path) -> str:
     paths = sorted((folder / "parts").glob("*.parquet"))
     rows = sum(pq.read_metadata(path).num_rows for path in paths)
     digests = sorted(xxhash.xxh3_64_hexdigest(path.read_bytes()) for path in paths)
-    whole = xxhash.xxh3_64_hexdigest("".join(digests))
+    whole = xxhash.xxh3_64_hexdigest("".join(digests).encode())
     size = sum(path.stat().st_size for path in paths)
     return f"{len(paths)} files, {size:,} bytes, {rows:,} rows, content {whole}"
 
