@@ -71,7 +71,7 @@ def cross_encoder(folder):
 
     start = str(resolve_model(MINILM))
     # Rows behind those that any arm learns from or is scored on.
-    rows = pairs("en-sentence", 4800)[HELD_OUT + 3200 :]
+    rows = pairs("en-sentence", 7400)[HELD_OUT + 3200 :]
     queries, documents = map(list, zip(*rows, strict=True))
     teacher = SentenceTransformer(start, device="cpu")
     vectors = [teacher.encode(texts, normalize_embeddings=True) for texts in (queries, documents)]
