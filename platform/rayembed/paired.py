@@ -24,12 +24,13 @@ class Difference:
     number: int
     """Seeds."""
 
-    @property
-    def side(self) -> int:
-        """1 or -1: the whole interval is above or below 0; 0: it holds 0, or there is none."""
-        if self.half is None or abs(self.mean) <= self.half:
-            return 0
-        return 1 if self.mean > 0 else -1
+    def verdict(self, least: float = 0.0) -> str:
+        """`holds` or `reversed` where the whole interval lies above or below a limit."""
+        if self.half is None:
+            return "undecided: one seed"
+        if self.mean - self.half > least:
+            return "holds"
+        return "reversed" if self.mean + self.half < least else "undecided"
 
     def text(self, *, digits: int = 4, times: float = 1.0) -> str:
         """`+0.0188 ± 0.0080 (3 of 3)`.

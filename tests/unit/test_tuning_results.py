@@ -198,10 +198,13 @@ def test_rows_are_compared_seed_by_seed_with_the_first_or_the_best(tmp_path):
         by_scipy = ttest_rel(scores[label], scores["0.1"][:3])
         low, high = by_scipy.confidence_interval(0.95)
         assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
-        assert found.side == (1 if low > 0 else -1 if high < 0 else 0)
+        expected = "holds" if low > 0 else "reversed" if high < 0 else "undecided"
+        assert found.verdict() == expected
     # The spread of the seeds is ten times that of the differences, which decide.
-    assert (near.apart(first).side, far.apart(first).side) == (1, 0)
-    assert first.apart(near).side == -1
+    assert near.apart(first).verdict() == "holds"
+    assert near.apart(first).verdict(0.02) == "undecided"
+    assert far.apart(first).verdict() == "undecided"
+    assert first.apart(near).verdict() == "reversed"
     assert near.apart(replace(first, records=())) is None
     table = rows_table(rows, first)
     assert "| optimizer.learning_rate=0.1 | 4 | 45.00 ± 34.16 |  |" in table

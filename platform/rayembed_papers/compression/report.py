@@ -133,9 +133,4 @@ def _judged(differences: Sequence[float], loses_nothing: bool) -> tuple[str, str
     if not differences:
         return "", "not measured"
     found = difference(differences)
-    if found.half is None:
-        return found.text(), "undecided: one seed"
-    limit = -_NOTHING if loses_nothing else 0.0
-    if found.mean - found.half > limit:
-        return found.text(), "holds"
-    return found.text(), "reversed" if found.mean + found.half < limit else "undecided"
+    return found.text(), found.verdict(-_NOTHING if loses_nothing else 0.0)
