@@ -135,7 +135,8 @@ def tasks_left(
         wanted = [{name: task for name, task in of.items() if name not in ordered} for of in wanted]
         left = [of for of in wanted if of]
         if left:
-            ordered |= min(left, key=_cost)
+            cheapest = min(left, key=_cost)
+            ordered.update(cheapest)
     return list(ordered.values())
 
 
