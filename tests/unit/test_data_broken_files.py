@@ -163,7 +163,7 @@ def test_a_plan_whose_manifest_is_cut_off_is_told_with_the_folder_to_remove(part
     whole = manifest.read_bytes()
     for content in (whole[:100], b"[]", b""):
         manifest.write_bytes(content)
-        told = rf"manifest '{manifest}' is broken: .*Remove the folder '{folder}'"
+        told = rf"file '{manifest}' is broken: .*Remove the folder '{folder}'"
         with pytest.raises(ArtifactError, match=told):
             BatchPlan.open(str(folder))
         with pytest.raises(ArtifactError, match=told):
