@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rayembed.data.watched import Running, Watch, name_of, next_units
+from rayembed.data.watch import on_ray
+from rayembed.data.watched import TRIES, Running, Watch, name_of, next_units
+from rayembed.errors import WorkerError
 
 HERE, THERE = ("node", 1), ("node", 2)
 
@@ -56,6 +58,37 @@ def test_only_units_whose_process_was_ended_count_as_late() -> None:
     assert watch.take("b", [7], "seven", HERE) == [0]
     watch.forget("a")
     assert watch.take("a", [7], "seven", HERE) == [0]
+
+
+class Remote:
+    """An object's methods as those of an actor, whose answers are there at once."""
+
+    def __init__(self, of: object) -> None:
+        self._of = of
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(remote=getattr(self._of, name))
+
+
+def test_a_unit_that_was_late_too_often_is_an_error_that_names_it(monkeypatch) -> None:
+    context = SimpleNamespace(get_node_id=lambda: "node")
+    fake = SimpleNamespace(get=lambda answer: answer, get_runtime_context=lambda: context)
+    monkeypatch.setattr(on_ray, "ray", fake)
+    watch = Watch(Clock())
+    guard = on_ray.Guard(Remote(watch), "a", 5.0)
+    units = [(n, SimpleNamespace(key=f"k{n}", path=f"file{n}")) for n in range(3)]
+    for _ in range(TRIES):
+        given = guard.told(units)
+        assert [next(given).key, next(given).key] == ["k0", "k1"]
+        (unit,) = watch.running("a")
+        assert (unit.number, unit.name) == (1, "k1 of file1")
+        watch.count_late("a", unit, ended=True)
+        given.close()
+    given = guard.told(units)
+    assert next(given).key == "k0", "units before it are done again"
+    with pytest.raises(WorkerError, match=r"unit k1 of file1 took longer .*=5 in each of 3"):
+        next(given)
+    assert watch.running("a") == [], "the process has told that it ended"
 
 
 def test_a_unit_is_named_by_its_key_and_its_file() -> None:
