@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,8 +101,8 @@ def measured(what: str) -> Iterator[None]:
 
     def look() -> None:
         while not stop.wait(1.0):
-            sizes = [p.info["memory_full_info"] for p in _processes(["memory_full_info"])]
-            peak[0] = max(peak[0], sum(size.pss for size in sizes if size is not None) / 2**20)
+            sizes = _of_all(lambda process: process.memory_full_info().pss)
+            peak[0] = max(peak[0], sum(sizes) / 2**20)
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
@@ -114,15 +114,17 @@ def measured(what: str) -> Iterator[None]:
     print(f"{what}: {spent:.1f} CPU-seconds, peak memory {peak[0]:,.0f} MiB", flush=True)
 
 
-def _processes(wanted: list[str]) -> list[psutil.Process]:
-    ours = {psutil.Process().pid} | {p.pid for p in psutil.Process().children(recursive=True)}
-    return [p for p in psutil.process_iter(wanted) if p.pid in ours]
+def _of_all(value: Callable[[psutil.Process], float]) -> list[float]:
+    found = []
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with suppress(psutil.Error):
+            found.append(value(process))
+    return found
 
 
 def _cpu() -> float:
-    times = [p.info["cpu_times"] for p in _processes(["cpu_times"])]
     # Of processes that have ended their parents tell.
-    return sum(sum(time_[:4]) for time_ in times if time_ is not None)
+    return sum(_of_all(lambda process: sum(process.cpu_times()[:4])))
 
 
 def told(folder: Path) -> str:

@@ -106,7 +106,7 @@ def test_a_unit_is_named_by_its_key_and_its_file() -> None:
         (99_984, 2, 0.001, (99_984, 2000)),  # tiny ones share tasks of two seconds
         (99_984, 2, 0.1, (2048 * 20, 20)),
         (99_984, 2, 60.0, (2048, 1)),
-        (10_000_000, 1000, 0.1, (10_000_000, 200)),  # more processes need longer tasks
+        (10_000_000, 1000, 0.1, (10_000_000, 1000)),  # more processes need longer tasks
         (50, 2, 0.001, (50, 7)),  # at least four tasks a CPU, for balance
     ],
 )
