@@ -63,6 +63,8 @@ def corpus(parts):
     class MadeUp:
         """Stands for the vectors' files: a distinct positive a row, no classes."""
 
+        folder = "made up"
+
         def texts(self, part):
             rng = np.random.default_rng(int(part.name[5:17]))
             places = np.arange(part.rows + 1)

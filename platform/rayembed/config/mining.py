@@ -6,6 +6,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.backbone import DtypeSetting
 from rayembed.config.mining_rules import MINING_RULES, MiningRule
+from rayembed.config.mining_search import MINING_SEARCHES, MiningSearch
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column
 from rayembed.config.table import load
@@ -34,10 +35,13 @@ class Teacher(Settings):
 
 if TYPE_CHECKING:
     Rule = MiningRule
+    Search = MiningSearch
 else:
     Rule = MINING_RULES.union()
+    Search = MINING_SEARCHES.union()
 
 _POSITIVE_AWARE: MiningRule = load("rayembed.data.mining.rules:PercPos")()
+_EXACT: MiningSearch = load("rayembed.search.kinds:Exact")()
 
 
 class Corpus(Settings):
@@ -86,6 +90,9 @@ class MiningConfig(Teacher):
     None: only equal texts do."""
     rescoring: CrossEncoder | None = None
     """Cross-encoder that rescores candidates; None keeps the teacher's scores."""
+    search: Search = Field(default=_EXACT, exclude_if=lambda search: search == _EXACT)
+    """How candidates are found: exactly, or in an index that misses some of them, for corpora that
+    are too large for products of all queries with all documents."""
 
     @model_validator(mode="after")
     def _deep_enough(self) -> "MiningConfig":
@@ -95,8 +102,11 @@ class MiningConfig(Teacher):
                 f"num_negatives {self.num_negatives} cannot be found among candidates "
                 f"{self.candidates}{passed}; raise candidates"
             )
-        if self.pool == "given" and (self.corpus is not None or self.skip):
-            raise ValueError("pool 'given' searches no corpus: leave corpus at null and skip at 0")
+        if self.pool == "given" and (self.corpus is not None or self.skip or self.search != _EXACT):
+            raise ValueError(
+                "pool 'given' searches no corpus: leave corpus at null, skip at 0 and search at "
+                "exact"
+            )
         return self
 
 
