@@ -16,6 +16,7 @@ BATCH = 512
 
 def make_indexes(folder, rows):
     """Parts that have an index and no rows."""
+    from rayembed.assets.array_files import save_arrays
     from rayembed.data.parts import ROWS_PER_PART, Part, _index_path
 
     rng = np.random.default_rng(0)
@@ -23,7 +24,7 @@ def make_indexes(folder, rows):
     for first in range(0, rows, ROWS_PER_PART):
         count = min(ROWS_PER_PART, rows - first)
         path = str(folder / f"part-{first:012d}.parquet")
-        np.savez(
+        save_arrays(
             _index_path(path),
             id_hash=rng.integers(-(2**62), 2**62, count),
             query_hash=rng.integers(-(2**62), 2**62, count),

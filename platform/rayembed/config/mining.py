@@ -12,6 +12,9 @@ from rayembed.config.sources import Column
 from rayembed.config.table import load
 from rayembed.config.types import Reference
 
+EXACT_CLUSTERS = 20_000
+"""Default of `ClusterConfig.exact_clusters`: 10 million pairs in clusters of 512."""
+
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
@@ -136,6 +139,11 @@ class ClusterConfig(Teacher):
     max_sample: PositiveInt = 1_000_000
     """Maximum k-means training pairs, if that leaves one for each cluster. One machine holds them:
     20 bytes a pair and dimension of the teacher, 15 GB for a million of 768."""
+    exact_clusters: PositiveInt = Field(
+        default=EXACT_CLUSTERS, exclude_if=lambda most: most == EXACT_CLUSTERS
+    )
+    """Clusters up to which each pair and the tour are compared with all of them. More are made in
+    two levels, at the square root of the cost and with a small loss (docs/data.md)."""
     packing: Literal["random", "tsp"] = "tsp"
     """Order of clusters before they are cut into batches: seeded random, or each followed by its
     nearest remaining one (greedy travelling salesman)."""

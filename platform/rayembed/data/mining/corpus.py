@@ -39,7 +39,7 @@ VERSION = 1
 _MAPPED_DOCUMENTS = 1 << 20
 """Documents from which metadata are mapped; those of fewer take less than 30 MB in a process."""
 
-_RANGE_DOCUMENTS = 1 << 22
+_RANGE_DOCUMENTS = 1 << 20
 """Hashes that are sorted together while metadata are made."""
 
 _READ_AT_ONCE = 32
@@ -194,7 +194,7 @@ def open_corpus(files: CorpusFiles) -> Corpus:
 
 
 def _metadata(files: CorpusFiles) -> dict[str, np.ndarray]:
-    """Arrays of `Corpus`; peaks at some 33 bytes a document where each row brings one."""
+    """Arrays of `Corpus`; peaks at 68 bytes a document of 4 million, one for each row."""
     asked, several = _queries(files.records)
     hashes, counts, classes = [], [], [np.empty(0, np.uint64)]
     pairs = [np.empty((2, 0), np.int64)]
