@@ -14,7 +14,8 @@ from rayembed.assets.array_files import load_array, save_array
 from rayembed.assets.storage import join
 from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest
 from rayembed.data.hashes import seeded_keys
-from rayembed.data.parts import Part, read_index, remedy
+from rayembed.data.index import read_column
+from rayembed.data.parts import Part, remedy
 from rayembed.data.vectors.embed import PartItem, Vectors
 from rayembed.data.work_items import Result
 
@@ -56,7 +57,7 @@ def sample_vectors(
     """(m, D) float16 query and document vectors of a sample, ordered by key."""
     keys, queries, documents = [], [], []
     for part in parts:
-        key = sample_keys(read_index([part]).id_hash, sample.seed)
+        key = sample_keys(read_column([part], "id_hash"), sample.seed)
         chosen = np.flatnonzero(key <= np.uint64(sample.last_key))
         if len(chosen):
             query, document = pair_vectors(vectors, part)

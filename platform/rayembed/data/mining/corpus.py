@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayembed.data.hashes import mixed
-from rayembed.data.parts import Part, read_index, read_table
+from rayembed.data.index import read_column
+from rayembed.data.parts import Part, read_table
 from rayembed.data.vectors.embed import PartTexts, Vectors
 
 MOST_SHARED = 1000
@@ -182,7 +183,7 @@ def _shared(
     """Sorted hashes of queries that several rows have, each with a positive's hash; and queries
     with too many positives.
     """
-    asked = read_index(parts).query_hash
+    asked = read_column(parts, "query_hash")
     distinct, times = np.unique(asked, return_counts=True)
     several = distinct[times > 1]
     pairs = [np.empty((2, 0), np.int64)]
