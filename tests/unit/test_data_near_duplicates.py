@@ -14,7 +14,8 @@ from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.near_duplicates import find_near_duplicates, nearest_pairs, removed_rows
 from rayembed.data.cleaning.signatures import band_keys, bands, pairs_of, shingles
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import read_index, write_part
+from rayembed.data.index import read_column
+from rayembed.data.parts import write_part
 from rayembed.data.records import Record
 from rayembed.data.words import normalised, words
 from rayembed.data.work_items import Execute, in_process
@@ -88,7 +89,7 @@ def find(
     found = find_near_duplicates(
         str(folder),
         str(folder / "working"),
-        *("d", config, parts, keep, read_index(parts).id_hash, execute),
+        *("d", config, parts, keep, read_column(parts, "id_hash"), execute),
     )
     return {records[i].id for i in found.positions}
 

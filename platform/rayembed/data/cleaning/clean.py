@@ -37,7 +37,8 @@ from rayembed.data.cleaning.rows import (
     some,
     write_removed,
 )
-from rayembed.data.parts import Part, read_index, read_table
+from rayembed.data.index import read_column
+from rayembed.data.parts import Part, read_table
 from rayembed.data.work_items import Execute, Result, run_resumable
 from rayembed.errors import DataError
 
@@ -69,7 +70,7 @@ def clean(
     """
     name, execute = dataset.name, context.execute
     folder, working = writer.folder, writer.working_folder
-    id_hash = read_index(parts).id_hash
+    id_hash = read_column(parts, "id_hash")
     keep = first_of_each(id_hash)
     dropped = {DUPLICATE: len(keep) - int(keep.sum())}
     removed: list[dict[str, Any]] = []

@@ -27,7 +27,6 @@ from rayembed.data.cleaning.signatures import (
     BandPart,
     PairsOfBucket,
     bands,
-    bands_path,
     read_pairs,
 )
 from rayembed.data.cleaning.verified import (
@@ -35,10 +34,10 @@ from rayembed.data.cleaning.verified import (
     ListRemoved,
     RemovedPairs,
     SendCandidates,
-    candidates_path,
     read_similar,
     split_pairs,
 )
+from rayembed.data.exchange import exchange
 from rayembed.data.parts import Part
 from rayembed.data.shuffle import Bucket
 from rayembed.data.work_items import Execute, run_resumable
@@ -84,11 +83,10 @@ def _candidate_pairs(
     """(m, 2) int64 positions of rows that share a band."""
     items = rows_of_parts(parts, keep)
     buckets = -(-int(keep.sum()) * bands(config)[0] // _BANDS_PER_BUCKET)
-    task = BandPart(scratch, config, max(buckets, 1))
-    run_resumable(scratch, f"signatures {name}", task, items, execute)
-    files = tuple(bands_path(scratch, item) for item in items)
-    firsts = tuple(item.first for item in items)
-    find = PairsOfBucket(scratch, files, firsts)
+    task = BandPart(config, max(buckets, 1))
+    what = f"signatures {name}"
+    sent, _ = exchange(scratch, what, task, items, task.num_buckets, execute)
+    find = PairsOfBucket(scratch, sent)
     numbers = [Bucket(number) for number in range(task.num_buckets)]
     run_resumable(scratch, f"buckets {name}", find, numbers, execute)
     found = [read_pairs(scratch, number) for number in range(task.num_buckets)]
@@ -107,10 +105,9 @@ def _removed(
 ) -> RemovedRows:
     """Write the listing and return the rows to remove."""
     items, candidates = split_pairs(pairs, list(parts), _firsts(parts))
-    send = SendCandidates(scratch, config, len(items))
-    run_resumable(scratch, f"candidates {name}", send, candidates, execute)
-    files = tuple(candidates_path(scratch, item) for item in candidates)
-    compare = ComparePairs(scratch, config.threshold, files)
+    what = f"candidates {name}"
+    sent, _ = exchange(scratch, what, SendCandidates(config), candidates, len(items), execute)
+    compare = ComparePairs(scratch, config.threshold, sent)
     run_resumable(scratch, f"compare {name}", compare, items, execute)
     read = [read_similar(scratch, item.number) for item in items]
     similar = np.concatenate([np.empty((0, 2), np.int64), *(found for found, _ in read)])

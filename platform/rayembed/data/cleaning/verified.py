@@ -15,8 +15,8 @@ from rayembed.assets.storage import join, write_atomic
 from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.rows import NEAR_DUPLICATE, shown, write_removed
 from rayembed.data.cleaning.signatures import compared, shingles
+from rayembed.data.exchange import Buckets, Sent
 from rayembed.data.parts import Part, read_table
-from rayembed.data.shuffle import read_bucket, write_buckets
 from rayembed.data.work_items import Result
 
 _PAIRS_COMPARED = 32_768
@@ -83,14 +83,12 @@ def split_pairs(
 
 @dataclass(frozen=True)
 class SendCandidates:
-    """Task: write the n-grams of a part's candidate rows, grouped by comparison task."""
+    """Task: send the n-grams of a part's candidate rows to the tasks that compare them."""
 
-    folder: str
     config: NearDuplicates
-    num_buckets: int
 
-    def __call__(self, item: Candidates) -> Result:
-        """Report `rows` sent; the file is `candidates_path`."""
+    def __call__(self, item: Candidates) -> Sent:
+        """N-grams and excerpts of the rows."""
         distinct, back = np.unique(item.rows, return_inverse=True)
         columns = ["id", "query", "positives", "origin"]
         table = read_table(item.part.path, columns).take(pa.array(distinct))
@@ -108,9 +106,7 @@ class SendCandidates:
             },
             schema=_SENT,
         )
-        path = candidates_path(self.folder, item)
-        write_buckets(path, sent.take(pa.array(back)), item.bucket, self.num_buckets)
-        return {"rows": len(item.rows)}
+        return Sent(sent.take(pa.array(back)), item.bucket, {})
 
 
 _SHOWN = [
@@ -123,24 +119,17 @@ _SHOWN = [
 _SENT = pa.schema([("position", pa.int64()), ("grams", pa.list_(pa.uint64())), *_SHOWN])
 
 
-def candidates_path(folder: str, item: Candidates) -> str:
-    """Path of a part's candidate n-grams."""
-    return join(folder, f"{item.key}.candidates.arrow")
-
-
 @dataclass(frozen=True)
 class ComparePairs:
     """Task: select the pairs above the similarity threshold, with excerpts of both rows."""
 
     folder: str
     threshold: float
-    candidates: tuple[str, ...]
-    """Candidate files, one for each part."""
+    candidates: Buckets
 
     def __call__(self, item: Pairs) -> Result:
         """Report `pairs` compared and `similar` pairs; `read_similar` reads the latter."""
-        found = [table for table in read_bucket(self.candidates, item.number) if table is not None]
-        rows = pa.concat_tables([_SENT.empty_table(), *found])
+        rows = pa.concat_tables([_SENT.empty_table(), *self.candidates.read(item.number)])
         positions = rows["position"].to_numpy()
         order = np.argsort(positions)
         places = order[np.searchsorted(positions, item.pairs, sorter=order)]

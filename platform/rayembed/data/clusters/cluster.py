@@ -28,8 +28,12 @@ from rayembed.data.clusters.tasks import (
     sample_keys,
 )
 from rayembed.data.clusters.two_levels import Groups, tour_of_groups
-from rayembed.data.parts import ROWS_PER_PART, Part, read_index
-from rayembed.data.plan.files import blocks_of, part_places
+from rayembed.data.exchange import exchange
+from rayembed.data.index import read_column
+from rayembed.data.parts import ROWS_PER_PART, Part
+from rayembed.data.plan.files import blocks_of, num_blocks
+from rayembed.data.plan.places import BYTES_OF_A_PLACE, PlaceWriter
+from rayembed.data.plan.scratch import scratch_folder
 from rayembed.data.vectors.embed import PartItem, Vectors, embed_parts
 from rayembed.data.work_items import Needs, Result, Task, WorkItem, run_resumable
 from rayembed.errors import DataError
@@ -99,7 +103,7 @@ def _cluster(
     teacher = writer.settled(context, config)
     vectors = embed_parts(context, dataset.name, parent.parts, teacher)
     job = _Job(context, dataset.name, config, writer, tuple(parent.parts), vectors, cost)
-    id_hash = read_index(parent.parts).id_hash
+    id_hash = read_column(parent.parts, "id_hash")
     trained = job.find_centroids(id_hash)
     best = max(trained, key=lambda result: float(result["objective"]))
     groups = job.groups(best["file"])
@@ -204,15 +208,20 @@ class _Job:
         """
         pairs = self.config.batch_pairs
         per_part = max(1, ROWS_PER_PART // pairs)
-        step, slot = np.divmod(np.arange(batches.size), pairs)
-        paths, rows = [part.path for part in self.parts], [part.rows for part in self.parts]
-        places = part_places(paths, rows, batches.ravel(), step, slot.astype(np.int32))
-        working = self.writer.working_folder
-        scatter = ScatterPairs(working, self.vectors, per_part)
-        scattered = self._run(working, "scatter", scatter, places)
-        blocks = blocks_of(scattered, len(batches), per_part)
+        working, what = self.writer.working_folder, f"scatter {self.dataset}"
+        size = BYTES_OF_A_PLACE * batches.size
+        with (
+            scratch_folder(f"the batches of data set {self.dataset!r}", size) as scratch,
+            PlaceWriter(scratch, working, self.parts) as places,
+        ):
+            places.add(batches.ravel(), np.arange(batches.size))
+            items = places.finish()
+        scatter = ScatterPairs(self.vectors, pairs, per_part)
+        count, execute = num_blocks(len(batches), per_part), self.context.execute
+        buckets, _ = exchange(working, what, scatter, items, count, execute)
+        blocks = blocks_of(buckets, len(batches), per_part)
         margin = self.config.false_negative_margin
-        gather = GatherBatches(self.writer.parts_folder, pairs, margin)
+        gather = GatherBatches(self.writer.parts_folder, buckets, pairs, margin)
         return self._run(self.writer.folder, "gather", gather, blocks)
 
     def _run(

@@ -17,7 +17,8 @@ from rayembed.assets.storage import join, with_ending
 from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest
 from rayembed.data.clusters.two_levels import Groups, cluster_in_groups, nearest_in_groups
 from rayembed.data.hashes import seeded_keys
-from rayembed.data.parts import Part, read_index, remedy
+from rayembed.data.index import read_column
+from rayembed.data.parts import Part, remedy
 from rayembed.data.vectors.embed import PartItem, Vectors
 from rayembed.data.work_items import Result
 
@@ -62,7 +63,7 @@ def sample_vectors(
     """(m, D) float16 query and document vectors of a sample, ordered by key."""
 
     def chosen_of(part: Part) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        key = sample_keys(read_index([part]).id_hash, sample.seed)
+        key = sample_keys(read_column([part], "id_hash"), sample.seed)
         chosen = np.flatnonzero(key <= np.uint64(sample.last_key))
         if not len(chosen):
             return None

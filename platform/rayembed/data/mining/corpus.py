@@ -26,7 +26,8 @@ from rayembed.assets.array_files import map_array, save_array
 from rayembed.assets.cache import cache_folder, filled, remove_unused
 from rayembed.assets.local_copies import UNUSED_SECONDS, read_copied
 from rayembed.data.hashes import mixed
-from rayembed.data.parts import Part, read_index, read_table
+from rayembed.data.index import read_column
+from rayembed.data.parts import Part, read_table
 from rayembed.data.vectors.embed import PartTexts, Vectors
 
 MOST_SHARED = 1000
@@ -254,11 +255,7 @@ def _in_turn(pool: ThreadPoolExecutor, files: CorpusFiles) -> Iterator[PartTexts
 
 def _queries(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
     """int64 hashes of the queries of all rows, and, sorted, those that several rows have."""
-    found = [np.empty(0, np.int64)]
-    for first in range(0, len(parts), _READ_AT_ONCE):
-        found.append(read_index(parts[first : first + _READ_AT_ONCE]).query_hash)
-    asked = np.concatenate(found)
-    found.clear()
+    asked = read_column(parts, "query_hash")
     ordered = np.sort(asked)
     return asked, np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 

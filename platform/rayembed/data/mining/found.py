@@ -19,9 +19,10 @@ from rayembed.assets.local_copies import read_copied
 from rayembed.assets.storage import file_name, join
 from rayembed.config.mining_search import MiningSearch
 from rayembed.data.hashes import seeded_keys
+from rayembed.data.index import read_column
 from rayembed.data.mining.corpus import CorpusFiles, open_corpus
 from rayembed.data.mining.cut import Shard
-from rayembed.data.parts import Part, read_index
+from rayembed.data.parts import Part
 from rayembed.data.vectors.embed import Vectors
 from rayembed.data.work_items import Result
 from rayembed.search.exact import TopK, merged_top_k, top_k, top_k_of_blocks
@@ -132,7 +133,7 @@ class CorpusSearch:
         some = np.unique(np.linspace(0, len(parts) - 1, _RECALL_PARTS).astype(int))
         sample = []
         for part in (parts[number] for number in some if parts[number].rows):
-            keys = seeded_keys(read_index([part]).id_hash, self.seed, "recall")
+            keys = seeded_keys(read_column([part], "id_hash"), self.seed, "recall")
             rows = np.sort(np.argsort(keys, kind="stable")[: RECALL_QUERIES // _RECALL_PARTS])
             sample.append(vectors.queries(part)[rows])
         queries = np.concatenate(sample)

@@ -1,0 +1,116 @@
+"""Rows of a data set in the order that drawing needs, on the disk of this machine.
+
+Sorted in runs that fit in memory, as a data set's index may not: rows are cut by the first bits of
+their id's hash into as many files as it takes, and each is sorted by itself. 12 bytes a row stay in
+files that are mapped into memory, so that the system holds of them what there is room for.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayembed.data.index import PartIndex
+
+ROWS_OF_RUN = 1 << 18
+"""Rows that are sorted at a time: some 20 MB."""
+
+_MOST_RUNS = 512
+"""Files that are open at a time, at most; beyond 134 million rows runs become longer."""
+
+_RUN = np.dtype([("id", "<i8"), ("query", "<i8"), ("language", "<i8"), ("place", "<i8")])
+
+
+@dataclass(frozen=True)
+class SortedRows:
+    """Rows by language, and within a language by the hash of their id; equal ones by place."""
+
+    place: np.ndarray
+    """(n,) int64 or int32 global row numbers, counted through the parts; mapped."""
+    query_hash: np.ndarray
+    """(n,) int64 hash of the queries' texts; mapped."""
+    rows_of: Mapping[int, int]
+    """Language hash → number of its rows, ascending."""
+
+
+def sorted_rows(
+    scratch: Path,
+    chunks: Iterator[tuple[PartIndex, np.ndarray, np.ndarray]],
+    num_rows: int,
+    kept: Callable[[], Mapping[int, int]],
+) -> SortedRows:
+    """Sort rows within bounded memory; 44 bytes a row of `scratch` are used on the way.
+
+    Args:
+        scratch: an empty folder.
+        chunks: index of some rows, mask of those to sort and (rows,) int64 by what they are grouped
+            first, in the order of the places.
+        num_rows: of all chunks.
+        kept: called after the last chunk: groups that stay and the rows of each.
+    """
+    runs = _Runs(scratch, min(max(1, -(-num_rows // ROWS_OF_RUN)), _MOST_RUNS))
+    first = 0
+    for index, mask, group in chunks:
+        chosen = np.flatnonzero(mask)
+        rows = np.empty(len(chosen), _RUN)
+        rows["id"], rows["query"] = index.id_hash[chosen], index.query_hash[chosen]
+        rows["language"], rows["place"] = group[chosen], first + chosen
+        # The highest bits of the hash with its sign turned: runs are in the order of the hashes.
+        high = (rows["id"].view(np.uint64) ^ np.uint64(1 << 63)) >> np.uint64(32)
+        runs.add((high * np.uint64(runs.count)) >> np.uint64(32), rows)
+        first += len(mask)
+    rows_of = dict(sorted(kept().items()))
+    total = sum(rows_of.values())
+    small = np.int32 if num_rows < 2**31 else np.int64
+    place = mapped(scratch / "place", total, small)
+    query = mapped(scratch / "query", total, np.int64)
+    languages = np.array(list(rows_of), np.int64)
+    sizes = np.array(list(rows_of.values()), np.int64)
+    ends = np.cumsum(sizes) - sizes
+    for run in runs.read():
+        group = np.searchsorted(languages, run["language"])
+        stays = np.flatnonzero(np.isin(run["language"], languages))
+        # Rows of a run are in the order of their places, which a stable sort keeps.
+        order = stays[np.lexsort((run["id"][stays], group[stays]))]
+        rows, group = run[order], group[order]
+        counts = np.bincount(group, minlength=len(languages))
+        starts = np.cumsum(counts) - counts
+        to = ends[group] + np.arange(len(rows)) - starts[group]
+        place[to], query[to] = rows["place"], rows["query"]
+        ends += counts
+    return SortedRows(place, query, rows_of)
+
+
+def mapped(path: Path, count: int, dtype: Any) -> np.ndarray:
+    """(count,) zeros in a file that is mapped into memory."""
+    if not count:
+        return np.empty(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "w+", shape=(count,)))
+
+
+class _Runs:
+    """Files of rows of one type, each with some of them in the order in which they came."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.count = count
+        self._paths = [folder / f"run-{number}" for number in range(count)]
+        self._files = [path.open("wb") for path in self._paths]
+
+    def add(self, run: np.ndarray, rows: np.ndarray) -> None:
+        """Write each row to its run."""
+        order = np.argsort(run, kind="stable")
+        edges = np.searchsorted(run[order], np.arange(self.count + 1, dtype=run.dtype))
+        rows = rows[order]
+        for number in np.flatnonzero(np.diff(edges)).tolist():
+            self._files[number].write(rows[edges[number] : edges[number + 1]].tobytes())
+
+    def read(self) -> Iterator[np.ndarray]:
+        """Rows of each run, whose file is removed."""
+        for file in self._files:
+            file.close()
+        for path in self._paths:
+            rows = np.fromfile(path, _RUN)
+            path.unlink()
+            yield rows
