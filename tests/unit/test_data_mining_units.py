@@ -12,7 +12,7 @@ from mining_step import configured, mine, pipeline_context, prepared
 
 from rayembed.assets import local_copies
 from rayembed.data.mining import corpus as corpora
-from rayembed.data.mining import cut, found, tasks
+from rayembed.data.mining import cut, found
 from rayembed.data.mining.corpus import CorpusFiles, open_corpus
 from rayembed.data.mining.cut import SHARD_STEP, MiningCut, Shard, cost_of, cut_mining
 from rayembed.data.vectors.embed import embed_parts
@@ -49,6 +49,8 @@ def test_a_cut_has_each_part_once_and_shards_where_a_search_cuts() -> None:
         sizes = np.diff([shard.first for shard in made.shards])
         assert (sizes >= cut.SHARD_DOCUMENTS - SHARD_STEP).all()
     assert cut_mining([], 5).units == ()
+    billion = cut_mining([8192] * 122_071, 10**9)
+    assert {len(unit) for unit in billion.units[:-1]} == {64}
 
 
 def test_half_a_million_queries_read_a_large_corpus_four_times_and_not_62_times() -> None:
@@ -79,7 +81,7 @@ def test_units_shards_and_mapped_metadata_change_nothing(
     monkeypatch.setattr(cut, "UNITS", 3 if approximate else 8)
     monkeypatch.setattr(cut, "SHARD_STEP", 8)
     monkeypatch.setattr(cut, "SHARD_DOCUMENTS", 16)
-    monkeypatch.setattr(tasks, "_PARTS_OF_TEXTS", 2)
+    monkeypatch.setattr(cut, "PARTS_OF_TEXTS", 2)
     monkeypatch.setattr(corpora, "_MAPPED_DOCUMENTS", 1)
     monkeypatch.setattr(corpora, "_RANGE_DOCUMENTS", 10)
     searched = cut_mining([9] * 7, 60, indexed=approximate)

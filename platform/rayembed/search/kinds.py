@@ -44,7 +44,7 @@ class Ivf(MiningSearch):
     kind: Literal["ivf"] = "ivf"
     lists: PositiveInt | None = None
     """Lists of a shard of the corpus; None: 4·√n for its n documents."""
-    probes: PositiveInt = 32
+    probes: PositiveInt = 64
     """Lists that are searched for a query; more find more of the best and take longer."""
 
     @property

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rayembed.config.mining import ClusterConfig
-from rayembed.data.clusters.two_levels import num_groups
+from rayembed.data.clusters.two_levels import PROBES, REFINEMENTS, num_groups
 
 FEWEST_PAIRS = 39
 """Training pairs of a cluster below which FAISS warns of too few."""
@@ -39,18 +39,21 @@ class ClusterCost:
         sample = max(min(clusters * config.sample_per_cluster, config.max_sample), clusters)
         sample = min(sample, rows)
         levels = 1 if clusters <= config.exact_clusters else 2
-        compared, tour = clusters, clusters**2
+        passes, compared, tour = config.iterations + 1, clusters, clusters**2
+        once = passes * compared
         if levels == 2:
             groups = num_groups(clusters)
-            compared = groups + -(-clusters // groups)
-            tour = groups**2 + clusters * -(-clusters // groups)
+            inside = -(-clusters // groups)
+            compared = groups + min(PROBES, groups) * inside
+            once = passes * (groups + inside) + (REFINEMENTS + 1) * compared
+            tour = clusters * compared
         return cls(
             rows=rows,
             clusters=clusters,
             levels=levels,
             sample=sample,
             # Both orders of each pair; a last pass tells the objective.
-            kmeans_products=config.restarts * (config.iterations + 1) * 2 * sample * compared,
+            kmeans_products=config.restarts * 2 * sample * once,
             assignment_products=rows * compared,
             tour_products=0 if config.packing == "random" else tour,
         )

@@ -113,13 +113,21 @@ def nearest(
         rows: (n, 2·D) float32.
         centroids: (k, 2·D) float32.
     """
+    numbers, products = nearest_few(rows, centroids, 1, device)
+    return numbers[:, 0], products[:, 0]
+
+
+def nearest_few(
+    rows: np.ndarray, centroids: np.ndarray, number: int, device: str = "cpu"
+) -> tuple[np.ndarray, np.ndarray]:
+    """The `number` nearest centroids of each row, (n, number) each, best first; see `nearest`."""
     faiss = require_faiss("clusters")
     index = faiss.IndexFlatIP(centroids.shape[1])
     index.add(centroids)
     if _on_gpu(faiss, device):
         index = faiss.index_cpu_to_all_gpus(index)
-    products, numbers = index.search(rows, 1)
-    return numbers[:, 0], products[:, 0]
+    products, numbers = index.search(rows, number)
+    return numbers, products
 
 
 def _on_gpu(faiss: Any, device: str) -> bool:

@@ -9,10 +9,22 @@ n rows, k clusters, g groups, W their width.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from rayembed.data.clusters.kmeans import both_orders, greedy_tour, kmeans, nearest
+from rayembed.data.clusters.kmeans import both_orders, kmeans, nearest, nearest_few
+
+PROBES = 8
+"""Nearest groups of a row whose clusters it is compared with."""
+
+REFINEMENTS = 3
+"""Iterations of k-means over all rows and clusters after those within each group."""
+
+_NEIGHBOURS = 32
+"""Nearest neighbours of a cluster that are found before the tour."""
+
+_ROWS_AT_ONCE = 65_536
 
 
 @dataclass(frozen=True)
@@ -46,30 +58,44 @@ def cluster_in_groups(
     """Centroids (k, W) of both orders of each pair, their groups, and the mean cosine of the rows
     with the centroid that `nearest_in_groups` gives them; see `kmeans.cluster_pairs`.
 
-    A group gets clusters in proportion to its rows.
+    A group gets clusters in proportion to its rows. Then all rows move all centroids in some more
+    iterations, since rows at the edge of a group are often nearer to clusters of another.
     """
     rows = both_orders(queries, documents)
-    coarse = kmeans(rows, num_groups(num_clusters), iterations=iterations, seed=seed, device=device)
+    asked: dict[str, Any] = {"iterations": iterations, "device": device}
+    coarse = kmeans(rows, num_groups(num_clusters), seed=seed, **asked)
     group = nearest(rows, coarse, device)[0]
     counts = np.bincount(group, minlength=len(coarse))
     shares = _shares(counts, num_clusters)
     by_group = np.split(np.argsort(group, kind="stable"), np.cumsum(counts)[:-1])
     found = [np.empty((0, rows.shape[1]), np.float32)]
-    total = 0.0
     for number, (members, share) in enumerate(zip(by_group, shares.tolist(), strict=True)):
         if share:
-            inside = rows[members]
-            fine = kmeans(
-                inside,
-                share,
-                iterations=iterations,
-                seed=(seed + 1 + number) % 2**31,
-                device=device,
-            )
-            found.append(fine)
-            total += float(nearest(inside, fine, device)[1].sum(dtype=np.float64))
-    groups = Groups(coarse, np.concatenate([[0], np.cumsum(shares)]))
-    return np.concatenate(found), groups, total / len(rows)
+            found.append(kmeans(rows[members], share, seed=(seed + 1 + number) % 2**31, **asked))
+    centroids, groups = (
+        np.concatenate(found),
+        Groups(coarse, np.concatenate([[0], shares.cumsum()])),
+    )
+    for _ in range(REFINEMENTS):
+        cluster = nearest_in_groups(rows, centroids, groups, device)[0]
+        centroids = _means(rows, cluster, centroids)
+    cosine = nearest_in_groups(rows, centroids, groups, device)[1]
+    return centroids, groups, float(cosine.mean(dtype=np.float64))
+
+
+def _means(rows: np.ndarray, cluster: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """(k, W) float32 unit means of the rows of each cluster; one without rows stays."""
+    sums = np.zeros(before.shape, np.float64)
+    order = np.argsort(cluster, kind="stable")
+    for first in range(0, len(order), _ROWS_AT_ONCE):
+        some = order[first : first + _ROWS_AT_ONCE]
+        starts = np.flatnonzero(np.diff(cluster[some], prepend=-1))
+        sums[cluster[some[starts]]] += np.add.reduceat(rows[some], starts, dtype=np.float64)
+    lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+    there = lengths[:, 0] > 0
+    found = before.copy()
+    found[there] = sums[there] / lengths[there]
+    return found
 
 
 def _shares(counts: np.ndarray, total: int) -> np.ndarray:
@@ -91,40 +117,101 @@ def _shares(counts: np.ndarray, total: int) -> np.ndarray:
 def nearest_in_groups(
     rows: np.ndarray, centroids: np.ndarray, groups: Groups, device: str = "cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Nearest centroid within each row's nearest group: numbers (n,) int64, products (n,) float32.
-
-    Groups without clusters take no rows. Arguments as of `kmeans.nearest`.
+    """Nearest centroid within each row's `PROBES` nearest groups: numbers (n,) int64, products
+    (n,) float32; the lower number of equals. Arguments as of `kmeans.nearest`.
     """
-    there = np.flatnonzero(np.diff(groups.first))
-    group = there[nearest(rows, groups.centroids[there], device)[0]]
-    numbers = np.empty(len(rows), np.int64)
-    products = np.empty(len(rows), np.float32)
-    order = np.argsort(group, kind="stable")
-    for members in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-        if len(members):
-            number = int(group[members[0]])
-            first, stop = groups.first[number : number + 2].tolist()
-            found, products[members] = nearest(rows[members], centroids[first:stop], device)
-            numbers[members] = found + first
+    there = np.flatnonzero(np.diff(groups.first))  # a group without clusters takes no rows
+    probes = min(PROBES, len(there))
+    near = there[nearest_few(rows, groups.centroids[there], probes, device)[0]]
+    asker = np.repeat(np.arange(len(rows)), probes)
+    order = np.argsort(near.ravel(), kind="stable")
+    of_group = near.ravel()[order]
+    numbers = np.zeros(len(rows), np.int64)
+    products = np.full(len(rows), -np.inf, np.float32)
+    edges = np.searchsorted(of_group, np.arange(len(groups.first)))
+    for number in there.tolist():
+        members = asker[order[edges[number] : edges[number + 1]]]
+        if not len(members):
+            continue
+        first, stop = groups.first[number : number + 2].tolist()
+        found, of_found = nearest(rows[members], centroids[first:stop], device)
+        better = of_found > products[members]
+        numbers[members[better]] = found[better] + first
+        products[members[better]] = of_found[better]
     return numbers, products
 
 
 def tour_of_groups(
     centroids: np.ndarray, cluster: np.ndarray, groups: Groups, rng: np.random.Generator
 ) -> np.ndarray:
-    """Tour of clusters, (m,) int64 places in `cluster`: greedily from group to group, and within
-    each from the cluster that is nearest to the one before.
+    """Greedy tour of clusters, (m,) int64 places in `cluster`: as `kmeans.greedy_tour`, but each is
+    compared with the remaining ones of its `PROBES` nearest groups that have any.
 
     Args:
         centroids: (m, W) of the clusters to visit.
         cluster: (m,) int64 their numbers, ascending.
     """
-    visited, place = np.unique(groups.of(cluster), return_inverse=True)
-    first = np.searchsorted(place, np.arange(len(visited) + 1))
-    start = int(rng.integers(len(visited)))
-    tour: list[np.ndarray] = []
-    for group in greedy_tour(groups.centroids[visited], start).tolist():
-        inside = centroids[first[group] : first[group + 1]]
-        begin = int((inside @ centroids[tour[-1][-1]]).argmax()) if tour else 0
-        tour.append(first[group] + greedy_tour(inside, begin))
-    return np.concatenate(tour)
+    count = len(cluster)
+    first = np.searchsorted(cluster, groups.first)
+    neighbours = _neighbours(centroids, first, groups.centroids)
+    left = np.diff(first)
+    group = np.repeat(np.arange(len(left)), left)
+    free = np.ones(count, dtype=bool)
+    tour = np.empty(count, dtype=np.int64)
+    tour[0] = here = int(rng.integers(count))
+    free[here] = False
+    left[group[here]] -= 1
+    for place in range(1, count):
+        near = neighbours[here]
+        open_ = free[near]
+        if open_.any():
+            here = int(near[open_.argmax()])
+        else:
+            here = _nearest_free(centroids, here, free, first, left, groups.centroids)
+        tour[place] = here
+        free[here] = False
+        left[group[here]] -= 1
+    return tour
+
+
+def _nearest_free(
+    centroids: np.ndarray,
+    here: int,
+    free: np.ndarray,
+    first: np.ndarray,
+    left: np.ndarray,
+    of_groups: np.ndarray,
+) -> int:
+    """The nearest free cluster in the nearest groups that have any."""
+    open_ = np.flatnonzero(left)
+    near = open_[np.argsort(-(of_groups[open_] @ centroids[here]), kind="stable")[:PROBES]]
+    places = np.concatenate([np.arange(first[one], first[one + 1]) for one in np.sort(near)])
+    places = places[free[places]]
+    return int(places[(centroids[places] @ centroids[here]).argmax()])
+
+
+def _neighbours(centroids: np.ndarray, first: np.ndarray, of_groups: np.ndarray) -> np.ndarray:
+    """(m, at most `_NEIGHBOURS`) int64 nearest clusters in the nearest groups of each, best first,
+    ties by lower number; a cluster is its own neighbour.
+    """
+    there = np.flatnonzero(np.diff(first))
+    probes = min(PROBES, len(there))
+    near = there[nearest_few(centroids, of_groups[there], probes)[0]]
+    kept = min(_NEIGHBOURS, len(centroids))
+    # Where fewer are found, the cluster itself fills up: it is never free when it is asked for.
+    numbers = np.repeat(np.arange(len(centroids))[:, None], kept, axis=1)
+    products = np.full(numbers.shape, -np.inf, np.float32)
+    for number in there.tolist():
+        start, stop = first[number : number + 2].tolist()
+        askers = np.flatnonzero((near == number).any(1))
+        if not len(askers):
+            continue
+        found, of_found = nearest_few(
+            centroids[askers], centroids[start:stop], min(kept, stop - start)
+        )
+        both = np.concatenate([numbers[askers], found + start], axis=1)
+        scores = np.concatenate([products[askers], of_found], axis=1)
+        order = np.lexsort((both, -scores), axis=1)[:, :kept]
+        numbers[askers] = np.take_along_axis(both, order, 1)
+        products[askers] = np.take_along_axis(scores, order, 1)
+    return numbers

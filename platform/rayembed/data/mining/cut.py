@@ -6,6 +6,7 @@ where few units search a large corpus, that is cut into shards too, whose result
 cut depends on numbers of rows alone, and never on the cluster.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,17 @@ from rayembed.search.exact import SHARD_STEP
 UNIT_QUERIES = 131_072
 """Queries for which the corpus is read once. A GPU of 400 TFLOP/s is busy with a unit as long as it
 takes to read the corpus at 6 GB/s, whatever the width of the vectors."""
+
+LARGE_SOURCE_UNITS = 1024
+"""Units beyond which they grow, up to `LARGEST_UNIT_QUERIES`: a billion queries would otherwise
+read a corpus of theirs for longer than they multiply."""
+
+LARGEST_UNIT_QUERIES = 4 * UNIT_QUERIES
+"""Queries of a unit of a very large source; they and their results (100 each, 768 dimensions) take
+1.4 GB in a process."""
+
+PARTS_OF_TEXTS = 4
+"""Fewest parts of queries for which candidates' texts are read together; see `parts_of_texts`."""
 
 UNITS = 32
 """Units that small sources are cut into, about, as far as they have parts and the corpus shards."""
@@ -53,7 +65,10 @@ def cut_mining(rows: Sequence[int], documents: int, *, indexed: bool = False) ->
     parts = len(rows)
     if parts == 0:
         return MiningCut((), (Shard(0, None),))
-    most = UNIT_QUERIES // ROWS_PER_PART
+    most = max(
+        UNIT_QUERIES // ROWS_PER_PART,
+        min(LARGEST_UNIT_QUERIES // ROWS_PER_PART, parts // LARGE_SOURCE_UNITS),
+    )
     whole = -(-parts // most)
     shards = max(documents // SHARD_DOCUMENTS, 1)
     if not indexed:
@@ -64,6 +79,15 @@ def cut_mining(rows: Sequence[int], documents: int, *, indexed: bool = False) ->
         tuple(range(first, min(first + at_once, parts)) for first in range(0, parts, at_once)),
         tuple(Shard(*ends) for ends in zip(edges, [*edges[1:], None], strict=True)),
     )
+
+
+def parts_of_texts(parts: int) -> int:
+    """Parts of queries for which candidates' texts are read together, in a unit of so many.
+
+    The negatives of one part are spread over nearly all parts of a corpus, so that fewer would read
+    all texts more often. With 7 negatives of a kilobyte, the texts of four parts take some 300 MB.
+    """
+    return max(PARTS_OF_TEXTS, parts // 4)
 
 
 @dataclass(frozen=True)
@@ -78,20 +102,32 @@ class MiningCost:
     """Results of shards."""
     units: int
     """Units that workers share out, searches of shards included."""
+    text_parts_read: int
+    """Parts whose texts are read for negatives, if these are spread evenly over the corpus."""
 
 
-def cost_of(cut: MiningCut, rows: Sequence[int], documents: int, width: int, k: int) -> MiningCost:
+def cost_of(
+    cut: MiningCut, rows: Sequence[int], documents: int, width: int, k: int, negatives: int = 7
+) -> MiningCost:
     """Cost of a cut by one teacher.
 
     Args:
         width: of the vectors, of 2 bytes a number.
         k: results of each query.
+        negatives: of each query.
     """
     queries = sum(rows)
+    parts, text_parts = documents / ROWS_PER_PART, 0.0
+    for unit in cut.units:
+        together = parts_of_texts(len(unit))
+        for first in range(unit.start, unit.stop, together):
+            wanted = negatives * sum(rows[first : min(first + together, unit.stop)])
+            text_parts -= parts * math.expm1(-wanted / parts)
     found = 12 * queries * k * len(cut.shards) if len(cut.shards) > 1 else 0
     return MiningCost(
         products=queries * documents,
         bytes_read=2 * width * (len(cut.units) * documents + len(cut.shards) * queries) + found,
         bytes_written=found,
         units=len(cut.units) * (len(cut.shards) + (len(cut.shards) > 1)),
+        text_parts_read=round(text_parts),
     )

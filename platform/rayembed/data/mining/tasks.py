@@ -1,7 +1,7 @@
 """The mining task: finds the hard negatives of the rows of a unit.
 
 What a process holds of a unit: vectors of its queries, 12 bytes for each candidate of each query,
-and beyond that the rows and texts of `_PARTS_OF_TEXTS` parts at a time.
+and beyond that the rows and texts of some parts at a time (`cut.parts_of_texts`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,6 +34,7 @@ from rayembed.data.mining.counts import (
     rows_to_show,
     write_examples,
 )
+from rayembed.data.mining.cut import parts_of_texts
 from rayembed.data.mining.found import CorpusSearch, MineUnit
 from rayembed.data.mining.queries import (
     Queries,
@@ -53,10 +54,6 @@ from rayembed.search.exact import TopK
 
 _REFUSED_SHOWN = 3
 """Best refused candidates shown in an example."""
-
-_PARTS_OF_TEXTS = 4
-"""Parts for which candidates' texts are read together. The negatives of one part are spread over
-nearly all parts of a corpus, so that fewer would read all texts more often."""
 
 ReadTexts = Callable[[Collection[int]], Mapping[int, str]]
 
@@ -117,10 +114,11 @@ class MineParts:
         by_part = list(zip(item.parts, zip(*found, strict=True), strict=True))
         results = []
         shown: dict[int, dict[str, Any]] = {}
-        for first in range(0, len(by_part), _PARTS_OF_TEXTS):
+        together = parts_of_texts(len(by_part))
+        for first in range(0, len(by_part), together):
             parts = [
                 self._part(part, of_part, device)
-                for part, of_part in by_part[first : first + _PARTS_OF_TEXTS]
+                for part, of_part in by_part[first : first + together]
             ]
             result, examples = self._mined(parts)
             results.append(result)
