@@ -316,7 +316,7 @@ def test_cost_is_counted_and_what_is_too_much_is_told_before_the_work() -> None:
     large = ClusterCost.of(100_000_000, config())
     assert (large.clusters, large.levels, large.sample) == (195_313, 2, 1_000_000)
     assert large.assignment_products == 100_000_000 * (442 + 8 * 442)
-    once = 101 * (442 + 442) + 4 * (442 + 8 * 442)
+    once = 101 * (442 + 442) + 11 * (442 + 8 * 442)
     assert large.kmeans_products == 3 * 2 * 1_000_000 * once
     assert large.tour_products == large.clusters * (442 + 8 * 442)
     (few,) = large.warnings(config())

@@ -18,7 +18,7 @@ from rayembed.data.clusters.kmeans import both_orders, kmeans, nearest, nearest_
 PROBES = 8
 """Nearest groups of a row whose clusters it is compared with."""
 
-REFINEMENTS = 3
+REFINEMENTS = 10
 """Iterations of k-means over all rows and clusters after those within each group."""
 
 _NEIGHBOURS = 32
