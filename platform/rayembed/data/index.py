@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 _READ_AT_ONCE = 32
 """Index files read at a time; at 40 ms a file, 57,400 of them would take 38 minutes in turn."""
 
-PARTS_OF_CHUNK = 64
-"""Parts whose indexes are in memory at a time: 524,288 rows, 15 MB. Fewer have no file together."""
+PARTS_OF_CHUNK = 16
+"""Parts whose indexes are in memory at a time: 131,072 rows, 4 MB. Fewer have no file together."""
 
 _CHUNKS_AHEAD = 2
 

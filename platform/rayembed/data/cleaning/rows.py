@@ -7,7 +7,7 @@ Removed rows are listed for review, each with the row or text that it matched:
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -50,25 +50,30 @@ class RowsOfPart:
     """Selected rows of a part, ascending."""
 
     part: Part
-    rows: np.ndarray
-    """(n,) int64 row numbers within the part."""
-    first: int = 0
+    packed: bytes
+    """A bit for each row of the part."""
+    first: int
     """Global position of the part's first row."""
+
+    @property
+    def rows(self) -> np.ndarray:
+        """(n,) int64 row numbers within the part."""
+        bits = np.frombuffer(self.packed, np.uint8)
+        return np.flatnonzero(np.unpackbits(bits, count=self.part.rows))
 
     @property
     def key(self) -> str:
         """Unique name from part and rows."""
-        return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(self.rows.tobytes())}"
+        return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(self.packed)}"
 
 
 def rows_of_parts(parts: Sequence[Part], mask: np.ndarray) -> list[RowsOfPart]:
     """Split a global row mask by part; parts without selected rows are left out."""
-    firsts = np.cumsum([0, *(part.rows for part in parts)])
-    marked = [np.flatnonzero(some) for some in np.split(mask, firsts[1:-1])]
+    firsts = np.cumsum([0, *(part.rows for part in parts)]).tolist()
     return [
-        RowsOfPart(part, rows, int(first))
-        for part, rows, first in zip(parts, marked, firsts[:-1], strict=True)
-        if len(rows)
+        RowsOfPart(part, np.packbits(mask[first:last]).tobytes(), first)
+        for part, (first, last) in zip(parts, pairwise(firsts), strict=True)
+        if mask[first:last].any()
     ]
 
 

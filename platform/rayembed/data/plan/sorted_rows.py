@@ -14,11 +14,11 @@ import numpy as np
 
 from rayembed.data.index import PartIndex
 
-ROWS_OF_RUN = 1 << 18
-"""Rows that are sorted at a time: some 20 MB."""
+ROWS_OF_RUN = 1 << 17
+"""Rows that are sorted at a time: some 15 MB."""
 
 _MOST_RUNS = 512
-"""Files that are open at a time, at most; beyond 134 million rows runs become longer."""
+"""Files that are open at a time, at most; beyond 67 million rows runs become longer."""
 
 _RUN = np.dtype([("id", "<i8"), ("query", "<i8"), ("language", "<i8"), ("place", "<i8")])
 
