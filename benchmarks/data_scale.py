@@ -188,8 +188,9 @@ def extrapolated(costs, rows_per_part, rows=1_000_000_000):
         "network, and about as much read.",
         f"- Tasks: {cpu / 3600:,.0f} CPU hours, {cpu / 3600 / NODES / CORES * 60:.0f} min.",
         f"- Driver: order in {order.cpu_seconds * rows / order_at / 3600:.1f} h of one core, "
-        f"{order.driver_own * rows / order_at / 1e9:.1f} GB of its own, "
-        f"{60 * rows / 1e9:.0f} GB of scratch on disk at most.",
+        f"{(4 * rows + order.driver_own) / 1e9:.1f} GB of its own (4 bytes a row for an epoch's "
+        f"permutation beside what {order_at:,} rows took), {60 * rows / 1e9:.0f} GB of scratch on "
+        "disk at most.",
     ]
     return "\n".join(lines)
 

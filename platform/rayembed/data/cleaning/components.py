@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rayembed.data.plan.sorted_rows import mapped
+from rayembed.data.plan.scratch import mapped
 
 BYTES_OF_A_ROW = 40
 """Bytes of scratch for each row of the data set, where all of them are similar to another."""

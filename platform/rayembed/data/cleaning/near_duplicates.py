@@ -108,7 +108,7 @@ def _compared(
     buckets = [Bucket(number) for number in range(count)]
     find = PairsOfBucket(scratch, sent)
     results = run_resumable(scratch, f"buckets {name}", find, buckets, execute)
-    found = sum(result["pairs"] for result in results)  # some of them in several buckets
+    found = sum(int(result["pairs"]) for result in results)  # some of them in several buckets
     tasks = -(-found // PAIRS_COMPARED)
     if not tasks:
         return 0
