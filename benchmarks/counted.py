@@ -220,11 +220,10 @@ def _in_worker(setup, task, item):
 def _in_driver(step, arguments, setup):
     if setup is not None:
         setup()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     tasks = Cost()
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        pool.submit(_import_all).result()
-        _import_all()
+        pool.submit(_import_all).result()  # the worker is there before any thread of this process
 
         def execute(task, items, needs="cpu"):
             for item in items:
@@ -248,12 +247,14 @@ def _import_all():
 
 def measured(step, *arguments, setup=None):
     """What a step gives and its `Cost`: a function at the top of a module, which is called with the
-    arguments and an `Execute`, in a process of its own.
+    arguments and an `Execute`, in a process of its own: a copy of this one, which has imported
+    what the steps need and done nothing with it.
 
     Args:
         setup: called in each process first.
     """
-    context = multiprocessing.get_context("spawn")
+    _import_all()
+    context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_in_driver, step, arguments, setup).result()
 
