@@ -26,7 +26,7 @@ OTHER_FAISS := $(if $(filter gpu,$(EXTRA)),faiss-cpu,faiss-gpu-cu12)
 TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' cluster/constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart causal2vec-quickstart cde-quickstart nomic-quickstart test unit check \
+.PHONY: help venv quickstart causal2vec-quickstart cde-quickstart nomic-quickstart papers test unit check \
   slow drill mlflow clean
 
 help: ## this list
@@ -59,6 +59,9 @@ cde-quickstart: $(STAMP) ## the same with a small CDE
 
 nomic-quickstart: $(STAMP) ## the same with a small Nomic Embed v2 MoE
 	$(BIN)/python jobs/run_quickstart.py nomic $(ARGS)
+
+papers: $(STAMP) ## which claims of the papers hold at a small size; ARGS="--hours 3" does as many as fit
+	$(BIN)/python jobs/papers/measure_directions.py $(ARGS)
 
 test: $(STAMP) ## all tests
 	@status=0; log=$$(mktemp); trap 'kill $$beside 2>/dev/null; rm -f $$log' EXIT; \

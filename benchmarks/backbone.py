@@ -32,12 +32,11 @@ SETS = {
 ARMS = {"infonce": {}, "infonce on a quarter": {"rows": 800}}
 """Name of an arm → arguments of `trained`."""
 
-T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
-"""Student's t of so many values, two-sided."""
-
 HELD_OUT = 1000
 NEGATIVES = 3
 LENGTH = 32
+JUDGE_LENGTH = 64
+"""Tokens of a query and a document together, as the cross-encoder reads them."""
 
 
 def pairs(name, count):
@@ -54,7 +53,8 @@ def pairs(name, count):
 
 def cross_encoder(folder):
     """Path of a cross-encoder in the folder, trained if it is not there, on English pairs of the
-    sample: a sentence and its article against articles that the teacher takes for near.
+    sample: a sentence and its article against one drawn from all and one that the teacher takes for
+    near.
     """
     place = folder.absolute() / "cross-encoder"
     if place.exists():
@@ -67,11 +67,12 @@ def cross_encoder(folder):
     from sentence_transformers.util import semantic_search
 
     from rayembed.assets.resolver import resolve_model
+    from rayembed.hardware import settled
     from rayembed.samples.assets import MINILM
 
     start = str(resolve_model(MINILM))
     # Rows behind those that any arm learns from or is scored on.
-    rows = pairs("en-sentence", 4800)[HELD_OUT + 3200 :]
+    rows = pairs("en-sentence", 7400)[HELD_OUT + 3200 :]
     queries, documents = map(list, zip(*rows, strict=True))
     teacher = SentenceTransformer(start, device="cpu")
     vectors = [teacher.encode(texts, normalize_embeddings=True) for texts in (queries, documents)]
@@ -79,17 +80,19 @@ def cross_encoder(folder):
     draw = random.Random(0)
     labelled = []
     for i, hits in enumerate(found):
-        others = [hit["corpus_id"] for hit in hits if documents[hit["corpus_id"]] != documents[i]]
+        near = [hit["corpus_id"] for hit in hits if documents[hit["corpus_id"]] != documents[i]]
         labelled.append((queries[i], documents[i], 1.0))
-        labelled += [(queries[i], documents[other], 0.0) for other in draw.sample(others, 2)]
-    model = CrossEncoder(start, num_labels=1, max_length=96, device="cpu")
+        labelled.append((queries[i], documents[draw.choice(near)], 0.0))
+        labelled.append((queries[i], draw.choice([d for d in documents if d != documents[i]]), 0.0))
+    model = CrossEncoder(start, num_labels=1, max_length=JUDGE_LENGTH, device="cpu")
     names = ("query", "document", "label")
     data = Dataset.from_dict(dict(zip(names, zip(*labelled, strict=True), strict=True)))
     arguments = Arguments(
         output_dir=f"{folder}/checkpoints",
         per_device_train_batch_size=32,
-        num_train_epochs=1,
-        learning_rate=5e-5,
+        num_train_epochs=3,
+        learning_rate=2e-4,
+        bf16=settled("auto", "cpu") == "bfloat16",
         warmup_ratio=0.1,
         save_strategy="no",
         report_to="none",
@@ -179,12 +182,9 @@ def apart(one, other):
     """Differences by seed as text: mean, half-width of its 95 % interval, and how many are above
     0.
     """
-    differences = [a - b for a, b in zip(one, other, strict=True)]
-    told = f"{statistics.mean(differences):+.4f}"
-    if len(differences) > 1:
-        spread = statistics.stdev(differences) / len(differences) ** 0.5
-        told += f" ± {T_95.get(len(differences), 2.3) * spread:.4f}"
-    return f"{told} ({sum(one > 0 for one in differences)} of {len(differences)})"
+    from rayembed.paired import difference
+
+    return difference([a - b for a, b in zip(one, other, strict=True)]).text()
 
 
 def own_score(scores, model="trained"):

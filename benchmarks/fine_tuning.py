@@ -16,14 +16,24 @@ import statistics
 import tempfile
 from functools import partial
 
-from backbone import apart, cross_encoder, measured, mining, own_score, parsed, table, trained
+from backbone import (
+    JUDGE_LENGTH,
+    apart,
+    cross_encoder,
+    measured,
+    mining,
+    own_score,
+    parsed,
+    table,
+    trained,
+)
 
 KL = {"kind": "listwise_kl", "infonce_temperature": 0.05}
 
 
 def rescored(reranker):
     """Mining whose candidates the cross-encoder scores."""
-    rescoring = {"model": reranker, "max_length": 96}
+    rescoring = {"model": reranker, "max_length": JUDGE_LENGTH}
     return {"data.datasets.pairs.mining": mining(rescoring=rescoring, candidates=20)}
 
 

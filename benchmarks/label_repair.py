@@ -15,6 +15,7 @@ from pathlib import Path
 
 from backbone import (
     HELD_OUT,
+    JUDGE_LENGTH,
     NEGATIVES,
     cross_encoder,
     measured,
@@ -59,7 +60,12 @@ def arm_settings(arm, reranker):
         "data.datasets.pairs.source.max_rejected_share": 0.1,
     }
     if ARMS[arm] is not None:
-        judge = {"kind": "cross_encoder", "model": reranker, "max_length": 96, "margin": None}
+        judge = {
+            "kind": "cross_encoder",
+            "model": reranker,
+            "max_length": JUDGE_LENGTH,
+            "margin": None,
+        }
         repair = {"judge": {**judge, "min_score": 0.5}, "action": ARMS[arm]}
         found["data.datasets.pairs.repair"] = repair
     return found

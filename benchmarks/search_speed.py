@@ -1,8 +1,8 @@
 """Exact top-k: rayembed's search against FAISS's flat index, in one run on the same vectors.
 
 Random unit vectors (Q queries, N documents, D dimensions), all cores, several rounds in turn. What
-is found must be the same but for the order of equal scores. CPU seconds tell more than seconds where
-others are at work. Run: python benchmarks/search_speed.py
+is found must be the same but for the order of equal scores. CPU seconds tell more than seconds
+where others are at work. Run: python benchmarks/search_speed.py
 """
 
 import argparse

@@ -11,7 +11,7 @@ import torch
 from fastapi.testclient import TestClient
 from sentence_transformers import SentenceTransformer
 from tiny_folders import TINY, save_tiny
-from tiny_models import LINES
+from tiny_models import LINES, save_encoder
 
 from rayembed.compression import make_graph
 from rayembed.compression.contract import CalibrationText, Source
@@ -252,6 +252,10 @@ def test_too_few_texts_and_far_vectors_are_refused(given):
         Onnx(skip=("*.no_such.*",)).compress(Source(source), output)
     assert not output.exists()
     assert not list(given.folder.glob(".refused*"))
+    save_encoder(given.folder / "plain")
+    with pytest.raises(ConfigError, match="fits no parameter"):
+        Onnx(skip=("*.no_such.*",)).check(given.folder / "plain")
+    Onnx().check(given.folder / "plain")
 
 
 def test_a_missing_package_is_told_with_its_command(given, monkeypatch):

@@ -19,7 +19,7 @@ from rayembed.compression.sparsegpt import SparseGPT
 from rayembed.compression.sparsegpt_solver import SparseGPTSolver
 from rayembed.compression.wanda import Wanda
 from rayembed.compression.wanda_solver import SquaredNorms, WandaSolver
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.load import load_model
 
 STRUCTURES = ("unstructured", "2:4", "4:8")
@@ -109,6 +109,18 @@ def test_sparsegpt_loses_less_than_magnitude_and_wanda(structure):
     for kind, solver in solvers.items():
         errors[kind] = error(weight, solved(solver(structure, 0.5), weight, rows), rows)
     assert errors["sparsegpt"] < errors["wanda"] < errors["magnitude"]
+
+
+def test_sparsegpt_fills_no_zeros_of_a_matrix_that_was_pruned_before():
+    weight = layer()
+    weight[:, ::2] = 0
+    rows = inputs(20, seed=1)
+    with pytest.raises(
+        ConfigError, match=r"layer has 50% zeros already, more than sparsity = 0\.25"
+    ):
+        solved(SparseGPTSolver("unstructured", 0.25, 16), weight, rows)
+    made = solved(SparseGPTSolver("2:4", 0.5, 16), weight, rows)
+    assert (made == 0).float().mean() == 0.5
 
 
 def test_gptq_loses_less_than_rounding():

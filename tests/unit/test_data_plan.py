@@ -2,14 +2,12 @@
 
 import collections
 import dataclasses
-import hashlib
 import json
 import os
 import pickle
 import subprocess
 import sys
 import threading
-import types
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,7 @@ from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.plan.stream import PairSteps, prefetched
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record
-from rayembed.errors import ArtifactError, DataError, StorageFullError
+from rayembed.errors import ArtifactError, DataError
 
 POLICIES = ("blended", "homogeneous", "clustered")
 
@@ -672,76 +670,6 @@ def test_indexes_of_many_parts_are_kept_in_one_file(tmp_path, monkeypatch) -> No
 def alone(part: Part) -> index.PartIndex:
     (found,) = index.index_chunks([part])
     return found
-
-
-ORDERS = {
-    "blended 0 - 23": "c85e9e9fa41576c7",
-    "blended 0 2.0 40": "e8190b998a284288",
-    "blended 1 - 23": "a75f1402438c7fb5",
-    "blended 1 2.0 40": "33b509ac241842c9",
-    "homogeneous 0 - 23": "a2cbe3a55dee16f2",
-    "homogeneous 0 2.0 40": "cb2ade20dd5237e7",
-    "homogeneous 1 - 23": "365384c6e66e502b",
-    "homogeneous 1 2.0 40": "7dc75d1c595532f8",
-    "clustered 0 - 23": "a0fe14071245fdef",
-    "clustered 0 2.0 40": "efda4f7a40c248d2",
-    "clustered 1 - 23": "f73fe7aba89dde04",
-    "clustered 1 2.0 40": "82980e3af05a7e7f",
-}
-"""Hashes of plans, of an implementation that held all rows in memory and sorted them at once."""
-
-
-def golden_rows(name: str, count: int) -> list[Record]:
-    """Queries that come up to four times, three languages or none, rows without negatives."""
-    return [
-        Record(
-            id=f"{name}/{i}",
-            query=f"query {i * i % (count // 2)}",
-            positives=(f"positive {name} {i}",),
-            negatives=tuple(Negative(f"negative {i} {j}") for j in range(i % 4)),
-            dataset=name,
-            in_batch=i % 11 != 0,
-            language=[None, "fr", "es", "fr", "de"][i % 5 if i % 30 else 4],
-        )
-        for i in range(count)
-    ]
-
-
-@pytest.mark.parametrize("runs", ["one run", "many runs"])
-def test_the_order_of_rows_is_what_it_always_was(runs: str, tmp_path: Path, monkeypatch) -> None:
-    if runs == "many runs":  # of rows that are sorted, of their places, of shuffled rows
-        monkeypatch.setattr("rayembed.data.plan.sorted_rows.ROWS_OF_RUN", 30)
-        monkeypatch.setattr("rayembed.data.plan.places._PARTS_OF_FILE", 3)
-        monkeypatch.setattr("rayembed.data.plan.write.ROWS_PER_FILE", 24)
-        monkeypatch.setattr("rayembed.data.shuffle.FAN_OUT", 3)
-        monkeypatch.setattr(index, "PARTS_OF_CHUNK", 4)
-    parts = {
-        name: parts_of(tmp_path / name, golden_rows(name, count), 60 if runs == "one run" else 17)
-        for name, count in (("a", 240), ("b", 120), ("c", 96))
-    }
-    found = {}
-    for case in list(ORDERS) if runs == "one run" else list(ORDERS)[1::4]:
-        policy, seed, temperature, steps = case.split()
-        settings = config(
-            weights={"a": 2.0, "b": 1.0, "c": 0.5},
-            num_steps=int(steps),
-            seed=int(seed),
-            policy=policy,
-            temperature=None if temperature == "-" else float(temperature),
-        )
-        pairs = dict.fromkeys(parts, 12)
-        plan = write_plan(str(tmp_path / case), parts, settings, batch_pairs=pairs)
-        told = json.dumps([plan.fingerprint, plan.manifest["datasets"]], sort_keys=True)
-        found[case] = hashlib.sha256(told.encode()).hexdigest()[:16]
-    assert found == {case: ORDERS[case] for case in found}
-
-
-def test_too_little_scratch_is_told_before_work(tmp_path: Path, parts, monkeypatch) -> None:
-    usage = types.SimpleNamespace(free=1000)
-    monkeypatch.setattr("rayembed.data.plan.scratch.shutil.disk_usage", lambda path: usage)
-    told = r"the order of stage 'stage' takes [\d,]+ bytes .* has 1,000 free.*set TMPDIR"
-    with pytest.raises(StorageFullError, match=told):
-        write(tmp_path / "plan", parts, config())
 
 
 def test_a_step_reads_all_columns_that_it_needs(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from rayembed.config.override import override
 from rayembed.hardware import Precision
 from rayembed.pipeline import estimate as module
-from rayembed.pipeline.estimate import estimate
+from rayembed.pipeline.estimate import estimate, estimate_trials
 from rayembed.recipes.catalogue import get_recipe
 
 
@@ -38,6 +38,17 @@ def test_more_work_takes_longer(milan):
     )
     base = estimate(run).seconds
     assert all(estimate(override(run, [change])).seconds > base + 20 for change in changes)
+
+
+def test_trials_share_their_data_and_the_cores(milan):
+    run = get_recipe("nvembed-quickstart")
+    alone = estimate(run)
+    assert 0 < alone.data_seconds < alone.seconds
+    both = estimate_trials([run, run], [run])
+    assert both.seconds == pytest.approx(2 * alone.seconds - alone.data_seconds)
+    apart = estimate_trials([run, run], [run, run])
+    assert apart.seconds == pytest.approx(2 * alone.seconds)
+    assert estimate_trials([run, override(run, ["placement.use_gpu=true"])], [run]) is None
 
 
 def test_nothing_is_told_of_gpus_and_of_models_that_only_the_hub_knows(milan):

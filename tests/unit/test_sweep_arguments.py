@@ -91,6 +91,7 @@ def test_what_a_dry_run_prints_is_read_back(tmp_path):
         assert trial.key in told
     assert "6 results of preparation for 2 different plans" in told
     assert "a trial takes" in told
+    assert "4 trials with" in told
 
 
 def test_negatives_that_no_mining_gives_are_told_before_anything_starts(tmp_path, capsys):

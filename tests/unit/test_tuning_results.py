@@ -7,15 +7,28 @@ import statistics
 from dataclasses import replace
 
 import pytest
+from scipy.stats import ttest_rel
 from tiny_job import make_run
 
 from rayembed.config.settings import parse
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ArtifactError
 from rayembed.tuning.importance import importance
-from rayembed.tuning.plots import importance_bars, parallel_coordinates, rows_with_spread
+from rayembed.tuning.plots import (
+    differences_by_seed,
+    importance_bars,
+    parallel_coordinates,
+    rows_with_spread,
+)
 from rayembed.tuning.recorder import TrialRecorder
-from rayembed.tuning.results import paper_table, rows_of, rows_table, trials_csv, trials_table
+from rayembed.tuning.results import (
+    paper_table,
+    reference_of,
+    rows_of,
+    rows_table,
+    trials_csv,
+    trials_table,
+)
 from rayembed.tuning.trial_store import Report, TrialRecord, TrialStore, best
 
 RATE = "stages.retrieval.optimizer.learning_rate"
@@ -122,9 +135,9 @@ def test_seeds_of_a_row_give_mean_and_deviation(tmp_path):
     assert spread.mean == pytest.approx(0.4)
     assert spread.deviation == pytest.approx(statistics.stdev((0.2, 0.3, 0.7)))
     assert other.scores["t"].mean == 0.25
-    table = rows_table([plain, other])
-    assert "| plain | 3 | 40.00 ± 26.46 | 20.00 ± 13.23 |" in table
-    assert "| other | 1 | 50.00 | 25.00 |" in table
+    table = rows_table([plain, other], plain)
+    assert "| plain | 3 | 40.00 ± 26.46 |  | 20.00 ± 13.23 |" in table
+    assert "| other | 1 | 50.00 | +30.00 (1 of 1) | 25.00 |" in table
     printed = {"plain": {"Average": 61.5}, "absent": {"Average": 60.0}}
     beside = paper_table([plain, other], printed)
     assert "| plain | 3 | 40.00 ± 26.46 | 61.5 |" in beside
@@ -162,7 +175,44 @@ def test_a_score_that_is_no_number_is_left_out_of_a_row(tmp_path):
     (row,) = rows_of(sweep, records)
     assert row.scores["score"].mean == pytest.approx(0.3)
     assert (row.scores["t"].mean, row.scores["t"].number) == (0.3, 1)
-    assert "| 2 | 30.00 ± 14.14 | 30.00 |" in rows_table([row])
+    assert "| 2 | 30.00 ± 14.14 |  | 30.00 |" in rows_table([row], row)
+
+
+def test_rows_are_compared_seed_by_seed_with_the_first_or_the_best(tmp_path):
+    scores = {"0.1": (0.5, 0.9, 0.1, 0.3), "0.2": (0.52, 0.92, 0.125), "0.3": (0.4, 0.95, 0.2)}
+    records = {
+        f"{rate} {seed}": finished(f"{rate} {seed}", score, {RATE: rate, "seed": str(seed)})
+        for rate, values in scores.items()
+        for seed, score in enumerate(values)
+    }
+    listed = make_sweep(tmp_path, {RATE: "grid(0.1, 0.2, 0.3)", "seed": "grid(0, 1, 2, 3)"})
+    rows = rows_of(listed, records)
+    first, near, far = rows
+    assert reference_of(listed, rows) is first
+    drawn = make_sweep(tmp_path, {RATE: "uniform(0.1, 0.3)", "seed": "grid(0, 1, 2, 3)"})
+    assert reference_of(drawn, rows) is near
+    assert reference_of(listed, [replace(row, records=()) for row in rows]) is None
+    for row in (near, far):
+        label = row.values[RATE]
+        found = row.apart(first)
+        by_scipy = ttest_rel(scores[label], scores["0.1"][:3])
+        low, high = by_scipy.confidence_interval(0.95)
+        assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+        expected = "holds" if low > 0 else "reversed" if high < 0 else "undecided"
+        assert found.verdict() == expected
+    # The spread of the seeds is ten times that of the differences, which decide.
+    assert near.apart(first).verdict() == "holds"
+    assert near.apart(first).verdict(0.02) == "undecided"
+    assert far.apart(first).verdict() == "undecided"
+    assert first.apart(near).verdict() == "reversed"
+    assert near.apart(replace(first, records=())) is None
+    table = rows_table(rows, first)
+    assert "| optimizer.learning_rate=0.1 | 4 | 45.00 ± 34.16 |  |" in table
+    assert "| +2.17 ± 0.72 (3 of 3) |" in table
+    differences_by_seed(rows, first, tmp_path / "d.png")
+    differences_by_seed([first], first, tmp_path / "none.png")
+    for name in ("d", "none"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_tables_have_every_trial_with_its_values(tmp_path):

@@ -47,13 +47,12 @@ def check_traceable(way: "CpuGraph", folder: Path) -> None:
         ConfigError: it is a graph already, or cannot become one, with the reason.
     """
     _check_weights(folder)
-    if not (folder / SETTINGS_FILE).is_file():
-        return  # a published layout has no empty model of its own; it is traced before all else
     model = empty_model(folder).eval()
     _check_size(model)
     if way.precision != "float32":
         matrices_of(model, way.skip)
-    trace(model)
+    if (folder / SETTINGS_FILE).is_file():
+        trace(model)  # one in a published layout is traced when it is loaded, before all else
 
 
 def make_graph(way: "CpuGraph", source: Source, output: Path) -> Compressed:

@@ -7,6 +7,7 @@ from rayembed.compression.hessian import Hessian, damping
 from rayembed.compression.library import library
 from rayembed.compression.structures import GROUPS
 from rayembed.config.compression import Structure
+from rayembed.errors import ConfigError
 
 
 class SparseGPTSolver:
@@ -23,7 +24,18 @@ class SparseGPTSolver:
         return Hessian(weight.shape[1], weight.device)
 
     def solve(self, weight: Tensor, statistic: Hessian, name: str) -> None:
-        """Prune the matrix in place."""
+        """Prune the matrix in place.
+
+        Raises:
+            ConfigError: it has more zeros than asked for, which would be filled again.
+        """
+        zeros = (weight == 0).float().mean().item()
+        if zeros > self.sparsity:
+            raise ConfigError(
+                f"sparsegpt: {name} has {zeros:.0%} zeros already, more than sparsity = "
+                f"{self.sparsity:g}, and some would become weights again; ask for more, or prune "
+                "the model as it was before"
+            )
         group = GROUPS.get(self.structure)
         # It takes linear layers alone, and looks at no more of them than their weight.
         layer = nn.Linear(1, 1, bias=False, device="meta")

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 _READ_AT_ONCE = 32
 """Index files read at a time; at 40 ms a file, 57,400 of them would take 38 minutes in turn."""
 
-PARTS_OF_CHUNK = 64
-"""Parts whose indexes are in memory at a time: 524,288 rows, 15 MB. Fewer have no file together."""
+PARTS_OF_CHUNK = 16
+"""Parts whose indexes are in memory at a time: 131,072 rows, 4 MB. Fewer have no file together."""
 
 _CHUNKS_AHEAD = 2
 
@@ -56,14 +56,17 @@ _DTYPES = {"num_negatives": np.int32, "in_batch": np.bool_}
 _COLUMNS = tuple(field.name for field in fields(PartIndex))
 
 
-def read_column(parts: Sequence[Part], name: str) -> np.ndarray:
+def read_column(parts: Sequence[Part], name: str, into: np.ndarray | None = None) -> np.ndarray:
     """(rows,) one column of the index of all parts; nothing else is held.
+
+    Args:
+        into: array that takes it, for instance of a file.
 
     Raises:
         ArtifactError: an index is missing or broken.
     """
-    column: np.ndarray = np.empty(sum(part.rows for part in parts), _DTYPES.get(name, np.int64))
-    first = 0
+    rows, first = sum(part.rows for part in parts), 0
+    column = np.empty(rows, _DTYPES.get(name, np.int64)) if into is None else into
     for chunk in index_chunks(parts):
         found = getattr(chunk, name)
         column[first : first + len(found)] = found

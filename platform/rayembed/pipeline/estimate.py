@@ -5,6 +5,7 @@ the speed of a product that is timed here. What is not a product (attention, nor
 reading) stands in a measured share of that speed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -47,6 +48,8 @@ class Estimate:
 
     machine: str
     seconds: float
+    data_seconds: float = 0.0
+    """Part of `seconds` for teachers' vectors, which runs on the same data share."""
 
     def __str__(self) -> str:
         return f"{self.machine}: about {max(round(self.seconds / 60), 1)} min from its start"
@@ -68,12 +71,29 @@ def estimate(run: Run) -> Estimate | None:
     precision = expected_precision(run)
     speed = (cpu_cores() or 1) * product_speed(precision.dtype)
     trained = sum(stage.steps * _of_step(run, stage, a_token) for stage in run.stages)
-    encoded = _of_scores(run, a_token) + _of_mining(run) + _of_teachers(run)
+    encoding = speed * _ENCODING[precision.dtype]
+    data_seconds = (_of_mining(run) + _of_teachers(run)) / encoding
     seconds = trained / (speed * _TRAINING[precision.dtype])
-    seconds += encoded / (speed * _ENCODING[precision.dtype])
+    seconds += _of_scores(run, a_token) / encoding + data_seconds
     seconds += _START_SECONDS + _STAGE_SECONDS * len(run.stages)
     machine = f"{cpu_cores()} cores ({cpu_model()}), {speed / 1e9:.0f} GFLOP/s in {precision}"
-    return Estimate(machine, seconds)
+    return Estimate(machine, seconds, data_seconds)
+
+
+def estimate_trials(trials: Sequence[Run], prepared: Sequence[Run]) -> Estimate | None:
+    """Estimate all trials of a sweep, which share the cores when they run side by side.
+
+    Args:
+        prepared: one run for each different data.
+    """
+    found = [estimate(run) for run in trials]
+    shared = [estimate(run) for run in prepared]
+    known, data = [one for one in found if one], [one for one in shared if one]
+    if not known or len(known) < len(found) or len(data) < len(shared):
+        return None
+    trained = sum(one.seconds - one.data_seconds for one in known)
+    data_seconds = sum(one.data_seconds for one in data)
+    return Estimate(known[0].machine, trained + data_seconds, data_seconds)
 
 
 def _of_step(run: Run, stage: StageConfig, a_token: float) -> float:

@@ -26,6 +26,7 @@ from rayembed.pipeline.report import Outcome
 from rayembed.pipeline.run_folders import fetched_folder, locked_sweep
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.pipeline.sweep_check import check_all
+from rayembed.pipeline.sweep_dry_run import expected_time
 from rayembed.pipeline.sweep_report import print_swept, write_report
 from rayembed.pipeline.sweep_trial import run_trial
 from rayembed.pipeline.train import TrialOf, train
@@ -101,6 +102,7 @@ def _sweep(
     check_dashboard()
     sweep = sweep_settled(sweep, worker_precision)
     trials = known_trials(sweep)
+    logger.info("%s", expected_time(sweep, trials))
     _prepare(sweep, [trial.run for trial in trials])
     trial_store = TrialStore(files.place)
     left = number_left(sweep, trials, trial_store.read())

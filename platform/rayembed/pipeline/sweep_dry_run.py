@@ -2,10 +2,12 @@
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from typing import TextIO
 
 from rayembed.config.sweep import Sweep, metric_source
 from rayembed.errors import PlacementError
+from rayembed.pipeline.estimate import estimate_trials
 from rayembed.tables import Table, console, facts_table
 from rayembed.training.capacity import validation_resources, worker_resources
 from rayembed.tuning.concurrency import trials_at_once
@@ -27,6 +29,24 @@ def print_sweep(sweep: Sweep, *, out: TextIO, tables: TextIO) -> None:
     printer.print(_trials(sweep, trials))
     printer.print(_data(sweep, trials))
     printer.print(_at_once(sweep))
+    printer.print(expected_time(sweep, trials))
+
+
+def expected_time(sweep: Sweep, trials: Sequence[Trial]) -> str:
+    """How long all trials take, in a line.
+
+    Args:
+        trials: that are known; none: the search chooses them later.
+    """
+    runs = [trial.run for trial in trials]
+    number = len(runs) or _number(sweep)
+    steps = sum(stage.steps for run in runs or [sweep.base] * number for stage in run.stages)
+    told = f"{number} trials with {steps:,} steps in all"
+    found = estimate_trials(runs or [sweep.base] * number, data_runs(sweep, runs))
+    if found is None:
+        return f"{told}; how long they take is told on CPUs alone, where the model's size is known"
+    most = "" if sweep.scheduler.kind == "none" else " at most, as the scheduler ends some"
+    return f"{told}. {found}{most}"
 
 
 def _trials(sweep: Sweep, trials: list[Trial]) -> Table:

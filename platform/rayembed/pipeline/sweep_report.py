@@ -9,11 +9,17 @@ from rayembed.pipeline.report import MLFLOW_AWAY, Outcome
 from rayembed.registry.tracking import Tracker
 from rayembed.tables import console
 from rayembed.tuning.importance import LEAST_TRIALS, importance
-from rayembed.tuning.plots import importance_bars, parallel_coordinates, rows_with_spread
+from rayembed.tuning.plots import (
+    differences_by_seed,
+    importance_bars,
+    parallel_coordinates,
+    rows_with_spread,
+)
 from rayembed.tuning.results import (
     Row,
     paper_table,
     percent,
+    reference_of,
     rows_of,
     rows_table,
     trials_csv,
@@ -50,6 +56,10 @@ def write_report(
     if _has_rows(sweep):
         rows_with_spread(rows, folder / "rows.png")
         names.append("rows.png")
+        reference = reference_of(sweep, rows)
+        if reference is not None and len(rows) > 1:
+            differences_by_seed(rows, reference, folder / "differences.png")
+            names.append("differences.png")
     for name in names:
         tracker.log_artifact(folder / name)
     return join(files.place, REPORT)
@@ -80,10 +90,15 @@ def report_text(
         why = _of_the_best_row(rows, found) if SEED in sweep.domains else ""
         parts.append(f"## Best trial\n\n`{found.run}`: {found.final.score:.4f}{why}\n\n{values}")
     if _has_rows(sweep):
+        reference = reference_of(sweep, rows)
+        compared = reference is not None and len(rows) > 1
         parts.append(
-            "## Rows\n\nMean ± standard deviation over the seeds (n − 1), 100 times the score.\n\n"
-            + rows_table(rows)
+            "## Rows\n\nMean ± standard deviation over the seeds (n − 1), 100 times the score."
+            + (_of_differences(reference) if reference is not None and compared else "")
+            + "\n\n"
+            + rows_table(rows, reference)
             + "\n![rows](rows.png)\n"
+            + ("\n![differences](differences.png)\n" if compared else "")
         )
     if printed:
         parts.append(
@@ -122,7 +137,11 @@ def print_swept(
     """Print the tables, and where everything lies."""
     out = console(soft_wrap=True)
     rows = rows_of(sweep, records)
-    out.print(rows_table(rows) if _has_rows(sweep) else trials_table(sweep, records))
+    out.print(
+        rows_table(rows, reference_of(sweep, rows))
+        if _has_rows(sweep)
+        else trials_table(sweep, records)
+    )
     if printed:
         out.print(f"Beside {source}:\n{paper_table(rows, printed)}")
     out.print(f"Report     {report}")
@@ -140,6 +159,14 @@ def _of_the_best_row(rows: list[Row], found: TrialRecord) -> str:
         ". Each seed has held-out articles of its own, so settings are compared by their mean over "
         f"the seeds: {percent(score)} for these, the highest among those with as many finished "
         f"trials as any ({score.number}); of these trials this one has the highest score"
+    )
+
+
+def _of_differences(reference: Row) -> str:
+    return (
+        f" Differences are to `{reference.name or 'the recipe'}`, seed by seed: mean, half-width "
+        "of its 95 % interval (Student's t), and in how many seeds they are above 0. An interval "
+        "that holds 0 leaves open which of the two is better."
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from rayembed.config.space import Domain
 from rayembed.config.sweep import Sweep
 from rayembed.figures import COLOURS, GRID, INK, new_figure, set_title, write_png
+from rayembed.paired import paired
 from rayembed.tuning.results import Row
 from rayembed.tuning.trial_store import TrialRecord
 
@@ -91,6 +92,30 @@ def rows_with_spread(rows: Sequence[Row], path: str | Path) -> None:
         )
     axes.set_yticks(range(len(shown)), [row.name for row in shown], fontsize=8)
     axes.set_xlabel("score: mean and standard deviation over seeds", fontsize=9)
+    write_png(figure, path)
+
+
+def differences_by_seed(rows: Sequence[Row], reference: Row, path: str | Path) -> None:
+    """Write a PNG of each row's differences to the reference: every seed as a point, the mean, and
+    its 95 % interval where there are seeds.
+    """
+    apart = [
+        (row, found) for row in rows if row is not reference and (found := row.apart(reference))
+    ]
+    figure, axes = new_figure(width=7.5, height=1.2 + 0.35 * max(len(apart), 2))
+    for number, (row, found) in enumerate(apart[::-1]):
+        points = [100 * value for value in paired(row.by_seed, reference.by_seed)]
+        axes.scatter(points, [number] * len(points), s=14, color=COLOURS[0], zorder=2)
+        half = None if found.half is None else 100 * found.half
+        mean = 100 * found.mean
+        axes.errorbar(mean, number, xerr=half, fmt="o", color=COLOURS[2], capsize=3, zorder=3)
+    axes.axvline(0.0, color=INK, linewidth=0.8, zorder=1)
+    axes.set_ylim(-0.6, max(len(apart), 1) - 0.4)
+    axes.set_yticks(range(len(apart)), [row.name for row, _ in apart[::-1]], fontsize=8)
+    axes.set_xlabel(
+        f"difference to {reference.name or 'the recipe'}, of 100, by seed: mean, 95 % interval",
+        fontsize=9,
+    )
     write_png(figure, path)
 
 

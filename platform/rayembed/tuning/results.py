@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayembed.config.sweep import Sweep
+from rayembed.paired import Difference, difference, paired
 from rayembed.tables import Spread, Table, show, spread
 from rayembed.tuning.trial_store import SEED, TrialRecord
 
@@ -38,6 +39,32 @@ class Row:
                 if math.isfinite(score):
                     found.setdefault(task, []).append(score)
         return {task: spread(scores) for task, scores in found.items()}
+
+    @property
+    def by_seed(self) -> dict[str, float]:
+        """Deciding score of each seed whose trial is finished; seed "" where none is searched."""
+        return {
+            record.values.get(SEED, ""): record.final.score
+            for record in self.records
+            if record.state == "finished" and record.final and math.isfinite(record.final.score)
+        }
+
+    def apart(self, reference: "Row") -> Difference | None:
+        """Difference of the deciding score to another row's, by seed; None: no seed has both."""
+        found = paired(self.by_seed, reference.by_seed)
+        return difference(found) if found else None
+
+
+def reference_of(sweep: Sweep, rows: Sequence[Row]) -> Row | None:
+    """The row that others are compared with: the first one where all values are listed, the best
+    one where they are drawn; None: no row has a score.
+    """
+    scored = [row for row in rows if "score" in row.scores]
+    if not scored:
+        return None
+    if all(domain.is_finite for domain in sweep.domains.values()):
+        return scored[0]
+    return max(scored, key=lambda row: row.scores["score"].mean)
 
 
 def rows_of(sweep: Sweep, records: Mapping[str, TrialRecord]) -> list[Row]:
@@ -93,15 +120,19 @@ def trials_table(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
     return show(Table(header, lines), "markdown")
 
 
-def rows_table(rows: Sequence[Row]) -> str:
-    """Markdown table of rows: mean ± standard deviation over seeds, of 100; the metric first."""
+def rows_table(rows: Sequence[Row], reference: Row | None) -> str:
+    """Markdown table of rows, of 100: the metric's mean ± standard deviation over seeds, its
+    difference to the reference by seed, and the mean of each task.
+    """
     tasks = list(dict.fromkeys(task for row in rows for task in row.scores if task != "score"))
-    header = ["row", "seeds", "score", *tasks]
+    header = ["row", "seeds", "score", "difference", *tasks]
     lines = []
     for row in rows:
         scores = row.scores
         number = scores["score"].number if "score" in scores else 0
+        apart = None if reference is None or row is reference else row.apart(reference)
         shown = [percent(scores[task]) if task in scores else "" for task in ("score", *tasks)]
+        shown.insert(1, "" if apart is None else apart.text(digits=2, times=100))
         lines.append([row.name or "(the recipe)", str(number), *shown])
     return show(Table(header, lines), "markdown")
 

@@ -1,12 +1,10 @@
 """Tables of the measurement beside the paper's, and which of its orderings hold here."""
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import t as student
-
+from rayembed.paired import difference
 from rayembed.tables import Table
 from rayembed_papers.compression import figures
 from rayembed_papers.compression.figures import METHODS, STRUCTURES
@@ -112,16 +110,14 @@ def ordering_table(scores: Scores) -> Table:
     rows = []
     for ordering in ORDERINGS:
         differences = [
-            difference
-            for seed in scores.values()
-            if (difference := _difference(ordering, seed)) is not None
+            apart for seed in scores.values() if (apart := _apart(ordering, seed)) is not None
         ]
         rows.append([ordering.claim, *_judged(differences, ordering.loses_nothing)])
-    heads = ["direction", "difference by seed", "seeds", "verdict"]
-    return Table(heads, rows, title="Directions of the paper", align="lrrl", look="open")
+    heads = ["direction", "difference by seed", "verdict"]
+    return Table(heads, rows, title="Directions of the paper", align="lrl", look="open")
 
 
-def _difference(ordering: Ordering, seed: Mapping[Cell, float]) -> float | None:
+def _apart(ordering: Ordering, seed: Mapping[Cell, float]) -> float | None:
     """Mean over methods and structures, of those that are measured; None: none is."""
     pairs = [
         (ordering.better(method, structure), ordering.worse(method, structure))
@@ -132,18 +128,9 @@ def _difference(ordering: Ordering, seed: Mapping[Cell, float]) -> float | None:
     return statistics.mean(found) if found else None
 
 
-def _judged(differences: Sequence[float], loses_nothing: bool) -> tuple[str, str, str]:
-    """Difference with its interval, number of seeds above 0, and whether the direction holds."""
+def _judged(differences: Sequence[float], loses_nothing: bool) -> tuple[str, str]:
+    """Difference with its interval and seeds above 0, and whether the direction holds."""
     if not differences:
-        return "", "", "not measured"
-    mean, number = statistics.mean(differences), len(differences)
-    above = f"{sum(one > 0 for one in differences)} of {number}"
-    if number < 2:
-        return f"{mean:+.4f}", above, "undecided: one seed"
-    quantile = float(student.ppf(0.975, number - 1))
-    half = quantile * statistics.stdev(differences) / math.sqrt(number)
-    told = f"{mean:+.4f} ± {half:.4f}"
-    limit = -_NOTHING if loses_nothing else 0.0
-    if mean - half > limit:
-        return told, above, "holds"
-    return told, above, "reversed" if mean + half < limit else "undecided"
+        return "", "not measured"
+    found = difference(differences)
+    return found.text(), found.verdict(-_NOTHING if loses_nothing else 0.0)

@@ -262,11 +262,11 @@ def cde_1() -> dict[str, Run]:
     """
     small = ("query_max_length", "document_max_length", "num_context")
     both = override(cde.small_unsupervised(), [f"model.{name}=64" for name in small])
-    plain = _plain(both)
+    without = plain(both)
     return {
-        "neither": _random_batches(plain, 16_384),
-        "contextual batches": plain,
-        "contextual architecture": _random_batches(both, 16_384),
+        "neither": random_batches(without, 16_384),
+        "contextual batches": without,
+        "contextual architecture": random_batches(both, 16_384),
         "both": both,
     }
 
@@ -278,12 +278,12 @@ def cde_1_small() -> dict[str, Run]:
     return {
         "neither": cde.quickstart_random(),
         "contextual batches": cde.quickstart_filtered(),
-        "contextual architecture": _random_batches(both, pairs),
+        "contextual architecture": random_batches(both, pairs),
         "both": both,
     }
 
 
-def _plain(run: Run) -> Run:
+def plain(run: Run) -> Run:
     """The run with a bi-encoder of the same backbone."""
     model = run.model
     assert isinstance(model, BiEncoderConfig | CDEConfig)
@@ -297,7 +297,7 @@ def _plain(run: Run) -> Run:
     return changed(run, model=plain)
 
 
-def _random_batches(run: Run, global_pairs: int) -> Run:
+def random_batches(run: Run, global_pairs: int) -> Run:
     """The run on batches that are drawn, each of one data set, with as many pairs in all."""
     datasets = tuple(changed(dataset, clusters=None) for dataset in run.data.datasets)
     stages = tuple(

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from rayembed.data.cleaning.bm25 import EvaluationIndex, Match, open_index, writ
 from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
 from rayembed.data.cleaning.near_duplicates import find_near_duplicates
 from rayembed.data.cleaning.rows import (
+    BYTES_OF_A_ROW,
     DUPLICATE,
     NEAR_DUPLICATE,
     NOT_DRAWN,
@@ -39,6 +41,7 @@ from rayembed.data.cleaning.rows import (
 )
 from rayembed.data.index import read_column
 from rayembed.data.parts import Part, read_table
+from rayembed.data.plan.scratch import mapped, scratch_folder
 from rayembed.data.work_items import Execute, Result, run_resumable
 from rayembed.errors import DataError
 
@@ -62,16 +65,31 @@ def clean(
 ) -> CleanedRows:
     """Remove duplicates and benchmark texts; parts that lose rows are rewritten.
 
-    Near-duplicates and texts of benchmarks are listed in the folder `removed`.
+    Near-duplicates and texts of benchmarks are listed in the folder `removed`. A bit and a byte of
+    each row are in memory here, and the rows that go; hashes are in a file.
 
     Raises:
+        StorageFullError: this machine has too little scratch for so many rows.
         AssetError, ConfigError, DataError: evaluation texts cannot be had.
         DataError: no row stays.
     """
+    size = BYTES_OF_A_ROW * sum(part.rows for part in parts)
+    with scratch_folder(f"the cleaning of data set {dataset.name!r}", size) as scratch:
+        return _clean(context, dataset, writer, parts, scratch)
+
+
+def _clean(
+    context: PipelineContext,
+    dataset: DatasetConfig,
+    writer: ArtifactWriter,
+    parts: Sequence[Part],
+    scratch: Path,
+) -> CleanedRows:
     name, execute = dataset.name, context.execute
     folder, working = writer.folder, writer.working_folder
-    id_hash = read_column(parts, "id_hash")
-    keep = first_of_each(id_hash)
+    id_hash = mapped(scratch / "ids", sum(part.rows for part in parts), np.int64)
+    read_column(parts, "id_hash", id_hash)
+    keep = first_of_each(id_hash, scratch)
     dropped = {DUPLICATE: len(keep) - int(keep.sum())}
     removed: list[dict[str, Any]] = []
     if (near := dataset.cleaning.near_duplicates) is not None:

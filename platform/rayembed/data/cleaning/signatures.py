@@ -120,6 +120,21 @@ class PairsOfBucket:
         return {"pairs": len(pairs)}
 
 
+@dataclass(frozen=True)
+class SendPairs:
+    """Task: send a bucket's pairs to the tasks that compare them."""
+
+    folder: str
+    tasks: int
+
+    def __call__(self, item: Bucket) -> Sent:
+        """Pairs by task, which depends on the pair alone: each meets its copies there."""
+        pairs = read_pairs(self.folder, item.number)
+        key = mixed(pairs[:, 0].view(np.uint64) ^ mixed(pairs[:, 1]))
+        table = pa.table({"first": pairs[:, 0], "second": pairs[:, 1]})
+        return Sent(table, (key % np.uint64(self.tasks)).astype(np.int64), {})
+
+
 def pairs_of(key: np.ndarray, id_hash: np.ndarray, position: np.ndarray) -> np.ndarray:
     """(pairs, 2) int64 positions of rows with a common key, each pair once.
 

@@ -19,11 +19,11 @@ from rayembed.assets.storage import join
 from rayembed.data.parts import Part
 from rayembed.data.shuffle import read_bucket, write_buckets
 
-_PARTS_OF_FILE = 128
+_PARTS_OF_FILE = 32
 _MOST_FILES = 256
-"""Runs that are open at a time, at most; beyond 268 million rows they become longer."""
+"""Runs that are open at a time, at most; beyond 67 million rows they become longer."""
 
-_BUFFERED = 1 << 18
+_BUFFERED = 1 << 17
 """Places that are sent to their runs at a time."""
 
 BYTES_OF_A_PLACE = 16

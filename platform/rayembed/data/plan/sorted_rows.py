@@ -8,17 +8,11 @@ files that are mapped into memory, so that the system holds of them what there i
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rayembed.data.index import PartIndex
-
-ROWS_OF_RUN = 1 << 18
-"""Rows that are sorted at a time: some 20 MB."""
-
-_MOST_RUNS = 512
-"""Files that are open at a time, at most; beyond 134 million rows runs become longer."""
+from rayembed.data.plan.scratch import Runs, mapped
 
 _RUN = np.dtype([("id", "<i8"), ("query", "<i8"), ("language", "<i8"), ("place", "<i8")])
 
@@ -50,16 +44,14 @@ def sorted_rows(
         num_rows: of all chunks.
         kept: called after the last chunk: groups that stay and the rows of each.
     """
-    runs = _Runs(scratch, min(max(1, -(-num_rows // ROWS_OF_RUN)), _MOST_RUNS))
+    runs = Runs(scratch, num_rows, _RUN)
     first = 0
     for index, mask, group in chunks:
         chosen = np.flatnonzero(mask)
         rows = np.empty(len(chosen), _RUN)
         rows["id"], rows["query"] = index.id_hash[chosen], index.query_hash[chosen]
         rows["language"], rows["place"] = group[chosen], first + chosen
-        # The highest bits of the hash with its sign turned: runs are in the order of the hashes.
-        high = (rows["id"].view(np.uint64) ^ np.uint64(1 << 63)) >> np.uint64(32)
-        runs.add((high * np.uint64(runs.count)) >> np.uint64(32), rows)
+        runs.add(rows)
         first += len(mask)
     rows_of = dict(sorted(kept().items()))
     total = sum(rows_of.values())
@@ -81,36 +73,3 @@ def sorted_rows(
         place[to], query[to] = rows["place"], rows["query"]
         ends += counts
     return SortedRows(place, query, rows_of)
-
-
-def mapped(path: Path, count: int, dtype: Any) -> np.ndarray:
-    """(count,) zeros in a file that is mapped into memory."""
-    if not count:
-        return np.empty(0, dtype)
-    return np.asarray(np.memmap(path, dtype, "w+", shape=(count,)))
-
-
-class _Runs:
-    """Files of rows of one type, each with some of them in the order in which they came."""
-
-    def __init__(self, folder: Path, count: int) -> None:
-        self.count = count
-        self._paths = [folder / f"run-{number}" for number in range(count)]
-        self._files = [path.open("wb") for path in self._paths]
-
-    def add(self, run: np.ndarray, rows: np.ndarray) -> None:
-        """Write each row to its run."""
-        order = np.argsort(run, kind="stable")
-        edges = np.searchsorted(run[order], np.arange(self.count + 1, dtype=run.dtype))
-        rows = rows[order]
-        for number in np.flatnonzero(np.diff(edges)).tolist():
-            self._files[number].write(rows[edges[number] : edges[number + 1]].tobytes())
-
-    def read(self) -> Iterator[np.ndarray]:
-        """Rows of each run, whose file is removed."""
-        for file in self._files:
-            file.close()
-        for path in self._paths:
-            rows = np.fromfile(path, _RUN)
-            path.unlink()
-            yield rows

@@ -1,0 +1,60 @@
+"""Differences between two things that were measured with the same seeds."""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import TypeVar
+
+CONFIDENCE = 0.95
+"""Probability of the intervals."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean difference over seeds with its interval by Student's t."""
+
+    mean: float
+    half: float | None
+    """Half-width of the 95 % interval; None of a single seed, which has none."""
+    above: int
+    """Seeds in which it is above 0."""
+    number: int
+    """Seeds."""
+
+    def verdict(self, least: float = 0.0) -> str:
+        """`holds` or `reversed` where the whole interval lies above or below a limit."""
+        if self.half is None:
+            return "undecided: one seed"
+        if self.mean - self.half > least:
+            return "holds"
+        return "reversed" if self.mean + self.half < least else "undecided"
+
+    def text(self, *, digits: int = 4, times: float = 1.0) -> str:
+        """`+0.0188 ± 0.0080 (3 of 3)`.
+
+        Args:
+            times: factor of the numbers, such as 100.
+        """
+        told = f"{times * self.mean:+.{digits}f}"
+        if self.half is not None:
+            told += f" ± {times * self.half:.{digits}f}"
+        return f"{told} ({self.above} of {self.number})"
+
+
+def difference(values: Sequence[float]) -> Difference:
+    """The difference of one or more seeds."""
+    number, half = len(values), None
+    if number > 1:
+        from scipy.stats import t as student
+
+        quantile = float(student.ppf((1 + CONFIDENCE) / 2, number - 1))
+        half = quantile * stdev(values) / math.sqrt(number)
+    return Difference(fmean(values), half, sum(value > 0 for value in values), number)
+
+
+def paired(one: Mapping[Key, float], other: Mapping[Key, float]) -> list[float]:
+    """Values of one less those of the other, for each key that both have, in the order of one."""
+    return [value - other[key] for key, value in one.items() if key in other]

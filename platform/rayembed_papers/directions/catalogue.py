@@ -1,0 +1,322 @@
+"""The claims: a run that a paper finds better than another, with its table and figures."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from rayembed.config.override import override
+from rayembed.config.run import Run
+from rayembed.config.settings import nearest
+from rayembed.errors import ConfigError
+from rayembed.models.causal2vec.config import ExamplesConfig
+from rayembed.recipes import causal2vec, nomic, nvembed
+from rayembed.samples.assets import MINILM
+from rayembed.samples.references import CROSS_LINGUAL, RETRIEVAL_TASKS, TASK_NAMES
+from rayembed_papers.directions.small import (
+    causal2vec_small,
+    cde_small,
+    encoder_small,
+    nomic_small,
+    nvembed_small,
+)
+from rayembed_papers.tables.encoder_rows import plain, random_batches
+
+MakeRun = Callable[[], Run]
+
+NOTHING = 0.005
+"""Loss that counts as none, where a paper says that something costs nothing: half a point of a
+hundred."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A likely cause why a direction is reversed at a small size, and what would show it."""
+
+    name: str
+    change: Callable[[Run], Run]
+    """Made of both runs."""
+
+
+@dataclass(frozen=True)
+class Direction:
+    """What a paper finds better than what."""
+
+    key: str
+    claim: str
+    source: str
+    """Paper and table, figure or section."""
+    better: MakeRun
+    worse: MakeRun
+    printed: float | None = None
+    """The paper's difference, of 100; None: it prints no number of both."""
+    tasks: Sequence[str] = RETRIEVAL_TASKS
+    """Tasks of the sample whose mean score is compared."""
+    costs_nothing: bool = False
+    """Whether the claim is that the first run loses nothing to the second."""
+    causes: tuple[Cause, ...] = ()
+
+
+def _steps(factor: int, run: Run) -> Run:
+    return override(run, [f"stages.{s.name}.steps={factor * s.steps}" for s in run.stages])
+
+
+def _temperature(value: float, run: Run) -> Run:
+    return override(run, [f"stages.{s.name}.loss.temperature={value}" for s in run.stages])
+
+
+def _layers(number: int, run: Run) -> Run:
+    return override(run, [f"model.backbone.num_layers={number}"])
+
+
+LONGER = Cause("three times the steps", partial(_steps, 3))
+DEEPER = Cause("six layers", partial(_layers, 6))
+COLDER = Cause("temperature 0.02", partial(_temperature, 0.02))
+
+
+def directions() -> tuple[Direction, ...]:
+    """All claims, paper by paper."""
+    return (*_nvembed(), *_nomic(), *_cde(), *_causal2vec())
+
+
+def get_directions(keys: Sequence[str]) -> tuple[Direction, ...]:
+    """The claims of these keys; all where none is named.
+
+    Raises:
+        ConfigError: no such key; the message names the nearest one.
+    """
+    known = {one.key: one for one in directions()}
+    for key in keys:
+        if key not in known:
+            raise ConfigError(f"there is no direction {key!r}; {nearest(key, known)}")
+    return tuple(one for key, one in known.items() if key in keys or not keys)
+
+
+def followed_up(direction: Direction, cause: Cause) -> Direction:
+    """The same claim of runs in which the cause would not act."""
+    return replace(
+        direction,
+        key=f"{direction.key}, {cause.name}",
+        claim=f"{direction.claim}, {cause.name}",
+        better=lambda: cause.change(direction.better()),
+        worse=lambda: cause.change(direction.worse()),
+        causes=(),
+    )
+
+
+def _with(base: MakeRun, *assignments: str) -> MakeRun:
+    return lambda: override(base(), list(assignments))
+
+
+def _nvembed() -> tuple[Direction, ...]:
+    base = nvembed_small
+    topics = ("wiki-topic-classification", "wiki-topic-clustering")
+    mined = ("wiki-description", "wiki-sentence")
+
+    def claim(
+        key: str, claim: str, table: int, printed: float, better: MakeRun, worse: MakeRun
+    ) -> Direction:
+        source = f"NV-Embed, Table {table}"
+        causes = (LONGER, DEEPER)
+        return Direction(key, claim, source, better, worse, printed, TASK_NAMES, causes=causes)
+
+    def single(*, in_batch: bool) -> MakeRun:
+        return lambda: nvembed.single_stage(base(), "single", in_batch=in_batch)
+
+    pooled = {kind: _with(base, f"model.pooling={{kind: {kind}}}") for kind in ("mean", "eos")}
+    attended = _with(base, "model.pooling.kind=self_attention")
+    return (
+        claim(
+            "mask",
+            "bidirectional > causal attention",
+            2,
+            0.85,
+            base,
+            _with(base, "model.mask=causal"),
+        ),
+        claim("latent-mean", "latent attention > mean", 2, 0.35, base, pooled["mean"]),
+        claim("mean-eos", "mean > last token", 2, 1.12, pooled["mean"], pooled["eos"]),
+        claim("latent-self", "latent > self-attention", 2, 0.22, base, attended),
+        claim("two-stages", "two stages > one", 4, 0.37, base, single(in_batch=False)),
+        claim(
+            *("stage-order", "retrieval first > all data first", 4, 0.46, base),
+            lambda: nvembed.reversed_stages(base(), "reversed"),
+        ),
+        claim(
+            *("in-batch", "no in-batch negatives among classes > some", 4, 1.11),
+            *(single(in_batch=False), single(in_batch=True)),
+        ),
+        claim(
+            *("examples", "classes by examples > by labels", 4, 1.49, base),
+            _with(base, *(f"data.datasets.{name}.source.label_form=label" for name in topics)),
+        ),
+        claim(
+            *("positive-aware", "positive-aware mining > the nearest", 4, 1.10, base),
+            _with(base, *(f"data.datasets.{name}.mining.rule.kind=top_k" for name in mined)),
+        ),
+    )
+
+
+def _nomic() -> tuple[Direction, ...]:
+    base, mined = nomic_small, encoder_small
+    pairs = ("wiki-description", "wiki-sentence")
+    consistency = f"{{teacher: '{MINILM}', max_length: 64}}"
+    in_batch = _with(
+        mined,
+        "stages.finetune.batch.num_negatives=0",
+        *(f"data.datasets.{name}.mining=null" for name in pairs),
+    )
+
+    def number(negatives: int) -> MakeRun:
+        return _with(
+            mined,
+            f"stages.finetune.batch.num_negatives={negatives}",
+            *(f"data.datasets.{name}.mining.num_negatives={negatives}" for name in pairs),
+        )
+
+    def of(where: str) -> str:
+        return f"Nomic Embed v2 MoE, {where}"
+
+    longer = (LONGER, COLDER)
+    return (
+        Direction(
+            *("moe", "experts > dense at equal active parameters", of("section 7.2"), base),
+            lambda: nomic.dense(base(), "dense"),
+            causes=longer,
+        ),
+        Direction(
+            *("moe-layers", "experts in every other layer > in every layer", of("Table 7"), base),
+            *(_with(base, "model.experts.every=1"), 0.41),
+            causes=longer,
+        ),
+        Direction(
+            *("margin", "mining with a margin of 0.95 > without", of("Table 8"), mined),
+            *(
+                _with(mined, *(f"data.datasets.{name}.mining.rule.kind=top_k" for name in pairs)),
+                2.33,
+            ),
+            causes=longer,
+        ),
+        Direction(
+            *("negatives", "10 mined negatives > 4", of("Table 8"), number(10), mined, 0.23),
+            causes=longer,
+        ),
+        Direction(
+            *("filter", "consistency filter > none", of("section 4.2")),
+            _with(in_batch, *(f"data.datasets.{name}.consistency={consistency}" for name in pairs)),
+            in_batch,
+            causes=longer,
+        ),
+        Direction(
+            *("matryoshka", "Matryoshka costs the full width nothing", of("section 4.5"), base),
+            _with(base, "model.dimensions=[]", "stages.finetune.loss.dimensions=[]"),
+            costs_nothing=True,
+            causes=longer,
+        ),
+        Direction(
+            *("cross-lingual", "pairs of two languages help across languages", of("section 4.2")),
+            base,
+            _with(
+                base, "stages.pretrain.datasets={sentence-en: 1, sentence-fr: 1, sentence-es: 1}"
+            ),
+            tasks=(CROSS_LINGUAL,),
+            causes=longer,
+        ),
+    )
+
+
+def _cde() -> tuple[Direction, ...]:
+    both = cde_small
+
+    def batches() -> Run:
+        return plain(both())
+
+    def drawn(make: MakeRun) -> MakeRun:
+        return lambda: random_batches(make(), both().stages[0].batch.global_pairs)
+
+    pairs = ("wiki-description", "wiki-sentence")
+    unfiltered = _with(
+        batches, *(f"data.datasets.{name}.clusters.false_negative_margin=null" for name in pairs)
+    )
+
+    def claim(
+        key: str, claim: str, where: str, printed: float | None, better: MakeRun, worse: MakeRun
+    ) -> Direction:
+        causes = (LONGER, DEEPER)
+        return Direction(key, claim, f"CDE, {where}", better, worse, printed, causes=causes)
+
+    return (
+        claim("clusters", "clustered > random batches", "Table 1", 1.8, batches, drawn(batches)),
+        claim("context", "context > none", "Table 1", 2.5, drawn(both), drawn(batches)),
+        claim("context-clusters", "context and clusters > clusters", "Table 1", 1.4, both, batches),
+        claim(
+            "clusters-context", "context and clusters > context", "Table 1", 0.7, both, drawn(both)
+        ),
+        claim(
+            "false-negatives",
+            "false negatives left out > kept",
+            "Figure 4",
+            None,
+            batches,
+            unfiltered,
+        ),
+        claim(
+            *("dropout", "sequence dropout > none", "section 4.2", None, both),
+            _with(both, "model.sequence_dropout=0"),
+        ),
+    )
+
+
+def _causal2vec() -> tuple[Direction, ...]:
+    base = causal2vec_small
+
+    def claim(
+        key: str, claim: str, table: int, printed: float, better: MakeRun, worse: MakeRun
+    ) -> Direction:
+        source = f"Causal2Vec, Table {table}"
+        causes = (LONGER, DEEPER)
+        return Direction(key, claim, source, better, worse, printed, TASK_NAMES, causes=causes)
+
+    def represented(kind: str) -> MakeRun:
+        return _with(base, f"model.representation={kind}")
+
+    def with_examples() -> Run:
+        limits = ExamplesConfig(max_examples=2, query_tokens=24, response_tokens=32, max_tokens=160)
+        examples = causal2vec.EXAMPLES
+        return causal2vec.with_examples(base(), "examples", limits, examples, query_max_length=208)
+
+    return (
+        claim(
+            *("contextual-token", "Contextual token > last token alone", 2, 0.38),
+            *(represented("eos"), lambda: causal2vec.last_token(base(), "last-token")),
+        ),
+        claim(
+            "concat",
+            "concatenation > last token after the Contextual one",
+            2,
+            0.64,
+            base,
+            represented("eos"),
+        ),
+        claim("concat-average", "concatenation > average", 12, 0.16, base, represented("average")),
+        claim(
+            *("concat-encoder", "the LLM's Contextual state > the encoder's", 12, 0.39, base),
+            represented("concat_encoder"),
+        ),
+        claim(
+            *("one-token", "one Contextual token > eight", 5, 0.16, base),
+            _with(base, "model.num_contextual_tokens=8"),
+        ),
+        claim(
+            *("tuned-encoder", "encoder tuned > frozen, with a small LLM", 10, 0.26, base),
+            _with(base, "model.encoder.lora=null", "model.encoder.frozen=true"),
+        ),
+        claim(
+            *("position", "Contextual token after the instruction > before it", 14, 0.14, base),
+            _with(base, "model.position=before_instruction"),
+        ),
+        claim(
+            *("causal", "causal > bidirectional attention", 15, 0.31, base),
+            _with(base, "model.mask=bidirectional"),
+        ),
+        claim("in-context", "in-context examples > none", 1, 0.75, with_examples, base),
+    )

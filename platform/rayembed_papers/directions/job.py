@@ -1,0 +1,173 @@
+"""The job that measures the papers' claims: as many as fit the time, the rest the next time."""
+
+import argparse
+import logging
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayembed.assets.storage import check_writable, join, write_atomic
+from rayembed.pipeline.job import Job, JobContext, at_least, option
+from rayembed.pipeline.storage import absolute_storage
+from rayembed.tables import Table, console, show
+
+if TYPE_CHECKING:
+    from rayembed_papers.directions.catalogue import Direction
+    from rayembed_papers.directions.measure import Results, Task
+    from rayembed_papers.directions.report import Finding
+
+logger = logging.getLogger(__name__)
+
+NAME = "papers-directions"
+"""Name of the report's run in MLflow."""
+
+
+def _measure(args: argparse.Namespace, context: JobContext) -> None:
+    from rayembed_papers.directions.catalogue import followed_up, get_directions
+    from rayembed_papers.directions.measure import Results, tasks_left
+
+    directions, seeds = get_directions(args.only), range(args.seeds)
+    storage = absolute_storage(args.storage_path)
+    check_writable(storage)
+    results = Results(storage)
+    until = None if args.hours is None else time.monotonic() + 3600 * args.hours
+    try:
+        left = _measured(tasks_left(directions, seeds, results), results, until)
+        reversed_ones = [
+            one.direction
+            for one in _findings(directions, seeds, results)
+            if one.verdict == "reversed"
+        ]
+        causes = [followed_up(one, cause) for one in reversed_ones for cause in one.causes]
+        left += _measured(tasks_left(causes, seeds, results), results, until)
+    finally:
+        place = _report(directions, seeds, results, context)
+    context.out.write(f"Report  {place}\n")
+    if left:
+        context.out.write(f"Next    the same command goes on with {left} runs that are left\n")
+
+
+def _measured(tasks: "Sequence[Task]", results: "Results", until: float | None) -> int:
+    """Number of runs that are left, as they do not fit the time."""
+    left = 0
+    for number, task in enumerate(tasks):
+        late = until is not None and time.monotonic() + task.seconds > until
+        if late:
+            left += 1
+            continue
+        ahead = sum(other.seconds for other in tasks[number:]) / 3600
+        logger.info(
+            "%s, run %d of %d: about %.0f minutes; all that are left about %.1f hours",
+            *(task.run.name, number + 1, len(tasks), task.seconds / 60, ahead),
+        )
+        results.measure(task.run)
+    return left
+
+
+def _findings(
+    directions: "Sequence[Direction]", seeds: Sequence[int], results: "Results"
+) -> "list[Finding]":
+    from rayembed_papers.directions.measure import differences
+    from rayembed_papers.directions.report import finding
+
+    return [finding(one, differences(one, seeds, results)) for one in directions]
+
+
+def _report(
+    directions: "Sequence[Direction]", seeds: Sequence[int], results: "Results", context: JobContext
+) -> str:
+    """Write tables and plot to storage and MLflow; the path of the tables."""
+    from rayembed_papers.directions.catalogue import followed_up
+    from rayembed_papers.directions.report import findings_plot, findings_table
+
+    found = _findings(directions, seeds, results)
+    tables = [findings_table(found, f"Claims of the papers, {len(seeds)} seeds")]
+    causes = [
+        followed_up(one.direction, cause)
+        for one in found
+        if one.verdict == "reversed"
+        for cause in one.direction.causes
+    ]
+    if causes:
+        title = "Why some are reversed here: the same claims where a likely cause does not act"
+        tables.append(findings_table(_findings(causes, seeds, results), title))
+    for table in tables:
+        console(context.out).print(table)
+    folder = join(results.storage, "papers")
+    with tempfile.TemporaryDirectory() as scratch:
+        text, plot = Path(scratch) / "directions.md", Path(scratch) / "directions.png"
+        text.write_text(_text(tables))
+        findings_plot(found, plot)
+        for file in (text, plot):
+            write_atomic(join(folder, file.name), file.read_bytes())
+        _track([text, plot], found, results.storage)
+    return join(folder, "directions.md")
+
+
+def _text(tables: Sequence[Table]) -> str:
+    return "\n".join(f"## {table.title}\n\n{show(table, 'markdown')}" for table in tables)
+
+
+def _track(files: Sequence[Path], found: "Sequence[Finding]", storage: str) -> None:
+    """Give the report to MLflow, which is told alone if it is away."""
+    from rayembed.config.document import fingerprint
+    from rayembed.errors import TrackingError
+    from rayembed.registry.tracking import Tracker
+    from rayembed.registry.tracking_uri import resolve_tracking_uri
+
+    keys = [one.direction.key for one in found]
+    try:
+        tracker = Tracker.open(
+            resolve_tracking_uri(None, storage),
+            "rayembed",
+            f"{NAME}-{fingerprint(keys)[:8]}",
+            fingerprint(keys),
+            {"directions": str(len(keys))},
+            {"rayembed.kind": "papers"},
+            folder=files[0].parent,
+            total_steps=0,
+        )
+        for file in files:
+            tracker.log_artifact(file)
+        apart = {one.direction.key: one.apart.mean for one in found if one.apart is not None}
+        tracker.log_scores("difference", apart, 0)
+        tracker.close("FINISHED")
+    except TrackingError as error:
+        logger.warning("the report is not in MLflow: %s", error)
+
+
+def _list(context: JobContext) -> None:
+    from rayembed_papers.directions.catalogue import directions
+
+    rows = [[one.key, one.claim, one.source] for one in directions()]
+    console(context.out).print(Table(["--only", "claim", "paper"], rows, look="open"))
+
+
+def _plan(args: argparse.Namespace, context: JobContext) -> None:
+    from rayembed_papers.directions.catalogue import get_directions
+    from rayembed_papers.directions.measure import Results, tasks_left
+
+    results = Results(absolute_storage(args.storage_path))
+    tasks = tasks_left(get_directions(args.only), range(args.seeds), results)
+    rows = [[task.run.name, task.run.model.kind, f"{task.seconds / 60:.0f}"] for task in tasks]
+    heads = ["run", "architecture", "minutes"]
+    title = f"{len(tasks)} runs, {sum(task.seconds for task in tasks) / 3600:.1f} hours"
+    console(context.out).print(Table(heads, rows, title=title, align="llr", look="open"))
+
+
+run_directions = Job(
+    options=(
+        option("--only KEY", "a claim by its key (see --list); default: all", often=True),
+        option("--seeds N", "seeds 0 to N - 1", type=at_least(1), default=3),
+        option("--hours H", "begin no run that would end later; default: all", type=float),
+        option("--storage-path FOLDER", "where runs and results go", default="outputs"),
+    ),
+    read=lambda args: args,
+    run=_measure,
+    lists=("the claims", _list),
+    shows=("the plan", "the runs that are left and how long each takes", _plan),
+    log=("rayembed_papers",),
+)
+"""The job that measures the papers' claims."""

@@ -1,0 +1,161 @@
+"""Runs of the claims: each once for a seed, its scores kept in a file of its own."""
+
+import json
+import logging
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.config.document import fingerprint
+from rayembed.config.override import override
+from rayembed.config.run import Run
+from rayembed.errors import ArtifactError
+from rayembed.pipeline.estimate import estimate
+from rayembed.pipeline.train import train
+from rayembed.registry.provenance import cpu_cores, cpu_model
+from rayembed_papers.directions.catalogue import Direction
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "papers/directions"
+"""Folder in storage of the results."""
+
+_UNKNOWN_SECONDS = 600.0
+"""Taken for runs whose time nothing tells, as on GPUs."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run that a claim needs, with a seed."""
+
+    run: Run
+    seconds: float
+    """Expected."""
+
+
+@dataclass
+class Results:
+    """Scores of runs in storage, by the runs' names."""
+
+    storage: str
+    kept: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def scores(self, run: Run) -> dict[str, float] | None:
+        """Main score by task; None: the run is not measured.
+
+        Raises:
+            ArtifactError: its file is damaged.
+        """
+        if run.name not in self.kept:
+            path = self.path(run)
+            if not exists(path):
+                return None
+            try:
+                scores = json.loads(read_bytes(path))["scores"]
+                self.kept[run.name] = {name: float(score) for name, score in scores.items()}
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ArtifactError(
+                    f"the result {path!r} is damaged ({error}); remove it, and the same command "
+                    "measures it again"
+                ) from None
+        return self.kept[run.name]
+
+    def path(self, run: Run) -> str:
+        """File of a run's result."""
+        return join(self.storage, *FOLDER.split("/"), f"{run.name}.json")
+
+    def measure(self, run: Run) -> dict[str, float]:
+        """Train and score a run, and keep the scores.
+
+        Raises:
+            RayembedError: as `train`; the same call goes on there.
+        """
+        began = time.monotonic()
+        outcome = train(run)
+        assert outcome.table is not None
+        *_, scores = outcome.table.rows.values()
+        told = {
+            "run": run.name,
+            "seed": run.seed,
+            "fingerprint": run.fingerprint,
+            "machine": f"{cpu_cores()} cores of {cpu_model()}",
+            "seconds": round(time.monotonic() - began),
+            "scores": dict(scores),
+        }
+        write_atomic(self.path(run), json.dumps(told, indent=1, sort_keys=True).encode())
+        self.kept[run.name] = dict(scores)
+        return self.kept[run.name]
+
+
+def seeded(run: Run, seed: int, storage: str) -> Run:
+    """The run with a seed, under a name that all its other settings decide."""
+    values = run.model_copy(update={"name": "", "seed": 0})
+    known = fingerprint(values.model_dump(mode="json", exclude={"placement"}))
+    settings = [
+        f"name=papers-{known[:10]}-{seed}",
+        f"seed={seed}",
+        f"placement.storage_path={storage}",
+        "placement.registered_model=papers-directions",
+    ]
+    return override(run, settings)
+
+
+def pairs_of(direction: Direction, seeds: Iterable[int], storage: str) -> list[tuple[Run, Run]]:
+    """Both runs of a claim for each seed."""
+    better, worse = direction.better(), direction.worse()
+    return [(seeded(better, s, storage), seeded(worse, s, storage)) for s in seeds]
+
+
+def tasks_left(
+    directions: Sequence[Direction], seeds: Sequence[int], results: Results
+) -> list[Task]:
+    """Runs that are not measured, those of the claims that are decided soonest first.
+
+    Each stands once. Seeds of a claim stay together, as one of them decides nothing.
+    """
+    expected: dict[str, float] = {}
+
+    def seconds(run: Run) -> float:
+        key = run.name.rpartition("-")[0]
+        if key not in expected:
+            found = estimate(run)
+            expected[key] = _UNKNOWN_SECONDS if found is None else found.seconds
+        return expected[key]
+
+    wanted: list[dict[str, Task]] = []
+    for direction in directions:
+        runs = [run for pair in pairs_of(direction, seeds, results.storage) for run in pair]
+        missing = {run.name: run for run in runs if results.scores(run) is None}
+        wanted.append({name: Task(run, seconds(run)) for name, run in missing.items()})
+    ordered: dict[str, Task] = {}
+    while any(wanted):
+        # What is chosen already costs the others nothing more.
+        wanted = [{name: task for name, task in of.items() if name not in ordered} for of in wanted]
+        left = [of for of in wanted if of]
+        if left:
+            cheapest = min(left, key=_cost)
+            ordered.update(cheapest)
+    return list(ordered.values())
+
+
+def _cost(tasks: Mapping[str, Task]) -> float:
+    return sum(task.seconds for task in tasks.values())
+
+
+def differences(
+    direction: Direction, seeds: Iterable[int], results: Results
+) -> dict[int, tuple[float, float]]:
+    """Mean scores of both runs by seed, of those seeds in which both are measured."""
+    found = {}
+    for pair in pairs_of(direction, seeds, results.storage):
+        scores = [results.scores(run) for run in pair]
+        one, other = (None if of is None else _mean(of, direction.tasks) for of in scores)
+        if one is not None and other is not None:
+            found[pair[0].seed] = (one, other)
+    return found
+
+
+def _mean(scores: Mapping[str, float], tasks: Sequence[str]) -> float:
+    return statistics.mean(scores[name] for name in tasks)

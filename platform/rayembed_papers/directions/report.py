@@ -1,0 +1,79 @@
+"""Which claims hold here: a table with intervals and verdicts, and a plot."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayembed.figures import COLOURS, INK, new_figure, write_png
+from rayembed.paired import Difference, difference
+from rayembed.tables import Table
+from rayembed_papers.directions.catalogue import NOTHING, Direction
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was measured of a claim."""
+
+    direction: Direction
+    better: float | None
+    """Mean score of the run that the paper finds better, over seeds; None: no seed has both."""
+    worse: float | None
+    apart: Difference | None
+
+    @property
+    def verdict(self) -> str:
+        """`holds` or `reversed` where the whole interval lies on one side of the claim's limit."""
+        if self.apart is None:
+            return "not measured"
+        return self.apart.verdict(-NOTHING if self.direction.costs_nothing else 0.0)
+
+
+def finding(direction: Direction, scores: dict[int, tuple[float, float]]) -> Finding:
+    """The finding of both runs' scores by seed."""
+    if not scores:
+        return Finding(direction, None, None, None)
+    better, worse = zip(*scores.values(), strict=True)
+    apart = difference([one - other for one, other in scores.values()])
+    return Finding(direction, statistics.mean(better), statistics.mean(worse), apart)
+
+
+def findings_table(findings: Sequence[Finding], title: str) -> Table:
+    """A row for each claim; scores and differences are of 100."""
+    rows = [
+        [
+            one.direction.claim,
+            one.direction.source,
+            "" if one.direction.printed is None else f"{one.direction.printed:+g}",
+            "" if one.better is None else f"{100 * one.better:.2f}",
+            "" if one.worse is None else f"{100 * one.worse:.2f}",
+            "" if one.apart is None else one.apart.text(digits=2, times=100),
+            one.verdict,
+        ]
+        for one in findings
+    ]
+    heads = ["claim", "paper", "its difference", "first", "second", "difference here", "verdict"]
+    return Table(heads, rows, title=title, align="llrrrrl", look="open")
+
+
+def findings_plot(findings: Sequence[Finding], path: Path) -> None:
+    """Write a PNG of the differences with their intervals, and the papers' as crosses."""
+    shown = [(one, one.apart) for one in findings if one.apart is not None][::-1]
+    figure, axes = new_figure(width=9.0, height=1.4 + 0.28 * max(len(shown), 2))
+    for place, (one, apart) in enumerate(shown):
+        half = None if apart.half is None else 100 * apart.half
+        mean, colour = 100 * apart.mean, _COLOURS.get(one.verdict, COLOURS[0])
+        axes.errorbar(mean, place, xerr=half, fmt="o", color=colour, capsize=3, zorder=3)
+        if one.direction.printed is not None:
+            axes.scatter([one.direction.printed], [place], marker="x", color=INK, s=22, zorder=2)
+    axes.axvline(0.0, color=INK, linewidth=0.8, zorder=1)
+    axes.set_ylim(-0.6, max(len(shown), 1) - 0.4)
+    axes.set_yticks(range(len(shown)), [one.direction.claim for one, _ in shown], fontsize=8)
+    axes.set_xlabel(
+        "difference, of 100: mean and 95 % interval over seeds here (●), the paper's (×)",
+        fontsize=9,
+    )
+    write_png(figure, path)
+
+
+_COLOURS = {"holds": COLOURS[2], "reversed": COLOURS[1]}

@@ -1,0 +1,128 @@
+"""Small runs of the four architectures: a few minutes on two CPU cores each.
+
+They are the quickstarts with the first layers of their backbones, shorter texts and other numbers
+of steps. What a claim is about stays as it is in the quickstart.
+"""
+
+from collections.abc import Sequence
+
+from rayembed.config.override import override
+from rayembed.config.run import Run
+from rayembed.config.settings import changed
+from rayembed.recipes import biencoder, causal2vec, cde, nomic, nvembed
+from rayembed.recipes.building_blocks import EVALUATION_INSTRUCTIONS
+from rayembed.samples.assets import MINILM
+from rayembed.samples.references import CROSS_LINGUAL, RETRIEVAL_TASKS, TASK_NAMES
+from rayembed.samples.wikipedia import Wikipedia
+
+_LENGTH = 40
+"""Tokens of a text."""
+
+_PAIRS = ("wiki-description", "wiki-sentence")
+
+
+def nvembed_small() -> Run:
+    """NV-Embed: two layers of SmolLM2; mined negatives and classes in the second of its stages."""
+    run = _scored(nvembed.quickstart(), TASK_NAMES, instructed=True)
+    return override(
+        run,
+        [
+            *_lengths(48),
+            "model.backbone.num_layers=2",
+            "stages.retrieval.steps=80",
+            "stages.retrieval.batch.global_pairs=24",
+            "stages.blend.steps=40",
+        ],
+    )
+
+
+def causal2vec_small() -> Run:
+    """Causal2Vec: two layers of SmolLM2, and all-MiniLM beside them."""
+    run = _scored(causal2vec.quickstart(), TASK_NAMES, instructed=True)
+    return override(
+        run,
+        [
+            *_lengths(48),
+            f"model.encoder.max_length={_LENGTH}",
+            "model.backbone.num_layers=2",
+            "stages.retrieval.steps=80",
+            "stages.retrieval.batch.global_pairs=24",
+            "stages.retrieval.optimizer.decay_steps=160",
+        ],
+    )
+
+
+def nomic_small() -> Run:
+    """Nomic: four layers of all-MiniLM, two of them with experts, in both stages."""
+    run = _scored(nomic.quickstart(), (*RETRIEVAL_TASKS, CROSS_LINGUAL))
+    return override(
+        run,
+        [
+            *_lengths(_LENGTH),
+            "model.backbone.num_layers=4",
+            "stages.pretrain.steps=60",
+            "stages.pretrain.batch.global_pairs=32",
+            "stages.finetune.steps=30",
+            "stages.finetune.batch.global_pairs=32",
+        ],
+    )
+
+
+def cde_small() -> Run:
+    """CDE: two layers of all-MiniLM in its second stage, all of them in the first."""
+    run = _scored(cde.quickstart(), RETRIEVAL_TASKS)
+    return override(
+        run,
+        [
+            *_lengths(_LENGTH),
+            "model.backbone.num_layers=2",
+            "stages.retrieval.steps=60",
+            "stages.retrieval.batch.global_pairs=32",
+            "stages.retrieval.optimizer.learning_rate=1e-4",
+            *_of_pairs("num_samples=1600"),
+            *_of_pairs("clusters.batch_pairs=32"),
+            *_of_pairs(f"clusters.max_length={_LENGTH}"),
+        ],
+    )
+
+
+def encoder_small() -> Run:
+    """A bi-encoder: two layers of all-MiniLM, with four negatives that the whole of it mines."""
+    run = _scored(biencoder.quickstart(), RETRIEVAL_TASKS)
+    return override(
+        run,
+        [
+            *_lengths(_LENGTH),
+            "model.backbone.num_layers=2",
+            "stages.finetune.steps=100",
+            "stages.finetune.batch.global_pairs=32",
+            "stages.finetune.batch.num_negatives=4",
+            "stages.finetune.optimizer.learning_rate=2e-4",
+            *_of_pairs("num_samples=1600"),
+            *_of_pairs(f"mining={{teacher: '{MINILM}', num_negatives: 4, max_length: 64}}"),
+        ],
+    )
+
+
+def _lengths(of_query: int) -> tuple[str, ...]:
+    return f"model.query_max_length={of_query}", f"model.document_max_length={_LENGTH}"
+
+
+def _of_pairs(assignment: str) -> tuple[str, ...]:
+    """A setting of both data sets of English pairs."""
+    return tuple(f"data.datasets.{name}.{assignment}" for name in _PAIRS)
+
+
+def _scored(run: Run, tasks: Sequence[str], *, instructed: bool = False) -> Run:
+    """The run, scored once, when it is trained, on tasks of the sample and beside no baseline."""
+    languages = ("es", "fr") if CROSS_LINGUAL in tasks else ()
+    sets = Wikipedia().scores(documents=500, queries=500, max_length=_LENGTH, languages=languages)
+    instructions = EVALUATION_INSTRUCTIONS.items() if instructed else ()
+    evaluation = changed(
+        run.evaluation,
+        own_sets=tuple(one for one in sets if one.name in tasks),
+        baselines=(),
+        before_training=False,
+        instructions=dict(instructions),
+    )
+    return changed(run, evaluation=evaluation)

@@ -1,0 +1,158 @@
+"""Claims of the papers: their runs, the order and time of what is measured, and verdicts."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from scipy.stats import ttest_rel
+
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.tables import show
+from rayembed_papers.directions import job, measure
+from rayembed_papers.directions.catalogue import directions, followed_up, get_directions
+from rayembed_papers.directions.measure import Results, differences, pairs_of, seeded, tasks_left
+from rayembed_papers.directions.report import finding, findings_plot, findings_table
+
+ALL = directions()
+
+
+@pytest.fixture
+def expected(monkeypatch):
+    """Minutes of every run: as many as its architecture's name has letters."""
+    monkeypatch.setattr(
+        measure, "estimate", lambda run: SimpleNamespace(seconds=60.0 * len(run.model.kind))
+    )
+
+
+def trained(monkeypatch, scores):
+    """Replace training: scores of a run by its fingerprint; the runs that were trained."""
+    done = []
+
+    def train(run):
+        done.append(run.name)
+        rows = {"trained": dict.fromkeys((t.name for t in run.evaluation.own_sets), scores(run))}
+        return SimpleNamespace(table=SimpleNamespace(rows=rows))
+
+    monkeypatch.setattr(measure, "train", train)
+    return done
+
+
+def leaves(values, path=""):
+    """Path of a setting → its value."""
+    if isinstance(values, dict):
+        return {k: v for key, of in values.items() for k, v in leaves(of, f"{path}.{key}").items()}
+    return {path: json.dumps(values, default=str)}
+
+
+@pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.key)
+def test_both_runs_of_a_claim_differ_in_what_it_is_about_alone(claim, tmp_path):
+    ((better, worse),) = pairs_of(claim, [0], str(tmp_path))
+    assert better.name != worse.name
+    assert better.seed == worse.seed == 0
+    assert better.evaluation.own_sets == worse.evaluation.own_sets
+    assert {set_.name for set_ in better.evaluation.own_sets} >= set(claim.tasks)
+    assert not better.evaluation.before_training
+    # As many texts of as many pairs, unless stages or negatives are what it is about.
+    steps = [sum(stage.steps for stage in run.stages) for run in (better, worse)]
+    assert steps[0] == steps[1]
+    one, other = (leaves(run.model_dump(mode="json")) for run in (better, worse))
+    changed = {p for p in one.keys() | other.keys() if p != ".name" and one.get(p) != other.get(p)}
+    rooms = {path.split(".")[1] for path in changed}
+    assert len(rooms - {"evaluation"}) in (1, 2), sorted(changed)
+
+
+def test_there_are_more_than_twenty_five_and_keys_are_checked():
+    assert len({claim.key for claim in ALL}) == len(ALL) >= 25
+    assert [one.key for one in get_directions(["mask", "moe"])] == ["mask", "moe"]
+    assert get_directions([])[3].key == ALL[3].key
+    with pytest.raises(ConfigError, match="no direction 'mas'; did you mean 'mask'"):
+        get_directions(["mas"])
+
+
+def test_a_runs_name_is_of_its_settings_and_seed(tmp_path):
+    run = ALL[0].better()
+    first, other = seeded(run, 0, str(tmp_path)), seeded(run, 1, str(tmp_path))
+    assert first.name != other.name
+    assert first.name.rpartition("-")[0] == other.name.rpartition("-")[0]
+    assert seeded(run, 0, str(tmp_path / "elsewhere")).name == first.name
+    assert seeded(ALL[1].better(), 0, str(tmp_path)).name == first.name, "claims share their base"
+
+
+def test_each_run_is_measured_once_and_cheap_claims_come_first(expected, tmp_path, monkeypatch):
+    results = Results(str(tmp_path))
+    claims = get_directions(["mask", "latent-mean", "filter"])
+    tasks = tasks_left(claims, [0, 1], results)
+    assert [task.run.model.kind for task in tasks] == ["nvembed"] * 6 + ["biencoder"] * 4
+    assert len({task.run.name for task in tasks}) == len(tasks), "the base is shared"
+    done = trained(monkeypatch, lambda run: 0.5)
+    assert job._measured(tasks[:3], results, until=None) == 0
+    assert done == [task.run.name for task in tasks[:3]]
+    kept = json.loads((tmp_path / measure.FOLDER / f"{done[0]}.json").read_text())
+    assert kept["fingerprint"] == tasks[0].run.fingerprint
+    assert kept["seed"] == tasks[0].run.seed
+    left = tasks_left(claims, [0, 1], Results(str(tmp_path)))
+    assert [task.run.name for task in left] == [task.run.name for task in tasks[3:]]
+    (tmp_path / measure.FOLDER / f"{done[0]}.json").write_text("{")
+    with pytest.raises(ArtifactError, match=r"is damaged .*; remove it"):
+        tasks_left(claims, [0, 1], Results(str(tmp_path)))
+
+
+def test_no_run_begins_that_would_end_too_late(expected, tmp_path, monkeypatch):
+    results = Results(str(tmp_path))
+    tasks = tasks_left(get_directions(["filter", "moe"]), [0], results)
+    clock = iter(range(0, 10**6, 100))
+    monkeypatch.setattr(job.time, "monotonic", lambda: float(next(clock)))
+    done = trained(monkeypatch, lambda run: 0.5)
+    assert job._measured(tasks, results, until=800.0) == len(tasks) - len(done)
+    assert 0 < len(done) < len(tasks)
+
+
+def test_verdicts_and_causes_are_told_of_paired_scores(expected, tmp_path, monkeypatch, capsys):
+    by_seed = {0: 0.30, 1: 0.36, 2: 0.45}
+    bidirectional = {seed: score + 0.01 + 0.001 * seed for seed, score in by_seed.items()}
+
+    def scores(run):
+        return (by_seed if run.model.mask == "causal" else bidirectional)[run.seed]
+
+    trained(monkeypatch, scores)
+    arguments = ["--only", "mask", "--only", "latent-mean", "--storage-path", str(tmp_path)]
+    monkeypatch.setattr(job, "_track", lambda *_: None)
+    assert job.run_directions(arguments) == 0
+    told = (tmp_path / "papers" / "directions.md").read_text()
+    low, high = ttest_rel(
+        list(bidirectional.values()), list(by_seed.values())
+    ).confidence_interval()
+    assert f"+1.10 ± {100 * (high - low) / 2:.2f} (3 of 3) | holds |" in told
+    assert "+0.00 ± 0.00 (0 of 3) | undecided |" in told
+    assert "likely cause" not in told
+    assert (tmp_path / "papers" / "directions.png").read_bytes().startswith(b"\x89PNG")
+    by_seed, bidirectional = bidirectional, by_seed
+    for file in (tmp_path / measure.FOLDER).iterdir():
+        file.unlink()
+    assert job.run_directions([*arguments, "--seeds", "2"]) == 0
+    turned = (tmp_path / "papers" / "directions.md").read_text()
+    assert "| reversed |" in turned
+    assert "bidirectional > causal attention, six layers" in turned
+    assert "Report" in capsys.readouterr().out
+
+
+def test_a_claim_that_something_costs_nothing_allows_half_a_point():
+    claim = next(one for one in ALL if one.costs_nothing)
+    near = {seed: (0.5 + 0.0001 * seed, 0.503) for seed in range(3)}
+    assert finding(claim, near).verdict == "holds"
+    far = {seed: (0.5 + 0.0001 * seed, 0.52) for seed in range(3)}
+    assert finding(claim, far).verdict == "reversed"
+    assert finding(claim, {0: (0.5, 0.5)}).verdict == "undecided: one seed"
+    assert finding(claim, {}).verdict == "not measured"
+
+
+def test_tables_and_plots_of_nothing(tmp_path):
+    found = [finding(claim, {}) for claim in ALL]
+    table = show(findings_table(found, "title"), "markdown")
+    assert table.count("not measured") == len(ALL)
+    findings_plot(found, tmp_path / "empty.png")
+    cause = ALL[0].causes[0]
+    longer = followed_up(ALL[0], cause)
+    steps = [sum(s.steps for s in one.better().stages) for one in (ALL[0], longer)]
+    assert steps[1] == 3 * steps[0]
+    assert differences(longer, [0], Results(str(tmp_path))) == {}
