@@ -29,7 +29,8 @@ def texts(count, shortest, longest, seed):
 def near_duplicates(rows):
     from rayembed.config.mining import NearDuplicates
     from rayembed.data.cleaning.near_duplicates import find_near_duplicates
-    from rayembed.data.parts import ROWS_PER_PART, read_index, write_part
+    from rayembed.data.index import read_column
+    from rayembed.data.parts import ROWS_PER_PART, write_part
     from rayembed.data.records import Record
     from rayembed.data.work_items import in_process
 
@@ -46,7 +47,7 @@ def near_duplicates(rows):
             write_part(folder, records[i : i + ROWS_PER_PART])
             for i in range(0, rows, ROWS_PER_PART)
         ]
-        keep, ids = np.ones(rows, dtype=bool), read_index(parts).id_hash
+        keep, ids = np.ones(rows, dtype=bool), read_column(parts, "id_hash")
         began = time.perf_counter()
         gone = find_near_duplicates(
             folder, f"{folder}/w", "d", config, parts, keep, ids, in_process

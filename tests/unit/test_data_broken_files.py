@@ -16,7 +16,8 @@ import pytest
 from made_up_records import made_up_records
 
 from rayembed.assets.array_files import load_array, save_array
-from rayembed.data.parts import SCHEMA, Part, read_index, read_records, read_table, write_part
+from rayembed.data.index import index_chunks
+from rayembed.data.parts import SCHEMA, Part, read_records, read_table, write_part
 from rayembed.data.plan.batch_plan import BatchPlan, write_manifest
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
@@ -70,7 +71,7 @@ def readers(part: Part, folder: Path) -> dict[str, tuple[Path, Callable[[], Any]
         "columns": (Path(part.path), lambda: read_table(part.path, ["language"]).to_pylist()),
         "index": (
             Path(part.path).with_suffix(".index.npz"),
-            lambda: [array.tobytes() for array in vars(read_index([part])).values()],
+            lambda: [array.tobytes() for array in vars(next(index_chunks([part]))).values()],
         ),
         "plan": (Path(plan.folder, STEP_FILE), read_plan),
         "buckets": (Path(buckets), read_buckets),

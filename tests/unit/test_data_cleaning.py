@@ -200,17 +200,22 @@ def test_a_data_set_of_which_nothing_stays_is_an_error(root: Path, tmp_path: Pat
         make(root, tmp_path, dataset(cleaning={"overlap": {"tasks": ["evaluation.txt"]}}))
 
 
-def test_duplicates_and_samples_depend_on_ids_alone() -> None:
+@pytest.mark.parametrize("rows_of_run", [100, 10**6])
+def test_duplicates_and_samples_depend_on_ids_alone(
+    rows_of_run: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayembed.data.plan.scratch.ROWS_OF_RUN", rows_of_run)
+    monkeypatch.setattr("rayembed.data.cleaning.rows._ROWS_AT_ONCE", 70)
     rng = np.random.default_rng(0)
     hashes = rng.integers(-(2**63), 2**63 - 1, 1000)
     twice = np.concatenate([hashes, hashes[:50]])
-    keep = first_of_each(twice)
+    keep = first_of_each(twice, tmp_path)
     assert keep.tolist() == [True] * 1000 + [False] * 50
     chosen = drawn(twice, keep, 300, 0)
     assert chosen.sum() == 300
     assert (keep | ~chosen).all()
     order = rng.permutation(1050)
-    again = drawn(twice[order], first_of_each(twice[order]), 300, 0)
+    again = drawn(twice[order], first_of_each(twice[order], tmp_path), 300, 0)
     assert sorted(twice[order][again]) == sorted(twice[chosen])
     assert sorted(twice[drawn(twice, keep, 300, 1)]) != sorted(twice[chosen])
     assert 100 < (twice[chosen] > 0).sum() < 200, "drawn evenly over ids"

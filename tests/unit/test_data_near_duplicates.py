@@ -11,10 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayembed.config.mining import NearDuplicates
-from rayembed.data.cleaning.near_duplicates import find_near_duplicates, nearest_pairs, removed_rows
+from rayembed.data.cleaning.components import Removed, SimilarPairs, removed_rows
+from rayembed.data.cleaning.near_duplicates import find_near_duplicates
 from rayembed.data.cleaning.signatures import band_keys, bands, pairs_of, shingles
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import read_index, write_part
+from rayembed.data.index import read_column
+from rayembed.data.parts import write_part
 from rayembed.data.records import Record
 from rayembed.data.words import normalised, words
 from rayembed.data.work_items import Execute, in_process
@@ -88,9 +90,22 @@ def find(
     found = find_near_duplicates(
         str(folder),
         str(folder / "working"),
-        *("d", config, parts, keep, read_index(parts).id_hash, execute),
+        *("d", config, parts, keep, read_column(parts, "id_hash"), execute),
     )
     return {records[i].id for i in found.positions}
+
+
+def removed_of(
+    folder: Path, pairs: np.ndarray, similarity: np.ndarray, ids: np.ndarray, size: int = 10**9
+) -> Removed:
+    """Removed rows of pairs that come so many at a time."""
+    folder.mkdir()
+    firsts = range(0, len(pairs), size)
+    chunks = [
+        SimilarPairs(n, pairs[first : first + size], similarity[first : first + size])
+        for n, first in enumerate(firsts)
+    ]
+    return removed_rows(lambda: iter(chunks), ids, folder)
 
 
 def listed(folder: Path) -> list[dict[str, Any]]:
@@ -129,7 +144,7 @@ def test_neither_parts_nor_order_decide(tmp_path: Path, monkeypatch: pytest.Monk
     assert find(tmp_path / "b", records[::-1], 23) == first
     # Many buckets and many tasks that compare.
     monkeypatch.setattr("rayembed.data.cleaning.near_duplicates._BANDS_PER_BUCKET", 300)
-    monkeypatch.setattr("rayembed.data.cleaning.verified._PAIRS_COMPARED", 7)
+    monkeypatch.setattr("rayembed.data.cleaning.near_duplicates.PAIRS_COMPARED", 60)
     assert find(tmp_path / "c", records, 41) == first
     one, many = (sorted(listed(tmp_path / at), key=lambda row: row["id"]) for at in "ac")
     assert one == many
@@ -183,7 +198,7 @@ def test_a_text_a_thousand_times_is_linear_and_leaves_one(tmp_path: Path) -> Non
     ids = np.random.default_rng(0).permutation(1000)
     pairs = pairs_of(np.zeros(1000, dtype=np.int64), ids, np.arange(1000))
     assert len(pairs) < 10 * 1000
-    gone = removed_rows(pairs, ids)
+    gone = removed_of(tmp_path / "scratch", pairs, np.ones(len(pairs), np.float32), ids).positions
     assert sorted(set(range(1000)) - set(gone.tolist())) == [int(np.argmin(ids))]
     records = [
         Record(f"d/{i}", "the same text again and again", ("x y z",), "d") for i in range(60)
@@ -198,15 +213,50 @@ def test_pairs_of_few_rows_are_all_pairs() -> None:
     assert pairs_of(key[:0], ids[:0], key[:0]).shape == (0, 2)
 
 
-def test_the_nearest_pair_is_told() -> None:
+def test_the_nearest_pair_is_told(tmp_path: Path) -> None:
     similar = np.array([[0, 1], [1, 2], [0, 2]])
-    ids = np.array([1, 2, 3])
-    removed = removed_rows(similar, ids)
-    assert removed.tolist() == [1, 2]
-    partner, side = nearest_pairs(similar, np.array([0.8, 0.9, 0.9]), removed, ids)
-    assert partner.tolist() == [1, 2]  # row 2 is as near to 0 as to 1; 0 has the lower hash
-    assert side.tolist() == [0, 1]
-    assert removed_rows(np.empty((0, 2), np.int64), ids).tolist() == []
+    ids, similarity = np.array([1, 2, 3]), np.array([0.8, 0.9, 0.9], np.float32)
+    found = removed_of(tmp_path / "a", similar, similarity, ids)
+    assert found.positions.tolist() == [1, 2]
+    assert found.pair.tolist() == [1, 2]  # row 2 is as near to 0 as to 1; 0 has the lower hash
+    assert found.side.tolist() == [0, 1]
+    none = removed_of(tmp_path / "b", np.empty((0, 2), np.int64), similarity[:0], ids)
+    assert none.positions.tolist() == []
+
+
+@pytest.mark.parametrize("size", [1, 7, 10**9])
+def test_components_and_nearest_pairs_equal_a_walk_over_the_graph(
+    size: int, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(size)
+    every = np.array(list(itertools.combinations(range(120), 2)))
+    pairs = rng.permutation(every[rng.random(len(every)) < 0.008])
+    swapped = rng.random(len(pairs)) < 0.5
+    pairs[swapped] = pairs[swapped, ::-1]
+    ids = rng.integers(-20, 20, 120)  # with equal ones
+    similarity = rng.integers(8, 11, len(pairs)).astype(np.float32) / 10
+    near: dict[int, list[tuple[float, int, int, int]]] = {}
+    for number, (a, b) in enumerate(pairs.tolist()):
+        for row, other in ((a, b), (b, a)):
+            near.setdefault(row, []).append((-similarity[number], ids[other], other, number))
+    wanted, seen = {}, set()
+    for start in near:
+        component, waiting = set(), [start]
+        while waiting:
+            row = waiting.pop()
+            if row not in component:
+                component.add(row)
+                waiting += [other for _, _, other, _ in near[row]]
+        if start not in seen:
+            seen |= component
+            stays = min(component, key=lambda row: (ids[row], row))
+            wanted |= {row: min(near[row])[3] for row in component if row != stays}
+    found = removed_of(tmp_path / "scratch", pairs, similarity, ids, size)
+    assert len(wanted) > 20
+    assert found.positions.tolist() == sorted(wanted)
+    number = found.task.astype(np.int64) * size + found.pair if size < 10**9 else found.pair
+    assert number.tolist() == [wanted[row] for row in sorted(wanted)]
+    assert (pairs[number, found.side] == found.positions).all()
 
 
 def test_bands_find_most_pairs_at_the_threshold() -> None:

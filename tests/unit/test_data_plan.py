@@ -19,11 +19,13 @@ from toy_model import ToyTokenizer
 
 from rayembed.assets.array_files import load_arrays
 from rayembed.assets.json_files import write_json
-from rayembed.data.parts import Part, read_index, write_part
+from rayembed.data import index
+from rayembed.data.index import read_column
+from rayembed.data.parts import Part, write_part
 from rayembed.data.plan.audit import audit_dataset, negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.files import part_places
 from rayembed.data.plan.order import PlanConfig
+from rayembed.data.plan.places import PartPlaces, PlaceWriter
 from rayembed.data.plan.policies import blended, clustered, homogeneous
 from rayembed.data.plan.sampling import DatasetRows, shares
 from rayembed.data.plan.step_batch import make_step_batch
@@ -264,8 +266,8 @@ def test_steps_are_exact_and_epochs_are_whole(policy, weights, temperature, step
     rows = []
     for i, w in enumerate(weights):
         sizes = rng.integers(1, 5, 3) * pairs  # of three languages
-        languages = rng.permutation(np.repeat([0, 7, 9], sizes))
-        rows.append(DatasetRows(f"d{i}", w, rng.integers(0, 10**9, sizes.sum()), languages))
+        rows_of = dict(zip([0, 7, 9], sizes.tolist(), strict=True))
+        rows.append(DatasetRows(f"d{i}", w, rng.integers(0, 10**9, sizes.sum()), rows_of))
     power = 0.0 if temperature is None else 1 / temperature
     share = np.array([w * len(r.query_hash) ** power for w, r in zip(weights, rows, strict=True)])
     share /= share.sum()
@@ -281,12 +283,13 @@ def test_steps_are_exact_and_epochs_are_whole(policy, weights, temperature, step
             counts = np.bincount(drawn, minlength=len(r.query_hash))
             assert counts.max() - counts.min() <= 1
             continue
-        in_language = np.bincount(r.language_hash)[[0, 7, 9]] ** (1 / (temperature or 1.0))
+        languages = np.repeat(list(r.rows_of), list(r.rows_of.values()))
+        in_language = np.bincount(languages)[[0, 7, 9]] ** (1 / (temperature or 1.0))
         for language, part in zip([0, 7, 9], in_language / in_language.sum(), strict=True):
-            of = [row for row in mine if r.language_hash[row[0]] == language]
-            assert all((r.language_hash[row] == language).all() for row in of)
+            of = [row for row in mine if languages[row[0]] == language]
+            assert all((languages[row] == language).all() for row in of)
             assert abs(len(of) - part * len(mine)) < 1
-            counts = np.bincount(drawn, minlength=len(r.query_hash))[r.language_hash == language]
+            counts = np.bincount(drawn, minlength=len(r.query_hash))[languages == language]
             assert counts.max() - counts.min() <= 1
 
 
@@ -302,7 +305,7 @@ def test_temperature_shares_by_rows_to_the_power_of_its_inverse() -> None:
 
 def test_a_homogeneous_batch_has_a_query_text_once_where_that_can_be() -> None:
     hashes = np.array([7] * 6 + list(range(100, 124)))
-    rows = [DatasetRows("d", 1, hashes, np.zeros(30, np.int64))]
+    rows = [DatasetRows("d", 1, hashes, {0: 30})]
     twice = [
         sum(int((hashes[b.row] == 7).sum() > 1) for b in homogeneous(rows, 6, 10, seed, "k"))
         for seed in range(20)
@@ -592,30 +595,81 @@ def test_stream_ends_its_thread_and_hands_errors_on(plan: BatchPlan) -> None:
     assert not [t for t in threading.enumerate() if t.name == "done-ahead"]
 
 
-def test_places_of_a_part_are_cut_at_the_limit():
-    row = np.array([0, 3, 0, 1, 0, 0, 4])
-    step = np.arange(7)
-    whole = part_places(["a", "b"], [3, 2], row, step, step.astype(np.int32))
-    cut = part_places(["a", "b"], [3, 2], row, step, step.astype(np.int32), most=2)
-    assert [len(unit.row) for unit in whole] == [5, 2]
-    assert [len(unit.row) for unit in cut] == [2, 2, 1, 2]
-    for field in ("row", "step", "slot"):
-        both = (np.concatenate([getattr(unit, field) for unit in units]) for units in (whole, cut))
+def test_places_come_by_part_and_are_cut_at_the_limit(tmp_path: Path, monkeypatch) -> None:
+    rng = np.random.default_rng(0)
+    parts = [Part(str(tmp_path / f"part-{n}.parquet"), 10) for n in range(7)]
+    row, position = rng.integers(0, 69, 90), rng.permutation(90)
+    row[row // 10 == 4] = 69  # the fifth part has none
+    monkeypatch.setattr("rayembed.data.plan.places._PARTS_OF_FILE", 2)
+    monkeypatch.setattr("rayembed.data.plan.places._BUFFERED", 13)
+
+    def written(most: int | None) -> list[PartPlaces]:
+        scratch = tmp_path / f"scratch {most}"
+        scratch.mkdir()
+        with PlaceWriter(scratch, str(tmp_path), parts, most) as places:
+            for some in np.split(np.arange(90), [40, 43]):
+                places.add(row[some], position[some])
+            return places.finish()
+
+    whole, cut = written(None), written(4)
+    assert [item.part for item in whole] == [p for p in parts if p is not parts[4]]
+    for item in whole:
+        mine = np.flatnonzero(row // 10 == parts.index(item.part))
+        mine = mine[np.argsort(row[mine], kind="stable")]
+        found = item.read()
+        assert found[0].tolist() == (row[mine] % 10).tolist()
+        assert found[1].tolist() == position[mine].tolist()
+    assert max(len(item.read()[0]) for item in cut) == 4
+    for side in (0, 1):
+        both = (np.concatenate([item.read()[side] for item in items]) for items in (whole, cut))
         np.testing.assert_array_equal(*both)
-    assert len({unit.key for unit in cut}) == 4
+    assert len({item.key for item in cut}) == len(cut) > len(whole)
 
 
 def test_index_files_are_read_many_at_a_time_in_their_order(tmp_path, monkeypatch) -> None:
     parts = parts_of(tmp_path, records("a", 56))
-    alone = [read_index([part]).id_hash for part in parts]
+    alone = [read_column([part], "id_hash") for part in parts]
     together = threading.Barrier(len(parts), timeout=10)
 
     def loaded(path: str, remedy: str) -> dict[str, np.ndarray]:
         together.wait()  # for as many as there are parts
         return load_arrays(path, remedy)
 
-    monkeypatch.setattr("rayembed.data.parts.load_arrays", loaded)
-    assert np.array_equal(read_index(parts).id_hash, np.concatenate(alone))
+    monkeypatch.setattr(index, "load_arrays", loaded)
+    assert np.array_equal(read_column(parts, "id_hash"), np.concatenate(alone))
+
+
+def test_indexes_of_many_parts_are_kept_in_one_file(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(index, "PARTS_OF_CHUNK", 3)
+    parts = parts_of(tmp_path, [*records("a", 40, languages=2), *records("b", 9, negatives=0)])
+    assert len(parts) == 7
+    columns = [field.name for field in dataclasses.fields(index.PartIndex)]
+    wanted = {
+        name: np.concatenate([getattr(one, name) for one in map(alone, parts)]) for name in columns
+    }
+    assert not list(tmp_path.glob("index-*")), "of so few parts there is none"
+
+    def check() -> None:
+        for name in columns:
+            found = read_column(parts, name)
+            assert found.dtype == wanted[name].dtype
+            np.testing.assert_array_equal(found, wanted[name])
+
+    check()
+    assert len(list(tmp_path.glob("index-*.arrow"))) == 1
+    monkeypatch.setattr(index, "load_arrays", lambda *a: pytest.fail("an index of a part is read"))
+    check()
+    # Another selection of parts is another index, and parts of two folders have none together.
+    monkeypatch.setattr(index, "load_arrays", load_arrays)
+    assert np.array_equal(read_column(parts[1:], "id_hash"), wanted["id_hash"][7:])
+    elsewhere = parts_of(tmp_path / "other", records("c", 7))
+    read_column([*parts, *elsewhere], "id_hash")
+    assert len(list(tmp_path.rglob("index-*.arrow"))) == 2
+
+
+def alone(part: Part) -> index.PartIndex:
+    (found,) = index.index_chunks([part])
+    return found
 
 
 def test_a_step_reads_all_columns_that_it_needs(tmp_path: Path) -> None:

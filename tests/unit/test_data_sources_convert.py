@@ -11,7 +11,8 @@ import pytest
 from made_records import made_records
 
 from rayembed.data.hashes import NO_HASH, label_hash, text_hash
-from rayembed.data.parts import Part, read_index
+from rayembed.data.index import read_column
+from rayembed.data.parts import Part
 from rayembed.data.records import Record
 from rayembed.data.sources import files
 from rayembed.data.sources.files import list_pieces
@@ -399,9 +400,9 @@ def test_the_index_tells_languages_apart(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", rows)
     source = {"kind": "pairs", "path": str(tmp_path / "a.jsonl"), "language": "lang"}
     _, made = made_records(tmp_path / "out", source)
-    index = read_index(made.parts)
-    assert index.language_hash.tolist() == [label_hash(language) for language in languages]
-    assert index.language_hash[1] == NO_HASH
+    hashes = read_column(made.parts, "language_hash")
+    assert hashes.tolist() == [label_hash(language) for language in languages]
+    assert hashes[1] == NO_HASH
     assert isinstance(made.parts[0], Part)
 
 
@@ -435,7 +436,7 @@ def test_records_survive_a_kill_between_scatter_and_conversion(tmp_path: Path, m
         raise Killed
 
     with monkeypatch.context() as broken:
-        broken.setattr("rayembed.data.shuffle.gather", kill)
+        broken.setattr("rayembed.data.exchange.Buckets.records", kill)
         with pytest.raises(Killed):
             made_records(tmp_path / "out", source)
     monkeypatch.setattr("rayembed.data.sources.nli._told", lambda *a: pytest.fail("read"))

@@ -26,25 +26,25 @@ READ_IN_A_FRESH_JOB = {
     "held-out choice": r"chosen/.*\.npz",
     "held-out texts": r"held_out/[^/]+/texts\.npz",
     "held-out set": r"held_out/[^/]+/beir/.*\.(jsonl|tsv)",
-    "scattered judgements": r"scattered/\w+\.arrow",
+    "scattered judgements": r"scattered/(documents|judgements|queries)/\w+\.arrow",
     "needed ids": r"scattered/needed-[\w-]+\.npy",
     "class examples": r"examples/(examples|merged|further)-\w+\.parquet",
-    "bands": r"\.bands\.arrow",
+    "near-duplicates": r"near-duplicates/\w+-\d+/\d+/\d+\.arrow",
+    "compared pairs": r"\.compared\.npy",
     "candidate pairs": r"\.pairs\.npy",
-    "candidates": r"\.candidates\.arrow",
     "similar pairs": r"\.similar\.parquet",
     "evaluation texts": r"evaluation-texts/texts\.parquet",
     "index of evaluation texts": r"evaluation-texts/index\.npz",
     "n-grams of evaluation texts": r"evaluation-texts/grams\.npz",
-    "filter's queries": r"shards/\w+\.queries\.arrow",
-    "filter's documents": r"shards/\w+\.documents\.arrow",
+    "filter's rows": r"shards/\w+-\d+/\d+/\d+\.arrow",
     "filter's ranks": r"ranks/\d+\.npz",
     "vectors": r"vectors/\w+/\w+\.(queries|documents)\.npy",
     "vectors' texts": r"vectors/\w+/\w+\.index\.npz",
     "mining's examples": r"mined/[^/]+/working/\w+\.json",
     "centroids": r"centroids-\d+\.npy",
     "assigned clusters": r"assigned/\w+\.npy",
-    "rows by cluster": r"clustered/.*scattered/\d+/[\w-]+\.parquet",
+    "rows by cluster": r"clustered/[^/]+/working/\w+-\d+/\d+/\d+\.arrow",
+    "places in batches": r"working/places/\w+\.arrow",
     "teacher's type": r"working/teacher_dtype",
     "plan": r"plans/[^/]+/steps-\d+\.parquet",
     "plan's manifest": r"plans/[^/]+/manifest\.json",
@@ -57,7 +57,7 @@ READ_IN_A_FINISHED_JOB = {
 READ_BY_PEOPLE = r"audit\.(html|md)|clusters\.png|removed/.*\.parquet"
 DAMAGES = ("flip", "cut")
 RESULTS = r"units/[^/]+\.json"
-CUT = ("parts", "part indexes", "bands", "vectors", "mining's examples")
+CUT = ("parts", "part indexes", "near-duplicates", "vectors", "mining's examples")
 
 
 class Garbling:

@@ -2,15 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from rayembed.assets.array_files import load_arrays, save_arrays
+from rayembed.assets.array_files import save_arrays
 from rayembed.assets.arrow_files import parquet_bytes, read_sealed
 from rayembed.assets.storage import file_name, join, with_ending, write_atomic
 from rayembed.data.hashes import label_hash
@@ -18,9 +17,6 @@ from rayembed.data.records import Record
 
 ROWS_PER_PART = 8192
 """Rows that one task converts, embeds or mines: about 20 MB of text."""
-
-_READ_AT_ONCE = 32
-"""Index files read at a time; at 40 ms a file, 57,400 of them would take 38 minutes in turn."""
 
 NEGATIVE = pa.struct(
     [
@@ -106,7 +102,7 @@ def write_table(folder: str, table: pa.Table) -> Part:
     path = join(folder, f"part-{xxhash.xxh3_128_hexdigest(content)}.parquet")
     # The index first: where a part is, its index is.
     save_arrays(
-        _index_path(path),
+        index_path(path),
         id_hash=_hashes(table["id"]),
         query_hash=_hashes(table["query"]),
         num_negatives=pc.list_value_length(table["negatives"]).to_numpy().astype(np.int32),
@@ -117,51 +113,8 @@ def write_table(folder: str, table: pa.Table) -> Part:
     return Part(path, len(table))
 
 
-@dataclass(frozen=True)
-class PartIndex:
-    """Columns of all rows that batch drawing needs: 29 bytes a row, twice that while reading.
-
-    Drawing needs additional memory: see `benchmarks/index_memory.py`.
-    """
-
-    id_hash: np.ndarray
-    """(rows,) int64 hash of the record's id; sorts and identifies rows."""
-    query_hash: np.ndarray
-    """(rows,) int64 hash of the query's text."""
-    num_negatives: np.ndarray
-    """(rows,) int32 number of hard negatives."""
-    in_batch: np.ndarray
-    """(rows,) bool: the row takes part in in-batch negatives."""
-    language_hash: np.ndarray
-    """(rows,) int64 hash of the language code, `NO_HASH` without one; keeps batches monolingual."""
-
-
-def read_index(parts: Sequence[Part]) -> PartIndex:
-    """Concatenated index of all parts, in their order; many files are read at a time, as each read
-    of object storage waits for its answer.
-
-    Raises:
-        ArtifactError: an index is missing or broken.
-    """
-    arrays: dict[str, list[np.ndarray]] = {f.name: [] for f in fields(PartIndex)}
-    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        for loaded in pool.map(_load_index, parts):
-            for name, found in arrays.items():
-                found.append(loaded[name])
-    kinds = {"num_negatives": np.int32, "in_batch": np.bool_}
-    return PartIndex(
-        **{
-            name: np.concatenate([np.empty(0, kinds.get(name, np.int64)), *found])
-            for name, found in arrays.items()
-        }
-    )
-
-
-def _load_index(part: Part) -> dict[str, np.ndarray]:
-    return load_arrays(_index_path(part.path), remedy(part.path))
-
-
-def _index_path(path: str) -> str:
+def index_path(path: str) -> str:
+    """Path of the index of a part: the columns of `index.PartIndex`."""
     return with_ending(path, ".index.npz")
 
 

@@ -27,7 +27,8 @@ from rayembed.data.clusters.kmeans import (
     pack,
 )
 from rayembed.data.clusters.tasks import Sample, sample_vectors
-from rayembed.data.parts import Part, read_index
+from rayembed.data.index import read_column
+from rayembed.data.parts import Part
 from rayembed.data.vectors.embed import Vectors, embed_parts
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.search.faiss_library import require_faiss
@@ -233,7 +234,7 @@ def measure_batches(
     assert config is not None
     require_faiss("clusters")
     vectors = embed_parts(context, dataset.name, records.parts, config)
-    sample = Sample.of(read_index(records.parts).id_hash, max_pairs, context.seed)
+    sample = Sample.of(read_column(records.parts, "id_hash"), max_pairs, context.seed)
     inputs = {
         "code": CODE_VERSION,
         "settings": config.model_dump(

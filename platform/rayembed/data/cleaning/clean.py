@@ -7,6 +7,7 @@ rows stay in the parts until all are known, so that parts are rewritten once.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from rayembed.data.artifacts import ArtifactWriter, PipelineContext
 from rayembed.data.cleaning.near_duplicates import find_near_duplicates
 from rayembed.data.cleaning.overlap import find_overlap
 from rayembed.data.cleaning.rows import (
+    BYTES_OF_A_ROW,
     CONTAINED,
     DUPLICATE,
     NEAR_DUPLICATE,
@@ -26,7 +28,9 @@ from rayembed.data.cleaning.rows import (
     first_of_each,
     rows_of_parts,
 )
-from rayembed.data.parts import Part, read_index
+from rayembed.data.index import read_column
+from rayembed.data.parts import Part
+from rayembed.data.plan.scratch import mapped, scratch_folder
 from rayembed.data.work_items import run_resumable
 from rayembed.errors import DataError
 
@@ -52,16 +56,31 @@ def clean(
 ) -> CleanedRows:
     """Remove duplicates and benchmark texts; parts that lose rows are rewritten.
 
-    Near-duplicates and texts of benchmarks are listed in the folder `removed`.
+    Near-duplicates and texts of benchmarks are listed in the folder `removed`. A bit and a byte of
+    each row are in memory here, and the rows that go; hashes are in a file.
 
     Raises:
+        StorageFullError: this machine has too little scratch for so many rows.
         AssetError, ConfigError, DataError: evaluation texts cannot be had.
         DataError: no row stays.
     """
+    size = BYTES_OF_A_ROW * sum(part.rows for part in parts)
+    with scratch_folder(f"the cleaning of data set {dataset.name!r}", size) as scratch:
+        return _clean(context, dataset, writer, parts, scratch)
+
+
+def _clean(
+    context: PipelineContext,
+    dataset: DatasetConfig,
+    writer: ArtifactWriter,
+    parts: Sequence[Part],
+    scratch: Path,
+) -> CleanedRows:
     name, execute = dataset.name, context.execute
     folder, working = writer.folder, writer.working_folder
-    id_hash = read_index(parts).id_hash
-    keep = first_of_each(id_hash)
+    id_hash = mapped(scratch / "ids", sum(part.rows for part in parts), np.int64)
+    read_column(parts, "id_hash", id_hash)
+    keep = first_of_each(id_hash, scratch)
     dropped = {DUPLICATE: len(keep) - int(keep.sum())}
     removed: list[dict[str, Any]] = []
     negatives = np.empty((0, 2), dtype=np.int64)

@@ -121,7 +121,8 @@ class FindOverlap:
         index = _index(self.index, self.config)
         columns = ["id", "query", "positives", "origin"]
         columns += ["negatives.list.element.text"] if self.config.negatives else []
-        records = read_table(item.part.path, columns).take(pa.array(item.rows)).to_pylist()
+        chosen = item.rows
+        records = read_table(item.part.path, columns).take(pa.array(chosen)).to_pylist()
         gone, listed = [], []
         for row, best in enumerate(index.best([[r["query"], *r["positives"]] for r in records])):
             if best is not None:
@@ -129,12 +130,12 @@ class FindOverlap:
                 listed.append(_listed(records[row], best, index))
         table = pa.Table.from_pylist(listed, SCHEMA)
         examples = write_removed(self.folder, f"overlap-{item.key}", table)
-        rows = len(item.rows)
+        rows = len(chosen)
         result: Result = {
             "rows_in": rows,
             "rows_out": rows,
             "rejected": {},
-            "overlap": item.rows[gone].tolist(),
+            "overlap": chosen[gone].tolist(),
             "listed": examples,
         }
         if self.config.contained is not None:
@@ -147,7 +148,7 @@ class FindOverlap:
                 place for row in rest for place in range(len(records[row]["negatives"] or ()))
             ]
             result["negatives"] = [
-                [int(item.rows[row]), place]
+                [int(chosen[row]), place]
                 for (row, _), place, match in zip(given, places, matches, strict=True)
                 if match is not None
             ]

@@ -7,7 +7,8 @@ Removed rows are listed for review, each with the row or text that it matched:
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,37 @@ from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
 from rayembed.data.hashes import seeded_keys
 from rayembed.data.parts import Part, read_table, write_table
+from rayembed.data.plan.scratch import Runs
 from rayembed.data.work_items import Result
 
 DUPLICATE = "duplicate"
 NOT_DRAWN = "not drawn (num_samples)"
 
 
-def first_of_each(id_hash: np.ndarray) -> np.ndarray:
-    """(n,) bool mask of rows whose id occurs in no earlier row."""
+_ROWS_AT_ONCE = 1 << 17
+
+_RUN = np.dtype([("id", "<i8"), ("place", "<i8")])
+
+BYTES_OF_A_ROW = 24
+"""Bytes of scratch for each row: its hash, and what `first_of_each` sorts."""
+
+
+def first_of_each(id_hash: np.ndarray, scratch: Path) -> np.ndarray:
+    """(n,) bool mask of rows whose id occurs in no earlier row; the mask is all that is held.
+
+    Args:
+        id_hash: (n,) int64, which may be mapped.
+        scratch: an empty folder.
+    """
+    runs = Runs(scratch, len(id_hash), _RUN)
+    for first in range(0, len(id_hash), _ROWS_AT_ONCE):
+        some = np.empty(min(_ROWS_AT_ONCE, len(id_hash) - first), _RUN)
+        some["id"] = id_hash[first : first + len(some)]
+        some["place"] = first + np.arange(len(some))
+        runs.add(some)
     keep = np.zeros(len(id_hash), dtype=bool)
-    keep[np.unique(id_hash, return_index=True)[1]] = True
+    for run in runs.read():
+        keep[run["place"][np.unique(run["id"], return_index=True)[1]]] = True
     return keep
 
 
@@ -37,12 +59,21 @@ def drawn(id_hash: np.ndarray, keep: np.ndarray, num_samples: int | None, seed: 
 
     The sample is independent of the order of rows; all rows if there are no more.
     """
-    left = np.flatnonzero(keep)
-    if num_samples is None or len(left) <= num_samples:
+    left = int(keep.sum())
+    if num_samples is None or left <= num_samples:
         return keep
-    order = np.argsort(seeded_keys(id_hash[left], seed, "num_samples"), kind="stable")
-    chosen = np.zeros_like(keep)
-    chosen[left[order[:num_samples]]] = True
+    keys, at = np.empty(left, np.uint64), 0
+    for first in range(0, len(keep), _ROWS_AT_ONCE):
+        some = slice(first, first + _ROWS_AT_ONCE)
+        found = seeded_keys(id_hash[some][keep[some]], seed, "num_samples")
+        keys[at : at + len(found)] = found
+        at += len(found)
+    last = np.partition(keys, num_samples - 1)[num_samples - 1]
+    taken = keys < last
+    # Of equal keys the first ones, as many as there is room for.
+    taken[np.flatnonzero(keys == last)[: num_samples - int(taken.sum())]] = True
+    chosen = keep.copy()
+    chosen[keep] = taken
     return chosen
 
 
@@ -54,17 +85,23 @@ class RowsOfPart:
     """Selected rows of a part, ascending."""
 
     part: Part
-    rows: np.ndarray
-    """(n,) int64 row numbers within the part."""
-    first: int = 0
+    packed: bytes
+    """A bit for each row of the part."""
+    first: int
     """Global position of the part's first row."""
     negatives: np.ndarray = field(default_factory=lambda: _NO_NEGATIVES)
     """(m, 2) int64 row number within the part, and place of a negative that is removed from it."""
 
     @property
+    def rows(self) -> np.ndarray:
+        """(n,) int64 row numbers within the part."""
+        bits = np.frombuffer(self.packed, np.uint8)
+        return np.flatnonzero(np.unpackbits(bits, count=self.part.rows))
+
+    @property
     def key(self) -> str:
         """Unique name from part, rows and negatives."""
-        named = self.rows.tobytes() + self.negatives.tobytes()
+        named = self.packed + self.negatives.tobytes()
         return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(named)}"
 
 
@@ -77,16 +114,17 @@ def rows_of_parts(
         negatives: (m, 2) int64 global position of a row, ascending, and place of a negative that
             is removed from it.
     """
-    firsts = np.cumsum([0, *(part.rows for part in parts)])
-    marked = [np.flatnonzero(some) for some in np.split(mask, firsts[1:-1])]
-    edges = np.searchsorted(negatives[:, 0], firsts[1:-1])
-    return [
-        RowsOfPart(part, rows, int(first), gone - np.array([first, 0]))
-        for part, rows, first, gone in zip(
-            parts, marked, firsts[:-1], np.split(negatives, edges), strict=True
-        )
-        if len(rows)
-    ]
+    firsts = np.cumsum([0, *(part.rows for part in parts)]).tolist()
+    edges = np.searchsorted(negatives[:, 0], firsts)
+    found = []
+    for part, (first, last), (start, stop) in zip(
+        parts, pairwise(firsts), pairwise(edges.tolist()), strict=True
+    ):
+        if mask[first:last].any():
+            packed = np.packbits(mask[first:last]).tobytes()
+            gone = negatives[start:stop] - np.array([first, 0])
+            found.append(RowsOfPart(part, packed, first, gone))
+    return found
 
 
 @dataclass(frozen=True)

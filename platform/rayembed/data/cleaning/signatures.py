@@ -17,9 +17,10 @@ from rayembed.assets.array_files import load_array, save_array
 from rayembed.assets.storage import join
 from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.rows import RowsOfPart
+from rayembed.data.exchange import Buckets, Sent
 from rayembed.data.hashes import mixed, text_hash
 from rayembed.data.parts import read_table, remedy
-from rayembed.data.shuffle import Bucket, read_bucket, write_buckets
+from rayembed.data.shuffle import Bucket
 from rayembed.data.words import words
 from rayembed.data.work_items import Result
 
@@ -57,14 +58,13 @@ def compared(table: pa.Table, of: str) -> list[str]:
 
 @dataclass(frozen=True)
 class BandPart:
-    """Task: compute the bands of a part's rows, grouped by bucket."""
+    """Task: send the bands of a part's rows to their buckets."""
 
-    folder: str
     config: NearDuplicates
     num_buckets: int
 
-    def __call__(self, item: RowsOfPart) -> Result:
-        """Report counts of rows; the file is `bands_path`."""
+    def __call__(self, item: RowsOfPart) -> Sent:
+        """Bands with the rows' positions, and counts of rows."""
         columns = ["id", "query", "positives"]
         table = read_table(item.part.path, columns).take(pa.array(item.rows))
         keys = band_keys(compared(table, self.config.of), self.config)
@@ -74,17 +74,12 @@ class BandPart:
             {
                 "key": keys.reshape(-1),
                 "id_hash": np.repeat(ids, number),
-                "row": np.repeat(item.rows.astype(np.int32), number),
+                "position": np.repeat(item.first + item.rows, number),
             }
         )
         bucket = keys.reshape(-1).view(np.uint64) % np.uint64(self.num_buckets)
-        write_buckets(bands_path(self.folder, item), sent, bucket, self.num_buckets)
-        return {"rows_in": len(table), "rows_out": len(table), "rejected": {}}
-
-
-def bands_path(folder: str, item: RowsOfPart) -> str:
-    """Path of a part's bands."""
-    return join(folder, f"{item.key}.bands.arrow")
+        counts = {"rows_in": len(table), "rows_out": len(table), "rejected": {}}
+        return Sent(sent, bucket.astype(np.int64), counts)
 
 
 def band_keys(texts: Sequence[str], config: NearDuplicates) -> np.ndarray:
@@ -111,24 +106,33 @@ class PairsOfBucket:
     """Task: find pairs of rows that share a band."""
 
     folder: str
-    bands: tuple[str, ...]
-    """Band files, one for each part."""
-    first: tuple[int, ...]
-    """Global position of the first row of each part."""
+    bands: Buckets
 
     def __call__(self, item: Bucket) -> Result:
         """Report the number of `pairs`; `read_pairs` reads them."""
-        found = read_bucket(self.bands, item.number)
-        tables = [(first, t) for first, t in zip(self.first, found, strict=True) if t is not None]
-        positions = [first + table["row"].to_numpy().astype(np.int64) for first, table in tables]
+        tables = self.bands.read(item.number)
         pairs = np.empty((0, 2), dtype=np.int64)
         if tables:
-            rows = pa.concat_tables([table for _, table in tables])
-            pairs = pairs_of(
-                rows["key"].to_numpy(), rows["id_hash"].to_numpy(), np.concatenate(positions)
-            )
+            rows = pa.concat_tables(tables)
+            columns = (rows[name].to_numpy() for name in ("key", "id_hash", "position"))
+            pairs = pairs_of(*columns)
         save_array(_pairs_path(self.folder, item.number), pairs)
         return {"pairs": len(pairs)}
+
+
+@dataclass(frozen=True)
+class SendPairs:
+    """Task: send a bucket's pairs to the tasks that compare them."""
+
+    folder: str
+    tasks: int
+
+    def __call__(self, item: Bucket) -> Sent:
+        """Pairs by task, which depends on the pair alone: each meets its copies there."""
+        pairs = read_pairs(self.folder, item.number)
+        key = mixed(pairs[:, 0].view(np.uint64) ^ mixed(pairs[:, 1]))
+        table = pa.table({"first": pairs[:, 0], "second": pairs[:, 1]})
+        return Sent(table, (key % np.uint64(self.tasks)).astype(np.int64), {})
 
 
 def pairs_of(key: np.ndarray, id_hash: np.ndarray, position: np.ndarray) -> np.ndarray:

@@ -8,90 +8,78 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
+from rayembed.assets.array_files import load_array, save_array
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.rows import NEAR_DUPLICATE, shown, write_removed
 from rayembed.data.cleaning.signatures import compared, shingles
-from rayembed.data.parts import Part, read_table
-from rayembed.data.shuffle import read_bucket, write_buckets
+from rayembed.data.exchange import Buckets, Sent
+from rayembed.data.parts import Part, read_table, remedy
+from rayembed.data.shuffle import Bucket
 from rayembed.data.work_items import Result
-
-_PAIRS_COMPARED = 32_768
-"""Pairs that one task compares."""
 
 _SIDES = ("first", "second")
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """Rows of a part with the tasks that compare them; a row may occur several times."""
+class SendRows:
+    """Task: ask the parts for the rows of the pairs that one task compares."""
 
-    part: Part
-    first: int
-    """Global position of the part's first row."""
-    rows: np.ndarray
-    """(n,) int64 row numbers within the part."""
-    bucket: np.ndarray
-    """(n,) int64 number of the task that compares the row."""
+    folder: str
+    pairs: Buckets
+    firsts: np.ndarray
+    """(parts,) int64 global position of each part's first row."""
 
-    @property
-    def key(self) -> str:
-        """Unique name from part, rows and destinations."""
-        sent = self.rows.tobytes() + self.bucket.tobytes()
-        return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(sent)}"
+    def __call__(self, item: Bucket) -> Sent:
+        """Positions with the task, by part; the pairs are in the file `compared_path`."""
+        sent = self.pairs.read(item.number)
+        pairs = np.empty((0, 2), np.int64)
+        if sent:
+            rows = pa.concat_tables(sent)
+            both = (rows[name].to_numpy() for name in _SIDES)
+            pairs = np.unique(np.stack(list(both), axis=1), axis=0)
+        save_array(_compared_path(self.folder, item.number), pairs)
+        position = np.unique(pairs)
+        table = pa.table({"position": position, "task": np.full(len(position), item.number)})
+        return Sent(table, np.searchsorted(self.firsts, position, side="right") - 1, {})
+
+
+def _compared_path(folder: str, number: int) -> str:
+    return join(folder, f"{number}.compared.npy")
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Candidate pairs for one comparison task."""
+class CandidatePart:
+    """Work item: a part whose rows some tasks want."""
 
+    part: Part
     number: int
-    pairs: np.ndarray
-    """(m, 2) int64 global row positions."""
+    first: int
+    """Global position of the part's first row."""
 
     @property
     def key(self) -> str:
-        """Number of the task."""
-        return str(self.number)
-
-
-def split_pairs(
-    pairs: np.ndarray, parts: list[Part], firsts: np.ndarray
-) -> tuple[list[Pairs], list[Candidates]]:
-    """Split pairs into work items, with the rows of each part that they need.
-
-    Args:
-        pairs: (m, 2) int64 positions.
-        firsts: (parts,) position of each part's first row.
-    """
-    starts = range(0, len(pairs), _PAIRS_COMPARED)
-    items = [Pairs(n, pairs[s : s + _PAIRS_COMPARED]) for n, s in enumerate(starts)]
-    bucket = np.repeat(np.arange(len(pairs)) // _PAIRS_COMPARED, 2)
-    sent = np.unique(np.stack([pairs.reshape(-1), bucket], axis=1), axis=0)
-    edges = np.searchsorted(sent[:, 0], [*firsts[1:], firsts[-1] + parts[-1].rows])
-    split = np.split(sent, edges[:-1])
-    candidates = [
-        Candidates(part, int(first), some[:, 0] - first, some[:, 1])
-        for part, first, some in zip(parts, firsts, split, strict=True)
-        if len(some)
-    ]
-    return items, candidates
+        """Content hash of the part."""
+        return self.part.digest
 
 
 @dataclass(frozen=True)
 class SendCandidates:
-    """Task: write the n-grams of a part's candidate rows, grouped by comparison task."""
+    """Task: send the n-grams of a part's candidate rows to the tasks that compare them."""
 
-    folder: str
     config: NearDuplicates
-    num_buckets: int
+    rows: Buckets
 
-    def __call__(self, item: Candidates) -> Result:
-        """Report `rows` sent; the file is `candidates_path`."""
-        distinct, back = np.unique(item.rows, return_inverse=True)
+    def __call__(self, item: CandidatePart) -> Sent:
+        """N-grams and excerpts of the rows."""
+        asked = self.rows.read(item.number)
+        if not asked:
+            return Sent(_SENT.empty_table(), np.empty(0, np.int64), {})
+        wanted = pa.concat_tables(asked)
+        rows, task = wanted["position"].to_numpy() - item.first, wanted["task"].to_numpy()
+        distinct, back = np.unique(rows, return_inverse=True)
         columns = ["id", "query", "positives", "origin"]
         table = read_table(item.part.path, columns).take(pa.array(distinct))
         texts = compared(table, self.config.of)
@@ -108,9 +96,7 @@ class SendCandidates:
             },
             schema=_SENT,
         )
-        path = candidates_path(self.folder, item)
-        write_buckets(path, sent.take(pa.array(back)), item.bucket, self.num_buckets)
-        return {"rows": len(item.rows)}
+        return Sent(sent.take(pa.array(back)), task, {})
 
 
 _SHOWN = [
@@ -123,27 +109,22 @@ _SHOWN = [
 _SENT = pa.schema([("position", pa.int64()), ("grams", pa.list_(pa.uint64())), *_SHOWN])
 
 
-def candidates_path(folder: str, item: Candidates) -> str:
-    """Path of a part's candidate n-grams."""
-    return join(folder, f"{item.key}.candidates.arrow")
-
-
 @dataclass(frozen=True)
 class ComparePairs:
     """Task: select the pairs above the similarity threshold, with excerpts of both rows."""
 
     folder: str
     threshold: float
-    candidates: tuple[str, ...]
-    """Candidate files, one for each part."""
+    candidates: Buckets
 
-    def __call__(self, item: Pairs) -> Result:
+    def __call__(self, item: Bucket) -> Result:
         """Report `pairs` compared and `similar` pairs; `read_similar` reads the latter."""
-        found = [table for table in read_bucket(self.candidates, item.number) if table is not None]
-        rows = pa.concat_tables([_SENT.empty_table(), *found])
+        rows = pa.concat_tables([_SENT.empty_table(), *self.candidates.read(item.number)])
+        path = _compared_path(self.folder, item.number)
+        pairs = load_array(path, remedy(path))
         positions = rows["position"].to_numpy()
         order = np.argsort(positions)
-        places = order[np.searchsorted(positions, item.pairs, sorter=order)]
+        places = order[np.searchsorted(positions, pairs, sorter=order)]
         grams = rows["grams"].combine_chunks()
         flat, offsets = grams.values.to_numpy(), grams.offsets.to_numpy()
         similarity = np.array(
@@ -158,7 +139,7 @@ class ComparePairs:
             taken = rows.drop_columns(["grams"]).take(pa.array(places[stays, side]))
             columns |= {f"{name}_{column}": taken[column] for column in taken.column_names}
         write_atomic(_similar_path(self.folder, item.number), parquet_bytes(pa.table(columns)))
-        return {"pairs": len(item.pairs), "similar": len(stays)}
+        return {"pairs": len(pairs), "similar": len(stays)}
 
 
 def jaccard(a: np.ndarray, b: np.ndarray) -> float:
@@ -185,9 +166,9 @@ class RemovedPairs:
 
     number: int
     rows: np.ndarray
-    """(n,) int64 indices of the similar pairs."""
+    """(n,) int32 indices of the similar pairs."""
     side: np.ndarray
-    """(n,) int64 side (0 or 1) of the removed row in its pair."""
+    """(n,) int8 side (0 or 1) of the removed row in its pair."""
 
     @property
     def key(self) -> str:

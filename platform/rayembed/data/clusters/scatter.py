@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from rayembed.data.clusters.tasks import false_negatives, mean_similarity, pair_vectors
+from rayembed.data.exchange import Buckets, Sent
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import SCHEMA, Part, read_table, records_table, write_table
-from rayembed.data.plan.files import Block, PartPlaces, read_block, write_blocks
+from rayembed.data.parts import SCHEMA, read_table, records_table, write_table
+from rayembed.data.plan.files import Block, placed_rows, read_block
+from rayembed.data.plan.places import PartPlaces
 from rayembed.data.vectors.embed import Vectors
 from rayembed.data.work_items import Result
 
@@ -25,22 +27,19 @@ _SHOWN_CHARACTERS = 160
 
 @dataclass(frozen=True)
 class ScatterPairs:
-    """Task: scatter a part's rows with their vectors, into one file for each output part."""
+    """Task: send a part's rows with their vectors to the output parts of their batches."""
 
-    folder: str
     vectors: Vectors
+    batch_pairs: int
     batches_per_part: int
 
-    def __call__(self, item: PartPlaces) -> Result:
-        """Report `files`: output part number → path of the rows that go there.
-
-        In each position, the step is the batch number.
-        """
-        table = read_table(item.path)
-        queries, documents = pair_vectors(self.vectors, Part(item.path, len(table)))
+    def __call__(self, item: PartPlaces) -> Sent:
+        """Rows by output part; their step is the batch number."""
+        table = read_table(item.part.path)
+        queries, documents = pair_vectors(self.vectors, item.part)
         table = table.append_column(_QUERY, _as_column(queries))
         table = table.append_column(_DOCUMENT, _as_column(documents))
-        return {"files": write_blocks(self.folder, table, item, self.batches_per_part)}
+        return placed_rows(table, item, self.batch_pairs, self.batches_per_part)
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class GatherBatches:
 
     folder: str
     """Folder of the output parts."""
+    buckets: Buckets
     batch_pairs: int
     margin: float | None
     """Margin ε of false negatives; None disables them."""
@@ -58,7 +58,7 @@ class GatherBatches:
 
         `alone` counts rows of which all other documents of the batch are masked.
         """
-        table = read_block(self.folder, block, self.batch_pairs)
+        table = read_block(self.buckets, block, self.batch_pairs)
         queries, documents = _as_vectors(table[_QUERY]), _as_vectors(table[_DOCUMENT])
         positives = [[text_hash(t) for t in texts] for texts in table["positives"].to_pylist()]
         told = [list(known or ()) for known in table["false_negatives"].to_pylist()]

@@ -16,10 +16,12 @@ from rayembed.assets.array_files import load_arrays, save_arrays
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.exchange import Buckets, exchange
 from rayembed.data.filtering.shards import (
     NOT_THERE,
     CountLanguages,
     Language,
+    NumberedPart,
     SendVectors,
     Shard,
     Shards,
@@ -81,9 +83,12 @@ def _filter(
 
     counted = run_resumable(folder, f"languages {name}", CountLanguages(), items, execute)
     shards = Shards.for_rows(_rows_of(counted), config.shard_rows, context.seed)
-    run_resumable(working, f"shards {name}", SendVectors(working, vectors, shards), items, execute)
-    task = RankShard(working, tuple(parts))
-    numbers = [Bucket(number) for number in range(len(shards.languages))]
+    count = len(shards.languages)
+    sent = [NumberedPart(part, number) for number, part in enumerate(parts)]
+    send, scratch = SendVectors(vectors, shards), join(working, "shards")
+    buckets, _ = exchange(scratch, f"shards {name}", send, sent, count, execute)
+    task = RankShard(working, buckets)
+    numbers = [Bucket(number) for number in range(count)]
     ranked = run_resumable(working, f"rank {name}", task, numbers, execute, "gpu or cpu")
     bins = {bin_: sum(r["ranks"][bin_] for r in ranked) for bin_ in ranked[0]["ranks"]}
 
@@ -104,7 +109,7 @@ def _filter(
         results,
         [item for result in results for item in result["parts"]],
         {INCONSISTENT: gone},
-        shards=len(shards.languages),
+        shards=count,
         languages=languages,
         teacher_dtype=teacher.dtype,
         ranks=bins,
@@ -248,11 +253,11 @@ class RankShard:
     """Task: rank a shard's rows; `read_ranks` reads the file."""
 
     folder: str
-    parts: tuple[Part, ...]
+    buckets: Buckets
 
     def __call__(self, item: Bucket, device: str = "cpu") -> Result:
         """Report `ranks`, their histogram."""
-        shard = gather(self.folder, self.parts, item.number)
+        shard = gather(self.buckets, item.number)
         none = np.empty(0, dtype=np.int64)
         found = {"part": none, "row": none, "rank": none}
         if shard is not None:

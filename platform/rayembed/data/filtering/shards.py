@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayembed.assets.storage import join
+from rayembed.data.exchange import Buckets, Sent
 from rayembed.data.hashes import seeded_keys
-from rayembed.data.parts import Part, read_index, read_table
-from rayembed.data.shuffle import read_bucket, write_buckets
-from rayembed.data.vectors.embed import PartItem, PartTexts, Vectors
+from rayembed.data.index import read_column
+from rayembed.data.parts import Part, read_table
+from rayembed.data.vectors.embed import PartItem, Vectors
 from rayembed.data.work_items import Result
 
 Language = str | None
@@ -65,54 +65,57 @@ class CountLanguages:
 
 
 @dataclass(frozen=True)
-class SendVectors:
-    """Task: scatter the vectors of a part's queries and documents by shard."""
+class NumberedPart:
+    """Work item: a part and its number among all."""
 
-    folder: str
+    part: Part
+    number: int
+
+    @property
+    def key(self) -> str:
+        """Content hash of the part."""
+        return self.part.digest
+
+
+_DOCUMENT = -1
+"""Row number of what is sent as a document: a text that some row of the part has as a positive."""
+
+
+@dataclass(frozen=True)
+class SendVectors:
+    """Task: send the vectors of a part's queries and documents to their shards."""
+
     vectors: Vectors
     shards: Shards
 
-    def __call__(self, item: PartItem) -> Result:
-        """Report counts of rows; the files are those of `sent`."""
+    def __call__(self, item: NumberedPart) -> Sent:
+        """Queries, then documents, with counts of rows."""
         part = item.part
         languages = read_table(part.path, ["language"])["language"].to_pylist()
-        shard = self.shards.numbers(read_index([part]).id_hash, languages)
+        shard = self.shards.numbers(read_column([part], "id_hash"), languages)
         texts = self.vectors.texts(part)
-        queries, documents = sent(self.folder, part)
-        total = sum(self.shards.of.values())
-        write_buckets(queries, self._queries(part, texts), shard, total)
         # A document goes to every shard that has a row with it, once.
         row = np.repeat(np.arange(part.rows), np.diff(texts.first))
         pairs = np.unique(np.stack([shard[row], texts.place]), axis=1)
+        rows, documents = part.rows, pairs.shape[1]
+        # Lists of the documents are empty: they end where the queries' do.
+        first = np.concatenate([texts.first, np.full(documents, texts.first[-1])])
+        queries = self.vectors.queries(part)
+        vectors = np.concatenate([queries, self.vectors.documents(part)[pairs[1]]])
+        hashes = [read_column([part], "query_hash"), texts.text_hash[pairs[1]]]
         table = pa.table(
             {
-                "text_hash": texts.text_hash[pairs[1]],
-                "vector": _column(self.vectors.documents(part)[pairs[1]]),
+                "part": np.full(rows + documents, item.number, np.int32),
+                "row": np.concatenate([np.arange(rows), np.full(documents, _DOCUMENT)]),
+                "text_hash": np.concatenate(hashes),
+                "positives": pa.ListArray.from_arrays(
+                    pa.array(first.astype(np.int32)), pa.array(texts.text_hash[texts.place])
+                ),
+                "vector": _column(vectors),
             }
         )
-        write_buckets(documents, table, pairs[0], total)
-        return {"rows_in": part.rows, "rows_out": part.rows, "rejected": {}}
-
-    def _queries(self, part: Part, texts: PartTexts) -> pa.Table:
-        positives = pa.ListArray.from_arrays(
-            pa.array(texts.first.astype(np.int32)), pa.array(texts.text_hash[texts.place])
-        )
-        return pa.table(
-            {
-                "row": np.arange(part.rows, dtype=np.int32),
-                "text_hash": read_index([part]).query_hash,
-                "positives": positives,
-                "vector": _column(self.vectors.queries(part)),
-            }
-        )
-
-
-def sent(folder: str, part: Part) -> tuple[str, str]:
-    """Files of a part's scattered queries and documents."""
-    return (
-        join(folder, "shards", f"{part.digest}.queries.arrow"),
-        join(folder, "shards", f"{part.digest}.documents.arrow"),
-    )
+        counts = {"rows_in": rows, "rows_out": rows, "rejected": {}}
+        return Sent(table, np.concatenate([shard, pairs[0]]), counts)
 
 
 @dataclass(frozen=True)
@@ -135,20 +138,18 @@ class Shard:
     """(n,) int64 number of the document equal to the query's text; `NOT_THERE` if none is."""
 
 
-def gather(folder: str, parts: Sequence[Part], number: int) -> Shard | None:
-    """Gather a shard from the files of all parts; None if it has no rows.
+def gather(buckets: Buckets, number: int) -> Shard | None:
+    """Gather a shard from the rows that were sent; None if it has none.
 
     Raises:
         ArtifactError: a file is missing or broken.
     """
-    paths = [sent(folder, part) for part in parts]
-    found = read_bucket([queries for queries, _ in paths], number)
-    of_part = [part for part, table in enumerate(found) if table is not None]
-    rows = [table for table in found if table is not None]
-    if not rows:
+    sent = buckets.read(number)
+    if not sent:
         return None
-    found = read_bucket([documents for _, documents in paths], number)
-    known = [table for table in found if table is not None]
+    is_row = [table["row"].to_numpy() != _DOCUMENT for table in sent]
+    rows = [table.filter(pa.array(mask)) for table, mask in zip(sent, is_row, strict=True)]
+    known = [table.filter(pa.array(~mask)) for table, mask in zip(sent, is_row, strict=True)]
     counts = np.concatenate([pc.list_value_length(t["positives"]).to_numpy() for t in rows])
     positives = np.concatenate([pc.list_flatten(t["positives"]).to_numpy() for t in rows])
     # Of equal texts the vector that comes first; vectors are copied once, they are what is large.
@@ -165,7 +166,7 @@ def gather(folder: str, parts: Sequence[Part], number: int) -> Shard | None:
         for table, places, edge in zip(known, chosen, edges[:-1], strict=True)
     ]
     return Shard(
-        part=np.repeat(of_part, [len(table) for table in rows]),
+        part=np.concatenate([table["part"].to_numpy() for table in rows]).astype(np.int64),
         row=np.concatenate([table["row"].to_numpy() for table in rows]).astype(np.int64),
         queries=np.concatenate([_vectors(table["vector"]) for table in rows]),
         first=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),

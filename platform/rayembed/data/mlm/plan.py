@@ -10,7 +10,6 @@ G sequences of a global batch, L languages, n sequences in all.
 """
 
 import hashlib
-import json
 import logging
 import math
 import time
@@ -27,6 +26,7 @@ from rayembed.assets.storage import exists, join, remove_folder
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.document import fingerprint
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.exchange import Buckets, Sent, exchange
 from rayembed.data.mlm.writer import SCHEMA
 from rayembed.data.parts import Part, read_table
 from rayembed.data.plan.batch_plan import (
@@ -37,13 +37,21 @@ from rayembed.data.plan.batch_plan import (
     write_manifest,
     write_steps,
 )
-from rayembed.data.plan.files import ROWS_PER_FILE, PartPlaces, part_places
+from rayembed.data.plan.files import (
+    ROWS_PER_FILE,
+    Block,
+    blocks_of,
+    num_blocks,
+    placed_rows,
+    read_block,
+)
+from rayembed.data.plan.places import BYTES_OF_A_PLACE, PartPlaces, PlaceWriter
 from rayembed.data.plan.policies import blended
 from rayembed.data.plan.sampling import DatasetRows, shares
+from rayembed.data.plan.scratch import scratch_folder
 from rayembed.data.plan.write import one_at_a_time
-from rayembed.data.shuffle import read_bucket, write_buckets
 from rayembed.data.work_items import Result, run_resumable
-from rayembed.errors import ArtifactError, DataError
+from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -174,23 +182,22 @@ def _write(
         pool, sequences, run.training.steps, run.seed, run.corpus.language_alpha
     )
     steps_per_file = max(1, ROWS_PER_FILE // sequences)
-    num_files = math.ceil(run.training.steps / steps_per_file)
-    step, slot = (grid.ravel() for grid in np.indices(order.shape))
-    places = part_places(
-        [part.path for part in parts],
-        [part.rows for part in parts],
-        order.ravel(),
-        step,
-        slot.astype(np.int32),
+    num_files = num_blocks(run.training.steps, steps_per_file)
+    sent = join(folder, "scattered")
+    with (
+        scratch_folder("the order of sequences", BYTES_OF_A_PLACE * order.size) as scratch,
         # Rows of a small language stand in many places, and a task holds a copy for each.
-        most=max(1, _TOKENS_OF_A_TASK // run.corpus.max_length),
-    )
-    scatter = _Scatter(folder, steps_per_file, num_files)
-    scattered = run_resumable(folder, "plan adapt scatter", scatter, places, context.execute)
-    paths = tuple(join(folder, "scattered", result["file"]) for result in scattered)
-    files = [_File(number, paths) for number in range(num_files)]
-    gather = _Gather(folder, steps_per_file, sequences, run.training.steps)
-    gathered = run_resumable(folder, "plan adapt gather", gather, files, context.execute)
+        PlaceWriter(
+            scratch, sent, parts, most=max(1, _TOKENS_OF_A_TASK // run.corpus.max_length)
+        ) as places,
+    ):
+        places.add(order.ravel(), np.arange(order.size))
+        items = places.finish()
+    scatter = _Scatter(steps_per_file, sequences)
+    buckets, _ = exchange(sent, "plan adapt scatter", scatter, items, num_files, context.execute)
+    blocks = blocks_of(buckets, run.training.steps, steps_per_file)
+    gather = _Gather(folder, buckets, sequences)
+    gathered = run_resumable(folder, "plan adapt gather", gather, blocks, context.execute)
     digests = "".join(digest for result in gathered for digest in result["steps"])
     manifest = {
         "version": VERSION,
@@ -202,8 +209,8 @@ def _write(
         "seconds": round(time.monotonic() - began, 3),
     }
     write_manifest(folder, manifest)
-    for scratch in _SCRATCH:
-        remove_folder(join(folder, scratch))
+    for rest in _SCRATCH:
+        remove_folder(join(folder, rest))
     log.info("plan %s: %d steps", manifest["fingerprint"], run.training.steps)
 
 
@@ -271,59 +278,32 @@ def order_sequences(
 
 @dataclass(frozen=True)
 class _Scatter:
-    """Task: scatter a part's sequences to their positions, in one file grouped by plan file."""
+    """Task: send a part's sequences to the plan files of their positions."""
 
-    folder: str
     steps_per_file: int
-    num_files: int
+    global_sequences: int
 
-    def __call__(self, item: PartPlaces) -> Result:
-        rows = read_table(item.path).take(pa.array(item.row))
-        rows = rows.add_column(0, "slot", pa.array(item.slot, pa.int32()))
-        rows = rows.add_column(0, "step", pa.array(item.step, pa.int64()))
-        name = f"{item.key}.arrow"
-        path = join(self.folder, "scattered", name)
-        write_buckets(path, rows, item.step // self.steps_per_file, self.num_files)
-        return {"file": name}
-
-
-@dataclass(frozen=True)
-class _File:
-    """Work item: one plan file."""
-
-    number: int
-    paths: tuple[str, ...]
-    """Scattered files that hold its rows, in any order."""
-
-    @property
-    def key(self) -> str:
-        """Unique name from its number and inputs."""
-        return f"{self.number:06d}-{xxhash.xxh3_64_hexdigest(json.dumps(self.paths).encode())}"
+    def __call__(self, item: PartPlaces) -> Sent:
+        table = read_table(item.part.path)
+        return placed_rows(table, item, self.global_sequences, self.steps_per_file)
 
 
 @dataclass(frozen=True)
 class _Gather:
-    """Task: gather one plan file, sequences sorted by step and slot."""
+    """Task: write one plan file, sequences sorted by step and slot."""
 
     folder: str
-    steps_per_file: int
+    buckets: Buckets
     global_sequences: int
-    num_steps: int
 
-    def __call__(self, file: _File) -> Result:
-        found = read_bucket(file.paths, file.number)
-        table = pa.concat_tables([one for one in found if one is not None])
-        table = table.sort_by([("step", "ascending"), ("slot", "ascending")]).cast(PLAN_SCHEMA)
-        first = file.number * self.steps_per_file
-        last = min(first + self.steps_per_file, self.num_steps)
-        places = table["step"].to_numpy() * self.global_sequences + table["slot"].to_numpy()
-        wanted = np.arange(first * self.global_sequences, last * self.global_sequences)
-        if not np.array_equal(places, wanted):
-            raise ArtifactError(
-                f"file {file.number} of {self.folder!r} has {len(places)} sequences that do not "
-                f"fill its {len(wanted)} places; remove the folder and prepare it again"
-            )
-        write_steps(self.folder, table, first_step=first, rows_per_step=self.global_sequences)
+    def __call__(self, block: Block) -> Result:
+        table = read_block(self.buckets, block, self.global_sequences).cast(PLAN_SCHEMA)
+        write_steps(
+            self.folder,
+            table,
+            first_step=block.first_step,
+            rows_per_step=self.global_sequences,
+        )
         hashes = table["hash"].to_numpy().reshape(-1, self.global_sequences)
         return {"steps": [xxhash.xxh3_64_hexdigest(row.tobytes()) for row in hashes]}
 

@@ -1,4 +1,4 @@
-"""Writing of plan files: rows are scattered by block of steps, then gathered.
+"""Writing of plan files: rows are sent to their block of steps, and each block is written.
 
 Each part is read once and each block is assembled once, so memory is bounded by a part and a block
 for any data size. Both are tasks over work items, run here or by Ray Data.
@@ -13,53 +13,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from rayembed.assets.arrow_files import parquet_bytes
-from rayembed.assets.storage import file_name, join, write_atomic
+from rayembed.assets.storage import file_name
+from rayembed.data.exchange import Buckets, Sent
 from rayembed.data.parts import NEGATIVE, OPTIONAL, SCHEMA, read_table
 from rayembed.data.plan.balance import balanced_steps
 from rayembed.data.plan.batch_plan import write_steps
+from rayembed.data.plan.places import PartPlaces
 from rayembed.data.work_items import Result
 from rayembed.errors import ArtifactError
 
 PLAN_SCHEMA = pa.schema([("step", pa.int64()), ("slot", pa.int32()), *SCHEMA])
+
+_NONE = pa.table({"step": pa.array([], pa.int64()), "slot": pa.array([], pa.int32())})
 
 ROWS_PER_FILE = 8192
 """Rows in a plan file: about 50 MB of text with seven negatives a row."""
 
 
 @dataclass(frozen=True)
-class PartPlaces:
-    """Plan positions of one part's rows; a row may have several."""
+class SendRows:
+    """Task: send a part's rows to the plan files of their positions."""
 
-    path: str
-    row: np.ndarray
-    """(m,) int64 row numbers of the part."""
-    step: np.ndarray
-    """(m,) int64 step of each position."""
-    slot: np.ndarray
-    """(m,) int32 slot of each position."""
-
-    @property
-    def key(self) -> str:
-        """Unique name from part and positions, wherever the part lies."""
-        digest = xxhash.xxh3_64()
-        for array in (self.row, self.step, self.slot):
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return f"{xxhash.xxh3_64_hexdigest(file_name(self.path).encode())}-{digest.hexdigest()}"
-
-
-@dataclass(frozen=True)
-class Scatter:
-    """Task: scatter a part's rows to their positions, one file for each block of steps."""
-
-    folder: str
+    rows_per_step: int
     steps_per_file: int
     num_negatives: int
 
-    def __call__(self, item: PartPlaces) -> Result:
-        """Report `files`: block → path of this part's rows in the block."""
-        table = _trim(read_table(item.path), self.num_negatives)
-        return {"files": write_blocks(self.folder, table, item, self.steps_per_file)}
+    def __call__(self, item: PartPlaces) -> Sent:
+        """Rows with their positions, by plan file."""
+        table = _trim(read_table(item.part.path), self.num_negatives)
+        return placed_rows(table, item, self.rows_per_step, self.steps_per_file)
 
 
 @dataclass(frozen=True)
@@ -69,14 +51,13 @@ class Block:
     number: int
     first_step: int
     num_steps: int
-    paths: tuple[str, ...]
-    """Scattered files that hold its rows, in any order."""
+    sent: str
+    """Name of the folder that holds its rows, which tells what was sent."""
 
     @property
     def key(self) -> str:
-        """Unique name from its number and inputs, wherever they lie."""
-        named = json.dumps([file_name(path) for path in self.paths])
-        return f"{self.number:06d}-{xxhash.xxh3_64_hexdigest(named.encode())}"
+        """Unique name from its number and inputs."""
+        return f"{self.number:06d}-{self.sent}"
 
 
 @dataclass(frozen=True)
@@ -84,13 +65,14 @@ class Gather:
     """Task: gather one plan file, rows sorted by step and slot, in row groups that workers read."""
 
     folder: str
+    buckets: Buckets
     global_pairs: int
     columns: tuple[str, ...] = ()
     """Columns of `OPTIONAL` that rows bring along."""
 
     def __call__(self, block: Block) -> Result:
         """Report `file`, `steps` (hash of each step's rows) and `rows_by_dataset`."""
-        table = read_block(self.folder, block, self.global_pairs)
+        table = read_block(self.buckets, block, self.global_pairs)
         table = _planned(balanced_steps(table, self.global_pairs), self.columns)
         name = write_steps(
             self.folder,
@@ -109,57 +91,47 @@ class Gather:
         }
 
 
-def write_blocks(
-    folder: str, table: pa.Table, item: PartPlaces, steps_per_block: int
-) -> dict[str, str]:
-    """Write a part's rows by block, with their positions: block → path below the folder."""
-    block = item.step // steps_per_block
-    files: dict[str, str] = {}
-    for number in np.unique(block).tolist():
-        chosen = np.flatnonzero(block == number)
-        rows = table.take(pa.array(item.row[chosen]))
-        rows = rows.add_column(0, "slot", pa.array(item.slot[chosen], pa.int32()))
-        rows = rows.add_column(0, "step", pa.array(item.step[chosen], pa.int64()))
-        files[str(number)] = f"scattered/{number:06d}/{item.key}.parquet"
-        write_atomic(join(folder, files[str(number)]), parquet_bytes(rows))
-    return files
+def placed_rows(
+    table: pa.Table, item: PartPlaces, rows_per_step: int, steps_per_block: int
+) -> Sent:
+    """Rows of a part at all their positions, by block of steps."""
+    row, position = item.read()
+    step, slot = np.divmod(position, rows_per_step)
+    rows = table.take(pa.array(row))
+    rows = rows.add_column(0, "slot", pa.array(slot.astype(np.int32)))
+    rows = rows.add_column(0, "step", pa.array(step))
+    return Sent(rows, step // steps_per_block, {})
 
 
-def blocks_of(
-    folder: str, scattered: Sequence[Result], num_steps: int, steps_per_block: int
-) -> list[Block]:
-    """Blocks from the results of tasks that called `write_blocks` with the folder."""
-    files: dict[int, list[str]] = {}
-    for result in scattered:
-        for block, path in result["files"].items():
-            files.setdefault(int(block), []).append(join(folder, path))
+def num_blocks(num_steps: int, steps_per_block: int) -> int:
+    """Number of blocks of steps."""
+    return -(-num_steps // steps_per_block)
+
+
+def blocks_of(buckets: Buckets, num_steps: int, steps_per_block: int) -> list[Block]:
+    """Blocks of rows that were sent as `placed_rows` tells."""
     return [
-        Block(
-            number,
-            number * steps_per_block,
-            min(steps_per_block, num_steps - number * steps_per_block),
-            tuple(files[number]),
-        )
-        for number in sorted(files)
+        Block(number, first, min(steps_per_block, num_steps - first), file_name(buckets.folder))
+        for number, first in enumerate(range(0, num_steps, steps_per_block))
     ]
 
 
-def read_block(folder: str, block: Block, rows_per_step: int) -> pa.Table:
+def read_block(buckets: Buckets, block: Block, rows_per_step: int) -> pa.Table:
     """Rows of a block, sorted by step and slot.
 
     Raises:
-        ArtifactError: the scattered files do not fill it.
+        ArtifactError: the rows that were sent do not fill it.
     """
-    tables = [read_table(path) for path in block.paths]
-    table = pa.concat_tables(tables, promote_options="default")
+    tables = buckets.read(block.number)
+    table = pa.concat_tables(tables, promote_options="default") if tables else _NONE
     table = table.sort_by([("step", "ascending"), ("slot", "ascending")])
     places = table["step"].to_numpy() * rows_per_step + table["slot"].to_numpy()
     first = block.first_step * rows_per_step
     wanted = np.arange(first, first + block.num_steps * rows_per_step)
     if not np.array_equal(places, wanted):
         raise ArtifactError(
-            f"block {block.number} of {folder!r} has {len(places)} rows that do not fill its "
-            f"{len(wanted)} places; remove the folder and prepare it again"
+            f"block {block.number} of {buckets.folder!r} has {len(places)} rows that do not fill "
+            f"its {len(wanted)} places; remove the folder and prepare it again"
         )
     return table
 
@@ -170,31 +142,6 @@ def step_hash(rows: pa.Table) -> str:
     for row in rows.to_pylist():
         digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode())
     return digest.hexdigest()
-
-
-def part_places(
-    paths: Sequence[str],
-    rows_of_parts: Sequence[int],
-    row: np.ndarray,
-    step: np.ndarray,
-    slot: np.ndarray,
-    most: int | None = None,
-) -> list[PartPlaces]:
-    """Positions of global row numbers, split by part; parts without any are left out.
-
-    Args:
-        most: places of a unit; a part with more of them gives several. None: no limit.
-    """
-    first = np.concatenate([[0], np.cumsum(rows_of_parts)])
-    order = np.argsort(row, kind="stable")
-    row, step, slot = row[order], step[order], slot[order]
-    edges = np.searchsorted(row, first)
-    return [
-        PartPlaces(path, row[c:d] - start, step[c:d], slot[c:d])
-        for path, start, a, b in zip(paths, first[:-1], edges[:-1], edges[1:], strict=True)
-        for c in range(a, b, most or max(b - a, 1))
-        for d in [min(b, c + most) if most else b]
-    ]
 
 
 def _planned(table: pa.Table, columns: Sequence[str]) -> pa.Table:

@@ -1,16 +1,20 @@
 """Row order of a plan: selects usable rows and assigns each to steps and slots."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from rayembed.config.loss import LossConfig, Need
-from rayembed.data.parts import Part, PartIndex, read_index, read_table
-from rayembed.data.plan.policies import blended, clustered, homogeneous, large_enough
+from rayembed.data.index import PartIndex, index_chunks
+from rayembed.data.parts import Part, read_table
+from rayembed.data.plan.policies import blended, clustered, homogeneous
 from rayembed.data.plan.sampling import DatasetRows
+from rayembed.data.plan.sorted_rows import SortedRows, sorted_rows
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -62,33 +66,44 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class UsableRows:
-    """Usable rows of one data set."""
+    """Usable rows of one data set, in an order that only the rows' content decides."""
 
-    index: PartIndex
-    place: np.ndarray
-    """(n,) int64 index positions, in an order that only the rows' content decides."""
+    total: int
+    """Number of all rows, those included that are left out."""
+    count: int
     rejected: dict[str, int]
     """Reason → number of rows left out."""
+    negatives: dict[str, int]
+    """Histogram of the rows' available hard negatives, up to the number requested."""
+    rows: SortedRows | None
+    """The rows where policies draw single ones."""
+    batches: np.ndarray
+    """(n / G,) int64 numbers of whole batches of G consecutive rows, where a policy draws these."""
 
-    @property
-    def num_negatives(self) -> np.ndarray:
-        """(n,) int32 number of hard negatives."""
-        return np.asarray(self.index.num_negatives[self.place])
+    def places(self, row: np.ndarray) -> np.ndarray:
+        """(m,) int64 row numbers that count through the parts, of (m,) usable rows."""
+        if self.rows is not None:
+            return np.asarray(self.rows.place[row], np.int64)
+        batch, slot = np.divmod(row, self.count // len(self.batches))
+        return np.asarray(self.batches[batch] * (self.count // len(self.batches)) + slot)
 
-    @property
-    def language_hash(self) -> np.ndarray:
-        """(n,) int64 hash of the language code."""
-        return np.asarray(self.index.language_hash[self.place])
+    def drawn(self, name: str, weight: float) -> DatasetRows:
+        """The rows as policies see them."""
+        if self.rows is not None:
+            weight = weight if self.count else 0.0
+            return DatasetRows(name, weight, self.rows.query_hash, self.rows.rows_of)
+        return DatasetRows(name, weight, np.broadcast_to(np.int64(0), self.count))
 
 
 @dataclass(frozen=True)
-class Order:
-    """Assignment of rows to the slots of each step."""
+class Draws:
+    """Counts of what the steps draw, by data set number."""
 
-    dataset: np.ndarray
-    """(steps, G) int32 data set numbers."""
-    row: np.ndarray
-    """(steps, G) int64 positions among the data set's usable rows."""
+    rows: list[int]
+    steps: list[int]
+    """Steps whose first row is of the data set: all of it, where batches are of one."""
+    languages: list[Counter[int]]
+    """Steps by hash of the first row's language."""
 
 
 def columns_for(loss: LossConfig) -> tuple[str, ...]:
@@ -97,34 +112,38 @@ def columns_for(loss: LossConfig) -> tuple[str, ...]:
 
 
 def usable_rows(
-    parts: Mapping[str, Sequence[Part]], config: PlanConfig, batch_pairs: Mapping[str, int]
+    parts: Mapping[str, Sequence[Part]],
+    config: PlanConfig,
+    batch_pairs: Mapping[str, int],
+    scratch: Path,
 ) -> dict[str, UsableRows]:
     """Usable rows of each data set of `config.weights`.
 
     Args:
         batch_pairs: as in `write_plan`.
+        scratch: a folder on this machine, where the rows stay; see `sorted_rows`.
 
     Raises:
         DataError: as `write_plan`.
     """
     found = {}
-    for name in sorted(config.weights):
-        index = read_index(parts[name])
-        if len(index.id_hash) == 0:
+    for number, name in enumerate(sorted(config.weights)):
+        if not sum(part.rows for part in parts[name]):
             raise DataError(f"data set {name!r} is empty: it has no usable row")
-        learns = _learning(name, index, config)
         if config.policy == "clustered":
-            found[name] = _of_whole_batches(name, index, config, batch_pairs.get(name))
-        else:
-            found[name] = _of_single_rows(name, index, learns, config, parts[name])
-    if config.policy == "homogeneous" and not any(len(rows.place) for rows in found.values()):
-        counts = ", ".join(f"{name!r} {len(of.index.id_hash)}" for name, of in found.items())
+            found[name] = _of_whole_batches(name, parts[name], config, batch_pairs.get(name))
+            continue
+        folder = scratch / str(number)
+        folder.mkdir()
+        found[name] = _of_single_rows(name, parts[name], config, folder)
+    if config.policy == "homogeneous" and not any(rows.count for rows in found.values()):
+        counts = ", ".join(f"{name!r} {of.total}" for name, of in found.items())
         raise DataError(
             f"stage {config.key!r} fills each batch of {config.global_pairs} pairs from one "
             f"language of one data set, and none has so many rows (in all: {counts}); lower "
             "batch.global_pairs, add rows or take policy 'blended'"
         )
-    total = sum(len(usable.place) for usable in found.values())
+    total = sum(usable.count for usable in found.values())
     if total < config.global_pairs:
         raise DataError(
             f"stage {config.key!r}: its data sets have {total} rows in all, fewer than one global "
@@ -134,69 +153,83 @@ def usable_rows(
     return found
 
 
-def order_rows(usable: Mapping[str, UsableRows], config: PlanConfig) -> Order:
-    """Order the rows by the stage's policy.
+def draw_rows(
+    usable: Mapping[str, UsableRows],
+    config: PlanConfig,
+    place: Callable[[np.ndarray, np.ndarray], None],
+) -> Draws:
+    """Draw the rows of all steps by the stage's policy.
+
+    Args:
+        place: takes (G,) int64 row numbers of each step, that count through the parts of all data
+            sets, and their (G,) int64 positions: the step times G plus the slot.
 
     Raises:
         DataError: a data set has too few rows.
     """
-    rows = [
-        DatasetRows(
-            name,
-            config.weights[name] if len(of.place) else 0.0,
-            of.index.query_hash[of.place],
-            of.language_hash,
-        )
-        for name, of in usable.items()
-    ]
+    rows = [of.drawn(name, config.weights[name]) for name, of in usable.items()]
+    sets = list(usable.values())
+    before = np.cumsum([0, *(of.total for of in sets)])
+    starts = [np.cumsum(list((r.rows_of or {}).values())) for r in rows]
+    hashes = [list(r.rows_of or {}) for r in rows]
     policy = {"blended": blended, "homogeneous": homogeneous, "clustered": clustered}[config.policy]
-    shape = (config.num_steps, config.global_pairs)
-    order = Order(np.empty(shape, np.int32), np.empty(shape, np.int64))
-    batches = policy(rows, *shape[::-1], config.seed, config.key, config.temperature)
+    batches = policy(
+        *(rows, config.global_pairs, config.num_steps, config.seed, config.key, config.temperature)
+    )
+    draws = Draws([0] * len(sets), [0] * len(sets), [Counter() for _ in sets])
+    slots = np.arange(config.global_pairs)
     for step, batch in enumerate(batches):
-        order.dataset[step], order.row[step] = batch.dataset, batch.row
-    return order
+        numbers = np.empty(config.global_pairs, np.int64)
+        for number in np.unique(batch.dataset).tolist():
+            mine = batch.dataset == number
+            numbers[mine] = before[number] + sets[number].places(batch.row[mine])
+            draws.rows[number] += int(mine.sum())
+        first = int(batch.dataset[0])
+        draws.steps[first] += 1
+        if hashes[first]:
+            language = np.searchsorted(starts[first], batch.row[0], side="right")
+            draws.languages[first][hashes[first][int(language)]] += 1
+        place(numbers, step * config.global_pairs + slots)
+    return draws
 
 
 def describe(
     usable: Mapping[str, UsableRows],
-    order: Order,
+    draws: Draws,
     config: PlanConfig,
     parts: Mapping[str, Sequence[Part]],
 ) -> dict[str, dict[str, Any]]:
     """Manifest entries of each data set: rows, draws, epochs, steps, languages."""
     told: dict[str, dict[str, Any]] = {}
-    for number, (name, rows) in enumerate(usable.items()):
-        drawn = int((order.dataset == number).sum())
+    for number, (name, usable_of) in enumerate(usable.items()):
+        drawn = draws.rows[number]
         told[name] = {
-            "rows": len(rows.place),
-            "rejected": rows.rejected,
+            "rows": usable_of.count,
+            "rejected": usable_of.rejected,
             "drawn": drawn,
-            "epochs": round(drawn / max(len(rows.place), 1), 3),
+            "epochs": round(drawn / max(usable_of.count, 1), 3),
         }
         if config.num_negatives:
-            told[name]["negatives"] = _negatives(rows, config.num_negatives)
-        if drawn == 0 and len(rows.place):
+            told[name]["negatives"] = usable_of.negatives
+        if drawn == 0 and usable_of.count:
             log.warning(
                 "stage %s: its %d steps draw nothing of %s, whose share is too small",
                 *(config.key, config.num_steps, name),
             )
         if config.policy == "blended":
             continue
-        mine = order.dataset[:, 0] == number
-        told[name]["steps"] = int(mine.sum())
+        told[name]["steps"] = draws.steps[number]
         if config.policy == "homogeneous":
-            languages = rows.language_hash
-            of_step = languages[order.row[mine, 0]]
+            assert usable_of.rows is not None
+            rows_of = usable_of.rows.rows_of
+            firsts = np.cumsum([0, *rows_of.values()])[:-1].tolist()
             told[name]["languages"] = [
                 {
-                    "language": _language(parts[name], int(rows.place[first])),
-                    "rows": int(count),
-                    "steps": int((of_step == language).sum()),
+                    "language": _language(parts[name], int(usable_of.rows.place[first])),
+                    "rows": count,
+                    "steps": draws.languages[number][language],
                 }
-                for language, first, count in zip(
-                    *np.unique(languages, return_index=True, return_counts=True), strict=True
-                )
+                for first, (language, count) in zip(firsts, rows_of.items(), strict=True)
             ]
     return told
 
@@ -207,9 +240,9 @@ def _check_negatives(usable: Mapping[str, UsableRows], config: PlanConfig) -> No
     Raises:
         DataError: it asks for some, and there is none.
     """
-    if not config.num_negatives or any((of.num_negatives > 0).any() for of in usable.values()):
+    if not config.num_negatives or any(of.count > of.negatives["none"] for of in usable.values()):
         return
-    counts = ", ".join(f"0 of {len(of.place):,} rows of {name}" for name, of in usable.items())
+    counts = ", ".join(f"0 of {of.count:,} rows of {name}" for name, of in usable.items())
     raise DataError(
         f"stage {config.key!r} asks for {config.num_negatives} hard negatives of each query "
         f"(batch.num_negatives), and none of its rows has one ({counts}): name the column that "
@@ -218,25 +251,58 @@ def _check_negatives(usable: Mapping[str, UsableRows], config: PlanConfig) -> No
     )
 
 
-def _negatives(rows: UsableRows, asked: int) -> dict[str, int]:
-    """Histogram of the rows' available hard negatives, up to the number requested."""
-    none = int((rows.num_negatives == 0).sum())
-    enough = int((rows.num_negatives >= asked).sum())
-    return {"none": none, "fewer": len(rows.place) - none - enough, "enough": enough}
+@dataclass
+class _Group:
+    """Counts of the usable rows of one language, or of all."""
+
+    first: int
+    """Global row number of its first row."""
+    rows: int = 0
+    none: int = 0
+    enough: int = 0
 
 
-def _learning(name: str, index: PartIndex, config: PlanConfig) -> np.ndarray:
-    """(rows,) bool mask of rows that have negatives to learn from.
+class _Tally:
+    """Counts of usable rows by group, taken while their index is read."""
+
+    def __init__(self, asked: int) -> None:
+        self.groups: dict[int, _Group] = {}
+        self._asked = asked
+
+    def add(self, group: np.ndarray, negatives: np.ndarray, place: np.ndarray) -> None:
+        """Count (m,) rows."""
+        found, firsts, of = np.unique(group, return_index=True, return_inverse=True)
+        rows = np.bincount(of, minlength=len(found)).tolist()
+        none = np.bincount(of[negatives == 0], minlength=len(found)).tolist()
+        enough = np.bincount(of[negatives >= self._asked], minlength=len(found)).tolist()
+        for number, name in enumerate(found.tolist()):
+            told = self.groups.setdefault(name, _Group(int(place[firsts[number]])))
+            told.rows += rows[number]
+            told.none += none[number]
+            told.enough += enough[number]
+
+    def negatives(self, kept: Iterable[int]) -> dict[str, int]:
+        """Histogram of the rows of some groups."""
+        groups = [self.groups[name] for name in kept]
+        rows, none = sum(of.rows for of in groups), sum(of.none for of in groups)
+        enough = sum(of.enough for of in groups)
+        return {"none": none, "fewer": rows - none - enough, "enough": enough}
+
+
+def _learns(index: PartIndex, config: PlanConfig) -> np.ndarray:
+    """(rows,) bool mask of rows that have negatives to learn from."""
+    if "similarity" in config.columns:  # rows are compared with each other by their similarity
+        return np.ones(len(index.id_hash), dtype=bool)
+    negatives = np.minimum(index.num_negatives, config.num_negatives)
+    return np.asarray((index.in_batch & config.in_batch_negatives) | (negatives > 0))
+
+
+def _check_learning(name: str, missing: int, count: int, config: PlanConfig) -> None:
+    """Tell how many rows can learn from nothing.
 
     Raises:
-        DataError: too few rows have.
+        DataError: too many.
     """
-    count = len(index.id_hash)
-    negatives = np.minimum(index.num_negatives, config.num_negatives)
-    learns = (index.in_batch & config.in_batch_negatives) | (negatives > 0)
-    if "similarity" in config.columns:  # rows are compared with each other by their similarity
-        learns = np.ones(count, dtype=bool)
-    missing = int((~learns).sum())
     if missing > MAX_SHARE_WITHOUT_NEGATIVES * count:
         raise DataError(
             f"data set {name!r}: {missing} of {count} rows have no hard negatives, and "
@@ -250,36 +316,58 @@ def _learning(name: str, index: PartIndex, config: PlanConfig) -> np.ndarray:
             *(config.key, missing, count, name),
             "learn from nothing in their batches" if config.policy == "clustered" else "are out",
         )
-    return np.asarray(learns)
 
 
 def _of_single_rows(
-    name: str, index: PartIndex, learns: np.ndarray, config: PlanConfig, parts: Sequence[Part]
+    name: str, parts: Sequence[Part], config: PlanConfig, scratch: Path
 ) -> UsableRows:
     """Usable rows of policies that draw single rows; `homogeneous` drops languages too small for a
     batch.
     """
-    order = np.lexsort((np.arange(len(learns)), index.id_hash))
-    place = order[learns[order]]
-    rejected = {NO_NEGATIVE: len(order) - len(place)}
-    if config.policy == "homogeneous":
-        large = large_enough(index.language_hash[place], config.global_pairs)
-        small = place[~large]
-        place = place[large]
-        rejected[SMALL_LANGUAGE] = len(small)
-        if len(small):
-            firsts = np.unique(index.language_hash[small], return_index=True)[1]
-            names = sorted(str(_language(parts, int(small[first]))) for first in firsts)
-            log.warning(
-                "stage %s: %d rows of %s are in languages with fewer rows than a batch of %d and "
-                "are out: %s",
-                *(config.key, len(small), name, config.global_pairs, ", ".join(names)),
-            )
-    return UsableRows(index, place, {reason: n for reason, n in rejected.items() if n})
+    total = sum(part.rows for part in parts)
+    by_language = config.policy == "homogeneous"
+    tally = _Tally(config.num_negatives)
+
+    def chunks() -> Iterator[tuple[PartIndex, np.ndarray, np.ndarray]]:
+        first = 0
+        for index in index_chunks(parts):
+            learns = _learns(index, config)
+            group = index.language_hash if by_language else np.zeros(len(learns), np.int64)
+            tally.add(group[learns], index.num_negatives[learns], first + np.flatnonzero(learns))
+            first += len(learns)
+            yield index, learns, group
+
+    def kept() -> dict[int, int]:
+        rows = {language: of.rows for language, of in tally.groups.items()}
+        _check_learning(name, total - sum(rows.values()), total, config)
+        least = config.global_pairs if by_language else 0
+        return {language: count for language, count in rows.items() if count >= least}
+
+    rows = sorted_rows(scratch, chunks(), total, kept)
+    small = {key: of for key, of in tally.groups.items() if key not in rows.rows_of}
+    rejected = {
+        NO_NEGATIVE: total - sum(of.rows for of in tally.groups.values()),
+        SMALL_LANGUAGE: sum(of.rows for of in small.values()),
+    }
+    if small:
+        names = sorted(str(_language(parts, of.first)) for of in small.values())
+        log.warning(
+            "stage %s: %d rows of %s are in languages with fewer rows than a batch of %d and "
+            "are out: %s",
+            *(config.key, rejected[SMALL_LANGUAGE], name, config.global_pairs, ", ".join(names)),
+        )
+    return UsableRows(
+        total,
+        sum(rows.rows_of.values()),
+        {reason: count for reason, count in rejected.items() if count},
+        tally.negatives(rows.rows_of),
+        rows,
+        np.empty(0, np.int64),
+    )
 
 
 def _of_whole_batches(
-    name: str, index: PartIndex, config: PlanConfig, batch_pairs: int | None
+    name: str, parts: Sequence[Part], config: PlanConfig, batch_pairs: int | None
 ) -> UsableRows:
     """All rows in whole batches; batches ordered by the smallest id hash in them."""
     if batch_pairs != config.global_pairs:
@@ -288,9 +376,21 @@ def _of_whole_batches(
             f"stage {config.key!r} takes clustered batches of {config.global_pairs} pairs, and "
             f"data set {name!r} has {has}; set clusters.batch_pairs={config.global_pairs} for it"
         )
-    batches = index.id_hash.reshape(-1, batch_pairs)
-    order = np.argsort(batches.min(1), kind="stable")
-    return UsableRows(index, np.arange(batches.size).reshape(batches.shape)[order].ravel(), {})
+    total = sum(part.rows for part in parts)
+    lowest = np.full(total // batch_pairs, np.iinfo(np.int64).max)
+    tally, first, missing = _Tally(config.num_negatives), 0, 0
+    for index in index_chunks(parts):
+        place = first + np.arange(len(index.id_hash))
+        batch = place // batch_pairs
+        starts = np.flatnonzero(np.diff(batch, prepend=-1))
+        found = np.minimum.reduceat(index.id_hash, starts)
+        lowest[batch[starts]] = np.minimum(lowest[batch[starts]], found)
+        tally.add(np.zeros(len(place), np.int64), index.num_negatives, place)
+        missing += int((~_learns(index, config)).sum())
+        first += len(place)
+    _check_learning(name, missing, total, config)
+    order = np.argsort(lowest, kind="stable")
+    return UsableRows(total, total, {}, tally.negatives(tally.groups), None, order)
 
 
 def _language(parts: Sequence[Part], place: int) -> str | None:

@@ -86,8 +86,8 @@ def homogeneous(
     gives another order.
 
     Args:
-        datasets: with `language_hash`; each language has rows for a batch, see `large_enough`. One
-            without rows has weight 0.
+        datasets: with `rows_of`; each language has rows for a batch. One without rows has weight
+            0.
         key: names the stage, so that two stages with one seed differ.
         temperature: T.
 
@@ -98,44 +98,34 @@ def homogeneous(
     share = shares([rows.weight for rows in datasets], num_rows, temperature)
     steps_of = whole_numbers(share * num_steps, num_steps)
     dataset_of: list[int] = []
-    rows_of: list[np.ndarray] = []
+    firsts: list[int] = []
     samplers: list[EpochSampler] = []
     counts: list[int] = []
     for number, rows in enumerate(datasets):
         if not len(rows.query_hash):
             continue
-        assert rows.language_hash is not None
-        languages, sizes = np.unique(rows.language_hash, return_counts=True)
-        if sizes.min() < global_pairs:
+        assert rows.rows_of is not None
+        sizes = list(rows.rows_of.values())
+        if min(sizes) < global_pairs:
             raise DataError(
-                f"data set {rows.name!r} has a language with {sizes.min()} rows, fewer than one "
+                f"data set {rows.name!r} has a language with {min(sizes)} rows, fewer than one "
                 f"batch of {global_pairs} pairs; lower batch.global_pairs or leave it out"
             )
-        parts = shares([1.0] * len(sizes), sizes.tolist(), temperature or 1.0)
+        parts = shares([1.0] * len(sizes), sizes, temperature or 1.0)
         steps = int(steps_of[number])
         counts += whole_numbers(parts * steps, steps).tolist()
-        by_language = np.split(np.argsort(rows.language_hash, kind="stable"), sizes.cumsum()[:-1])
-        for language, chosen in zip(languages.tolist(), by_language, strict=True):
+        first = 0
+        for language, size in rows.rows_of.items():
             dataset_of.append(number)
-            rows_of.append(chosen)
-            samplers.append(
-                EpochSampler(f"{rows.name}\0{language}", rows.query_hash[chosen], seed, key)
-            )
+            firsts.append(first)
+            queries = rows.query_hash[first : first + size]
+            samplers.append(EpochSampler(f"{rows.name}\0{language}", queries, seed, key))
+            first += size
     for group in sequence(np.array(counts), seed, key).tolist():
         drawn = samplers[group].draw(global_pairs, set())
         yield PlannedBatch(
-            np.full(global_pairs, dataset_of[group], dtype=np.int32), rows_of[group][drawn]
+            np.full(global_pairs, dataset_of[group], dtype=np.int32), firsts[group] + drawn
         )
-
-
-def large_enough(language_hash: np.ndarray, global_pairs: int) -> np.ndarray:
-    """(n,) bool mask of rows whose language has enough rows for at least one batch.
-
-    Args:
-        language_hash: (n,) int64.
-    """
-    _, place, sizes = np.unique(language_hash, return_inverse=True, return_counts=True)
-    return np.asarray(sizes[place] >= global_pairs)
 
 
 def clustered(

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock
 
 from rayembed.assets.storage import (
@@ -21,28 +20,20 @@ from rayembed.assets.storage import (
     remove_folder,
 )
 from rayembed.config.document import fingerprint
+from rayembed.data.exchange import exchange
 from rayembed.data.parts import Part, remedy
 from rayembed.data.plan.batch_plan import MANIFEST, VERSION, BatchPlan, check_files, write_manifest
-from rayembed.data.plan.files import (
-    ROWS_PER_FILE,
-    Gather,
-    PartPlaces,
-    Scatter,
-    blocks_of,
-    part_places,
-)
-from rayembed.data.plan.order import (
-    Order,
-    PlanConfig,
-    UsableRows,
-    describe,
-    order_rows,
-    usable_rows,
-)
+from rayembed.data.plan.files import ROWS_PER_FILE, Gather, SendRows, blocks_of, num_blocks
+from rayembed.data.plan.order import PlanConfig, describe, draw_rows, usable_rows
+from rayembed.data.plan.places import BYTES_OF_A_PLACE, PlaceWriter
+from rayembed.data.plan.scratch import scratch_folder
 from rayembed.data.work_items import Execute, in_process, run_resumable
 from rayembed.errors import ArtifactError
 
 log = logging.getLogger(__name__)
+
+_BYTES_OF_A_ROW = 44
+"""Bytes of scratch that sorting takes for each row: see `sorted_rows`."""
 
 
 def write_plan(
@@ -123,16 +114,23 @@ def _write(
     began = time.monotonic()
     work = folder if is_remote(folder) else f"{folder.rstrip('/')}.{wanted}.partial"
     steps_per_file = max(1, ROWS_PER_FILE // config.global_pairs)
-    usable = usable_rows(parts, config, batch_pairs or {})
-    order = order_rows(usable, config)
-    places = _all_places(usable, order, parts)
-    scatter = Scatter(work, steps_per_file, config.num_negatives)
-    scattered = run_resumable(work, f"plan {config.key} scatter", scatter, places, execute)
-    blocks = blocks_of(work, scattered, config.num_steps, steps_per_file)
-    gather = Gather(work, config.global_pairs, config.columns)
+    sent = join(work, "scattered")
+    rows = sum(part.rows for name in datasets for part in parts[name])
+    size = _BYTES_OF_A_ROW * rows + BYTES_OF_A_PLACE * config.num_steps * config.global_pairs
+    with scratch_folder(f"the order of stage {config.key!r}", size) as scratch:
+        usable = usable_rows(parts, config, batch_pairs or {}, scratch)
+        every = [part for name in usable for part in parts[name]]
+        with PlaceWriter(scratch, sent, every) as writer:
+            draws = draw_rows(usable, config, writer.add)
+            places = writer.finish()
+        told = describe(usable, draws, config, parts)
+    send = SendRows(config.global_pairs, steps_per_file, config.num_negatives)
+    count = num_blocks(config.num_steps, steps_per_file)
+    buckets, _ = exchange(sent, f"plan {config.key} scatter", send, places, count, execute)
+    blocks = blocks_of(buckets, config.num_steps, steps_per_file)
+    gather = Gather(work, buckets, config.global_pairs, config.columns)
     gathered = run_resumable(work, f"plan {config.key} gather", gather, blocks, execute)
     steps = [step for result in gathered for step in result["steps"]]
-    told = describe(usable, order, config, parts)
     for name in datasets:
         written = sum(int(result["rows_by_dataset"].get(name, 0)) for result in gathered)
         assert written == told[name]["drawn"], (name, written, told[name])
@@ -166,17 +164,3 @@ def _finish(folder: str, work: str, manifest: Mapping[str, Any]) -> BatchPlan:
             ) from error
     log.info("batch plan %s: %d steps", manifest["fingerprint"], manifest["num_steps"])
     return BatchPlan.open(folder)
-
-
-def _all_places(
-    usable: Mapping[str, UsableRows], order: Order, parts: Mapping[str, Sequence[Part]]
-) -> list[PartPlaces]:
-    """Plan positions of every part's rows, over all data sets."""
-    places: list[PartPlaces] = []
-    for number, (name, rows) in enumerate(usable.items()):
-        step, slot = np.nonzero(order.dataset == number)
-        chosen = rows.place[order.row[step, slot]]
-        paths = [part.path for part in parts[name]]
-        counts = [part.rows for part in parts[name]]
-        places += part_places(paths, counts, chosen, step, slot.astype(np.int32))
-    return places

@@ -95,8 +95,13 @@ class BeirSource(FileRows):
         queries = conversion.prepare("queries", send, files["queries"])
         send = tasks.ScatterTexts(shared, self.document, needed)
         documents = conversion.prepare("documents", send, files["corpus"])
-        files_of = (_scattered(judged), _scattered(queries), _scattered(documents))
-        task = tasks.ConvertJudged(shared, *files_of, conversion.held_out)
+        task = tasks.ConvertJudged(
+            shared,
+            conversion.forwarded("judgements", join(folder, "judgements"), judged, buckets),
+            conversion.forwarded("queries", join(folder, "queries"), queries, buckets),
+            conversion.forwarded("documents", join(folder, "documents"), documents, buckets),
+            conversion.held_out,
+        )
         made = conversion.run("records", task, [Bucket(number) for number in range(buckets)])
         if unread := sum(result["unread"] for result in (*queries, *documents)):
             log.warning(
@@ -120,7 +125,3 @@ class BeirSource(FileRows):
         if number_in(row, self.score) < self.min_score:
             raise RowError(NOT_RELEVANT)
         return query, document
-
-
-def _scattered(results: Sequence[Result]) -> tuple[str, ...]:
-    return tuple(name for result in results for name in result["scattered"])

@@ -20,9 +20,10 @@ import xxhash
 from rayembed.assets.array_files import load_array, save_array
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
+from rayembed.data.exchange import Buckets
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import remedy
-from rayembed.data.shuffle import Bucket, Scatter, bucket_of, gather
+from rayembed.data.shuffle import Bucket, Scatter, bucket_of
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
 from rayembed.data.sources.files import FilePiece
@@ -74,7 +75,7 @@ class ScatterJudgements:
         """Report file names in `scattered` and `needed`; rows in are the rejected ones."""
         shared = self.shared
         writer = RecordWriter(shared.folder, HeldOut())
-        scatter = Scatter(shared.scattered, _JUDGEMENTS, shared.buckets)
+        scatter = Scatter(join(shared.scattered, "judgements"), _JUDGEMENTS, shared.buckets)
         needed: set[tuple[int, int]] = set()
         for row in read_rows(item, self.columns):
             if isinstance(row, BadRow):
@@ -107,7 +108,8 @@ class ScatterTexts:
     def __call__(self, item: FilePiece) -> Result:
         """Report file names in `scattered`, and the number of `unread` (unreadable) rows."""
         shared, language = self.shared, self.shared.language
-        scatter = Scatter(shared.scattered, _TEXTS, shared.buckets)
+        of = "queries" if self.needed is None else "documents"
+        scatter = Scatter(join(shared.scattered, of), _TEXTS, shared.buckets)
         unread = 0
         columns = [*IDS, self.column, *([language] if language and not self.needed else [])]
         for row in read_rows(item, columns):
@@ -150,18 +152,17 @@ class ConvertJudged:
     """Task: make the records of a bucket's queries, each with all its documents."""
 
     shared: Scattering
-    judgements: tuple[str, ...]
-    """Judgement files of all pieces; the next two fields likewise."""
-    queries: tuple[str, ...]
-    documents: tuple[str, ...]
+    judgements: Buckets
+    queries: Buckets
+    documents: Buckets
     held_out: HeldOut
 
     def __call__(self, item: Bucket) -> Result:
         """Report `parts`, counts and examples of rejected judgements."""
-        queries = _first_by_id(self._gathered(self.queries, item))
-        documents = _first_by_id(self._gathered(self.documents, item))
+        queries = _first_by_id(self.queries.records(item.number))
+        documents = _first_by_id(self.documents.records(item.number))
         by_query: dict[str, list[dict[str, Any]]] = {}
-        for row in self._gathered(self.judgements, item):
+        for row in self.judgements.records(item.number):
             by_query.setdefault(row["query"], []).append(row)
         writer = RecordWriter(self.shared.folder, self.held_out)
         for name, rows in by_query.items():
@@ -175,9 +176,6 @@ class ConvertJudged:
             if known:
                 self._take(writer, queries[name], known, documents)
         return writer.finish()
-
-    def _gathered(self, files: Sequence[str], item: Bucket) -> list[dict[str, Any]]:
-        return gather(self.shared.scattered, files, item.number)
 
     def _take(
         self,

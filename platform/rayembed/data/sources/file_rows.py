@@ -15,6 +15,7 @@ from rayembed.errors import ConfigError
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
     from rayembed.data.artifacts import ArtifactWriter, PipelineContext
+    from rayembed.data.exchange import Buckets
     from rayembed.data.sources.files import FilePiece
     from rayembed.data.sources.rows import Row
     from rayembed.data.sources.tasks import HeldOut
@@ -57,6 +58,18 @@ class Conversion:
     def prepare(self, what: str, task: Task, items: Sequence[WorkItem]) -> list[Result]:
         """Results of a task that only later tasks read; its files go into `working_folder`."""
         return self._run(self.writer.working_folder, what, task, items)
+
+    def forwarded(
+        self, what: str, folder: str, results: Sequence[Result], num_buckets: int
+    ) -> Buckets:
+        """Rows by bucket that tasks have written into `folder` and report as `scattered`."""
+        from rayembed.data.exchange import Buckets, forward
+        from rayembed.data.shuffle import Route
+
+        names = tuple(name for result in results for name in result["scattered"])
+        buckets = Buckets(folder, len(names), Route.to(num_buckets), names)
+        forward(buckets, f"{what} {self.dataset.name}", self.context.execute)
+        return buckets
 
     def _run(self, folder: str, what: str, task: Task, items: Sequence[WorkItem]) -> list[Result]:
         from rayembed.data.work_items import run_resumable

@@ -16,6 +16,7 @@ from rayembed.data.sources.file_rows import Conversion, FileRows
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
+    from rayembed.data.exchange import Buckets
     from rayembed.data.records import Record
     from rayembed.data.shuffle import Bucket
     from rayembed.data.sources.files import FilePiece
@@ -63,8 +64,8 @@ class NLISource(FileRows):
         buckets = number_of_buckets(sum(piece.size for piece in pieces))
         scatter = ScatterPremises(writer.parts_folder, folder, self, buckets)
         sent = conversion.prepare("scatter", scatter, pieces)
-        files = tuple(name for result in sent for name in result["scattered"])
-        task = ConvertPremises(writer.parts_folder, folder, files, dataset, conversion.held_out)
+        rows = conversion.forwarded("premises", folder, sent, buckets)
+        task = ConvertPremises(writer.parts_folder, rows, dataset, conversion.held_out)
         made = conversion.run("records", task, [Bucket(number) for number in range(buckets)])
         return [*sent, *made]
 
@@ -110,19 +111,16 @@ class ConvertPremises:
     """Task: make the records of a bucket's premises, in the order of their first rows."""
 
     folder: str
-    scattered: str
-    files: tuple[str, ...]
-    """Scattered files of all pieces."""
+    premises: Buckets
     dataset: DatasetConfig
     held_out: HeldOut
 
     def __call__(self, item: Bucket) -> Result:
         """Report `parts`, counts and examples of rejected rows."""
-        from rayembed.data.shuffle import gather
         from rayembed.data.sources.tasks import RecordWriter
 
         by_premise: dict[str, list[dict[str, Any]]] = {}
-        for row in gather(self.scattered, self.files, item.number):
+        for row in self.premises.records(item.number):
             by_premise.setdefault(row["premise"], []).append(row)
         writer = RecordWriter(self.folder, self.held_out)
         for rows in by_premise.values():

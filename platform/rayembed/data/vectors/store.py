@@ -41,7 +41,8 @@ from rayembed.data.artifacts import (
     PipelineContext,
 )
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import Part, read_index, read_records
+from rayembed.data.index import read_column
+from rayembed.data.parts import Part, read_records
 from rayembed.data.records import Record
 from rayembed.data.vectors.embed import PartItem, Vectors, embed_parts, finite, vectors_of
 from rayembed.data.vectors.lookup import KIND, ROLES, VERSION
@@ -320,7 +321,7 @@ def _of_other_stages(vectors: Vectors, parts: Collection[str]) -> list[VectorFil
 
 
 def _queries_of(part: Part) -> Callable[[], np.ndarray]:
-    return lambda: read_index([part]).query_hash
+    return lambda: read_column([part], "query_hash")
 
 
 def _positives_of(vectors: Vectors, part: Part) -> Callable[[], np.ndarray]:

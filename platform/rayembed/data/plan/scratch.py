@@ -1,0 +1,88 @@
+"""Scratch space on this machine's disk for what does not fit in memory."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayembed.errors import StorageFullError
+
+
+@contextmanager
+def scratch_folder(what: str, size: int) -> Iterator[Path]:
+    """An empty folder below `TMPDIR`, which is removed at the end.
+
+    Args:
+        what: what it is for, in an error.
+        size: bytes that it will hold at most, approximately.
+
+    Raises:
+        StorageFullError: there is less room; before anything is written, as a file that is mapped
+            into memory has no way to tell later.
+    """
+    with tempfile.TemporaryDirectory(prefix="rayembed-") as folder:
+        free = shutil.disk_usage(folder).free
+        if free < size:
+            raise StorageFullError(
+                f"{what} takes {size:,} bytes of scratch on the disk of this machine, and "
+                f"{tempfile.gettempdir()!r} has {free:,} free. Make room there, or set TMPDIR to "
+                "a folder on a larger local disk"
+            )
+        yield Path(folder)
+
+
+def mapped(path: Path, count: int, dtype: Any) -> np.ndarray:
+    """(count,) zeros in a file that is mapped into memory."""
+    if not count:
+        return np.empty(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "w+", shape=(count,)))
+
+
+ROWS_OF_RUN = 1 << 17
+"""Rows that are sorted at a time: some 15 MB."""
+
+_MOST_RUNS = 512
+"""Files that are open at a time, at most; beyond 67 million rows runs become longer."""
+
+
+class Runs:
+    """Rows cut by the first bits of a hash into files that can be sorted one by one, as all rows
+    together may not fit in memory: run after run is in the order of the hashes.
+    """
+
+    def __init__(self, folder: Path, num_rows: int, dtype: np.dtype[Any]) -> None:
+        """Start with nothing.
+
+        Args:
+            folder: an existing one.
+            num_rows: that will come, about.
+            dtype: of the rows, with the field `id`, an int64 hash.
+        """
+        self._count = min(max(1, -(-num_rows // ROWS_OF_RUN)), _MOST_RUNS)
+        self._dtype = dtype
+        self._paths = [folder / f"run-{number}" for number in range(self._count)]
+        self._files = [path.open("wb") for path in self._paths]
+
+    def add(self, rows: np.ndarray) -> None:
+        """Write each row to its run."""
+        # The highest bits of the hash with its sign turned.
+        high = (rows["id"].view(np.uint64) ^ np.uint64(1 << 63)) >> np.uint64(32)
+        run = (high * np.uint64(self._count)) >> np.uint64(32)
+        order = np.argsort(run, kind="stable")
+        edges = np.searchsorted(run[order], np.arange(self._count + 1, dtype=run.dtype))
+        rows = rows[order]
+        for number in np.flatnonzero(np.diff(edges)).tolist():
+            self._files[number].write(rows[edges[number] : edges[number + 1]].tobytes())
+
+    def read(self) -> Iterator[np.ndarray]:
+        """Rows of each run in the order in which they came; its file is removed."""
+        for file in self._files:
+            file.close()
+        for path in self._paths:
+            rows = np.fromfile(path, self._dtype)
+            path.unlink()
+            yield rows

@@ -1,0 +1,154 @@
+"""The order of a plan's rows: what it is, and what it takes of the driver's memory."""
+
+import hashlib
+import json
+import tracemalloc
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayembed.assets.array_files import save_arrays
+from rayembed.data import index
+from rayembed.data.parts import Part, index_path, write_part
+from rayembed.data.plan.order import PlanConfig, draw_rows, usable_rows
+from rayembed.data.plan.places import PlaceWriter
+from rayembed.data.plan.sampling import generator
+from rayembed.data.plan.scratch import scratch_folder
+from rayembed.data.plan.write import write_plan
+from rayembed.data.records import Negative, Record
+from rayembed.errors import StorageFullError
+
+
+def parts_of(folder: Path, rows: list[Record], size: int) -> list[Part]:
+    return [write_part(str(folder), rows[i : i + size]) for i in range(0, len(rows), size)]
+
+
+ORDERS = {
+    "blended 0 - 23": "c85e9e9fa41576c7",
+    "blended 0 2.0 40": "e8190b998a284288",
+    "blended 1 - 23": "a75f1402438c7fb5",
+    "blended 1 2.0 40": "33b509ac241842c9",
+    "homogeneous 0 - 23": "a2cbe3a55dee16f2",
+    "homogeneous 0 2.0 40": "cb2ade20dd5237e7",
+    "homogeneous 1 - 23": "365384c6e66e502b",
+    "homogeneous 1 2.0 40": "7dc75d1c595532f8",
+    "clustered 0 - 23": "a0fe14071245fdef",
+    "clustered 0 2.0 40": "efda4f7a40c248d2",
+    "clustered 1 - 23": "f73fe7aba89dde04",
+    "clustered 1 2.0 40": "82980e3af05a7e7f",
+}
+"""Hashes of plans, of an implementation that held all rows in memory and sorted them at once."""
+
+
+def made_up_rows(name: str, count: int) -> list[Record]:
+    """Queries that come up to four times, three languages or none, rows without negatives."""
+    return [
+        Record(
+            id=f"{name}/{i}",
+            query=f"query {i * i % (count // 2)}",
+            positives=(f"positive {name} {i}",),
+            negatives=tuple(Negative(f"negative {i} {j}") for j in range(i % 4)),
+            dataset=name,
+            in_batch=i % 11 != 0,
+            language=[None, "fr", "es", "fr", "de"][i % 5 if i % 30 else 4],
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("runs", ["one run", "many runs"])
+def test_the_order_of_rows_is_what_it_always_was(runs: str, tmp_path: Path, monkeypatch) -> None:
+    if runs == "many runs":  # of rows that are sorted, of their places, of shuffled rows
+        monkeypatch.setattr("rayembed.data.plan.scratch.ROWS_OF_RUN", 30)
+        monkeypatch.setattr("rayembed.data.plan.places._PARTS_OF_FILE", 3)
+        monkeypatch.setattr("rayembed.data.plan.write.ROWS_PER_FILE", 24)
+        monkeypatch.setattr("rayembed.data.shuffle.FAN_OUT", 3)
+        monkeypatch.setattr(index, "PARTS_OF_CHUNK", 4)
+    size = 60 if runs == "one run" else 30
+    parts = {
+        name: parts_of(tmp_path / name, made_up_rows(name, count), size)
+        for name, count in (("a", 240), ("b", 120), ("c", 96))
+    }
+    found = {}
+    for case in list(ORDERS) if runs == "one run" else list(ORDERS)[1::4]:
+        policy, seed, temperature, steps = case.split()
+        settings = PlanConfig(
+            {"a": 2.0, "b": 1.0, "c": 0.5},
+            global_pairs=12,
+            num_negatives=2,
+            num_steps=int(steps),
+            seed=int(seed),
+            in_batch_negatives=True,
+            key="stage",
+            policy=policy,
+            temperature=None if temperature == "-" else float(temperature),
+        )
+        pairs = dict.fromkeys(parts, 12)
+        plan = write_plan(str(tmp_path / case), parts, settings, batch_pairs=pairs)
+        told = json.dumps([plan.fingerprint, plan.manifest["datasets"]], sort_keys=True)
+        found[case] = hashlib.sha256(told.encode()).hexdigest()[:16]
+    assert found == {case: ORDERS[case] for case in found}
+
+
+def made_up_indexes(folder: Path, rows: int, rows_per_part: int = 4000) -> list[Part]:
+    """Parts that have an index and no rows."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for first in range(0, rows, rows_per_part):
+        part = Part(str(folder / f"part-{first:09d}.parquet"), rows_per_part)
+        save_arrays(
+            index_path(part.path),
+            id_hash=rng.integers(-(2**62), 2**62, part.rows),
+            query_hash=rng.integers(-(2**62), 2**62, part.rows),
+            num_negatives=np.ones(part.rows, np.int32),
+            in_batch=np.ones(part.rows, bool),
+            language_hash=np.arange(part.rows) % 3,
+        )
+        parts.append(part)
+    return parts
+
+
+@pytest.mark.parametrize("policy", ["blended", "homogeneous"])
+def test_the_driver_holds_few_bytes_a_row(policy: str, tmp_path: Path, monkeypatch) -> None:
+    """More rows are more files, and four bytes of an epoch's permutation."""
+    monkeypatch.setattr("rayembed.data.plan.scratch.ROWS_OF_RUN", 4000)
+    monkeypatch.setattr("rayembed.data.plan.places._PARTS_OF_FILE", 1)
+    monkeypatch.setattr("rayembed.data.plan.places._BUFFERED", 4000)
+    monkeypatch.setattr(index, "PARTS_OF_CHUNK", 1)
+    peaks = {}
+    for rows in (40_000, 160_000):
+        folder = tmp_path / str(rows)
+        folder.mkdir()
+        parts = made_up_indexes(folder, rows)
+        config = PlanConfig({"d": 1.0}, 500, 1, rows // 500, 0, True, policy=policy)
+        tracemalloc.start()
+        with scratch_folder("test", 0) as scratch:
+            usable = usable_rows({"d": parts}, config, {}, scratch)
+            with PlaceWriter(scratch, str(folder), parts) as places:
+                draw_rows(usable, config, places.add)
+                items = places.finish()
+        peaks[rows] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(items) == len(parts)
+    assert (peaks[160_000] - peaks[40_000]) / 120_000 < 6
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 1000, 70_001])
+def test_a_shuffle_of_short_numbers_is_the_permutation(count: int) -> None:
+    """What halves the memory of an epoch: NumPy's draws do not look at the type."""
+    order = np.arange(count, dtype=np.int32)
+    generator(3, "key", "name", 1).shuffle(order)
+    assert np.array_equal(order, generator(3, "key", "name", 1).permutation(count))
+
+
+def test_too_little_scratch_is_told_before_work(tmp_path: Path, monkeypatch) -> None:
+    usage = types.SimpleNamespace(free=1000)
+    monkeypatch.setattr("rayembed.data.plan.scratch.shutil.disk_usage", lambda path: usage)
+    parts = parts_of(tmp_path, made_up_rows("a", 24), 24)
+    config = PlanConfig({"a": 1.0}, 12, 2, 2, 0, True, "stage")
+    told = r"the order of stage 'stage' takes [\d,]+ bytes .* has 1,000 free.*set TMPDIR"
+    with pytest.raises(StorageFullError, match=told):
+        write_plan(str(tmp_path / "plan"), {"a": parts}, config)
+    assert not list(tmp_path.glob("plan*.partial"))
