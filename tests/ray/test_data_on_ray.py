@@ -78,8 +78,9 @@ class Stops:
         self.folder = folder
 
     def __call__(self, unit: Number, device: str = "cpu") -> dict[str, Any]:
-        if unit.value < 0 or (unit.value == 2 and not (self.folder / "stopped").exists()):
-            (self.folder / "stopped").touch()
+        stopped = self.folder / str(unit.value)
+        if unit.value < 0 or (unit.value == 2 and not stopped.exists()):
+            stopped.touch()
             os.kill(os.getpid(), signal.SIGSTOP)
         return {"rows_in": 1, "value": unit.value}
 
