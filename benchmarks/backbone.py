@@ -67,7 +67,6 @@ def cross_encoder(folder):
     from sentence_transformers.util import semantic_search
 
     from rayembed.assets.resolver import resolve_model
-    from rayembed.hardware import settled
     from rayembed.samples.assets import MINILM
 
     start = str(resolve_model(MINILM))
@@ -90,9 +89,8 @@ def cross_encoder(folder):
     arguments = Arguments(
         output_dir=f"{folder}/checkpoints",
         per_device_train_batch_size=32,
-        num_train_epochs=3,
+        num_train_epochs=1,
         learning_rate=2e-4,
-        bf16=settled("auto", "cpu") == "bfloat16",
         warmup_ratio=0.1,
         save_strategy="no",
         report_to="none",

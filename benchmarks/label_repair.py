@@ -66,7 +66,7 @@ def arm_settings(arm, reranker):
             "max_length": JUDGE_LENGTH,
             "margin": None,
         }
-        repair = {"judge": {**judge, "min_score": 0.5}, "action": ARMS[arm]}
+        repair = {"judge": {**judge, "min_score": 0.4}, "action": ARMS[arm]}
         found["data.datasets.pairs.repair"] = repair
     return found
 

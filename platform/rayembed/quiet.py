@@ -21,6 +21,8 @@ _HARMLESS = (
     ("DeepSpeed", "Setting accelerator to CPU"),
     # bm25s lets its progress through whatever the level of the log.
     ("bm25s", "Building index from"),
+    # What it would do to a graph (shapes, constants) the exporter has done.
+    ("root", "Please consider to run pre-processing before quantization"),
 )
 """Logger and the beginning of its message."""
 

@@ -1,7 +1,7 @@
 """The report of a compression: a table, a plot, MLflow, and a version of each variant."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TextIO
@@ -230,5 +230,19 @@ def print_report(
     printer.print(f"Report     {join(folder, 'variants.md')}, variants.csv{plot}")
     opened = "" if tracking_uri.startswith("http") else "mlflow ui --backend-store-uri "
     printer.print(f"MLflow     {opened}{tracking_uri}")
-    last = result.variants[-1]
-    printer.print(f"Next       python jobs/serve_model.py --model {last.reference}")
+    best = _best(result.variants[1:])
+    printer.print(f"Next       python jobs/serve_model.py --model {best.reference}")
+
+
+def _best(variants: Sequence[Variant]) -> Variant:
+    """The fastest variant (the smallest, if speed is not known) of those with the highest mean
+    score or no more than a hundredth of it below; all count as such where none is scored.
+    """
+    highest = max((variant.mean or 0.0 for variant in variants), default=0.0)
+    near = [variant for variant in variants if (variant.mean or 0.0) >= 0.99 * highest]
+
+    def cost(variant: Variant) -> float:
+        found = variant.measured
+        return variant.bytes_on_disk if found is None else -found.documents_per_second
+
+    return min(near, key=cost)
