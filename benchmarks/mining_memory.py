@@ -55,29 +55,27 @@ def make_files(folder, queries, documents):
     return tuple(records), tuple(others), vectors
 
 
-def mine(folder, made):
-    """Peak RSS in MiB before and after all parts were mined, seconds, negatives."""
+def mine(folder, made, parts):
+    """Peak RSS in MiB before and after all units were mined, seconds, negatives."""
     from rayembed.config.mining import MiningConfig
     from rayembed.data.mining.corpus import CorpusFiles
-    from rayembed.data.mining.tasks import MinePart, MiningTeacher
-    from rayembed.data.vectors.embed import PartItem
+    from rayembed.data.mining.cut import Shard
+    from rayembed.data.mining.found import CorpusSearch, MineUnit
+    from rayembed.data.mining.tasks import MineParts, MiningTeacher
 
     records, others, vectors = made
-    task = MinePart(
-        str(folder / "mined"),
-        str(folder / "examples"),
-        CorpusFiles(records, others, vectors),
-        (MiningTeacher(vectors, "random"),),
-        MiningConfig(teacher="random"),
-        0,
-    )
+    config = MiningConfig(teacher="random")
+    files, whole = CorpusFiles(records, others, vectors), (Shard(0, None),)
+    search = CorpusSearch(str(folder), files, whole, config.search, config.candidates, 0)
+    teachers = (MiningTeacher(vectors, "random"),)
+    task = MineParts(str(folder / "mined"), str(folder / "examples"), search, teachers, config, 0)
     before, mined, began = peak_mib(), 0, time.perf_counter()
-    for part in records:
+    for first in range(0, len(records), parts):
         started = time.perf_counter()
-        count = task(PartItem(part))["mined"]
+        count = task(MineUnit(records[first : first + parts]))["mined"]
         mined += count
         seconds = time.perf_counter() - started
-        print(f"part: {seconds:.1f} s, {count} negatives, peak {peak_mib():.0f} MiB", flush=True)
+        print(f"unit: {seconds:.1f} s, {count} negatives, peak {peak_mib():.0f} MiB", flush=True)
     return before, peak_mib(), time.perf_counter() - began, mined
 
 
@@ -89,6 +87,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--queries", type=int, default=100_000)
     parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--parts", type=int, default=1, help="of 8,192 queries in a unit")
     parser.add_argument("--folder", type=Path, default=None)
     args = parser.parse_args()
     # Each in a process of its own, so that making the files does not count.
@@ -98,7 +97,7 @@ def main():
         with context.Pool(1) as pool:
             made = pool.apply(make_files, (folder, args.queries, args.documents))
         with context.Pool(1) as pool:
-            before, peak, seconds, mined = pool.apply(mine, (folder, made))
+            before, peak, seconds, mined = pool.apply(mine, (folder, made, args.parts))
     print("| queries | documents | negatives | seconds | peak RSS (MiB) | of it imports (MiB) |")
     print("|---|---|---|---|---|---|")
     print(

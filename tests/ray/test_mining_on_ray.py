@@ -20,7 +20,7 @@ def test_killed_processes_change_nothing(cluster, tmp_path) -> None:
         return execute_with_ray_data(DiesOnce(task, marks), units, needs)
 
     found, manifest = mine(tmp_path / "killed", rows, config, 3, execute=execute)
-    assert sorted(mark.name for mark in marks.iterdir()) == ["EmbedPart", "MinePart"]
+    assert sorted(mark.name for mark in marks.iterdir()) == ["EmbedPart", "MineParts"]
     whole, untouched = mine(tmp_path / "whole", rows, config, 3)
     assert found == whole
     assert told(found) == by_hand.mined(rows, config)

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,24 @@ def test_seed_packing_and_teacher_change_the_outcome(made: DatasetArtifact, tmp_
     assert not embedded
 
 
+def test_a_data_set_in_two_levels_keeps_its_rows_and_says_so(tmp_path: Path, caplog) -> None:
+    caplog.set_level(logging.WARNING)
+    changes = {"pairs_per_cluster": 8, "batch_pairs": 8, "max_sample": 100}
+    records = before(tmp_path, made_up(), 40)
+    made = make_clustered(at(tmp_path), dataset(**changes, exact_clusters=25), records)
+    assert "3.8 pairs for each of 26 clusters" in caplog.text
+    assert made.manifest["groups"] == 6
+    assert made.manifest["inputs"]["levels"] == 1
+    batches = read(made)
+    assert len({r.id for batch in batches for r in batch}) == 8 * len(batches) == 200
+    assert made.manifest["similarity"]["mean"] > made.manifest["similarity"]["random_mean"] + 0.1
+    cut_otherwise = before(tmp_path / "other", made_up(), 203)
+    other = make_clustered(
+        at(tmp_path / "other"), dataset(**changes, exact_clusters=25), cut_otherwise
+    )
+    assert other.manifest["parts"] == made.manifest["parts"]
+
+
 def test_each_pair_is_in_its_nearest_cluster(made: DatasetArtifact) -> None:
     centroids = np.load(Path(made.folder) / made.manifest["centroids"]).astype(np.float64)
     best = -np.ones(ROWS)
@@ -259,6 +278,7 @@ def test_each_pair_is_in_its_nearest_cluster(made: DatasetArtifact) -> None:
     told = made.manifest["sizes"]
     assert made.manifest["objective"] == pytest.approx(best.mean(), abs=2e-6)
     assert made.manifest["clusters"] == (sizes > 0).sum()
+    assert "groups" not in made.manifest
     assert (told["smallest"], told["largest"]) == (sizes[sizes > 0].min(), sizes.max())
     # Every cluster that fills whole batches stands in such batches alone.
     by_id = {r.id: c for r, c in zip(made_up(), chosen.tolist(), strict=True)}

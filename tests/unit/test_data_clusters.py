@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayembed.data.clusters import kmeans
+from rayembed.config.mining import ClusterConfig
+from rayembed.config.settings import parse
+from rayembed.data.clusters import kmeans, two_levels
+from rayembed.data.clusters.cost import ClusterCost
 from rayembed.data.clusters.kmeans import (
     cluster_pairs,
     joined,
@@ -16,6 +19,14 @@ from rayembed.data.clusters.kmeans import (
     pack,
 )
 from rayembed.data.clusters.tasks import Sample, false_negatives, mean_similarity, sample_keys
+from rayembed.data.clusters.two_levels import (
+    Groups,
+    _shares,
+    cluster_in_groups,
+    nearest_in_groups,
+    num_groups,
+    tour_of_groups,
+)
 from rayembed.errors import ConfigError
 from rayembed.search.faiss_library import require_faiss
 
@@ -225,3 +236,94 @@ def test_mean_similarity_leaves_a_pairs_own_document_out() -> None:
     wanted = scores[~np.eye(20, dtype=bool)].mean()
     assert mean_similarity(queries, documents) == pytest.approx(wanted, abs=1e-12)
     assert mean_similarity(queries[:1], documents[:1]) == 0.0
+
+
+def test_groups_have_their_clusters_and_rows_go_to_the_nearest_of_near_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(two_levels, "PROBES", 2)
+    queries, documents, _ = blobs(np.random.default_rng(3), 12, 400, noise=0.6)
+    asked = {"iterations": 8, "seed": 5}
+    centroids, groups, objective = cluster_in_groups(queries, documents, 50, **asked)
+    assert centroids.shape == (50, 2 * queries.shape[1])
+    assert len(groups.centroids) == num_groups(50) == 8
+    assert (groups.first[0], groups.first[-1]) == (0, 50)
+    pairs = np.concatenate([joined(queries, documents), joined(documents, queries)])
+    cluster, cosine = nearest_in_groups(pairs, centroids, groups)
+    assert objective == pytest.approx(cosine.mean(), abs=1e-6)
+    near = np.argsort(-(pairs @ groups.centroids.T), axis=1)[:, :2]
+    inside = (groups.of(np.arange(50))[None, :, None] == near[:, None, :]).any(2)
+    products = pairs @ centroids.T
+    assert (np.where(inside, products, -np.inf).argmax(1) == cluster).all()
+    assert (products.argmax(1) != cluster).any(), "two of eight groups are not all"
+    monkeypatch.setattr(two_levels, "PROBES", 8)
+    assert (nearest_in_groups(pairs, centroids, groups)[0] == nearest(pairs, centroids)[0]).all()
+    monkeypatch.setattr(two_levels, "PROBES", 2)
+    # It loses some against one level, and is far above fewer clusters.
+    one_level = cluster_pairs(queries, documents, 50, **asked).objective
+    assert one_level - 0.02 < objective <= one_level + 0.01, one_level
+    assert objective > cluster_pairs(queries, documents, 8, **asked).objective
+    again = cluster_in_groups(queries, documents, 50, **asked)
+    np.testing.assert_array_equal(again[0], centroids)
+    assert nearest_in_groups(pairs[:0], centroids, groups)[0].shape == (0,)
+
+
+def test_shares_add_up_within_their_limits() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        counts = rng.integers(0, 40, rng.integers(1, 12))
+        if not counts.sum():
+            continue
+        total = int(rng.integers((counts > 0).sum(), counts.sum() + 1))
+        shares = _shares(counts, total)
+        assert shares.sum() == total
+        assert (shares <= counts).all()
+        assert ((shares > 0) == (counts > 0)).all()
+    assert _shares(np.array([10, 20, 30, 0]), 12).tolist() == [2, 4, 6, 0]
+
+
+@pytest.mark.parametrize("neighbours", [1, 4, 64])
+def test_a_tour_over_near_groups_is_the_greedy_one_where_all_groups_are_near(
+    neighbours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two_levels, "_NEIGHBOURS", neighbours)
+    centroids, coarse = unit(np.random.default_rng(0), 60, 6), unit(np.random.default_rng(1), 5, 6)
+    groups = Groups(coarse, np.array([0, 10, 10, 25, 40, 60]))
+    cluster = np.setdiff1d(np.arange(60), [3, 25, 59])
+    visited = centroids[cluster]
+    tour = tour_of_groups(visited, cluster, groups, np.random.default_rng(2))
+    assert tour.tolist() == tour_by_hand(visited, int(tour[0]))
+    monkeypatch.setattr(two_levels, "PROBES", 1)
+    tour = tour_of_groups(visited, cluster, groups, np.random.default_rng(2))
+    assert sorted(tour.tolist()) == list(range(57))
+    assert tour.tolist() != tour_by_hand(visited, int(tour[0]))
+
+
+def config(**changes) -> ClusterConfig:
+    return parse(ClusterConfig, {"teacher": "t", "batch_pairs": 512, **changes})
+
+
+def test_cost_is_counted_and_what_is_too_much_is_told_before_the_work() -> None:
+    small = ClusterCost.of(100_000, config())
+    assert (small.clusters, small.levels, small.sample) == (196, 1, 50_176)
+    assert small.kmeans_products == 3 * 101 * 2 * 50_176 * 196
+    assert small.assignment_products == 100_000 * 196
+    assert small.tour_products == 196**2
+    assert small.warnings(config()) == []
+    edge = ClusterCost.of(20_000 * 512, config())
+    assert (edge.clusters, edge.levels) == (20_000, 1)
+    assert "exact_clusters" in " ".join(edge.warnings(config()))
+    large = ClusterCost.of(100_000_000, config())
+    assert (large.clusters, large.levels, large.sample) == (195_313, 2, 1_000_000)
+    assert large.assignment_products == 100_000_000 * (442 + 8 * 442)
+    once = 101 * (442 + 442) + 11 * (442 + 8 * 442)
+    assert large.kmeans_products == 3 * 2 * 1_000_000 * once
+    assert large.tour_products == large.clusters * (442 + 8 * 442)
+    (few,) = large.warnings(config())
+    assert "5.1 pairs for each of 195,313 clusters" in few
+    assert "clusters.pairs_per_cluster to 3,901" in few
+    assert ClusterCost.of(100_000_000, config(pairs_per_cluster=3901)).warnings(config()) == []
+    assert ClusterCost.of(100_000, config(packing="random")).tour_products == 0
+    # Fewer than 39 pairs a cluster are no fault of a sample that has all rows.
+    assert ClusterCost.of(1000, config(pairs_per_cluster=5)).warnings(config()) == []
+    assert "exact_clusters" not in config().model_dump()

@@ -11,7 +11,7 @@ from mining_step import configured, dataset_of, mine, pipeline_context, prepared
 
 from rayembed.data.mining.candidates import OPEN, Candidates, stratified_order
 from rayembed.data.mining.mine import make_mined
-from rayembed.data.mining.tasks import MinePart
+from rayembed.data.mining.tasks import MineParts
 from rayembed.data.parts import read_records
 from rayembed.data.records import Negative, Record
 from rayembed.data.sources.tasks import HeldOut
@@ -136,10 +136,10 @@ def test_a_cross_encoder_decides(seed, rule, pool, near, tmp_path_factory) -> No
         further_teachers=[{"teacher": "b"}],
     )
     wanted = by_hand.mined(rows, config)
-    task = partial(MinePart, load_cross_encoder=by_hand.load_cross_encoder)
+    task = partial(MineParts, load_cross_encoder=by_hand.load_cross_encoder)
     for parts in (1, 3):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("rayembed.data.mining.mine.MinePart", task)
+            patch.setattr("rayembed.data.mining.mine.MineParts", task)
             patch.setattr("rayembed.data.mining.rescoring._QUERIES_AT_A_TIME", 7)
             found, _ = mine(tmp_path_factory.mktemp("mining"), rows, config, parts)
         assert told(found) == wanted

@@ -10,7 +10,7 @@ from mining_step import configured, mine, pipeline_context, prepared, told
 from rayembed.data.mining import selection
 from rayembed.data.mining.corpus import CorpusFiles, open_corpus
 from rayembed.data.mining.queries import queries_of
-from rayembed.data.mining.tasks import MinePart
+from rayembed.data.mining.tasks import MineParts
 from rayembed.data.parts import read_records
 from rayembed.data.records import Negative, Record
 from rayembed.data.vectors.embed import embed_parts
@@ -35,8 +35,8 @@ def test_a_query_of_too_many_positives_shares_none(rescoring, tmp_path, monkeypa
     config = configured(
         rule={"kind": "top_k"}, near_duplicate=0.5, rescoring=rescoring, num_negatives=30
     )
-    task = partial(MinePart, load_cross_encoder=by_hand.load_cross_encoder)
-    monkeypatch.setattr("rayembed.data.mining.mine.MinePart", task)
+    task = partial(MineParts, load_cross_encoder=by_hand.load_cross_encoder)
+    monkeypatch.setattr("rayembed.data.mining.mine.MineParts", task)
     wanted = []
     for most in (1000, 2):
         monkeypatch.setattr("rayembed.data.mining.corpus.MOST_SHARED", most)
@@ -93,7 +93,7 @@ def test_rows_that_ask_the_same_are_worked_on_once(tmp_path, monkeypatch) -> Non
 
     monkeypatch.setattr(selection, "trigrams", counted)
     monkeypatch.setattr(
-        "rayembed.data.mining.mine.MinePart", partial(MinePart, load_cross_encoder=load)
+        "rayembed.data.mining.mine.MineParts", partial(MineParts, load_cross_encoder=load)
     )
     found, _ = mine(tmp_path, rows, configured(rule={"kind": "top_k"}, candidates=20), 2)
     assert all(r.negatives for r in found[count:])

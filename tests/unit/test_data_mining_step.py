@@ -52,14 +52,14 @@ def test_a_second_run_does_nothing_and_another_teacher_of_the_name_mines_anew(tm
         return PipelineContext(str(tmp_path / "out"), 0, execute, teacher_loader)
 
     first = make_mined(counting("old", "a"), dataset_of(configured()), before, HeldOut())
-    assert sorted(set(done)) == ["EmbedPart", "MinePart"]
+    assert sorted(set(done)) == ["EmbedPart", "MineParts"]
     done.clear()
     stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
     assert make_mined(counting("old", "a"), dataset_of(configured()), before, HeldOut()) == first
     assert not done
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == stamps
     other = make_mined(counting("new", "b"), dataset_of(configured()), before, HeldOut())
-    assert sorted(done) == ["EmbedPart", "EmbedPart", "MinePart", "MinePart"]
+    assert sorted(done) == ["EmbedPart", "EmbedPart", "MineParts", "MineParts"]
     assert other.folder != first.folder
     negatives = {n.teacher for p in other.parts for r in read_records(p.path) for n in r.negatives}
     assert negatives == {"new"}
@@ -68,7 +68,7 @@ def test_a_second_run_does_nothing_and_another_teacher_of_the_name_mines_anew(tm
     make_mined(
         counting("old", "a"), dataset_of(configured(rule={"kind": "top_k"})), before, HeldOut()
     )
-    assert done == ["MinePart", "MinePart"]
+    assert done == ["MineParts", "MineParts"]
 
 
 def test_vectors_that_are_there_are_not_made_again(tmp_path) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,6 +57,19 @@ def filled(entry: Path, fill: Callable[[Path], None]) -> Path:
             f"set {CACHE_VARIABLE} to a folder that can be written"
         ) from error
     return entry / _FILES
+
+
+def remove_unused(folder: Path, seconds: float) -> None:
+    """Remove the entries of a folder that were filled more than so many seconds ago.
+
+    A process that has mapped files of one keeps what it has; one that asks again fills it again.
+    """
+    for manifest in folder.glob(f"*/{_MANIFEST}"):
+        try:
+            if manifest.stat().st_mtime < time.time() - seconds:
+                shutil.rmtree(manifest.parent)
+        except FileNotFoundError:  # another process was first
+            continue
 
 
 def is_complete(entry: Path) -> bool:

@@ -6,10 +6,14 @@ from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.backbone import DtypeSetting
 from rayembed.config.mining_rules import MINING_RULES, MiningRule
+from rayembed.config.mining_search import MINING_SEARCHES, MiningSearch
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column
 from rayembed.config.table import load
 from rayembed.config.types import Reference
+
+EXACT_CLUSTERS = 20_000
+"""Default of `ClusterConfig.exact_clusters`: 10 million pairs in clusters of 512."""
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
@@ -34,10 +38,13 @@ class Teacher(Settings):
 
 if TYPE_CHECKING:
     Rule = MiningRule
+    Search = MiningSearch
 else:
     Rule = MINING_RULES.union()
+    Search = MINING_SEARCHES.union()
 
 _POSITIVE_AWARE: MiningRule = load("rayembed.data.mining.rules:PercPos")()
+_EXACT: MiningSearch = load("rayembed.search.kinds:Exact")()
 
 
 class Corpus(Settings):
@@ -86,6 +93,9 @@ class MiningConfig(Teacher):
     None: only equal texts do."""
     rescoring: CrossEncoder | None = None
     """Cross-encoder that rescores candidates; None keeps the teacher's scores."""
+    search: Search = Field(default=_EXACT, exclude_if=lambda search: search == _EXACT)
+    """How candidates are found: exactly, or in an index that misses some of them, for corpora that
+    are too large for products of all queries with all documents."""
 
     @model_validator(mode="after")
     def _deep_enough(self) -> "MiningConfig":
@@ -95,8 +105,11 @@ class MiningConfig(Teacher):
                 f"num_negatives {self.num_negatives} cannot be found among candidates "
                 f"{self.candidates}{passed}; raise candidates"
             )
-        if self.pool == "given" and (self.corpus is not None or self.skip):
-            raise ValueError("pool 'given' searches no corpus: leave corpus at null and skip at 0")
+        if self.pool == "given" and (self.corpus is not None or self.skip or self.search != _EXACT):
+            raise ValueError(
+                "pool 'given' searches no corpus: leave corpus at null, skip at 0 and search at "
+                "exact"
+            )
         return self
 
 
@@ -126,6 +139,11 @@ class ClusterConfig(Teacher):
     max_sample: PositiveInt = 1_000_000
     """Maximum k-means training pairs, if that leaves one for each cluster. One machine holds them:
     20 bytes a pair and dimension of the teacher, 15 GB for a million of 768."""
+    exact_clusters: PositiveInt = Field(
+        default=EXACT_CLUSTERS, exclude_if=lambda most: most == EXACT_CLUSTERS
+    )
+    """Clusters up to which each pair and the tour are compared with all of them. More are made in
+    two levels, at the square root of the cost and with a small loss (docs/data.md)."""
     packing: Literal["random", "tsp"] = "tsp"
     """Order of clusters before they are cut into batches: seeded random, or each followed by its
     nearest remaining one (greedy travelling salesman)."""

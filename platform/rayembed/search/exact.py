@@ -6,8 +6,9 @@ Why not FAISS's flat index: ties are decided by id here, which FAISS leaves to t
 heap, and on a CPU with bfloat16 units two passes were faster (docs/LOG.md has both in one run).
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -16,7 +17,14 @@ from torch import Tensor
 from rayembed.ahead import done_ahead
 from rayembed.errors import DataError
 from rayembed.search.order import NO_RESULT, merged
-from rayembed.search.tiles import best_documents, tiles_of
+from rayembed.search.tiles import CPU, best_documents, tiles_of
+from rayembed.search.two_passes import CorpusChunk
+
+TopK = tuple[np.ndarray, np.ndarray]
+"""Scores (Q, k) float32 and ids (Q, k) int64, as `top_k` returns them."""
+
+SHARD_STEP = CPU.chunk
+"""Shards whose first ids are multiples of it are cut where a search of the whole corpus cuts."""
 
 
 def top_k(
@@ -41,30 +49,63 @@ def top_k(
     Raises:
         DataError: k below 1, or a shard of another width than the queries.
     """
+    return top_k_of_blocks([queries], shards, k, device)[0]
+
+
+def top_k_of_blocks(
+    blocks: Sequence[np.ndarray],
+    shards: Iterable[np.ndarray],
+    k: int,
+    device: str = "cpu",
+    first_id: int = 0,
+) -> list[TopK]:
+    """`top_k` of each block of queries, bit for bit, with one reading of the corpus for all.
+
+    Held are the queries in the number type that they have, and 12 bytes for each of their results.
+
+    Args:
+        first_id: id of the first document, a multiple of `SHARD_STEP` where shards of one corpus
+            are searched apart: `merged_top_k` of them is then what one search finds on a CPU.
+    """
     if k < 1:
         raise DataError(f"top_k: k is {k}; it must be at least 1")
-    wanted = torch.from_numpy(np.asarray(queries, dtype=np.float32)).to(device)
-    scores = torch.full((len(wanted), k), -torch.inf, device=device)
-    ids = torch.full((len(wanted), k), NO_RESULT, dtype=torch.int64, device=device)
-    if not len(wanted):
-        return scores.cpu().numpy(), ids.cpu().numpy()
-    tiles = tiles_of(wanted.device, wanted.shape[1])
+    wanted = [_as_tensor(block).to(device) for block in blocks]
+    found = [
+        (
+            torch.full((len(block), k), -torch.inf, device=device),
+            torch.full((len(block), k), NO_RESULT, dtype=torch.int64, device=device),
+        )
+        for block in wanted
+    ]
+    if any(len(block) for block in wanted):
+        width = next(block.shape[1] for block in wanted if len(block))
+        tiles = tiles_of(torch.device(device), width)
+        # The next chunk is read while this one is searched: two are held besides it at most.
+        chunks = _chunks(shards, width, tiles.chunk)
+        ready = partial(_ready, pinned=torch.device(device).type == "cuda")
+        with closing(done_ahead(ready, chunks, read_ahead=1)) as coming:
+            for chunk in coming:
+                documents = chunk.to(device, non_blocking=True)
+                rounded = cache(partial(CorpusChunk.of, documents, tiles.queries))
+                for block, (scores, ids) in zip(wanted, found, strict=True):
+                    best = best_documents(block.float(), documents, k, tiles, rounded)
+                    for rows, of_rows, places in best if len(block) else ():
+                        kept = scores[rows], ids[rows]
+                        scores[rows], ids[rows] = merged(kept, (of_rows, places + first_id))
+                first_id += len(documents)
+    return [(scores.cpu().numpy(), ids.cpu().numpy()) for scores, ids in found]
 
-    def ready(chunk: np.ndarray) -> Tensor:
-        found = _as_tensor(chunk)
-        return found.pin_memory() if wanted.device.type == "cuda" else found
 
-    first_id = 0
-    # The next chunk is read while this one is searched: two are held besides it at most.
-    chunks = _chunks(shards, wanted.shape[1], tiles.chunk)
-    with closing(done_ahead(ready, chunks, read_ahead=1)) as coming:
-        for chunk in coming:
-            documents = chunk.to(device, non_blocking=True)
-            for rows, found, places in best_documents(wanted, documents, k, tiles):
-                kept = scores[rows], ids[rows]
-                scores[rows], ids[rows] = merged(kept, (found, places + first_id))
-            first_id += len(documents)
-    return scores.cpu().numpy(), ids.cpu().numpy()
+def merged_top_k(first: TopK, second: TopK) -> TopK:
+    """The best of the results of two shards for the same queries, in the order of `top_k`."""
+    kept, found = (tuple(map(torch.from_numpy, one)) for one in (first, second))
+    scores, ids = merged((kept[0], kept[1]), (found[0], found[1]))
+    return scores.numpy(), ids.numpy()
+
+
+def _ready(chunk: np.ndarray, *, pinned: bool) -> Tensor:
+    found = _as_tensor(chunk)
+    return found.pin_memory() if pinned else found
 
 
 def _chunks(shards: Iterable[np.ndarray], width: int, size: int) -> Generator[np.ndarray]:

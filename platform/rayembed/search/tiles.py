@@ -6,7 +6,7 @@ bfloat16 first and then exactly (`two_passes`). It knows nothing of files, shard
 Q queries, n documents of the part, D embedding width, k results.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -93,7 +93,13 @@ class Above(NamedTuple):
     """(R,) int64 places of documents."""
 
 
-def best_documents(queries: Tensor, documents: Tensor, k: int, tiles: Tiles) -> Iterator[Best]:
+def best_documents(
+    queries: Tensor,
+    documents: Tensor,
+    k: int,
+    tiles: Tiles,
+    rounded: Callable[[], CorpusChunk] | None = None,
+) -> Iterator[Best]:
     """The k best documents of each query; a row comes once, or once for each tile of documents.
 
     Exact either way: what two passes cannot prove for a query is searched for in float32.
@@ -101,10 +107,12 @@ def best_documents(queries: Tensor, documents: Tensor, k: int, tiles: Tiles) -> 
     Args:
         queries: (Q, D) float32.
         documents: (n, D) float16 or float32 on the same device, n at most `tiles.chunk`.
+        rounded: makes `CorpusChunk.of(documents, tiles.queries)`, where it serves further queries;
+            None: it is made here.
     """
     left = torch.arange(len(queries), device=queries.device)
     if k <= len(documents) * _RESULTS_OF_PIECE and rounds_first(queries.device):
-        chunk, unproven = CorpusChunk.of(documents, tiles.queries), []
+        chunk, unproven = rounded() if rounded else CorpusChunk.of(documents, tiles.queries), []
         for some in torch.split(left, tiles.queries):
             scores, places, proven = best_of_chunk(queries[some], chunk, k)
             count = int(proven.sum())

@@ -15,6 +15,7 @@ from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.clusters.cost import ClusterCost
 from rayembed.data.clusters.kmeans import order_clusters, pack
 from rayembed.data.clusters.scatter import GatherBatches, ScatterPairs
 from rayembed.data.clusters.tasks import (
@@ -22,9 +23,11 @@ from rayembed.data.clusters.tasks import (
     FindCentroids,
     Restart,
     Sample,
+    load_groups,
     load_made,
     sample_keys,
 )
+from rayembed.data.clusters.two_levels import Groups, tour_of_groups
 from rayembed.data.exchange import exchange
 from rayembed.data.index import read_column
 from rayembed.data.parts import ROWS_PER_PART, Part
@@ -41,6 +44,9 @@ log = logging.getLogger(__name__)
 
 CODE_VERSION = 1
 """Code version of clustering; bump when the same inputs yield other batches."""
+
+_LEVELS_VERSION = 1
+"""Code version of clusters in two levels."""
 
 NOT_FULL = "last batch is not full"
 
@@ -70,8 +76,11 @@ def make_clustered(
         "records": parent.fingerprint,
         "seed": context.seed,
     }
+    rows = sum(part.rows for part in parent.parts)
+    if (cost := ClusterCost.of(rows, config)).levels == 2:
+        inputs["levels"] = _LEVELS_VERSION
     writer = ArtifactWriter(context.storage, "clustered", dataset.name, inputs, parent)
-    return writer.get_or_make(lambda: _cluster(context, dataset, parent, writer))
+    return writer.get_or_make(lambda: _cluster(context, dataset, parent, writer, cost))
 
 
 def _cluster(
@@ -79,29 +88,36 @@ def _cluster(
     dataset: DatasetConfig,
     parent: DatasetArtifact,
     writer: ArtifactWriter,
+    cost: ClusterCost,
 ) -> DatasetArtifact:
     config = dataset.clusters
     assert config is not None
     require_faiss("clusters")  # before vectors are made
-    count = sum(part.rows for part in parent.parts)
+    count = cost.rows
     if count < config.batch_pairs:
         raise DataError(
             f"data set {dataset.name!r} has {count} rows, fewer than one batch of "
             f"clusters.batch_pairs {config.batch_pairs}; lower it or add rows"
         )
+    _tell_cost(dataset.name, cost, config)
     teacher = writer.settled(context, config)
     vectors = embed_parts(context, dataset.name, parent.parts, teacher)
-    job = _Job(context, dataset.name, config, writer, tuple(parent.parts), vectors)
+    job = _Job(context, dataset.name, config, writer, tuple(parent.parts), vectors, cost)
     id_hash = read_column(parent.parts, "id_hash")
     trained = job.find_centroids(id_hash)
     best = max(trained, key=lambda result: float(result["objective"]))
-    assigned = job.assign(best["file"])
+    groups = job.groups(best["file"])
+    assigned = job.assign(best["file"], groups)
     cluster = np.concatenate([load_made(result["file"]) for result in assigned])
-    sizes = np.bincount(cluster, minlength=job.num_clusters)
+    sizes = np.bincount(cluster, minlength=cost.clusters)
     used = np.flatnonzero(sizes)
     purpose = f"{context.seed}\0{dataset.name}\0packing".encode()
     rng = np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(purpose)))
-    tour = used[order_clusters(load_made(best["file"])[used], config.packing, rng)]
+    centroids = load_made(best["file"])[used]
+    if groups is None or config.packing == "random":
+        tour = used[order_clusters(centroids, config.packing, rng)]
+    else:
+        tour = used[tour_of_groups(centroids, used, groups, rng)]
     batches = pack(cluster, sample_keys(id_hash, context.seed), tour, config.batch_pairs)
     gathered = job.rewrite(batches)
     more = {
@@ -115,11 +131,24 @@ def _cluster(
         "objectives_of_restarts": [round(result["objective"], 6) for result in trained],
         "objective": round(sum(result["cosine"] for result in assigned) / count, 6),
         **_of_batches(gathered, best["random"], batches),
+        **({} if groups is None else {"groups": len(groups.centroids)}),
     }
     _warn_of_lone_rows(dataset.name, int(more["rows_all_masked"]), batches.size)
     write_plot(join(writer.folder, "clusters.png"), more)
     parts = [item for result in gathered for item in result["parts"]]
     return writer.finish(assigned, parts, {NOT_FULL: count - batches.size}, **more)
+
+
+def _tell_cost(name: str, cost: ClusterCost, config: ClusterConfig) -> None:
+    """Log what clustering will cost, with warnings where that is much."""
+    log.info(
+        "clusters %s: %s clusters in %d level%s, k-means over %s pairs; products: %.1e of k-means, "
+        "%.1e of assignment, %.1e of the tour",
+        *(name, f"{cost.clusters:,}", cost.levels, "s" * (cost.levels > 1), f"{cost.sample:,}"),
+        *(cost.kmeans_products, cost.assignment_products, cost.tour_products),
+    )
+    for sentence in cost.warnings(config):
+        log.warning("clusters %s: %s", name, sentence)
 
 
 def _warn_of_lone_rows(name: str, alone: int, rows: int) -> None:
@@ -143,33 +172,31 @@ class _Job:
     writer: ArtifactWriter
     parts: tuple[Part, ...]
     vectors: Vectors
-
-    @property
-    def num_clusters(self) -> int:
-        """Number of centroids."""
-        rows = sum(part.rows for part in self.parts)
-        return -(-rows // (self.config.pairs_per_cluster or self.config.batch_pairs))
+    cost: ClusterCost
 
     def find_centroids(self, id_hash: np.ndarray) -> list[Result]:
         """Run k-means restarts on one sample of the rows; a result for each."""
-        size = min(self.num_clusters * self.config.sample_per_cluster, self.config.max_sample)
-        size = max(size, self.num_clusters)
         task = FindCentroids(
             self.writer.folder,
             self.vectors,
             self.parts,
-            Sample.of(id_hash, size, self.context.seed),
-            self.num_clusters,
+            Sample.of(id_hash, self.cost.sample, self.context.seed),
+            self.cost.clusters,
             self.config.iterations,
             self.config.batch_pairs,
+            self.cost.levels,
         )
         restarts = [Restart(number) for number in range(self.config.restarts)]
         return self._run(self.writer.folder, "k-means", task, restarts, "gpu or machine")
 
-    def assign(self, centroids: str) -> list[Result]:
+    def groups(self, centroids: str) -> Groups | None:
+        """Groups of the clusters with these centroids; None where they have none."""
+        return None if self.cost.levels == 1 else load_groups(centroids)
+
+    def assign(self, centroids: str, groups: Groups | None) -> list[Result]:
         """Assign pairs to clusters; a result for each part."""
         working = self.writer.working_folder
-        task = AssignPart(working, self.vectors, centroids)
+        task = AssignPart(working, self.vectors, centroids, in_groups=groups is not None)
         items = [PartItem(part) for part in self.parts]
         return self._run(working, "assign", task, items, "gpu or cpu")
 

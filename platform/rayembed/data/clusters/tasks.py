@@ -5,19 +5,25 @@ teacher's cosine. B pairs of a batch, D embedding width.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xxhash
 
-from rayembed.assets.array_files import load_array, save_array
-from rayembed.assets.storage import join
+from rayembed.assets.array_files import load_array, load_arrays, save_array, save_arrays
+from rayembed.assets.storage import join, with_ending
 from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest
+from rayembed.data.clusters.two_levels import Groups, cluster_in_groups, nearest_in_groups
 from rayembed.data.hashes import seeded_keys
 from rayembed.data.index import read_column
 from rayembed.data.parts import Part, remedy
 from rayembed.data.vectors.embed import PartItem, Vectors
 from rayembed.data.work_items import Result
+
+_READ_AT_ONCE = 8
+"""Parts whose vectors are read at a time while a sample is taken."""
 
 _RANDOM_BATCHES = 100
 """Random batches of the sample that serve as baseline for clustered ones."""
@@ -55,15 +61,21 @@ def sample_vectors(
     vectors: Vectors, parts: Sequence[Part], sample: Sample
 ) -> tuple[np.ndarray, np.ndarray]:
     """(m, D) float16 query and document vectors of a sample, ordered by key."""
-    keys, queries, documents = [], [], []
-    for part in parts:
+
+    def chosen_of(part: Part) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         key = sample_keys(read_column([part], "id_hash"), sample.seed)
         chosen = np.flatnonzero(key <= np.uint64(sample.last_key))
-        if len(chosen):
-            query, document = pair_vectors(vectors, part)
-            keys.append(key[chosen])
-            queries.append(query[chosen])
-            documents.append(document[chosen])
+        if not len(chosen):
+            return None
+        query, document = pair_vectors(vectors, part)
+        return key[chosen], query[chosen], document[chosen]
+
+    found = []
+    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+        for first in range(0, len(parts), _READ_AT_ONCE):
+            some = pool.map(chosen_of, parts[first : first + _READ_AT_ONCE])
+            found += [of_part for of_part in some if of_part is not None]
+    keys, queries, documents = zip(*found, strict=True)
     order = np.argsort(np.concatenate(keys), kind="stable")
     return np.concatenate(queries)[order], np.concatenate(documents)[order]
 
@@ -94,6 +106,8 @@ class FindCentroids:
     num_clusters: int
     iterations: int
     batch_pairs: int
+    levels: int = 1
+    """2: the clusters are made in groups, which are saved beside the centroids."""
 
     def __call__(self, item: Restart, device: str = "cpu") -> Result:
         """Report `objective`, centroid `file` and `random`, the mean similarities of random
@@ -101,20 +115,25 @@ class FindCentroids:
         """
         queries, documents = sample_vectors(self.vectors, self.parts, self.sample)
         text = f"{self.sample.seed}\0k-means\0{item.number}"
-        found = cluster_pairs(
-            queries,
-            documents,
-            self.num_clusters,
-            iterations=self.iterations,
-            seed=xxhash.xxh3_64_intdigest(text.encode()) % 2**31,
-            device=device,
-        )
+        asked: dict[str, Any] = {
+            "iterations": self.iterations,
+            "seed": xxhash.xxh3_64_intdigest(text.encode()) % 2**31,
+            "device": device,
+        }
         path = join(self.folder, f"centroids-{item.number}.npy")
-        save_array(path, found.centroids)
+        if self.levels == 1:
+            found = cluster_pairs(queries, documents, self.num_clusters, **asked)
+            centroids, objective = found.centroids, found.objective
+        else:
+            centroids, groups, objective = cluster_in_groups(
+                queries, documents, self.num_clusters, **asked
+            )
+            save_arrays(_groups_path(path), centroids=groups.centroids, first=groups.first)
+        save_array(path, centroids)
         size = min(self.batch_pairs, len(queries))
         firsts = range(0, len(queries) - size + 1, size)[:_RANDOM_BATCHES]
         return {
-            "objective": found.objective,
+            "objective": objective,
             "file": path,
             "random": [
                 mean_similarity(queries[first : first + size], documents[first : first + size])
@@ -131,6 +150,8 @@ class AssignPart:
     vectors: Vectors
     centroids: str
     """Path of the centroids."""
+    in_groups: bool = False
+    """Whether they are of clusters in groups: only those of the nearest group are compared."""
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
         """Report counts, the `file` of (rows,) int32 clusters, and the sum of `cosine` with the
@@ -138,7 +159,12 @@ class AssignPart:
         """
         queries, documents = pair_vectors(self.vectors, item.part)
         centroids = load_made(self.centroids)
-        cluster, cosine = nearest(joined(queries, documents), centroids, device)
+        pairs = joined(queries, documents)
+        if self.in_groups:
+            groups = load_groups(self.centroids)
+            cluster, cosine = nearest_in_groups(pairs, centroids, groups, device)
+        else:
+            cluster, cosine = nearest(pairs, centroids, device)
         path = join(self.folder, "assigned", f"{item.key}.npy")
         save_array(path, cluster.astype(np.int32))
         rows = item.part.rows
@@ -158,6 +184,16 @@ def load_made(path: str) -> np.ndarray:
         ArtifactError: the file is missing or broken.
     """
     return load_array(path, remedy(path))
+
+
+def load_groups(centroids: str) -> Groups:
+    """Groups of clusters whose centroids lie at a path; raises as `load_made`."""
+    path = _groups_path(centroids)
+    return Groups(**load_arrays(path, remedy(path)))
+
+
+def _groups_path(centroids: str) -> str:
+    return with_ending(centroids, ".groups.npz")
 
 
 _TILE_QUERIES = 1024

@@ -1,21 +1,30 @@
 """The corpus to mine from: metadata of all documents in memory, vectors and texts on disk.
 
 Documents are the positives of all rows and those of a separate corpus. A text counts once, at its
-first occurrence; its id is its rank among first occurrences. A process holds some 60 bytes of each
-document, 110 while it starts (`benchmarks/index_memory.py`), and reads vectors and texts part by
-part.
+first occurrence; its id is its rank among first occurrences. Metadata take some 25 bytes a
+document. Those of a large corpus stand in a file in this machine's cache, which the first process
+makes and all map, so that they share its memory (`benchmarks/index_memory.py`). Vectors and texts
+are read part by part.
 
 N documents, M distinct texts of a part, D embedding width.
 """
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
+from rayembed.assets.array_files import map_array, save_array
+from rayembed.assets.cache import cache_folder, filled, remove_unused
+from rayembed.assets.local_copies import UNUSED_SECONDS, read_copied
 from rayembed.data.hashes import mixed
 from rayembed.data.index import read_column
 from rayembed.data.parts import Part, read_table
@@ -24,6 +33,18 @@ from rayembed.data.vectors.embed import PartTexts, Vectors
 MOST_SHARED = 1000
 """Maximum number of positives that rows with the same query share. A query with more ("Untitled")
 says nothing about them, and they would be read for every part that has it."""
+
+VERSION = 1
+"""Version of the metadata in the cache; bump when the same files yield others."""
+
+_MAPPED_DOCUMENTS = 1 << 20
+"""Documents from which metadata are mapped; those of fewer take less than 30 MB in a process."""
+
+_RANGE_DOCUMENTS = 1 << 20
+"""Hashes that are sorted together while metadata are made."""
+
+_READ_AT_ONCE = 32
+"""Index files read at a time, as each read of object storage waits for its answer."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +69,18 @@ class Corpus:
     """In-memory metadata of all documents."""
 
     files: CorpusFiles
-    keep: tuple[np.ndarray, ...]
-    """Masks (M,) bool, one for each part, of the texts that occur in no earlier part."""
+    keep: np.ndarray
+    """Masks (M,) bool of all parts, joined, of the texts that occur in no earlier part."""
+    first_text: np.ndarray
+    """(parts + 1,) int64 place of each part's first text in `keep`."""
     starts: np.ndarray
     """(parts + 1,) int64 id of each part's first document; the last entry is N."""
     text_hash: np.ndarray
     """(N,) int64 text hash by id."""
+    sorted_hash: np.ndarray
+    """(N,) int64 the hashes, ascending."""
     by_hash: np.ndarray
-    """(N,) int64 ids sorted by hash."""
+    """(N,) int32 ids in the order of `sorted_hash`, int64 beyond 2³¹ documents."""
     classes: np.ndarray
     """Sorted uint64 hashes of text and class, one for each class of a text; see `of_class`."""
     shared_query: np.ndarray
@@ -66,11 +91,21 @@ class Corpus:
     vague_query: np.ndarray
     """int64, sorted: hashes of the queries with more positives than `MOST_SHARED`."""
 
-    def shards(self, vectors: Vectors) -> Iterator[np.ndarray]:
-        """Vectors of all documents by id, float16, part by part."""
-        for part, keep in zip(self.files.parts, self.keep, strict=True):
+    def shards(
+        self, vectors: Vectors, first: int = 0, stop: int | None = None
+    ) -> Iterator[np.ndarray]:
+        """Vectors of all documents by id, float16, part by part; or of those with ids from `first`
+        to before `stop`.
+        """
+        stop = int(self.starts[-1]) if stop is None else min(stop, int(self.starts[-1]))
+        for number, part in enumerate(self.files.parts):
+            start, end = self.starts[number : number + 2].tolist()
+            if max(first, start) >= min(stop, end):
+                continue
+            keep = self._kept(number)
             found = vectors.documents(part)
-            yield found if keep.all() else found[keep]
+            found = found if keep.all() else found[keep]
+            yield found[max(first - start, 0) : stop - start]
 
     def vectors_of(
         self, vectors: Vectors, documents: np.ndarray
@@ -79,7 +114,7 @@ class Corpus:
         time, with their positions among the ids. Only parts with requested ids are read.
         """
         for number, inside in self._by_part(documents):
-            places = np.flatnonzero(self.keep[number])[inside]
+            places = np.flatnonzero(self._kept(number))[inside]
             start = int(np.searchsorted(documents, self.starts[number]))
             found = vectors.documents(self.files.parts[number])
             yield slice(start, start + len(inside)), found[places]
@@ -89,15 +124,14 @@ class Corpus:
         texts: dict[int, str] = {}
         wanted = np.array(sorted(documents), dtype=np.int64)
         for number, inside in self._by_part(wanted):
-            places = np.flatnonzero(self.keep[number])[inside]
+            places = np.flatnonzero(self._kept(number))[inside]
             found = self._read_texts(number, places)
             texts.update(zip((inside + self.starts[number]).tolist(), found, strict=True))
         return texts
 
     def ids_of(self, text_hash: np.ndarray) -> np.ndarray:
-        """Ids of documents by hash; every hash must be in the corpus."""
-        places = np.searchsorted(self.text_hash, text_hash, sorter=self.by_hash)
-        return np.asarray(self.by_hash[places])
+        """(n,) int64 ids of documents by hash; every hash must be in the corpus."""
+        return np.asarray(self.by_hash[np.searchsorted(self.sorted_hash, text_hash)], np.int64)
 
     def of_class(self, text_hash: np.ndarray, label_hash: np.ndarray) -> np.ndarray:
         """Whether texts have a class, elementwise; bool of the arrays' common shape."""
@@ -126,12 +160,16 @@ class Corpus:
             inside = documents[edges[number] : edges[number + 1]]
             yield number, inside - self.starts[number]
 
+    def _kept(self, number: int) -> np.ndarray:
+        """(M,) bool mask of the part's texts that occur in no earlier one."""
+        return np.asarray(self.keep[self.first_text[number] : self.first_text[number + 1]])
+
     def _read_texts(self, number: int, places: np.ndarray) -> list[str]:
         part = self.files.parts[number]
         if number >= len(self.files.records):
-            column = read_table(part.path, ["text"])["text"]
+            column = _read_column(part, "text")
         else:
-            column = pc.list_flatten(read_table(part.path, ["positives"])["positives"])
+            column = pc.list_flatten(_read_column(part, "positives"))
             # Places count distinct texts; where each comes first among all of them:
             places = np.unique(self.files.index.texts(part).place, return_index=True)[1][places]
         return list(column.take(pa.array(places)).to_pylist())
@@ -139,29 +177,110 @@ class Corpus:
 
 @lru_cache(maxsize=1)
 def open_corpus(files: CorpusFiles) -> Corpus:
-    """Load the corpus metadata, once for each process."""
-    texts = [files.index.texts(part) for part in files.parts]
-    hashes = [known.text_hash for known in texts]
+    """Load the corpus metadata, once for each process; those of a large corpus are mapped."""
+    if sum(part.rows for part in files.parts) < _MAPPED_DOCUMENTS:
+        return Corpus(files, **_metadata(files))
+    named = [files.index.folder, *(part.digest for part in files.parts), str(len(files.records))]
+    digest = xxhash.xxh3_128_hexdigest("\0".join(named).encode())
+
+    def fill(folder: Path) -> None:
+        for name, array in _metadata(files).items():
+            save_array(str(folder / f"{name}.npy"), array)
+
+    entries = cache_folder() / "mining"
+    remove_unused(entries, UNUSED_SECONDS)
+    folder = filled(entries / f"corpus-{VERSION}-{digest}", fill)
+    names = [field.name for field in fields(Corpus) if field.name != "files"]
+    return Corpus(files, **{name: map_array(folder / f"{name}.npy") for name in names})
+
+
+def _metadata(files: CorpusFiles) -> dict[str, np.ndarray]:
+    """Arrays of `Corpus`; peaks at 68 bytes a document of 4 million, one for each row."""
+    asked, several = _queries(files.records)
+    hashes, counts, classes = [], [], [np.empty(0, np.uint64)]
+    pairs = [np.empty((2, 0), np.int64)]
+    first_row = 0
+    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+        for part, known in zip(files.parts, _in_turn(pool, files), strict=True):
+            hashes.append(known.text_hash)
+            counts.append(len(known.text_hash))
+            classes.append(pair_hash(known.label_of, known.label_hash))
+            if first_row < len(asked):  # parts of further documents come after, and have no rows
+                of = np.repeat(asked[first_row : first_row + part.rows], np.diff(known.first))
+                chosen = among(several, of)
+                pairs.append(np.stack([of[chosen], known.text_hash[known.place[chosen]]]))
+                first_row += part.rows
+    del asked, several
     every = np.concatenate([np.empty(0, np.int64), *hashes])
+    hashes.clear()
     keep = np.zeros(len(every), dtype=bool)
-    keep[np.unique(every, return_index=True)[1]] = True
-    kept = np.split(keep, np.cumsum([len(one) for one in hashes])[:-1])
+    for _, places in _by_range(every):
+        keep[places[np.unique(every[places], return_index=True)[1]]] = True
     text_hash = every[keep]
-    classes = [pair_hash(known.label_of, known.label_hash) for known in texts]
-    by_hash = np.argsort(text_hash)
-    query, document_hash, vague = _shared(files.records, texts)
-    document = by_hash[np.searchsorted(text_hash, document_hash, sorter=by_hash)]
-    return Corpus(
-        files=files,
-        keep=tuple(kept),
-        starts=np.cumsum([0, *(int(one.sum()) for one in kept)]),
-        text_hash=text_hash,
-        by_hash=by_hash,
-        classes=np.unique(np.concatenate([np.empty(0, np.uint64), *classes])),
-        shared_query=query,
-        shared_document=document,
-        vague_query=vague,
-    )
+    del every
+    count = len(text_hash)
+    sorted_hash = np.empty(count, np.int64)
+    by_hash = np.empty(count, np.int32 if count < 2**31 else np.int64)
+    for first, places in _by_range(text_hash):
+        order = places[np.argsort(text_hash[places])]
+        by_hash[first : first + len(order)] = order
+        sorted_hash[first : first + len(order)] = text_hash[order]
+    query, document, vague = _shared(np.concatenate(pairs, axis=1))
+    first_text = np.cumsum([0, *counts])
+    kept = [int(keep[first:stop].sum()) for first, stop in pairwise(first_text.tolist())]
+    return {
+        "keep": keep,
+        "first_text": first_text,
+        "starts": np.cumsum([0, *kept]),
+        "text_hash": text_hash,
+        "sorted_hash": sorted_hash,
+        "by_hash": by_hash,
+        "classes": np.unique(np.concatenate(classes)),
+        "shared_query": query,
+        "shared_document": by_hash[np.searchsorted(sorted_hash, document)].astype(np.int64),
+        "vague_query": vague,
+    }
+
+
+def _in_turn(pool: ThreadPoolExecutor, files: CorpusFiles) -> Iterator[PartTexts]:
+    """Indexes of the parts' texts in their order, some of them read ahead."""
+    coming: deque[Future[PartTexts]] = deque()
+    for part in files.parts:
+        coming.append(pool.submit(files.index.texts, part))
+        if len(coming) > _READ_AT_ONCE:
+            yield coming.popleft().result()
+    while coming:
+        yield coming.popleft().result()
+
+
+def _queries(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
+    """int64 hashes of the queries of all rows, and, sorted, those that several rows have."""
+    asked = read_column(parts, "query_hash")
+    ordered = np.sort(asked)
+    return asked, np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+
+
+def _by_range(hashes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Places of the hashes in one range of values after the other, in ascending order, with the
+    number of those before: sorting them range by range takes little memory beside them.
+    """
+    ranges = max(len(hashes) // _RANGE_DOCUMENTS, 1)
+    edges = [-(2**63) + number * 2**64 // ranges for number in range(ranges)]
+    first = 0
+    for low, end in zip(edges, [*edges[1:], 2**63], strict=True):
+        inside = hashes >= low
+        inside &= hashes <= end - 1
+        places = np.flatnonzero(inside)
+        yield first, places
+        first += len(places)
+
+
+def _read_column(part: Part, name: str) -> pa.ChunkedArray:
+    def read(path: str) -> pa.ChunkedArray:
+        return read_table(path, [name])[name]
+
+    column: pa.ChunkedArray = read_copied(part.path, read)
+    return column
 
 
 def among(wanted: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -177,23 +296,14 @@ def pair_hash(text_hash: np.ndarray, other: np.ndarray) -> np.ndarray:
     return mixed(text_hash.view(np.uint64) ^ mixed(other))
 
 
-def _shared(
-    parts: tuple[Part, ...], texts: list[PartTexts]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _shared(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sorted hashes of queries that several rows have, each with a positive's hash; and queries
     with too many positives.
+
+    Args:
+        pairs: (2, n) int64 hashes of such queries and of their positives, with repetition.
     """
-    asked = read_column(parts, "query_hash")
-    distinct, times = np.unique(asked, return_counts=True)
-    several = distinct[times > 1]
-    pairs = [np.empty((2, 0), np.int64)]
-    first_row = 0
-    for part, known in zip(parts, texts, strict=False):  # parts of further documents come after
-        of = np.repeat(asked[first_row : first_row + part.rows], np.diff(known.first))
-        chosen = among(several, of)
-        pairs.append(np.stack([of[chosen], known.text_hash[known.place[chosen]]]))
-        first_row += part.rows
-    query, document = np.unique(np.concatenate(pairs, axis=1), axis=1)
+    query, document = np.unique(pairs, axis=1)
     found, count = np.unique(query, return_counts=True)
     vague = found[count > MOST_SHARED]
     kept = ~among(vague, query)

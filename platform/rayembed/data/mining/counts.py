@@ -88,9 +88,33 @@ def example(
 
 
 def write_examples(folder: str, part: str, examples: Mapping[int, Mapping[str, Any]]) -> None:
-    """Write a part's examples with their order, for `add_up_mining`."""
+    """Write a unit's examples with their order, for `add_up_mining`."""
     content = json.dumps({str(order): one for order, one in examples.items()}, ensure_ascii=False)
     write_atomic(join(folder, f"{part}.json"), content.encode())
+
+
+def add_up_blocks(results: Sequence[Result]) -> Result:
+    """Report of a unit from those of its blocks of parts."""
+    counts = ("rows_in", "rows_out", "mined", "without", "short", "vague", "candidates")
+    histograms = [
+        {name: " ".join(map(str, numbers)) for name, numbers in of_teacher.items()}
+        for of_teacher in _sum(result["histograms"] for result in results)
+    ]
+    return {
+        **{name: sum(result[name] for result in results) for name in counts},
+        "rejected": {},
+        "parts": [part for result in results for part in result["parts"]],
+        "refused": _sum_refused(results),
+        "histograms": histograms,
+    }
+
+
+def _sum_refused(results: Sequence[Result]) -> dict[str, int]:
+    refused: dict[str, int] = {}
+    for result in results:
+        for reason, count in result["refused"].items():
+            refused[reason] = refused.get(reason, 0) + count
+    return dict(sorted(refused.items()))
 
 
 def add_up_mining(results: Sequence[Result], folder: str) -> dict[str, Any]:
@@ -99,17 +123,13 @@ def add_up_mining(results: Sequence[Result], folder: str) -> dict[str, Any]:
     Args:
         folder: what `write_examples` was given; only the files of rows that are shown are read.
     """
-    refused: dict[str, int] = {}
-    for result in results:
-        for reason, count in result["refused"].items():
-            refused[reason] = refused.get(reason, 0) + count
     return {
         "mined": sum(result["mined"] for result in results),
         "without_negatives": sum(result["without"] for result in results),
         "short": sum(result["short"] for result in results),
         "vague": sum(result["vague"] for result in results),
         "candidates": sum(result["candidates"] for result in results),
-        "refused": dict(sorted(refused.items())),
+        "refused": _sum_refused(results),
         "histograms": _sum(result["histograms"] for result in results),
         "mining_examples": shown_examples(results, folder),
     }

@@ -1,7 +1,8 @@
 """The mining step: adds hard negatives from one or several teachers to records."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rayembed.assets.storage import file_name
 from rayembed.config.data import DatasetConfig
@@ -9,18 +10,31 @@ from rayembed.config.mining import MiningConfig, Teacher
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.mining.corpus import MOST_SHARED, CorpusFiles
 from rayembed.data.mining.counts import add_up_mining
+from rayembed.data.mining.cut import cut_mining
 from rayembed.data.mining.documents import EmbedDocuments, corpus_of, make_documents
+from rayembed.data.mining.found import (
+    CorpusSearch,
+    IndexItem,
+    IndexShard,
+    MeasureRecall,
+    MineUnit,
+    SearchItem,
+    SearchShard,
+)
 from rayembed.data.mining.queries import EmbedGiven
-from rayembed.data.mining.tasks import MinePart, MiningTeacher
+from rayembed.data.mining.tasks import MineParts, MiningTeacher
 from rayembed.data.parts import Part
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.vectors.embed import PartItem, Vectors, embed_parts
-from rayembed.data.work_items import Needs, run_resumable, run_tasks
+from rayembed.data.vectors.embed import Vectors, embed_parts
+from rayembed.data.work_items import Execute, Needs, run_resumable, run_tasks
 
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 5
 """Code version of mining; bump when the same inputs yield other negatives."""
+
+_LOW_RECALL = 0.9
+"""Recall below which a warning tells it."""
 
 _RESCORING_VERSION = 6
 """Code version of mining with a cross-encoder, whose scores of positives are kept since."""
@@ -37,13 +51,16 @@ def make_mined(
     The manifest has, beside what all steps write: `teachers`, the numbers `mined`,
     `without_negatives`, `short` (rows with fewer than `num_negatives`), `vague` (rows whose query
     has more than `MOST_SHARED` positives in several rows, of which only the row's own count),
-    `candidates` (looked at), `refused` by reason, `histograms` of each teacher, `mining_examples`.
+    `candidates` (looked at), `refused` by reason, `histograms` of each teacher, `mining_examples`,
+    and `search` where it is approximate, with the recall of each teacher's candidates.
 
     Raises:
+        ConfigError: the search needs FAISS, which is not installed.
         DataError: the corpus to mine from has no documents, or too many bad rows.
     """
     config = dataset.mining
     assert config is not None
+    config.search.check()
     weights = [context.teacher_loader.fingerprint(one.teacher) for one in _teachers(config)]
     rescoring = config.rescoring
     cross_encoder = (
@@ -80,21 +97,38 @@ def _mine(
     assert config is not None
     teachers = [writer.settled(context, teacher) for teacher in _teachers(config)]
     vectors = [_embedded(context, dataset, records, documents, teacher) for teacher in teachers]
-    working = writer.working_folder
-    task = MinePart(
-        writer.parts_folder,
+    working, execute = writer.working_folder, context.execute
+    rows, given = [part.rows for part in records], config.pool == "given"
+    count = sum(rows) + sum(part.rows for part in documents)
+    approximate = config.search.approximate
+    cut = cut_mining(rows, 0 if given else count, indexed=approximate)
+    search = CorpusSearch(
         working,
         CorpusFiles(tuple(records), tuple(documents), vectors[0]),
+        cut.shards,
+        config.search,
+        config.candidates,
+        context.seed,
+    )
+    units = [MineUnit(tuple(records[n] for n in numbers)) for numbers in cut.units]
+    if given:  # nothing is searched for
+        units = [MineUnit((part,)) for part in records]
+    found = _search(search, units, vectors, dataset.name, execute)
+    task = MineParts(
+        writer.parts_folder,
+        working,
+        search,
         tuple(MiningTeacher(*one) for one in zip(vectors, weights, strict=True)),
         config,
         context.seed,
         cross_encoder or "",
     )
-    items = [PartItem(part) for part in records]
-    # A cross-encoder uses all CPUs of its machine, the search alone one.
+    # A cross-encoder uses all CPUs of its machine, the search alone one, and an index no GPU.
     needs: Needs = "gpu or cpu" if config.rescoring is None else "gpu or machine"
+    if config.rescoring is None and (approximate or search.in_shards):
+        needs = "cpu"
     # Results stay beside the examples that they tell of, and go with them.
-    results = run_resumable(working, f"mine {dataset.name}", task, items, context.execute, needs)
+    results = run_resumable(working, f"mine {dataset.name}", task, units, execute, needs)
     made = writer.finish(
         results,
         [part for result in results for part in result["parts"]],
@@ -103,14 +137,41 @@ def _mine(
             for teacher, one in zip(teachers, weights, strict=True)
         ],
         **add_up_mining(results, working),
+        **found,
     )
     _tell(made)
     return made
 
 
+def _search(
+    search: CorpusSearch,
+    units: Sequence[MineUnit],
+    vectors: Sequence[Vectors],
+    dataset: str,
+    execute: Execute,
+) -> dict[str, Any]:
+    """Make what is searched for all units before they are mined; entries of the manifest."""
+    working, teachers = search.folder, tuple(vectors)
+    shards = range(len(search.shards))
+    if search.in_shards:
+        task = SearchShard(search, teachers)
+        items = [SearchItem(unit, number) for unit in units for number in shards]
+        run_resumable(working, f"search {dataset}", task, items, execute, "gpu or cpu")
+    if not search.search.approximate:
+        return {}
+    indexes = [IndexItem(one, number) for one in dict.fromkeys(teachers) for number in shards]
+    run_resumable(working, f"index {dataset}", IndexShard(search), indexes, execute)
+    measured = MeasureRecall(search, teachers)
+    every = [MineUnit(tuple(part for unit in units for part in unit.parts))]
+    (result,) = run_resumable(working, f"recall {dataset}", measured, every, execute, "gpu or cpu")
+    return {"search": {**search.search.model_dump(mode="json"), "measured": result["recall"]}}
+
+
 def _tell(made: DatasetArtifact) -> None:
     """Log the outcome; too few negatives are reported, not an error."""
     told = made.manifest
+    for of_teacher in told.get("search", {}).get("measured", ()):
+        _tell_recall(told["dataset"], told["search"]["kind"], of_teacher)
     rows, none, candidates = told["rows_in"], told["without_negatives"], told["candidates"]
     log.info(
         "mine %s: %s negatives; %s of %s rows short, %s with none; the rule refused %.0f %% of "
@@ -130,6 +191,17 @@ def _tell(made: DatasetArtifact) -> None:
         )
 
 
+def _tell_recall(dataset: str, kind: str, measured: Mapping[str, Any]) -> None:
+    """Log what an approximate search finds, as a warning where it misses much."""
+    much = measured["recall"] < _LOW_RECALL
+    log.log(
+        logging.WARNING if much else logging.INFO,
+        "mine %s: the search by %s finds %.1f %% of the %d best candidates of %d queries%s",
+        *(dataset, kind, 100 * measured["recall"], measured["candidates"], measured["queries"]),
+        "; raise mining.search.probes or mining.search.ef_search" if much else "",
+    )
+
+
 def _inputs(config: MiningConfig, parent: DatasetArtifact, seed: int) -> dict[str, object]:
     """Inputs of the folder's fingerprint other than models and document files."""
     return {
@@ -137,7 +209,7 @@ def _inputs(config: MiningConfig, parent: DatasetArtifact, seed: int) -> dict[st
         "most_shared": MOST_SHARED,
         "settings": _settings(config),
         "records": parent.fingerprint,
-        "seed": None if config.sampling == "best" else seed,
+        "seed": seed if config.sampling != "best" or config.search.approximate else None,
     }
 
 

@@ -1,7 +1,12 @@
-"""The mining task: finds the hard negatives of a part's rows."""
+"""The mining task: finds the hard negatives of the rows of a unit.
+
+What a process holds of a unit: vectors of its queries, 12 bytes for each candidate of each query,
+and beyond that the rows and texts of some parts at a time (`cut.parts_of_texts`).
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,8 +23,10 @@ from rayembed.data.mining.candidates import (
     salts,
     without_ineligible,
 )
-from rayembed.data.mining.corpus import Corpus, CorpusFiles, open_corpus
+from rayembed.data.mining.corpus import Corpus, open_corpus
 from rayembed.data.mining.counts import (
+    EXAMPLES,
+    add_up_blocks,
     count_candidates,
     example,
     histogram,
@@ -27,6 +34,8 @@ from rayembed.data.mining.counts import (
     rows_to_show,
     write_examples,
 )
+from rayembed.data.mining.cut import parts_of_texts
+from rayembed.data.mining.found import CorpusSearch, MineUnit
 from rayembed.data.mining.queries import (
     Queries,
     given_lists,
@@ -37,11 +46,11 @@ from rayembed.data.mining.queries import (
 )
 from rayembed.data.mining.rescoring import Scorer, load_cross_encoder, rescore
 from rayembed.data.mining.selection import SelectedNegative, copies_among, select_negatives
-from rayembed.data.parts import read_records, write_part
+from rayembed.data.parts import Part, read_records, write_part
 from rayembed.data.records import Negative, Record
-from rayembed.data.vectors.embed import PartItem, Vectors
+from rayembed.data.vectors.embed import Vectors
 from rayembed.data.work_items import Result
-from rayembed.search.exact import top_k
+from rayembed.search.exact import TopK
 
 _REFUSED_SHOWN = 3
 """Best refused candidates shown in an example."""
@@ -58,14 +67,34 @@ class MiningTeacher:
 
 
 @dataclass(frozen=True)
-class MinePart:
-    """Task: write the records of a part with hard negatives."""
+class _MinedPart:
+    """What the rows of a part have before their negatives are selected."""
+
+    records: list[Record]
+    queries: Queries
+    corpus: Corpus
+    kept: list[tuple[Negative, ...]]
+    """Own negatives that each row keeps."""
+    dropped: int
+    """Own negatives that are positives of the same query in any row."""
+    lists: list[Candidates]
+    """Candidates by teacher, without certain non-negatives."""
+    lowest: list[np.ndarray]
+    """(N,) float32 score of each row's lowest-scoring positive, by teacher."""
+    decided: list[RankedCandidates]
+    positives: list[tuple[str, ...]]
+    """Texts of each query's positives."""
+
+
+@dataclass(frozen=True)
+class MineParts:
+    """Task: write the records of a unit's parts with hard negatives."""
 
     folder: str
     """Folder of the output parts."""
     examples: str
-    """Folder of each part's examples; `counts.add_up_mining` reads some."""
-    files: CorpusFiles
+    """Folder of each unit's examples; `counts.add_up_mining` reads some."""
+    search: CorpusSearch
     teachers: tuple[MiningTeacher, ...]
     """Teachers in the order in which they take turns."""
     config: MiningConfig
@@ -75,75 +104,102 @@ class MinePart:
     """Fingerprint of the cross-encoder's weights, if `config` names one."""
     load_cross_encoder: Callable[[CrossEncoder, str, str], Scorer] = load_cross_encoder
 
-    def __call__(self, item: PartItem, device: str = "cpu") -> Result:
-        """Report the new part and the statistics that `counts.add_up_mining` aggregates."""
-        records = read_records(item.part.path)
-        corpus = open_corpus(self.files)
+    def __call__(self, item: MineUnit, device: str = "cpu") -> Result:
+        """Report the new parts and the statistics that `counts.add_up_mining` aggregates."""
+        found: list[list[TopK | None]] = [[None] * len(item.parts) for _ in self.teachers]
+        if self.config.pool == "corpus":
+            found = [
+                [*self.search.found(item, teacher.vectors, device)] for teacher in self.teachers
+            ]
+        by_part = list(zip(item.parts, zip(*found, strict=True), strict=True))
+        results = []
+        shown: dict[int, dict[str, Any]] = {}
+        together = parts_of_texts(len(by_part))
+        for first in range(0, len(by_part), together):
+            parts = [
+                self._part(part, of_part, device)
+                for part, of_part in by_part[first : first + together]
+            ]
+            result, examples = self._mined(parts)
+            results.append(result)
+            shown |= examples
+        shown = dict(sorted(shown.items())[:EXAMPLES])
+        write_examples(self.examples, item.key, shown)
+        return {**add_up_blocks(results), "part": item.key, "examples_at": list(shown)}
+
+    def _part(self, part: Part, found: Sequence[TopK | None], device: str) -> _MinedPart:
+        records = read_records(part.path)
+        corpus = open_corpus(self.search.files)
         queries = queries_of(records, corpus)
         lists, lowest = [], []
-        for teacher in self.teachers:
-            vectors = teacher.vectors.queries(item.part)
-            lists.append(self._candidates(item, records, queries, corpus, teacher, vectors, device))
+        given = self.config.pool == "given"
+        for teacher, of_corpus in zip(self.teachers, found, strict=True):
+            vectors = teacher.vectors.queries(part)
+            if of_corpus is not None:
+                candidates = candidates_of(*of_corpus, corpus.text_hash)
+            else:
+                of_rows = given_lists(records, vectors, teacher.vectors.given(part))
+                texts = given_texts(records)
+                hashes = np.array([text_hash(text) for text in texts], dtype=np.int64)
+                candidates = candidates_of(*of_rows, hashes)
+            skip = self.config.skip
+            lists.append(
+                without_ineligible(candidates, queries, corpus, skip=skip, given=not given)
+            )
             lowest.append(lowest_scores(queries, vectors, corpus, teacher.vectors))
-        read = _reader(records, corpus, self.config.pool == "given")
         positives = positive_texts(records, queries, corpus)
+        read = _reader(records, corpus, given)
         decided = self._decided(records, queries, lists, lowest, positives, read, device)
         kept, dropped = self._kept(records, queries, corpus)
-        chosen, texts, copies = self._chosen(decided, queries, kept, positives, read)
-        done = [
-            replace(
-                record,
-                negatives=(
-                    *kept[row],
-                    *(self._negative(lists, decided, texts, row, one) for one in chosen[row]),
-                ),
-                positive_score=float(lowest[0][row]),
-                positive_cross_score=(
-                    float(decided[0].positive_scores[row]) if decided[0].rescored else None
-                ),
-            )
-            for row, record in enumerate(records)
-        ]
-        part = write_part(self.folder, done)
-        shown = _examples(done, decided[0], read)
-        write_examples(self.examples, part.digest, shown)
-        return {
-            "rows_in": len(records),
+        return _MinedPart(
+            records, queries, corpus, kept, dropped, lists, lowest, decided, positives
+        )
+
+    def _mined(self, parts: Sequence[_MinedPart]) -> tuple[Result, dict[int, dict[str, Any]]]:
+        """Write parts whose candidates' texts are read together; their statistics and examples."""
+        given = self.config.pool == "given"
+        read = _reader(parts[0].records, parts[0].corpus, given)  # a given pool has units of a part
+        chosen, texts, copies = self._chosen(parts, read)
+        written, done = [], []
+        shown: dict[int, dict[str, Any]] = {}
+        for part, of_part in zip(parts, chosen, strict=True):
+            rows = [
+                replace(
+                    record,
+                    negatives=(
+                        *part.kept[row],
+                        *(self._negative(part, texts, row, one) for one in of_part[row]),
+                    ),
+                    positive_score=float(part.lowest[0][row]),
+                    positive_cross_score=(
+                        float(part.decided[0].positive_scores[row])
+                        if part.decided[0].rescored
+                        else None
+                    ),
+                )
+                for row, record in enumerate(part.records)
+            ]
+            new = write_part(self.folder, rows)
+            written.append([new.name, new.rows])
+            shown |= _examples(rows, part.decided[0], read)
+            done += rows
+        decided = [one for part in parts for one in part.decided]
+        result = {
+            "rows_in": sum(len(part.records) for part in parts),
             "rows_out": len(done),
             "rejected": {},
-            "parts": [[part.name, part.rows]],
-            "mined": sum(map(len, chosen)),
+            "parts": written,
+            "mined": sum(len(of_row) for of_part in chosen for of_row in of_part),
             "without": sum(not record.negatives for record in done),
             "short": sum(len(r.negatives) < self.config.num_negatives for r in done),
-            "candidates": count_candidates(lists),
-            "refused": refused_counts([one.candidates for one in decided], copies, dropped),
-            "vague": int(corpus.is_vague(queries.query_hash).sum()),
-            "histograms": _histograms(decided, chosen),
-            "part": part.digest,
-            "examples_at": list(shown),
+            "candidates": sum(count_candidates(part.lists) for part in parts),
+            "refused": refused_counts(
+                [one.candidates for one in decided], copies, sum(part.dropped for part in parts)
+            ),
+            "vague": sum(int(p.corpus.is_vague(p.queries.query_hash).sum()) for p in parts),
+            "histograms": _histograms([part.decided for part in parts], chosen),
         }
-
-    def _candidates(
-        self,
-        item: PartItem,
-        records: Sequence[Record],
-        queries: Queries,
-        corpus: Corpus,
-        teacher: MiningTeacher,
-        vectors: np.ndarray,
-        device: str,
-    ) -> Candidates:
-        """Candidate lists of a teacher, without certain non-negatives."""
-        given = self.config.pool == "given"
-        if given:
-            found = given_lists(records, vectors, teacher.vectors.given(item.part))
-            hashes = np.array([text_hash(text) for text in given_texts(records)], dtype=np.int64)
-        else:
-            shards = corpus.shards(teacher.vectors)
-            found = top_k(vectors, shards, self.config.candidates, device)
-            hashes = corpus.text_hash
-        lists = candidates_of(*found, hashes)
-        return without_ineligible(lists, queries, corpus, skip=self.config.skip, given=not given)
+        return result, shown
 
     def _kept(
         self, records: Sequence[Record], queries: Queries, corpus: Corpus
@@ -186,15 +242,14 @@ class MinePart:
         ]
 
     def _chosen(
-        self,
-        decided: Sequence[RankedCandidates],
-        queries: Queries,
-        kept: Sequence[Sequence[Negative]],
-        positives: Sequence[Sequence[str]],
-        read: ReadTexts,
-    ) -> tuple[list[list[SelectedNegative]], dict[int, str], int]:
-        """Negatives of each row, their texts by id, and the number of copies met."""
+        self, parts: Sequence[_MinedPart], read: ReadTexts
+    ) -> tuple[list[list[list[SelectedNegative]]], dict[int, str], int]:
+        """Negatives of each part's rows, their texts by id, and the number of copies met."""
         texts: dict[int, str] = {}
+        first_query = np.cumsum([0, *(len(part.positives) for part in parts)])
+        of_row = [part.queries.of_row + n for part, n in zip(parts, first_query, strict=False)]
+        query_of = np.concatenate(of_row)
+        positives = [texts_of for part in parts for texts_of in part.positives]
 
         def add(documents: Collection[int]) -> None:
             texts.update(read([one for one in documents if one not in texts]))
@@ -202,32 +257,35 @@ class MinePart:
         def copies(asked: Mapping[int, Collection[int]]) -> dict[int, set[int]]:
             add(set().union(*asked.values()))
             assert similarity is not None
-            return copies_among(asked, texts, queries.of_row, positives, similarity)
+            return copies_among(asked, texts, query_of, positives, similarity)
 
         similarity = self.config.near_duplicate
         # Rescoring read all texts and took the copies out.
         checked = similarity is None or self.config.rescoring is not None
-        wanted = [max(self.config.num_negatives - len(negatives), 0) for negatives in kept]
-        by_teacher = [one.documents() for one in decided]
-        lists = list(zip(*by_teacher, strict=True))
+        wanted = [
+            max(self.config.num_negatives - len(negatives), 0)
+            for part in parts
+            for negatives in part.kept
+        ]
+        lists = [
+            of_row
+            for part in parts
+            for of_row in zip(*(one.documents() for one in part.decided), strict=True)
+        ]
         chosen, met = select_negatives(lists, wanted, None if checked else copies)
         add({one.document for of_row in chosen for one in of_row})
-        return chosen, texts, met
+        rows = iter(chosen)
+        return [list(islice(rows, len(part.records))) for part in parts], texts, met
 
     def _negative(
-        self,
-        lists: Sequence[Candidates],
-        decided: Sequence[RankedCandidates],
-        texts: Mapping[int, str],
-        row: int,
-        chosen: SelectedNegative,
+        self, part: _MinedPart, texts: Mapping[int, str], row: int, chosen: SelectedNegative
     ) -> Negative:
-        of_teacher = decided[chosen.teacher]
+        of_teacher = part.decided[chosen.teacher]
         rank = int(of_teacher.order[row, chosen.place])
         return Negative(
             text=texts[chosen.document],
             rank=rank,
-            score=float(lists[chosen.teacher].scores[row, rank]),
+            score=float(part.lists[chosen.teacher].scores[row, rank]),
             rule=self.config.rule.kind,
             teacher=self.teachers[chosen.teacher].weights,
             cross_score=float(of_teacher.scores[row, rank]) if of_teacher.rescored else None,
@@ -243,20 +301,29 @@ def _reader(records: Sequence[Record], corpus: Corpus, given: bool) -> ReadTexts
 
 
 def _histograms(
-    decided: Sequence[RankedCandidates], chosen: Sequence[Sequence[SelectedNegative]]
+    decided: Sequence[Sequence[RankedCandidates]],
+    chosen: Sequence[Sequence[Sequence[SelectedNegative]]],
 ) -> list[dict[str, str]]:
-    """Histograms of each teacher's scores that the rule used."""
+    """Histograms of each teacher's scores that the rule used, over parts."""
     found = []
-    for number, one in enumerate(decided):
-        of = [
-            (row, c.place) for row, taken in enumerate(chosen) for c in taken if c.teacher == number
-        ]
-        rows, places = np.array(of, dtype=np.int64).reshape(-1, 2).T
+    for number in range(len(decided[0])):
+        parts = [of_part[number] for of_part in decided]
+        negative = []
+        for one, of_part in zip(parts, chosen, strict=True):
+            of = [
+                (row, c.place)
+                for row, taken in enumerate(of_part)
+                for c in taken
+                if c.teacher == number
+            ]
+            rows, places = np.array(of, dtype=np.int64).reshape(-1, 2).T
+            negative.append(one.scores[rows, one.order[rows, places]])
+        refused = [one.scores[one.candidates.status == RULE] for one in parts]
         found.append(
             {
-                "positive": histogram(one.positive_scores),
-                "negative": histogram(one.scores[rows, one.order[rows, places]]),
-                "refused_by_rule": histogram(one.scores[one.candidates.status == RULE]),
+                "positive": histogram(np.concatenate([one.positive_scores for one in parts])),
+                "negative": histogram(np.concatenate(negative)),
+                "refused_by_rule": histogram(np.concatenate(refused)),
             }
         )
     return found

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from rayembed.assets.array_files import REMEDY, load_array, load_arrays, save_array, save_arrays
+from rayembed.assets.local_copies import read_copied
 from rayembed.assets.storage import exists, file_name, join, list_files
 from rayembed.config.mining import Teacher
 from rayembed.data.artifacts import PipelineContext
@@ -67,7 +68,7 @@ class Vectors:
 
     def texts(self, part: Part) -> PartTexts:
         """Index of the part's texts; raises as `queries`."""
-        loaded = load_arrays(self._path(part, _LAST))
+        loaded = read_copied(self._path(part, _LAST), load_arrays)
         return PartTexts(**{name: loaded[name] for name in PartTexts.__dataclass_fields__})
 
     def queries(self, part: Part) -> np.ndarray:
@@ -80,7 +81,7 @@ class Vectors:
 
     def documents(self, part: Part) -> np.ndarray:
         """(M, D) float16 unit vectors, one for each distinct positive; raises as `queries`."""
-        return _load(self._path(part, "documents.npy"))
+        return read_copied(self._path(part, "documents.npy"), _load)
 
     def has(self, part: Part) -> bool:
         """Whether all files of the part exist."""

@@ -1,0 +1,107 @@
+"""Copies of object storage's files on this machine's disk, for work that reads files many times.
+
+A copy is named by path, size and time of the last write of its original, so that a file that was
+made anew is copied anew. Files are copied as long as a fifth of the disk stays free, and read in
+place beyond that: what is read in turn again and again would only push itself out of a full cache.
+Copies that nobody has read for days are removed.
+"""
+
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+import xxhash
+
+from rayembed.assets.cache import cache_folder
+from rayembed.assets.storage import file_name, is_remote, open_storage, read_bytes
+from rayembed.errors import ArtifactError, StorageError
+
+log = logging.getLogger(__name__)
+
+Read = TypeVar("Read")
+
+LEFT_FREE = 0.2
+"""Share of the disk that copies leave free."""
+
+UNUSED_SECONDS = 3 * 24 * 3600.0
+"""Time without a reader after which a copy is removed."""
+
+
+def read_copied(path: str, read: Callable[[str], Read]) -> Read:
+    """What `read` makes of a file: of itself where it is local, else of its copy on this machine.
+
+    A copy that `read` cannot use is removed, and the original read in its place.
+
+    Args:
+        read: is given a path; it raises ArtifactError or StorageError for a broken file.
+    """
+    copy = _copy_of(path) if is_remote(path) else None
+    if copy is not None:
+        try:
+            return read(str(copy))
+        except (ArtifactError, StorageError) as error:
+            log.warning("the copy of %s is broken (%s); it is removed", path, error)
+            copy.unlink(missing_ok=True)
+    return read(path)
+
+
+def _copy_of(path: str) -> Path | None:
+    """The copy, made if there is room for it; None: there is none."""
+    filesystem, inside = open_storage(path)
+    try:
+        info = filesystem.get_file_info(inside)
+    except OSError:  # whoever reads the file says so
+        return None
+    if info.size is None:
+        return None
+    digest = xxhash.xxh3_128_hexdigest(f"{path}\0{info.size}\0{info.mtime_ns}".encode())
+    folder = cache_folder() / "copies"
+    copy = folder / digest[:2] / f"{digest}-{file_name(path)}"
+    try:
+        _without_unused(folder)
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            disk = shutil.disk_usage(folder)
+            if disk.free - info.size < LEFT_FREE * disk.total:
+                return None
+            _write(copy, read_bytes(path))
+        os.utime(copy)
+    except OSError as error:
+        _say_once(f"files of object storage are not copied to {str(folder)!r}: {error}")
+        return None
+    return copy
+
+
+def _write(copy: Path, content: bytes) -> None:
+    """Write whole or not at all, without waiting for the disk: a lost copy is made again."""
+    handle, name = tempfile.mkstemp(prefix=".", dir=copy.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).replace(copy)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@lru_cache
+def _without_unused(folder: Path) -> None:
+    """Remove copies that nobody reads any more; once for each process."""
+    before = time.time() - UNUSED_SECONDS
+    for path in folder.glob("*/*") if folder.exists() else ():
+        try:
+            if path.stat().st_mtime < before:
+                path.unlink()
+        except FileNotFoundError:  # another process was first
+            continue
+
+
+@lru_cache
+def _say_once(message: str) -> None:
+    log.warning("%s", message)

@@ -1,0 +1,179 @@
+"""Searches that mining offers: exact, or in one of two kinds of FAISS's indexes.
+
+An index is made and searched by one thread, so that it is the same whatever runs beside it. Vectors
+are kept in float16, as they are given, so that scores are those of the exact search but for the
+order of summation.
+
+n documents of a shard, Q queries, D embedding width, k results.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, PositiveInt
+
+from rayembed.config.mining_search import MiningSearch
+from rayembed.search.faiss_library import require_faiss
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+_NEEDS = "approximate searches (mining.search)"
+
+_ROWS_AT_ONCE = 65_536
+"""Vectors that are in float32 at a time while an index is filled."""
+
+_POINTS_PER_LIST = 64
+"""Training vectors of a list's centroid."""
+
+
+class Exact(MiningSearch):
+    """The best candidates, by products of all queries with all documents."""
+
+    kind: Literal["exact"] = "exact"
+
+
+class Ivf(MiningSearch):
+    """An inverted file (IVF): documents in lists by nearest centroid; some lists are searched."""
+
+    kind: Literal["ivf"] = "ivf"
+    lists: PositiveInt | None = None
+    """Lists of a shard of the corpus; None: 4·√n for its n documents."""
+    probes: PositiveInt = 64
+    """Lists that are searched for a query; more find more of the best and take longer."""
+
+    @property
+    def approximate(self) -> bool:
+        """It searches an index."""
+        return True
+
+    def check(self) -> None:
+        """Raise ConfigError where FAISS is missing."""
+        require_faiss(_NEEDS)
+
+    def index(self, vectors: np.ndarray, seed: int) -> bytes:
+        """Index of (n, D) vectors; k-means over a seeded sample makes the lists."""
+        import numpy as np
+
+        faiss = require_faiss(_NEEDS)
+        count, width = vectors.shape
+        lists = min(self.lists or math.ceil(4 * math.sqrt(count)), count)
+        with _one_thread(faiss):
+            index = faiss.IndexIVFScalarQuantizer(
+                faiss.IndexFlatIP(width),
+                width,
+                lists,
+                faiss.ScalarQuantizer.QT_fp16,
+                faiss.METRIC_INNER_PRODUCT,
+                False,  # the vectors themselves, not their differences from the centroids
+            )
+            index.cp.seed = seed % 2**31
+            index.cp.spherical = True
+            index.cp.min_points_per_centroid = 1
+            index.cp.max_points_per_centroid = count
+            rng = np.random.Generator(np.random.PCG64(seed))
+            sample = rng.permutation(count)[: _POINTS_PER_LIST * lists]
+            index.train(vectors[np.sort(sample)].astype(np.float32))
+            _fill(index, vectors)
+        return _bytes(faiss, index)
+
+    def open(self, index: bytes) -> Any:
+        """FAISS's index, set to search `probes` lists."""
+        opened = _opened(index)
+        opened.nprobe = self.probes
+        return opened
+
+    def find(self, opened: Any, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and places (Q, k) of what stands in the searched lists."""
+        return _find(opened, queries, k)
+
+
+class Hnsw(MiningSearch):
+    """A graph of neighbours (HNSW) that is walked towards the query."""
+
+    kind: Literal["hnsw"] = "hnsw"
+    neighbours: int = Field(default=32, ge=2)
+    """Neighbours of a document in the graph, twice that in its lowest layer."""
+    ef_construction: PositiveInt = 80
+    """Candidates for a document's neighbours while the graph is made."""
+    ef_search: PositiveInt = 256
+    """Documents kept while the graph is walked; at least the candidates that are asked for."""
+
+    @property
+    def approximate(self) -> bool:
+        """It searches an index."""
+        return True
+
+    def check(self) -> None:
+        """Raise ConfigError where FAISS is missing."""
+        require_faiss(_NEEDS)
+
+    def index(self, vectors: np.ndarray, seed: int) -> bytes:
+        """Index of (n, D) vectors; layers are drawn by FAISS's own fixed seed."""
+        faiss = require_faiss(_NEEDS)
+        with _one_thread(faiss):
+            index = faiss.IndexHNSWSQ(
+                vectors.shape[1],
+                faiss.ScalarQuantizer.QT_fp16,
+                self.neighbours,
+                faiss.METRIC_INNER_PRODUCT,
+            )
+            index.hnsw.efConstruction = self.ef_construction
+            index.train(vectors[:1].astype("float32"))  # the type needs none, FAISS asks for it
+            _fill(index, vectors)
+        return _bytes(faiss, index)
+
+    def open(self, index: bytes) -> Any:
+        """FAISS's index."""
+        return _opened(index)
+
+    def find(self, opened: Any, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and places (Q, k) of what the walk meets."""
+        opened.hnsw.efSearch = max(self.ef_search, k)
+        return _find(opened, queries, k)
+
+
+def _fill(index: Any, vectors: np.ndarray) -> None:
+    for first in range(0, len(vectors), _ROWS_AT_ONCE):
+        index.add(vectors[first : first + _ROWS_AT_ONCE].astype("float32"))
+
+
+def _bytes(faiss: Any, index: Any) -> bytes:
+    content: bytes = faiss.serialize_index(index).tobytes()
+    return content
+
+
+def _opened(index: bytes) -> Any:
+    import numpy as np
+
+    return require_faiss(_NEEDS).deserialize_index(np.frombuffer(index, np.uint8))
+
+
+def _find(index: Any, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    import numpy as np
+
+    from rayembed.search.order import NO_RESULT
+
+    if not len(queries):
+        return np.empty((0, k), np.float32), np.empty((0, k), np.int64)
+    with _one_thread(require_faiss(_NEEDS)):
+        scores, places = index.search(np.ascontiguousarray(queries, np.float32), k)
+    scores[places < 0] = -np.inf
+    places[places < 0] = NO_RESULT
+    order = np.lexsort((places, -scores), axis=1)
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(places, order, 1)
+
+
+@contextmanager
+def _one_thread(faiss: Any) -> Iterator[None]:
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
