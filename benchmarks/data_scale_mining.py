@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from counted import exponents, machine, measured, table
 
 WIDTH, TOPICS, BATCH = 64, 500, 64

@@ -5,11 +5,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from rayembed.data.work_items import Result
+from rayembed.data.work_items import Result, _SavingTask, _TimedTask
 
 
 def innermost(task: Any) -> Any:
-    """The task of a data step, without what keeps its result or takes its time."""
+    """The task of a data step, without what sends its rows, keeps its result or takes its time."""
     while hasattr(task, "task"):
         task = task.task
     return task
@@ -26,9 +26,11 @@ class DiesOnce:
         self.task, self.folder = task, folder
 
     def __call__(self, unit: Any, *device: str) -> Result:
-        inner = innermost(self.task)
+        inner = self.task
+        while isinstance(inner, _SavingTask | _TimedTask):
+            inner = inner.task
         try:
-            (self.folder / type(inner).__name__).mkdir()
+            (self.folder / type(innermost(inner)).__name__).mkdir()
         except FileExistsError:
             result: Result = self.task(unit, *device)
             return result
