@@ -21,6 +21,7 @@ from mteb.abstasks.sts import AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
 
 from rayembed.config.mining import Containment, Overlap
+from rayembed.data.cleaning import contained
 from rayembed.data.cleaning.bm25 import FEWEST_WORDS, open_index, write_index
 from rayembed.data.cleaning.contained import GramIndex, grams_of
 from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
@@ -149,7 +150,7 @@ def test_planted_texts_go_and_unrelated_ones_stay(tmp_path: Path) -> None:
     assert [records[i].id for i in found] == ["equal", "short and equal"]
 
 
-def test_contained_texts_equal_the_definition() -> None:
+def test_contained_texts_equal_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against sets of tuples of words; benchmark texts of 1 to 12 words, texts of up to 40."""
     evaluation = list(dict.fromkeys(made_up(300, 0, 13)))
     rng = np.random.default_rng(1)
@@ -178,6 +179,10 @@ def test_contained_texts_equal_the_definition() -> None:
     assert index.find(documents).tolist() == wanted
     assert 50 < sum(place >= 0 for place in wanted) < len(documents) - 50
     assert index.find([]).tolist() == []
+    monkeypatch.setattr(contained, "_TEXTS_AT_ONCE", 7)
+    assert GramIndex(grams_of(evaluation, settings)).find(documents).tolist() == wanted
+    invisible = ["".join(f"{letter}\u00ad\u200b" for letter in text) for text in documents]
+    assert index.find(invisible).tolist() == wanted
     assert GramIndex(grams_of(["too short"], settings)).find(documents[:3]).tolist() == [-1] * 3
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from scipy.stats import ttest_rel
 
-from rayembed.errors import ArtifactError, ConfigError
+from rayembed.errors import ArtifactError, ConfigError, WorkerError
 from rayembed.tables import show
 from rayembed_papers.directions import job, measure
 from rayembed_papers.directions.catalogue import directions, followed_up, get_directions
@@ -30,7 +30,9 @@ def trained(monkeypatch, scores):
 
     def train(run):
         done.append(run.name)
-        rows = {"trained": dict.fromkeys((t.name for t in run.evaluation.own_sets), scores(run))}
+        found = dict.fromkeys((t.name for t in run.evaluation.own_sets), scores(run))
+        cut = dict.fromkeys(found, 0.01)
+        rows = {"stage first": cut, "stage last": found, "the same, 256 dimensions": cut}
         return SimpleNamespace(table=SimpleNamespace(rows=rows))
 
     monkeypatch.setattr(measure, "train", train)
@@ -85,7 +87,7 @@ def test_each_run_is_measured_once_and_cheap_claims_come_first(expected, tmp_pat
     assert [task.run.model.kind for task in tasks] == ["nvembed"] * 6 + ["biencoder"] * 4
     assert len({task.run.name for task in tasks}) == len(tasks), "the base is shared"
     done = trained(monkeypatch, lambda run: 0.5)
-    assert job._measured(tasks[:3], results, until=None) == 0
+    assert job._measured(tasks[:3], results, None, {}) == 0
     assert done == [task.run.name for task in tasks[:3]]
     kept = json.loads((tmp_path / measure.FOLDER / f"{done[0]}.json").read_text())
     assert kept["fingerprint"] == tasks[0].run.fingerprint
@@ -103,7 +105,7 @@ def test_no_run_begins_that_would_end_too_late(expected, tmp_path, monkeypatch):
     clock = iter(range(0, 10**6, 100))
     monkeypatch.setattr(job.time, "monotonic", lambda: float(next(clock)))
     done = trained(monkeypatch, lambda run: 0.5)
-    assert job._measured(tasks, results, until=800.0) == len(tasks) - len(done)
+    assert job._measured(tasks, results, 800.0, {}) == len(tasks) - len(done)
     assert 0 < len(done) < len(tasks)
 
 
@@ -144,6 +146,26 @@ def test_a_claim_that_something_costs_nothing_allows_half_a_point():
     assert finding(claim, far).verdict == "reversed"
     assert finding(claim, {0: (0.5, 0.5)}).verdict == "undecided: one seed"
     assert finding(claim, {}).verdict == "not measured"
+
+
+@pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.key)
+def test_every_cause_can_be_looked_at(claim, tmp_path):
+    assert claim.causes
+    for cause in claim.causes:
+        ((better, worse),) = pairs_of(followed_up(claim, cause), [0], str(tmp_path))
+        assert better.name != worse.name
+
+
+def test_a_run_that_fails_stops_no_other(expected, tmp_path, monkeypatch, capsys):
+    def train(run):
+        raise WorkerError("no memory")
+
+    monkeypatch.setattr(measure, "train", train)
+    monkeypatch.setattr(job, "_track", lambda *_: None)
+    assert job.run_directions(["--only", "filter", "--storage-path", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert "6 runs failed" in told.err
+    assert (tmp_path / "papers" / "directions.md").exists()
 
 
 def test_tables_and_plots_of_nothing(tmp_path):

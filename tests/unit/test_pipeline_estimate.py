@@ -40,6 +40,16 @@ def test_more_work_takes_longer(milan):
     assert all(estimate(override(run, [change])).seconds > base + 20 for change in changes)
 
 
+def test_every_step_with_a_teacher_counts_and_each_teacher_once(milan):
+    teacher = "{teacher: hf://org/embedder@main}"
+    run = get_recipe("biencoder")
+    filtered = override(run, [f"data.datasets.pairs.consistency={teacher}"])
+    mined = [f"data.datasets.pairs.mining={teacher}", "stages.finetune.batch.num_negatives=7"]
+    both = override(filtered, mined)
+    assert estimate(filtered).data_seconds > estimate(run).data_seconds + 5
+    assert estimate(both).data_seconds == estimate(filtered).data_seconds
+
+
 def test_trials_share_their_data_and_the_cores(milan):
     run = get_recipe("nvembed-quickstart")
     alone = estimate(run)

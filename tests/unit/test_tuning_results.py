@@ -11,7 +11,7 @@ from scipy.stats import ttest_rel
 from tiny_job import make_run
 
 from rayembed.config.settings import parse
-from rayembed.config.sweep import Sweep
+from rayembed.config.sweep import RandomSearch, Sweep
 from rayembed.errors import ArtifactError
 from rayembed.tuning.importance import importance
 from rayembed.tuning.plots import (
@@ -189,8 +189,15 @@ def test_rows_are_compared_seed_by_seed_with_the_first_or_the_best(tmp_path):
     rows = rows_of(listed, records)
     first, near, far = rows
     assert reference_of(listed, rows) is first
-    drawn = make_sweep(tmp_path, {RATE: "uniform(0.1, 0.3)", "seed": "grid(0, 1, 2, 3)"})
-    assert reference_of(drawn, rows) is near
+    drawn = listed.model_copy(update={"search": RandomSearch()})
+    assert reference_of(drawn, rows) is first, "the others have fewer seeds"
+    three = [replace(row, records=row.records[:3]) for row in rows]
+    assert reference_of(drawn, three) is three[1]
+    few = [three[0], replace(far, records=far.records[1:2]), three[2]]
+    assert reference_of(listed, few[1:]) is few[2]
+    again = finished("again", 0.7, {RATE: "0.1", "seed": "0"})
+    twice = replace(first, records=(*first.records, again))
+    assert twice.by_seed["0"] == pytest.approx(0.6), "two trials of a seed count as their mean"
     assert reference_of(listed, [replace(row, records=()) for row in rows]) is None
     for row in (near, far):
         label = row.values[RATE]

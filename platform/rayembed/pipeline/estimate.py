@@ -72,7 +72,7 @@ def estimate(run: Run) -> Estimate | None:
     speed = (cpu_cores() or 1) * product_speed(precision.dtype)
     trained = sum(stage.steps * _of_step(run, stage, a_token) for stage in run.stages)
     encoding = speed * _ENCODING[precision.dtype]
-    data_seconds = (_of_mining(run) + _of_teachers(run)) / encoding
+    data_seconds = _of_teachers(run) / encoding
     seconds = trained / (speed * _TRAINING[precision.dtype])
     seconds += _of_scores(run, a_token) / encoding + data_seconds
     seconds += _START_SECONDS + _STAGE_SECONDS * len(run.stages)
@@ -111,26 +111,22 @@ def _of_scores(run: Run, a_token: float) -> float:
     return tokens * (own * a_token + encoders * _MINILM)
 
 
-def _of_mining(run: Run) -> float:
-    tokens = sum(
-        _embedded(dataset, dataset.mining)
-        for dataset in run.data.datasets
-        if dataset.mining is not None
-    )
-    return tokens * _MINILM
-
-
 def _of_teachers(run: Run) -> float:
-    """Estimate what stages' teachers embed; vectors of those that mined a data set are there."""
+    """Estimate what teachers embed, of data steps and of stages; each teacher embeds a data set
+    once.
+    """
     datasets = {dataset.name: dataset for dataset in run.data.datasets}
-    seen = {(d.name, d.mining.teacher) for d in run.data.datasets if d.mining is not None}
-    tokens = 0.0
-    for stage in run.stages:
-        for name, teacher in product(stage.datasets, stage.teachers):
-            if (name, teacher.teacher) not in seen:
-                seen.add((name, teacher.teacher))
-                tokens += _embedded(datasets[name], teacher)
-    return tokens * _MINILM
+    of_steps = [
+        (name, step)
+        for name, dataset in datasets.items()
+        for step in (dataset.consistency, dataset.mining, dataset.clusters)
+        if step is not None
+    ]
+    of_stages = [pair for stage in run.stages for pair in product(stage.datasets, stage.teachers)]
+    once: dict[tuple[str, str], float] = {}
+    for name, teacher in (*of_steps, *of_stages):
+        once.setdefault((name, teacher.teacher), _embedded(datasets[name], teacher))
+    return sum(once.values()) * _MINILM
 
 
 def _embedded(dataset: DatasetConfig, teacher: Teacher) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.assets.stored_folder import StoredFolder
-from rayembed.config.sweep import Sweep, metric_source
+from rayembed.config.sweep import GridSearch, Sweep, metric_source
 from rayembed.pipeline.report import MLFLOW_AWAY, Outcome
 from rayembed.registry.tracking import Tracker
 from rayembed.tables import console
@@ -94,7 +94,7 @@ def report_text(
         compared = reference is not None and len(rows) > 1
         parts.append(
             "## Rows\n\nMean ± standard deviation over the seeds (n − 1), 100 times the score."
-            + (_of_differences(reference) if reference is not None and compared else "")
+            + (_of_differences(sweep, reference) if reference is not None and compared else "")
             + "\n\n"
             + rows_table(rows, reference)
             + "\n![rows](rows.png)\n"
@@ -162,11 +162,13 @@ def _of_the_best_row(rows: list[Row], found: TrialRecord) -> str:
     )
 
 
-def _of_differences(reference: Row) -> str:
+def _of_differences(sweep: Sweep, reference: Row) -> str:
+    drawn = not isinstance(sweep.search, GridSearch)
+    flattered = " It was chosen by these scores, which flatters its lead." if drawn else ""
     return (
         f" Differences are to `{reference.name or 'the recipe'}`, seed by seed: mean, half-width "
         "of its 95 % interval (Student's t), and in how many seeds they are above 0. An interval "
-        "that holds 0 leaves open which of the two is better."
+        f"that holds 0 leaves open which of the two is better.{flattered}"
     )
 
 

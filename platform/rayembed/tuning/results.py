@@ -3,8 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-from rayembed.config.sweep import Sweep
+from rayembed.config.sweep import GridSearch, Sweep
 from rayembed.paired import Difference, difference, paired
 from rayembed.tables import Spread, Table, show, spread
 from rayembed.tuning.trial_store import SEED, TrialRecord
@@ -42,12 +43,14 @@ class Row:
 
     @property
     def by_seed(self) -> dict[str, float]:
-        """Deciding score of each seed whose trial is finished; seed "" where none is searched."""
-        return {
-            record.values.get(SEED, ""): record.final.score
-            for record in self.records
-            if record.state == "finished" and record.final and math.isfinite(record.final.score)
-        }
+        """Deciding score of each seed whose trial is finished, the mean of several; seed "" where
+        none is searched.
+        """
+        found: dict[str, list[float]] = {}
+        for record in self.records:
+            if record.state == "finished" and record.final and math.isfinite(record.final.score):
+                found.setdefault(record.values.get(SEED, ""), []).append(record.final.score)
+        return {seed: fmean(scores) for seed, scores in found.items()}
 
     def apart(self, reference: "Row") -> Difference | None:
         """Difference of the deciding score to another row's, by seed; None: no seed has both."""
@@ -56,15 +59,16 @@ class Row:
 
 
 def reference_of(sweep: Sweep, rows: Sequence[Row]) -> Row | None:
-    """The row that others are compared with: the first one where all values are listed, the best
-    one where they are drawn; None: no row has a score.
+    """The row that others are compared with, of those with the most seeds: the first in a grid, the
+    best where values are drawn; None: no row has a score.
     """
-    scored = [row for row in rows if "score" in row.scores]
-    if not scored:
+    most = max((len(row.by_seed) for row in rows), default=0)
+    whole = [row for row in rows if row.by_seed and len(row.by_seed) == most]
+    if not whole:
         return None
-    if all(domain.is_finite for domain in sweep.domains.values()):
-        return scored[0]
-    return max(scored, key=lambda row: row.scores["score"].mean)
+    if isinstance(sweep.search, GridSearch):
+        return whole[0]
+    return max(whole, key=lambda row: row.scores["score"].mean)
 
 
 def rows_of(sweep: Sweep, records: Mapping[str, TrialRecord]) -> list[Row]:

@@ -57,7 +57,13 @@ class Direction:
 
 
 def _steps(factor: int, run: Run) -> Run:
-    return override(run, [f"stages.{s.name}.steps={factor * s.steps}" for s in run.stages])
+    changes = [f"stages.{s.name}.steps={factor * s.steps}" for s in run.stages]
+    for stage in run.stages:
+        decay_steps = getattr(stage.optimizer, "decay_steps", None)
+        if decay_steps is not None:  # first, as it must be no fewer than the steps
+            path = f"stages.{stage.name}.optimizer.decay_steps"
+            changes.insert(0, f"{path}={factor * decay_steps}")
+    return override(run, changes)
 
 
 def _temperature(value: float, run: Run) -> Run:
@@ -149,9 +155,13 @@ def _nvembed() -> tuple[Direction, ...]:
             *("examples", "classes by examples > by labels", 4, 1.49, base),
             _with(base, *(f"data.datasets.{name}.source.label_form=label" for name in topics)),
         ),
-        claim(
-            *("positive-aware", "positive-aware mining > the nearest", 4, 1.10, base),
+        Direction(
+            # The paper's table has mined negatives against none, which the second stage needs.
+            *("positive-aware", "positive-aware mining > the nearest", "NV-Embed, section 4.1.1"),
+            base,
             _with(base, *(f"data.datasets.{name}.mining.rule.kind=top_k" for name in mined)),
+            tasks=TASK_NAMES,
+            causes=(LONGER, DEEPER),
         ),
     )
 
@@ -179,7 +189,7 @@ def _nomic() -> tuple[Direction, ...]:
     longer = (LONGER, COLDER)
     return (
         Direction(
-            *("moe", "experts > dense at equal active parameters", of("section 7.2"), base),
+            *("moe", "experts > dense at equal active parameters", of("Table 9"), base),
             lambda: nomic.dense(base(), "dense"),
             causes=longer,
         ),
@@ -279,10 +289,14 @@ def _causal2vec() -> tuple[Direction, ...]:
     def represented(kind: str) -> MakeRun:
         return _with(base, f"model.representation={kind}")
 
+    with_room = 208
+
     def with_examples() -> Run:
         limits = ExamplesConfig(max_examples=2, query_tokens=24, response_tokens=32, max_tokens=160)
         examples = causal2vec.EXAMPLES
-        return causal2vec.with_examples(base(), "examples", limits, examples, query_max_length=208)
+        return causal2vec.with_examples(
+            base(), "examples", limits, examples, query_max_length=with_room
+        )
 
     return (
         claim(
@@ -318,5 +332,8 @@ def _causal2vec() -> tuple[Direction, ...]:
             *("causal", "causal > bidirectional attention", 15, 0.31, base),
             _with(base, "model.mask=bidirectional"),
         ),
-        claim("in-context", "in-context examples > none", 1, 0.75, with_examples, base),
+        claim(
+            *("in-context", "in-context examples > none", 1, 0.75, with_examples),
+            _with(base, f"model.query_max_length={with_room}"),
+        ),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayembed.assets.storage import check_writable, join, write_atomic
+from rayembed.errors import RayembedError, WorkerError
 from rayembed.pipeline.job import Job, JobContext, at_least, option
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.tables import Table, console, show
@@ -33,24 +34,40 @@ def _measure(args: argparse.Namespace, context: JobContext) -> None:
     check_writable(storage)
     results = Results(storage)
     until = None if args.hours is None else time.monotonic() + 3600 * args.hours
+    failed: dict[str, RayembedError] = {}
     try:
-        left = _measured(tasks_left(directions, seeds, results), results, until)
+        left = _measured(tasks_left(directions, seeds, results), results, until, failed)
         reversed_ones = [
             one.direction
             for one in _findings(directions, seeds, results)
             if one.verdict == "reversed"
         ]
         causes = [followed_up(one, cause) for one in reversed_ones for cause in one.causes]
-        left += _measured(tasks_left(causes, seeds, results), results, until)
+        left += _measured(tasks_left(causes, seeds, results), results, until, failed)
     finally:
         place = _report(directions, seeds, results, context)
     context.out.write(f"Report  {place}\n")
     if left:
         context.out.write(f"Next    the same command goes on with {left} runs that are left\n")
+    if failed:
+        told = "\n".join(f"  {name}: {error}" for name, error in failed.items())
+        raise WorkerError(
+            f"{len(failed)} runs failed; the others are done. The same command tries them "
+            f"again:\n{told}"
+        )
 
 
-def _measured(tasks: "Sequence[Task]", results: "Results", until: float | None) -> int:
-    """Number of runs that are left, as they do not fit the time."""
+def _measured(
+    tasks: "Sequence[Task]",
+    results: "Results",
+    until: float | None,
+    failed: "dict[str, RayembedError]",
+) -> int:
+    """Measure runs; how many are left, as they do not fit the time.
+
+    Args:
+        failed: takes the errors of those that cannot be measured, by their names.
+    """
     left = 0
     for number, task in enumerate(tasks):
         late = until is not None and time.monotonic() + task.seconds > until
@@ -62,7 +79,11 @@ def _measured(tasks: "Sequence[Task]", results: "Results", until: float | None) 
             "%s, run %d of %d: about %.0f minutes; all that are left about %.1f hours",
             *(task.run.name, number + 1, len(tasks), task.seconds / 60, ahead),
         )
-        results.measure(task.run)
+        try:
+            results.measure(task.run)
+        except RayembedError as error:
+            logger.warning("%s failed: %s", task.run.name, error)
+            failed[task.run.name] = error
     return left
 
 

@@ -30,8 +30,13 @@ def nvembed_small() -> Run:
             *_lengths(48),
             "model.backbone.num_layers=2",
             "stages.retrieval.steps=80",
-            "stages.retrieval.batch.global_pairs=24",
             "stages.blend.steps=40",
+            # As in the paper, all stages have the same batches.
+            *(
+                f"stages.{stage}.batch.{setting}"
+                for stage in ("retrieval", "blend")
+                for setting in ("global_pairs=12", "num_negatives=3")
+            ),
         ],
     )
 
@@ -60,6 +65,7 @@ def nomic_small() -> Run:
         [
             *_lengths(_LENGTH),
             "model.backbone.num_layers=4",
+            "model.experts.top_k=1",  # as many parameters act as in the dense model
             "stages.pretrain.steps=60",
             "stages.pretrain.batch.global_pairs=32",
             "stages.finetune.steps=30",

@@ -1,13 +1,13 @@
 """Benchmark texts within longer texts, found by common n-grams of words (GPT-3, arXiv 2005.14165,
 appendix C).
 
-Words are those of `words`: case, width, punctuation and white space do not count, and in scripts
-without spaces a character is a word. A benchmark text of at least n words is found in a text that
-has any n consecutive words of it; a shorter one, down to `shortest` words, in a text that has all
-of its words one after the other. Even shorter ones are not looked for.
+Words are those of `words`: case, width, punctuation, white space and invisible characters do not
+count, and in scripts without spaces a character is a word. A benchmark text of at least n words is
+found in a text that has any n consecutive words of it; a shorter one, down to `shortest` words, in
+a text that has all of its words one after the other. Even shorter ones are not looked for.
 
-In memory are hashes of the benchmark texts' n-grams only, with the number of a text that each is
-from: 12 bytes, and two to four for a filter that most n-grams of other texts do not pass. Two
+Kept in memory are hashes of the benchmark texts' n-grams only, with the number of a text that each
+is from: 12 bytes, and two to four for a filter that most n-grams of other texts do not pass. Two
 n-grams are taken for the same by 64-bit hashes: in 10 billion n-grams against a million one false
 match is expected with a probability of 1 in 1,800.
 """
@@ -23,6 +23,12 @@ from rayembed.config.mining import Containment
 from rayembed.data.cleaning.signatures import GRAM_FACTOR, hashed_words
 from rayembed.data.hashes import mixed
 from rayembed.data.parts import remedy
+
+_TEXTS_AT_ONCE = 1024
+"""Texts whose words are hashed at a time, with some 100 bytes a word."""
+
+_INVISIBLE = dict.fromkeys([0x00AD, 0x200B, 0x2060, 0xFEFF])
+"""Characters that are left out: soft hyphen, zero-width space, word joiner, byte-order mark."""
 
 _FILTER_BITS_PER_GRAM = 16
 """Bits of the filter for each n-gram, at least: one of 16 other n-grams passes at most."""
@@ -42,14 +48,17 @@ class Grams:
 
 def grams_of(texts: Sequence[str], settings: Containment) -> Grams:
     """N-grams by which benchmark texts are found."""
-    hashes, counts = hashed_words(texts)
-    taken = np.where(counts >= settings.shortest, np.minimum(counts, settings.ngram), 0)
-    lengths = tuple(int(length) for length in np.unique(taken[taken > 0]))
-    found, places = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
-    for length, grams, texts_of in _windows(hashes, counts, lengths):
-        ours = taken[texts_of] == length
-        found.append(grams[ours])
-        places.append(texts_of[ours].astype(np.int32))
+    found, places, seen = [np.empty(0, np.uint64)], [np.empty(0, np.int32)], set[int]()
+    for first in range(0, len(texts), _TEXTS_AT_ONCE):
+        hashes, counts = _hashed(texts[first : first + _TEXTS_AT_ONCE])
+        taken = np.where(counts >= settings.shortest, np.minimum(counts, settings.ngram), 0)
+        of_slice = [int(length) for length in np.unique(taken[taken > 0])]
+        seen.update(of_slice)
+        for length, grams, texts_of in _windows(hashes, counts, of_slice):
+            ours = taken[texts_of] == length
+            found.append(grams[ours])
+            places.append((first + texts_of[ours]).astype(np.int32))
+    lengths = tuple(sorted(seen))
     all_hashes, all_places = np.concatenate(found), np.concatenate(places)
     order = np.lexsort((all_places, all_hashes))
     distinct, first = np.unique(all_hashes[order], return_index=True)
@@ -95,10 +104,15 @@ class GramIndex:
 
     def find(self, texts: Sequence[str]) -> np.ndarray:
         """(texts,) int64 number of a benchmark text within each, the lowest; -1 for none."""
-        found = np.full(len(texts), -1, dtype=np.int64)
         if not len(self.grams.hashes):
-            return found
-        hashes, counts = hashed_words(texts)
+            return np.full(len(texts), -1, dtype=np.int64)
+        slices = range(0, len(texts), _TEXTS_AT_ONCE)
+        found = [self._find(texts[first : first + _TEXTS_AT_ONCE]) for first in slices]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+    def _find(self, texts: Sequence[str]) -> np.ndarray:
+        found = np.full(len(texts), -1, dtype=np.int64)
+        hashes, counts = _hashed(texts)
         unset = np.iinfo(np.int64).max
         best = np.full(len(texts), unset)
         for _, grams, texts_of in _windows(hashes, counts, self.grams.lengths):
@@ -115,11 +129,16 @@ class GramIndex:
 def share_contained(text: str, benchmark_text: str, settings: Containment) -> float:
     """Share of a benchmark text's distinct n-grams that a text has."""
     wanted = grams_of([benchmark_text], settings)
-    hashes, counts = hashed_words([text])
+    hashes, counts = _hashed([text])
     found = [grams for _, grams, _ in _windows(hashes, counts, wanted.lengths)]
     if not found:
         return 0.0
     return float(np.isin(wanted.hashes, np.concatenate(found)).mean())
+
+
+def _hashed(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """As `hashed_words`, of words that invisible characters do not cut in two."""
+    return hashed_words([text.translate(_INVISIBLE) for text in texts])
 
 
 def _bit(slot: np.ndarray) -> np.ndarray:

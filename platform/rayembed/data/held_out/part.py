@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 
 from rayembed.assets.array_files import load_arrays, save_arrays
-from rayembed.assets.storage import join, list_files, read_bytes, write_atomic
+from rayembed.assets.storage import exists, join, list_files, read_bytes, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
 from rayembed.config.held_out import HeldOut, HeldOutGroups, HeldOutIds
@@ -153,7 +153,9 @@ def _made(
         *(dataset.name, sum(part.rows for part in parts), sum(r["rows_in"] for r in results)),
         ", ".join(f"{number} {what}" for what, number in counts.items()),
     )
-    names = [f"{SET}/{name}" for name in list_files(join(writer.folder, SET), recursive=True)]
+    listed = list_files(join(writer.folder, SET), recursive=True)
+    # Hidden ones are being written, by whoever made the same before.
+    names = [f"{SET}/{name}" for name in listed if not name.rpartition("/")[2].startswith(".")]
     digests = {name: _digest(writer.folder, name) for name in names or [GRADED]}
     return writer.finish(results, made, None, **counts, **{_DIGESTS: digests})
 
@@ -166,8 +168,10 @@ def check_set(part: DatasetArtifact) -> None:
         StorageError: the storage does not give it.
     """
     for name, digest in part.manifest[_DIGESTS].items():
+        path = join(part.folder, name)
+        if not exists(path):
+            raise ArtifactError(f"the file {path!r} is missing. {remedy(path)}")
         if _digest(part.folder, name) != digest:
-            path = join(part.folder, name)
             raise ArtifactError(
                 f"the file {path!r} is not what was written: its digest is another. {remedy(path)}"
             )

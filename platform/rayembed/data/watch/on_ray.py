@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import ray
@@ -23,8 +24,6 @@ from rayembed.errors import WorkerError
 from rayembed.progress import duration
 
 log = logging.getLogger(__name__)
-
-_NAME = "rayembed-watch"
 
 _SECONDS_BETWEEN_LOOKS = 10.0
 
@@ -52,7 +51,7 @@ class Guard:
         place: Place = (ray.get_runtime_context().get_node_id(), os.getpid())
         numbers, first = [number for number, _ in units], name_of(units[0][1])
         # An answer is waited for: a process that stops at once would have told nothing.
-        late = ray.get(self.watch.take.remote(self.execution, numbers, first, place))
+        late = _late(self.watch.take.remote(self.execution, numbers, first, place), len(numbers))
         try:
             for (number, item), times in zip(units, late, strict=True):
                 name = name_of(item)
@@ -65,10 +64,21 @@ class Guard:
             self.watch.end.remote(self.execution, place)
 
 
+def _late(answer: Any, number: int) -> list[int]:
+    try:
+        found: list[int] = ray.get(answer)
+    except ray.exceptions.RayError as error:
+        # Work goes on without a watch.
+        log.warning("the watch over units of data work is away: %s", error)
+        return [0] * number
+    return found
+
+
 @contextmanager
 def watching(limit_seconds: float) -> Iterator[Guard]:
     """A guard for one execution; inside the block slow units are told and hanging ones ended."""
-    watch = ray.remote(num_cpus=0)(Watch).options(name=_NAME, get_if_exists=True).remote()
+    context = ray.get_runtime_context()
+    watch = _watch(context.gcs_address, context.get_job_id())
     guard, stop = Guard(watch, uuid.uuid4().hex, limit_seconds), threading.Event()
     thread = threading.Thread(target=_look, args=(guard, stop), name="watch", daemon=True)
     thread.start()
@@ -79,19 +89,30 @@ def watching(limit_seconds: float) -> Iterator[Guard]:
         watch.forget.remote(guard.execution)
 
 
+@lru_cache(maxsize=1)
+def _watch(*driver: str) -> Any:
+    """The watch of a driver, on its node: whoever loses this has lost the driver too."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    watch = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+    return watch(Watch).remote()
+
+
 def _look(guard: Guard, stop: threading.Event) -> None:
     told = 0.0
     pause = min(_SECONDS_BETWEEN_LOOKS, guard.limit_seconds / 4)
     while not stop.wait(pause):
         try:
             running: list[Running] = ray.get(guard.watch.running.remote(guard.execution))
-            for unit in running:
-                if unit.seconds > guard.limit_seconds and not stop.is_set():
-                    _end(guard, unit)
         except (ray.exceptions.RayError, RuntimeError) as error:
             # Whoever waits for results hears what the cluster has.
             log.debug("units are not watched: %s", error)
             continue
+        for unit in running:
+            if unit.seconds > guard.limit_seconds and not stop.is_set():
+                try:
+                    _end(guard, unit)
+                except (ray.exceptions.RayError, RuntimeError) as error:
+                    log.warning("the process of unit %s cannot be ended: %s", unit.name, error)
         told += pause
         if running and running[0].seconds >= _TELLING_SECONDS and told >= _TELLING_SECONDS:
             told = 0.0
@@ -111,7 +132,12 @@ def _end(guard: Guard, unit: Running) -> None:
     node, process = unit.place
     on_node = NodeAffinitySchedulingStrategy(node, soft=False)
     kill = ray.remote(num_cpus=0, max_retries=0)(_kill).options(scheduling_strategy=on_node)
-    ended = bool(ray.get(kill.remote(process), timeout=_KILL_SECONDS))
+    killing = kill.remote(guard, unit)
+    try:
+        ended = bool(ray.get(killing, timeout=_KILL_SECONDS))
+    except ray.exceptions.GetTimeoutError:
+        ray.cancel(killing, force=True)
+        raise
     ray.get(guard.watch.count_late.remote(guard.execution, unit, ended=ended))
     if ended:
         log.warning(
@@ -121,9 +147,12 @@ def _end(guard: Guard, unit: Running) -> None:
         )
 
 
-def _kill(process: int) -> bool:
+def _kill(guard: Guard, unit: Running) -> bool:
+    now: list[Running] = ray.get(guard.watch.running.remote(guard.execution))
+    if (unit.number, unit.place) not in {(one.number, one.place) for one in now}:
+        return False  # it has ended meanwhile, and its process has another one
     try:
-        os.kill(process, signal.SIGKILL)
+        os.kill(unit.place[1], signal.SIGKILL)
     except ProcessLookupError:
         return False
     return True
