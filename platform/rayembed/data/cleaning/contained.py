@@ -49,15 +49,15 @@ class Grams:
 def grams_of(texts: Sequence[str], settings: Containment) -> Grams:
     """N-grams by which benchmark texts are found."""
     found, places, seen = [np.empty(0, np.uint64)], [np.empty(0, np.int32)], set[int]()
-    for first in range(0, len(texts), _TEXTS_AT_ONCE):
-        hashes, counts = _hashed(texts[first : first + _TEXTS_AT_ONCE])
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        hashes, counts = _hashed(texts[start : start + _TEXTS_AT_ONCE])
         taken = np.where(counts >= settings.shortest, np.minimum(counts, settings.ngram), 0)
         of_slice = [int(length) for length in np.unique(taken[taken > 0])]
         seen.update(of_slice)
         for length, grams, texts_of in _windows(hashes, counts, of_slice):
             ours = taken[texts_of] == length
             found.append(grams[ours])
-            places.append((first + texts_of[ours]).astype(np.int32))
+            places.append((start + texts_of[ours]).astype(np.int32))
     lengths = tuple(sorted(seen))
     all_hashes, all_places = np.concatenate(found), np.concatenate(places)
     order = np.lexsort((all_places, all_hashes))
