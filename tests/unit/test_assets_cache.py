@@ -1,10 +1,12 @@
 import multiprocessing
+import os
 import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from rayembed.assets.cache import cache_folder, filled, is_complete
+from rayembed.assets.cache import cache_folder, filled, is_complete, mark_used, remove_unused
 from rayembed.errors import AssetError
 
 
@@ -101,6 +103,21 @@ def test_a_cache_that_cannot_be_written_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(AssetError, match="RAYEMBED_CACHE"):
         filled(tmp_path / "file" / "kind" / "entry", _fill)
+
+
+def test_only_what_nobody_used_for_long_is_removed(tmp_path):
+    def write(folder):
+        (folder / "a").write_text("a")
+
+    old, used, own, busy = (tmp_path / name for name in ("old", "used", "own", "busy"))
+    for entry in (old, used, own, busy):
+        filled(entry, write)
+        os.utime(entry / "manifest.json", (1, 1))
+    mark_used(used)
+    with FileLock(str(tmp_path / ".busy.lock")):
+        remove_unused(tmp_path, 60, keep=own)
+    assert [entry.exists() for entry in (old, used, own, busy)] == [False, True, True, True]
+    assert not list(tmp_path.glob(".*partial*"))
 
 
 def test_where_the_cache_is(tmp_path, monkeypatch):

@@ -611,7 +611,7 @@ def test_places_come_by_part_and_are_cut_at_the_limit(tmp_path: Path, monkeypatc
                 places.add(row[some], position[some])
             return places.finish()
 
-    whole, cut = written(None), written(4)
+    whole, cut = written(90), written(4)
     assert [item.part for item in whole] == [p for p in parts if p is not parts[4]]
     for item in whole:
         mine = np.flatnonzero(row // 10 == parts.index(item.part))
@@ -624,6 +624,13 @@ def test_places_come_by_part_and_are_cut_at_the_limit(tmp_path: Path, monkeypatc
         both = (np.concatenate([item.read()[side] for item in items]) for items in (whole, cut))
         np.testing.assert_array_equal(*both)
     assert len({item.key for item in cut}) == len(cut) > len(whole)
+    # Without a limit a task takes as many places as its part has rows, however often each is drawn.
+    repeated = np.repeat(np.arange(10), 7)
+    scratch = tmp_path / "repeated"
+    scratch.mkdir()
+    with PlaceWriter(scratch, str(tmp_path), parts) as places:
+        places.add(repeated, np.arange(70))
+        assert [len(item.read()[0]) for item in places.finish()] == [10] * 7
 
 
 def test_index_files_are_read_many_at_a_time_in_their_order(tmp_path, monkeypatch) -> None:

@@ -1,12 +1,15 @@
 """The order of a plan's rows: what it is, and what it takes of the driver's memory."""
 
+import errno
 import hashlib
 import json
+import tempfile
 import tracemalloc
 import types
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from rayembed.assets.array_files import save_arrays
@@ -141,6 +144,38 @@ def test_a_shuffle_of_short_numbers_is_the_permutation(count: int) -> None:
     order = np.arange(count, dtype=np.int32)
     generator(3, "key", "name", 1).shuffle(order)
     assert np.array_equal(order, generator(3, "key", "name", 1).permutation(count))
+
+
+def test_scratch_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = tmp_path / "rayembed-scratch-killed"
+    killed.mkdir()
+    (killed / "lock").touch()
+    (killed / "run-0").write_bytes(b"rows")
+    with scratch_folder("first", 0) as first:
+        assert not killed.exists()
+        with scratch_folder("second", 0) as second:
+            assert first.exists()
+            assert second.exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_index_that_cannot_be_kept_is_read_all_the_same(tmp_path: Path, monkeypatch) -> None:
+    parts = parts_of(tmp_path, made_up_rows("a", 40), 2)
+    whole = np.concatenate([one.id_hash for one in index.index_chunks(parts)])
+
+    class Full(index.BucketFile):
+        def add(self, rows: pa.Table) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    for path in tmp_path.glob("index-*"):
+        path.unlink()
+    monkeypatch.setattr(index, "BucketFile", Full)
+    found = np.concatenate([one.id_hash for one in index.index_chunks(parts)])
+    np.testing.assert_array_equal(found, whole)
+    assert not list(tmp_path.glob("index-*"))
 
 
 def test_too_little_scratch_is_told_before_work(tmp_path: Path, monkeypatch) -> None:

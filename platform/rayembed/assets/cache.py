@@ -13,9 +13,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from rayembed.errors import AssetError
 
@@ -59,16 +60,29 @@ def filled(entry: Path, fill: Callable[[Path], None]) -> Path:
     return entry / _FILES
 
 
-def remove_unused(folder: Path, seconds: float) -> None:
-    """Remove the entries of a folder that were filled more than so many seconds ago.
+def mark_used(entry: Path) -> None:
+    """Note that an entry is used now, for `remove_unused`."""
+    with suppress(OSError):  # a cache of somebody else's
+        os.utime(entry / _MANIFEST)
+
+
+def remove_unused(folder: Path, seconds: float, keep: Path) -> None:
+    """Remove the entries of a folder that were used last more than so many seconds ago.
 
     A process that has mapped files of one keeps what it has; one that asks again fills it again.
+
+    Args:
+        keep: entry that stays however old it is.
     """
     for manifest in folder.glob(f"*/{_MANIFEST}"):
+        entry = manifest.parent
         try:
-            if manifest.stat().st_mtime < time.time() - seconds:
-                shutil.rmtree(manifest.parent)
-        except FileNotFoundError:  # another process was first
+            with FileLock(str(folder / f".{entry.name}.lock"), timeout=0):
+                if entry != keep and manifest.stat().st_mtime < time.time() - seconds:
+                    gone = Path(tempfile.mkdtemp(prefix=f".{entry.name}.partial-", dir=folder))
+                    entry.rename(gone / entry.name)  # whole, so that nobody meets a part of it
+                    shutil.rmtree(gone)
+        except (FileNotFoundError, Timeout):  # another process was first, or fills it
             continue
 
 

@@ -3,7 +3,7 @@
 Files and their ranges grow with the rows, not with their square: a level of the route (`shuffle`)
 writes as many files as there are tasks, and a task reads `FAN_OUT` ranges, many at a time.
 
-    folder/<digest of the items>/1/000000.arrow            of each item of the first task
+    folder/<digest of task and items>/1/000000.arrow            of each item of the first task
                                  2/000000/000000.arrow     coarse bucket, then its files
                                  units/                    results of the tasks
 """
@@ -94,10 +94,10 @@ def exchange(
 
     Args:
         folder: scratch folder; what an earlier try has sent of the same items stands there.
-        what: names the task in the log.
+        what: names the task, in the log and among others in the folder.
         task: picklable.
     """
-    digest = xxhash.xxh3_64()
+    digest = xxhash.xxh3_64(f"{what}\0".encode())
     for item in items:
         digest.update(f"{item.key}\0".encode())
     below = join(folder, f"{digest.hexdigest()}-{num_buckets}")

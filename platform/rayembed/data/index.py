@@ -110,17 +110,30 @@ def _of_file(path: str, chunks: int) -> Iterator[PartIndex]:
 
 
 def _written(path: str, parts: Sequence[Part]) -> Iterator[PartIndex]:
-    """Indexes of the parts, which are written as one file while they are read."""
+    """Indexes of the parts, which are written as one file while they are read.
+
+    All goes on without the file where it cannot be written, for instance on a full disk, or beside
+    data of another team that may only be read.
+    """
+    problem: Exception | None = None
     with tempfile.TemporaryDirectory(prefix="rayembed-index-") as folder:
         local = Path(folder, "index.arrow")
         with BucketFile(local, -(-len(parts) // PARTS_OF_CHUNK)) as file:
             for chunk in _of_parts(parts):
-                file.add(pa.table({name: getattr(chunk, name) for name in _COLUMNS}))
+                if problem is None:
+                    try:
+                        file.add(pa.table({name: getattr(chunk, name) for name in _COLUMNS}))
+                    except OSError as error:
+                        problem = error
                 yield chunk
-        try:
-            store_file(local, path)
-        except StorageError as error:  # for instance of another team, who may only be read
-            log.info("the index of %d parts is not kept in one file: %s", len(parts), error)
+            if problem is None:
+                try:
+                    file.finish()
+                    store_file(local, path)
+                except (OSError, StorageError) as error:
+                    problem = error
+    if problem is not None:
+        log.info("the index of %d parts is not kept in one file: %s", len(parts), problem)
 
 
 def _merged_path(parts: Sequence[Part]) -> str | None:

@@ -7,6 +7,7 @@ range of it each. `exchange` has the tasks.
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -187,9 +188,14 @@ class BucketFile:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with self._file:
-            self._file.seek(0)
-            self._file.write(np.array(self._places, _PLACE).tobytes())
+        with suppress(OSError):  # of what could not be written before
+            self._file.close()
+
+    def finish(self) -> None:
+        """Write where the buckets stand, after the last."""
+        self._file.seek(0)
+        self._file.write(np.array(self._places, _PLACE).tobytes())
+        self._file.flush()
 
 
 def read_bucket(paths: Iterable[str], bucket: int) -> list[pa.Table | None]:

@@ -13,7 +13,7 @@ import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from rayembed.config.mining_search import MiningSearch
 from rayembed.search.faiss_library import require_faiss
@@ -42,9 +42,9 @@ class Ivf(MiningSearch):
     """An inverted file (IVF): documents in lists by nearest centroid; some lists are searched."""
 
     kind: Literal["ivf"] = "ivf"
-    lists: PositiveInt | None = None
+    lists: int | None = Field(default=None, ge=1, le=2**31 - 1)
     """Lists of a shard of the corpus; None: 4·√n for its n documents."""
-    probes: PositiveInt = 64
+    probes: int = Field(default=64, ge=1, le=2**31 - 1)
     """Lists that are searched for a query; more find more of the best and take longer."""
 
     @property
@@ -97,11 +97,11 @@ class Hnsw(MiningSearch):
     """A graph of neighbours (HNSW) that is walked towards the query."""
 
     kind: Literal["hnsw"] = "hnsw"
-    neighbours: int = Field(default=32, ge=2)
+    neighbours: int = Field(default=32, ge=2, le=512)
     """Neighbours of a document in the graph, twice that in its lowest layer."""
-    ef_construction: PositiveInt = 80
+    ef_construction: int = Field(default=80, ge=1, le=2**31 - 1)
     """Candidates for a document's neighbours while the graph is made."""
-    ef_search: PositiveInt = 256
+    ef_search: int = Field(default=256, ge=1, le=2**31 - 1)
     """Documents kept while the graph is walked; at least the candidates that are asked for."""
 
     @property

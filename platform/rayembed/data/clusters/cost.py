@@ -83,4 +83,18 @@ class ClusterCost:
                 f"{self.flop / 1e12 / 3600:,.0f} h on a CPU of 1: lower clusters.exact_clusters, "
                 "iterations, restarts or sample_per_cluster"
             )
+        for products, what, remedy in (
+            (self.assignment_products, "assigning all pairs", "lower clusters.exact_clusters"),
+            (
+                self.tour_products,
+                "the tour of the clusters, on the driver,",
+                "lower clusters.exact_clusters, or set clusters.packing=random",
+            ),
+        ):
+            flop = 4.0 * _WIDTH * products
+            if flop > _MANY_FLOP:
+                found.append(
+                    f"{what} takes {flop:.0e} FLOP at {_WIDTH} dimensions, "
+                    f"{flop / 1e12 / 3600:,.0f} h on a CPU of 1 TFLOP/s: {remedy}"
+                )
         return found

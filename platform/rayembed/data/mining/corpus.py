@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from rayembed.assets.array_files import map_array, save_array
-from rayembed.assets.cache import cache_folder, filled, remove_unused
+from rayembed.assets.cache import cache_folder, filled, mark_used, remove_unused
 from rayembed.assets.local_copies import UNUSED_SECONDS, read_copied
 from rayembed.data.hashes import mixed
 from rayembed.data.index import read_column
@@ -187,9 +187,10 @@ def open_corpus(files: CorpusFiles) -> Corpus:
         for name, array in _metadata(files).items():
             save_array(str(folder / f"{name}.npy"), array)
 
-    entries = cache_folder() / "mining"
-    remove_unused(entries, UNUSED_SECONDS)
-    folder = filled(entries / f"corpus-{VERSION}-{digest}", fill)
+    entry = cache_folder() / "mining" / f"corpus-{VERSION}-{digest}"
+    folder = filled(entry, fill)
+    mark_used(entry)
+    remove_unused(entry.parent, UNUSED_SECONDS, keep=entry)
     names = [field.name for field in fields(Corpus) if field.name != "files"]
     return Corpus(files, **{name: map_array(folder / f"{name}.npy") for name in names})
 

@@ -74,7 +74,8 @@ class PlaceWriter:
         Args:
             scratch: an existing folder on this machine.
             folder: where the files of places are written, which tasks can read.
-            most: places of a work item; a part with more of them gives several. None: no limit.
+            most: places of a work item; a part with more of them gives several. None: as many as
+                the part has rows, so that a task holds about one more copy of its part.
         """
         self._scratch, self._folder, self._parts, self._most = scratch, folder, parts, most
         self._firsts = np.cumsum([0, *(part.rows for part in parts)])
@@ -152,6 +153,6 @@ class PlaceWriter:
         return [
             PartPlaces(parts[inside], path, inside, start, min(start + step, count))
             for inside, count in enumerate(counts)
-            for step in [self._most or max(count, 1)]
+            for step in [self._most or max(parts[inside].rows, 1)]
             for start in range(0, count, step)
         ]

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from rayembed.errors import StorageFullError
+
+_PREFIX = "rayembed-scratch-"
+_LOCK = "lock"
 
 
 @contextmanager
@@ -24,7 +28,8 @@ def scratch_folder(what: str, size: int) -> Iterator[Path]:
         StorageFullError: there is less room; before anything is written, as a file that is mapped
             into memory has no way to tell later.
     """
-    with tempfile.TemporaryDirectory(prefix="rayembed-") as folder:
+    _sweep(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, FileLock(Path(folder, _LOCK)):
         free = shutil.disk_usage(folder).free
         if free < size:
             raise StorageFullError(
@@ -33,6 +38,16 @@ def scratch_folder(what: str, size: int) -> Iterator[Path]:
                 "a folder on a larger local disk"
             )
         yield Path(folder)
+
+
+def _sweep(place: Path) -> None:
+    """Remove the folders of processes that were killed, whose locks nobody holds."""
+    for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            with FileLock(lock, timeout=0):
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        except (Timeout, OSError):  # it lives, or is another user's
+            continue
 
 
 def mapped(path: Path, count: int, dtype: Any) -> np.ndarray:
