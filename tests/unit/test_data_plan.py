@@ -22,6 +22,7 @@ from rayembed.assets.json_files import write_json
 from rayembed.data import index
 from rayembed.data.index import read_column
 from rayembed.data.parts import Part, write_part
+from rayembed.data.plan import places as places_module
 from rayembed.data.plan.audit import audit_dataset, negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig
@@ -624,7 +625,8 @@ def test_places_come_by_part_and_are_cut_at_the_limit(tmp_path: Path, monkeypatc
         both = (np.concatenate([item.read()[side] for item in items]) for items in (whole, cut))
         np.testing.assert_array_equal(*both)
     assert len({item.key for item in cut}) == len(cut) > len(whole)
-    # Without a limit a task takes as many places as its part has rows, however often each is drawn.
+    # Without a limit a task takes as many places as a part has rows, however often each is drawn.
+    monkeypatch.setattr(places_module, "ROWS_PER_PART", 10)
     repeated = np.repeat(np.arange(10), 7)
     scratch = tmp_path / "repeated"
     scratch.mkdir()

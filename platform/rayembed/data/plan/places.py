@@ -16,7 +16,7 @@ import pyarrow as pa
 import xxhash
 
 from rayembed.assets.storage import join
-from rayembed.data.parts import Part
+from rayembed.data.parts import ROWS_PER_PART, Part
 from rayembed.data.shuffle import read_bucket, write_buckets
 
 _PARTS_OF_FILE = 32
@@ -74,8 +74,8 @@ class PlaceWriter:
         Args:
             scratch: an existing folder on this machine.
             folder: where the files of places are written, which tasks can read.
-            most: places of a work item; a part with more of them gives several. None: as many as
-                the part has rows, so that a task holds about one more copy of its part.
+            most: places of a work item; a part with more of them gives several. None: as many as a
+                part has rows usually, so that a task holds about one more copy of a part.
         """
         self._scratch, self._folder, self._parts, self._most = scratch, folder, parts, most
         self._firsts = np.cumsum([0, *(part.rows for part in parts)])
@@ -153,6 +153,6 @@ class PlaceWriter:
         return [
             PartPlaces(parts[inside], path, inside, start, min(start + step, count))
             for inside, count in enumerate(counts)
-            for step in [self._most or max(parts[inside].rows, 1)]
+            for step in [self._most or max(parts[inside].rows, ROWS_PER_PART)]
             for start in range(0, count, step)
         ]
