@@ -82,7 +82,7 @@ class CountedFiles(pyarrow.fs.FileSystemHandler):
         self.inner.delete_dir_contents(path, missing_dir_ok=missing_dir_ok)
 
     def delete_root_dir_contents(self):
-        raise NotImplementedError
+        raise OSError("no step removes all that a storage has")
 
     def delete_file(self, path):
         self.cost.requests += 1

@@ -1,12 +1,9 @@
 """A job whose storage is an address that tells the endpoint itself, from rows to lineage."""
 
 import json
-import re
-from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import pytest
+from data_job import load
 from s3_server import BUCKET, s3_server
 
 from rayembed.assets.storage import join, read_bytes, write_atomic
@@ -21,17 +18,6 @@ from rayembed.data.vectors.teacher import TeacherLoader
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"])
 
 EVALUATION = "which colour has the number eleven on the seventh wall"
-
-
-def load(config: Any, weights: str, device: str) -> Any:
-    """Texts of one number are alike."""
-
-    def encode(texts: Sequence[str], role: str) -> np.ndarray:
-        numbers = [int(re.findall(r"\d+", text + " 0")[0]) for text in texts]
-        made = [np.random.default_rng(n).standard_normal(8) for n in numbers]
-        return np.array([m / np.linalg.norm(m) for m in made], dtype=np.float32)
-
-    return encode
 
 
 def write_inputs(root: str) -> None:

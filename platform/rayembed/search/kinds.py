@@ -38,14 +38,8 @@ class Exact(MiningSearch):
     kind: Literal["exact"] = "exact"
 
 
-class Ivf(MiningSearch):
-    """An inverted file (IVF): documents in lists by nearest centroid; some lists are searched."""
-
-    kind: Literal["ivf"] = "ivf"
-    lists: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    """Lists of a shard of the corpus; None: 4·√n for its n documents."""
-    probes: int = Field(default=64, ge=1, le=2**31 - 1)
-    """Lists that are searched for a query; more find more of the best and take longer."""
+class _Indexed(MiningSearch):
+    """What both kinds of index share."""
 
     @property
     def approximate(self) -> bool:
@@ -55,6 +49,16 @@ class Ivf(MiningSearch):
     def check(self) -> None:
         """Raise ConfigError where FAISS is missing."""
         require_faiss(_NEEDS)
+
+
+class Ivf(_Indexed):
+    """An inverted file (IVF): documents in lists by nearest centroid; some lists are searched."""
+
+    kind: Literal["ivf"] = "ivf"
+    lists: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    """Lists of a shard of the corpus; None: 4·√n for its n documents."""
+    probes: int = Field(default=64, ge=1, le=2**31 - 1)
+    """Lists that are searched for a query; more find more of the best and take longer."""
 
     def index(self, vectors: np.ndarray, seed: int) -> bytes:
         """Index of (n, D) vectors; k-means over a seeded sample makes the lists."""
@@ -93,7 +97,7 @@ class Ivf(MiningSearch):
         return _find(opened, queries, k)
 
 
-class Hnsw(MiningSearch):
+class Hnsw(_Indexed):
     """A graph of neighbours (HNSW) that is walked towards the query."""
 
     kind: Literal["hnsw"] = "hnsw"
@@ -103,15 +107,6 @@ class Hnsw(MiningSearch):
     """Candidates for a document's neighbours while the graph is made."""
     ef_search: int = Field(default=256, ge=1, le=2**31 - 1)
     """Documents kept while the graph is walked; at least the candidates that are asked for."""
-
-    @property
-    def approximate(self) -> bool:
-        """It searches an index."""
-        return True
-
-    def check(self) -> None:
-        """Raise ConfigError where FAISS is missing."""
-        require_faiss(_NEEDS)
 
     def index(self, vectors: np.ndarray, seed: int) -> bytes:
         """Index of (n, D) vectors; layers are drawn by FAISS's own fixed seed."""

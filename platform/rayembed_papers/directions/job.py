@@ -26,7 +26,7 @@ NAME = "papers-directions"
 
 
 def _measure(args: argparse.Namespace, context: JobContext) -> None:
-    from rayembed_papers.directions.catalogue import followed_up, get_directions
+    from rayembed_papers.directions.catalogue import get_directions
     from rayembed_papers.directions.measure import Results, tasks_left
 
     directions, seeds = get_directions(args.only), range(args.seeds)
@@ -37,12 +37,7 @@ def _measure(args: argparse.Namespace, context: JobContext) -> None:
     failed: dict[str, RayembedError] = {}
     try:
         left = _measured(tasks_left(directions, seeds, results), results, until, failed)
-        reversed_ones = [
-            one.direction
-            for one in _findings(directions, seeds, results)
-            if one.verdict == "reversed"
-        ]
-        causes = [followed_up(one, cause) for one in reversed_ones for cause in one.causes]
+        causes = _followed_up(_findings(directions, seeds, results))
         left += _measured(tasks_left(causes, seeds, results), results, until, failed)
     finally:
         place = _report(directions, seeds, results, context)
@@ -96,21 +91,23 @@ def _findings(
     return [finding(one, differences(one, seeds, results)) for one in directions]
 
 
+def _followed_up(found: "Sequence[Finding]") -> "list[Direction]":
+    """The claims that are reversed, each in runs where one of its likely causes does not act."""
+    from rayembed_papers.directions.catalogue import followed_up
+
+    turned = [one.direction for one in found if one.verdict == "reversed"]
+    return [followed_up(one, cause) for one in turned for cause in one.causes]
+
+
 def _report(
     directions: "Sequence[Direction]", seeds: Sequence[int], results: "Results", context: JobContext
 ) -> str:
     """Write tables and plot to storage and MLflow; the path of the tables."""
-    from rayembed_papers.directions.catalogue import followed_up
     from rayembed_papers.directions.report import findings_plot, findings_table
 
     found = _findings(directions, seeds, results)
     tables = [findings_table(found, f"Claims of the papers, {len(seeds)} seeds")]
-    causes = [
-        followed_up(one.direction, cause)
-        for one in found
-        if one.verdict == "reversed"
-        for cause in one.direction.causes
-    ]
+    causes = _followed_up(found)
     if causes:
         title = "Why some are reversed here: the same claims where a likely cause does not act"
         tables.append(findings_table(_findings(causes, seeds, results), title))

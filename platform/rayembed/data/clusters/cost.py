@@ -26,11 +26,11 @@ class ClusterCost:
     sample: int
     """Training pairs of k-means."""
     kmeans_products: int
-    """Of all restarts."""
+    """Products that k-means takes, over all restarts."""
     assignment_products: int
-    """Of all workers."""
+    """Products that the assignment of all pairs takes, shared by the workers."""
     tour_products: int
-    """In the driver."""
+    """Products that the tour of the clusters takes in the driver."""
 
     @classmethod
     def of(cls, rows: int, config: ClusterConfig) -> "ClusterCost":
