@@ -13,7 +13,7 @@ ROOT = PLATFORM.parents[1]
 FILES = sorted([*PLATFORM.parent.rglob("*.py"), *(ROOT / "jobs").rglob("*.py")])
 
 BETWEEN_WORKERS = {
-    "data/on_ray.py": {"item"},
+    "data/on_ray.py": {"units"},
     "data/plan/on_ray.py": {"row['result']"},
     "data/synthesis/on_ray.py": {"row['request']"},
 }
