@@ -9,7 +9,9 @@ a minute to three minutes on two cores.
 
 trains the student of each set and seed on all rows and on a quarter of them, which is known to be
 worse, and prints in how many seeds all rows win, and the spread of the seeds. Results are kept as
-lines of a file, and what is in it is not run again.
+lines of a file, and what is in it is not run again: `--results docs/measured/quality.jsonl` goes on
+with those that the docs tell. All runs are in float32, so that such lines of one seed may come from
+machines with and without bfloat16 units.
 """
 
 import argparse
@@ -143,6 +145,7 @@ def trained(name, seed, output, *, loss=None, rows=3200, given=None, steps=100, 
         settings={
             "seed": seed,
             "model.backbone.num_layers": 2,
+            "model.backbone.dtype": "float32",
             "model.query_max_length": LENGTH,
             "model.document_max_length": LENGTH,
             "stages.finetune.batch.num_negatives": NEGATIVES,
@@ -167,11 +170,15 @@ def measured(file, name, arm, seed, run):
     for line in lines:
         if {field: line[field] for field in key} == key:
             return line["scores"]
+    from rayembed.registry.provenance import cpu_cores, cpu_model
+
     began = time.monotonic()
     scores = scores_of(run())
     seconds = round(time.monotonic() - began)
     with file.open("a") as sink:
-        sink.write(json.dumps({**key, "seconds": seconds, "scores": scores}) + "\n")
+        machine = f"{cpu_cores()} cores of {cpu_model()}"
+        told = {**key, "machine": machine, "seconds": seconds, "scores": scores}
+        sink.write(json.dumps(told) + "\n")
     print(f"{name}, {arm}, seed {seed}: {scores}, {seconds} s", flush=True)
     return scores
 

@@ -197,6 +197,11 @@ class Nodes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
+    def add_node(self, cpus: int, plasma_bytes: int) -> None:
+        """Another node, as a cloud sends one for one that was lost."""
+        given: dict[str, Any] = {"num_cpus": cpus, "object_store_memory": plasma_bytes}
+        self._nodes.append(self._cluster.add_node(**given))
+
     def cut_off(self, number: int) -> None:
         """Pull the node's cable; its processes live on."""
         assert self._cables is not None

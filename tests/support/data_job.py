@@ -102,7 +102,7 @@ def run_over(root: Path) -> Run:
     )
 
 
-def prepared(root: Path, storage: Path, execute: Execute = in_process) -> list[Any]:
+def prepared(root: Path, storage: Path | str, execute: Execute = in_process) -> list[Any]:
     """The records of all batches, after all steps that are not done yet."""
     loader = TeacherLoader(
         load=load, fingerprint=lambda reference: f"weights of {reference}", dtype=lambda: "float32"
