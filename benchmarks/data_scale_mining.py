@@ -203,7 +203,8 @@ def extrapolated(rows=10**9):
 
 def levels_table(counts):
     """Two levels of clusters against one, on made-up pairs: 20 a cluster."""
-    from rayembed.data.clusters.kmeans import cluster_pairs, greedy_tour, joined, nearest, pack
+    from rayembed.data.clusters.kmeans import cluster_pairs, greedy_tour, joined, nearest
+    from rayembed.data.clusters.packing import pack
     from rayembed.data.clusters.two_levels import (
         cluster_in_groups,
         nearest_in_groups,

@@ -117,6 +117,7 @@ class Nodes:
         cables: what the other nodes are plugged into; None: all share this machine's network.
         free_bytes: of memory, without which Ray kills a worker, fewer than there are now by so
             many; None: Ray's own limit.
+        caches: folder in which each node has a cache of its own; None: all share the usual one.
     """
 
     def __init__(
@@ -126,9 +127,12 @@ class Nodes:
         *,
         cables: "Cables | None" = None,
         free_bytes: int | None = None,
+        caches: Path | None = None,
     ) -> None:
         from ray.cluster_utils import Cluster
 
+        self._caches = caches
+        self._own_cache(0)
         port = free_port()
         head: dict[str, Any] = {}
         if cables is not None:
@@ -154,19 +158,33 @@ class Nodes:
         self._nodes = [self._cluster.head_node]
         self._cables, self._addresses = cables, [""]
         for number in cpus[1:]:
-            given: dict[str, Any] = {"num_cpus": number, "object_store_memory": plasma_bytes}
-            if cables is None:
-                self._nodes.append(self._cluster.add_node(**given))
-                continue
-            self._addresses.append(cables.plug_in())
-            with cables.inside(self._addresses[-1]):
-                node = self._cluster.add_node(node_ip_address=self._addresses[-1], **given)
-            self._nodes.append(node)
+            self.add_node(number, plasma_bytes)
+
+    def add_node(self, cpus: int, plasma_bytes: int) -> None:
+        """Another node, as a cloud sends one for one that was lost."""
+        given: dict[str, Any] = {"num_cpus": cpus, "object_store_memory": plasma_bytes}
+        self._own_cache(len(self._nodes))
+        if self._cables is None:
+            self._nodes.append(self._cluster.add_node(**given))
+            return
+        self._addresses.append(self._cables.plug_in())
+        with self._cables.inside(self._addresses[-1]):
+            node = self._cluster.add_node(node_ip_address=self._addresses[-1], **given)
+        self._nodes.append(node)
+
+    def _own_cache(self, number: int) -> None:
+        if self._caches is not None:
+            os.environ["RAYEMBED_CACHE"] = str(self._caches / str(number))
 
     @property
     def address(self) -> str:
         """For `RAY_ADDRESS`."""
         return str(self._cluster.address)
+
+    @property
+    def jobs_address(self) -> str:
+        """For `ray job submit`."""
+        return os.environ["RAY_API_SERVER_ADDRESS"]
 
     @property
     def spilled_bytes(self) -> int:
@@ -196,11 +214,6 @@ class Nodes:
         for process in [raylet, *raylet.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-
-    def add_node(self, cpus: int, plasma_bytes: int) -> None:
-        """Another node, as a cloud sends one for one that was lost."""
-        given: dict[str, Any] = {"num_cpus": cpus, "object_store_memory": plasma_bytes}
-        self._nodes.append(self._cluster.add_node(**given))
 
     def cut_off(self, number: int) -> None:
         """Pull the node's cable; its processes live on."""

@@ -17,16 +17,16 @@ START_SECONDS = 180
 class MlflowServer:
     """It keeps its port and its store, in a new folder, when it is started again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         folder.mkdir()
-        self.folder = folder
+        self.folder, self.host = folder, host
         self.port = free_port()
-        self.uri = f"http://127.0.0.1:{self.port}"
+        self.uri = f"http://{host}:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Return when it answers."""
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
+        command = [sys.executable, "-m", "mlflow", "server", "--host", self.host]
         command += ["--port", str(self.port), "--workers", "1"]
         command += ["--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}"]
         command += ["--artifacts-destination", str(self.folder / "artifacts")]

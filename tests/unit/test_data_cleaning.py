@@ -10,6 +10,7 @@ import pytest
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
+from rayembed.data import parts
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.cleaning.rows import drawn, first_of_each
 from rayembed.data.parts import read_records
@@ -136,7 +137,7 @@ def test_the_outcome_is_the_same_in_other_parts_and_another_order(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = make(root, tmp_path / "a", dataset(num_samples=30))
-    monkeypatch.setattr("rayembed.data.sources.tasks.ROWS_PER_PART", 7)
+    monkeypatch.setattr("rayembed.data.parts.ROWS_PER_PART", 7)
     lines = (root / "pairs.jsonl").read_text().splitlines()
     (root / "pairs.jsonl").write_text("\n".join(lines[::-1]))
     cut = make(root, tmp_path / "b", dataset(num_samples=30))
@@ -145,10 +146,26 @@ def test_the_outcome_is_the_same_in_other_parts_and_another_order(
     assert cut.manifest["dropped"] == whole.manifest["dropped"]
 
 
+def test_parts_of_a_large_source_have_more_rows_and_the_same_outcome(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [parts.rows_per_part(millions << 20) for millions in (0, 31, 32, 63, 64, 9999)] == [
+        *(8192, 8192, 16_384, 16_384, 32_768, 32_768)
+    ]
+    monkeypatch.setattr(parts, "ROWS_PER_PART", 7)
+    usual = make(root, tmp_path / "a", dataset())
+    size = (root / "pairs.jsonl").stat().st_size
+    monkeypatch.setattr(parts, "MANY_ROWS", size // 1024 // 2)
+    larger = make(root, tmp_path / "b", dataset())
+    assert -(-len(usual.parts) // 4) == len(larger.parts) < len(usual.parts)
+    assert ids(larger) == ids(usual)
+    assert larger.manifest["dropped"] == usual.manifest["dropped"]
+
+
 def test_a_killed_cleaning_goes_on_and_ends_the_same(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayembed.data.sources.tasks.ROWS_PER_PART", 20)
+    monkeypatch.setattr("rayembed.data.parts.ROWS_PER_PART", 20)
     whole = make(root, tmp_path / "a", dataset())
     calls = 0
 

@@ -109,14 +109,14 @@ def read(made: DatasetArtifact) -> list[list[Record]]:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayembed.data.clusters.cluster.ROWS_PER_PART", 50)
+    monkeypatch.setattr("rayembed.data.parts.ROWS_PER_PART", 50)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> DatasetArtifact:
     storage = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rayembed.data.clusters.cluster.ROWS_PER_PART", 50)
+        patch.setattr("rayembed.data.parts.ROWS_PER_PART", 50)
         return make_clustered(at(storage), dataset(), before(storage, made_up(), 40))
 
 

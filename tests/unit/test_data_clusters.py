@@ -1,6 +1,8 @@
 """Paired k-means, packing and false negatives against code that follows their definitions."""
 
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,15 +11,15 @@ from hypothesis import strategies as st
 
 from rayembed.config.mining import ClusterConfig
 from rayembed.config.settings import parse
-from rayembed.data.clusters import kmeans, two_levels
+from rayembed.data.clusters import kmeans, packing, two_levels
 from rayembed.data.clusters.cost import ClusterCost
 from rayembed.data.clusters.kmeans import (
     cluster_pairs,
     joined,
     nearest,
     order_clusters,
-    pack,
 )
+from rayembed.data.clusters.packing import pack
 from rayembed.data.clusters.tasks import Sample, false_negatives, mean_similarity, sample_keys
 from rayembed.data.clusters.two_levels import (
     Groups,
@@ -27,6 +29,7 @@ from rayembed.data.clusters.two_levels import (
     num_groups,
     tour_of_groups,
 )
+from rayembed.data.hashes import nth_smallest
 from rayembed.errors import ConfigError
 from rayembed.search.faiss_library import require_faiss
 
@@ -190,6 +193,23 @@ def test_packing_splits_large_clusters_and_merges_neighbours(sizes, pairs, seed)
     places = {int(c): i for i, c in enumerate(tour)}
     firsts = [places[int(cluster[batch[0]])] for batch in batches]
     assert firsts == sorted(firsts), "along the tour"
+    # Runs of a few rows, which come some at a time, change nothing.
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(packing, "ROWS_OF_RUN", 7)
+        patch.setattr(packing, "_ROWS_AT_ONCE", 5)
+        cut = iter(np.array_split(keys, 4))
+        again = packing.pack_on_disk(Path(folder), cluster, cut, tour, pairs)
+        assert (len(again), again.size) == (len(batches), batches.size)
+        assert [row for some in again.read() for row in some.tolist()] == batches.tolist()
+
+
+def test_the_nth_smallest_is_that_of_all_keys() -> None:
+    rng = np.random.default_rng(0)
+    keys = rng.integers(0, 2**64, 1000, dtype=np.uint64)
+    keys[:300] = keys[300:600]
+    keys[0], keys[1] = 0, 2**64 - 1
+    for n in (1, 2, 500, 999, 1000):
+        assert nth_smallest(lambda: np.array_split(keys, 7), n) == np.sort(keys)[n - 1]
 
 
 @settings(max_examples=30, deadline=None)

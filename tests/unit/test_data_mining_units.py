@@ -51,6 +51,11 @@ def test_a_cut_has_each_part_once_and_shards_where_a_search_cuts() -> None:
     assert cut_mining([], 5).units == ()
     billion = cut_mining([8192] * 122_071, 10**9)
     assert {len(unit) for unit in billion.units[:-1]} == {64}
+    # Parts of a large source have four times as many rows, units as many as before.
+    larger = cut_mining([4 * 8192] * 30_518, 10**9)
+    assert {len(unit) for unit in larger.units[:-1]} == {16}
+    assert [unit.stop - unit.start for unit in cut_mining([4 * 8192] * 40, 0).units] == [1] * 40
+    assert len(cut_mining([4 * 8192] * 640, 0).units[0]) == 4
 
 
 def test_half_a_million_queries_read_a_large_corpus_four_times_and_not_62_times() -> None:

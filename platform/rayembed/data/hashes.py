@@ -1,5 +1,7 @@
 """Hashes that compare texts, queries and classes; the same on all machines."""
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 import xxhash
 
@@ -33,6 +35,23 @@ def seeded_keys(hashes: np.ndarray, seed: int, purpose: str) -> np.ndarray:
     """
     salt = np.uint64(xxhash.xxh3_64_intdigest(f"{seed}\0{purpose}".encode()))
     return mixed(np.ascontiguousarray(hashes, dtype=np.int64).view(np.uint64) ^ salt)
+
+
+def nth_smallest(keys: Callable[[], Iterable[np.ndarray]], n: int) -> int:
+    """The n-th smallest, from 1 on, of keys such as `seeded_keys`, of which few are held at a time.
+
+    Args:
+        keys: gives (some,) uint64 keys after each other; called twice.
+    """
+    shift = np.uint64(48)
+    counts = np.zeros(1 << 16, np.int64)
+    for some in keys():
+        counts += np.bincount((some >> shift).astype(np.int64), minlength=len(counts))
+    ends = counts.cumsum()
+    high = int(np.searchsorted(ends, n))
+    near = np.concatenate([some[some >> shift == high] for some in keys()])
+    place = n - 1 - int(ends[high] - counts[high])
+    return int(np.partition(near, place)[place])
 
 
 def mixed(values: np.ndarray) -> np.ndarray:

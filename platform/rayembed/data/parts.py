@@ -16,7 +16,13 @@ from rayembed.data.hashes import label_hash
 from rayembed.data.records import Record
 
 ROWS_PER_PART = 8192
-"""Rows that one task converts, embeds or mines: about 20 MB of text."""
+"""Rows that one task converts, embeds or mines, unless there are very many: about 20 MB of text."""
+
+MANY_ROWS = 32 << 20
+"""Rows from which on parts have more of them; in 4,096 parts until then."""
+
+MOST_GROWTH = 4
+"""Times that the largest parts have more rows; the vectors of one, 4,096 wide, take 268 MB."""
 
 NEGATIVE = pa.struct(
     [
@@ -57,7 +63,18 @@ OPTIONAL = pa.schema(
 )
 """Further columns, which only files have of whose rows one has a value."""
 
+
 _FOLDER_OF_STEP = re.compile(r".*/(data/[^/]+|plans)/[^/]+(?=/)")
+
+
+def rows_per_part(rows: int) -> int:
+    """Rows of a part among so many: more where there are many, so that the parts, of which every
+    step makes files, grow more slowly than the rows.
+    """
+    growth = 1
+    while growth < MOST_GROWTH and rows >= growth * MANY_ROWS:
+        growth *= 2
+    return growth * ROWS_PER_PART
 
 
 @dataclass(frozen=True)

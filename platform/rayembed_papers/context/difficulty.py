@@ -24,8 +24,8 @@ from rayembed.data.clusters.kmeans import (
     joined,
     nearest,
     order_clusters,
-    pack,
 )
+from rayembed.data.clusters.packing import pack
 from rayembed.data.clusters.tasks import Sample, sample_vectors
 from rayembed.data.index import read_column
 from rayembed.data.parts import Part

@@ -18,7 +18,7 @@ import xxhash
 
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
-from rayembed.data.hashes import seeded_keys
+from rayembed.data.hashes import nth_smallest, seeded_keys
 from rayembed.data.parts import Part, read_table, write_table
 from rayembed.data.plan.scratch import Runs
 from rayembed.data.work_items import Result
@@ -62,18 +62,20 @@ def drawn(id_hash: np.ndarray, keep: np.ndarray, num_samples: int | None, seed: 
     left = int(keep.sum())
     if num_samples is None or left <= num_samples:
         return keep
-    keys, at = np.empty(left, np.uint64), 0
-    for first in range(0, len(keep), _ROWS_AT_ONCE):
-        some = slice(first, first + _ROWS_AT_ONCE)
-        found = seeded_keys(id_hash[some][keep[some]], seed, "num_samples")
-        keys[at : at + len(found)] = found
-        at += len(found)
-    last = np.partition(keys, num_samples - 1)[num_samples - 1]
-    taken = keys < last
+
+    def keys_of(rows: slice) -> np.ndarray:
+        return seeded_keys(id_hash[rows][keep[rows]], seed, "num_samples")
+
+    cuts = [slice(n, n + _ROWS_AT_ONCE) for n in range(0, len(keep), _ROWS_AT_ONCE)]
+    last = np.uint64(nth_smallest(lambda: map(keys_of, cuts), num_samples))
+    chosen, smaller, equal = keep.copy(), 0, [np.empty(0, np.int64)]
+    for some in cuts:
+        rows, keys = some.start + np.flatnonzero(keep[some]), keys_of(some)
+        chosen[rows[keys >= last]] = False
+        smaller += int((keys < last).sum())
+        equal.append(rows[keys == last])
     # Of equal keys the first ones, as many as there is room for.
-    taken[np.flatnonzero(keys == last)[: num_samples - int(taken.sum())]] = True
-    chosen = keep.copy()
-    chosen[keep] = taken
+    chosen[np.concatenate(equal)[: num_samples - smaller]] = True
     return chosen
 
 

@@ -6,34 +6,38 @@ A plot shows sizes of clusters and similarity within batches.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
+from rayembed.ahead import done_ahead
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.clusters import packing
 from rayembed.data.clusters.cost import ClusterCost
-from rayembed.data.clusters.kmeans import order_clusters, pack
+from rayembed.data.clusters.kmeans import order_clusters
+from rayembed.data.clusters.packing import Batches, pack_on_disk
 from rayembed.data.clusters.scatter import GatherBatches, ScatterPairs
 from rayembed.data.clusters.tasks import (
     AssignPart,
     FindCentroids,
     Restart,
     Sample,
+    chunks_of_keys,
     load_groups,
     load_made,
-    sample_keys,
 )
 from rayembed.data.clusters.two_levels import Groups, tour_of_groups
 from rayembed.data.exchange import exchange
 from rayembed.data.index import read_column
-from rayembed.data.parts import ROWS_PER_PART, Part
+from rayembed.data.parts import Part, rows_per_part
 from rayembed.data.plan.files import blocks_of, num_blocks
 from rayembed.data.plan.places import BYTES_OF_A_PLACE, PlaceWriter
-from rayembed.data.plan.scratch import scratch_folder
+from rayembed.data.plan.scratch import mapped, scratch_folder
 from rayembed.data.vectors.embed import PartItem, Vectors, embed_parts
 from rayembed.data.work_items import Needs, Result, Task, WorkItem, run_resumable
 from rayembed.errors import DataError
@@ -50,6 +54,10 @@ _LEVELS_VERSION = 1
 
 NOT_FULL = "last batch is not full"
 
+_BYTES_OF_A_ROW = 12 + packing.BYTES_OF_A_ROW + BYTES_OF_A_PLACE
+"""Bytes of scratch for each row: hash, cluster, packing and place in the batches."""
+
+_FILES_AHEAD = 8
 _BINS = 24
 _EXAMPLES = 3
 
@@ -103,25 +111,23 @@ def _cluster(
     teacher = writer.settled(context, config)
     vectors = embed_parts(context, dataset.name, parent.parts, teacher)
     job = _Job(context, dataset.name, config, writer, tuple(parent.parts), vectors, cost)
-    id_hash = read_column(parent.parts, "id_hash")
-    trained = job.find_centroids(id_hash)
-    best = max(trained, key=lambda result: float(result["objective"]))
-    file = join(writer.folder, best["file"])
-    groups = job.groups(file)
-    assigned = job.assign(file, groups)
-    files = [join(writer.working_folder, result["file"]) for result in assigned]
-    cluster = np.concatenate([load_made(path) for path in files])
-    sizes = np.bincount(cluster, minlength=cost.clusters)
-    used = np.flatnonzero(sizes)
-    purpose = f"{context.seed}\0{dataset.name}\0packing".encode()
-    rng = np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(purpose)))
-    centroids = load_made(file)[used]
-    if groups is None or config.packing == "random":
-        tour = used[order_clusters(centroids, config.packing, rng)]
-    else:
-        tour = used[tour_of_groups(centroids, used, groups, rng)]
-    batches = pack(cluster, sample_keys(id_hash, context.seed), tour, config.batch_pairs)
-    gathered = job.rewrite(batches)
+    size = _BYTES_OF_A_ROW * count
+    with scratch_folder(f"clusters of data set {dataset.name!r}", size) as scratch:
+        # The rows' hashes and clusters are mapped, so that memory does not grow with the rows.
+        id_hash = mapped(scratch / "id_hash", count, np.int64)
+        read_column(parent.parts, "id_hash", into=id_hash)
+        trained = job.find_centroids(id_hash)
+        best = max(trained, key=lambda result: float(result["objective"]))
+        file = join(writer.folder, best["file"])
+        groups = job.groups(file)
+        assigned = job.assign(file, groups)
+        cluster = mapped(scratch / "cluster", count, np.int32)
+        sizes = job.read_clusters(assigned, cluster)
+        used = np.flatnonzero(sizes)
+        tour = job.tour(load_made(file)[used], used, groups)
+        keys = chunks_of_keys(id_hash, context.seed)
+        batches = pack_on_disk(scratch, cluster, keys, tour, config.batch_pairs)
+        gathered = job.rewrite(batches, scratch)
     more = {
         "teacher_dtype": teacher.dtype,
         "batch_pairs": config.batch_pairs,
@@ -202,21 +208,44 @@ class _Job:
         items = [PartItem(part) for part in self.parts]
         return self._run(working, "assign", task, items, "gpu or cpu")
 
-    def rewrite(self, batches: np.ndarray) -> list[Result]:
+    def read_clusters(self, assigned: Sequence[Result], into: np.ndarray) -> np.ndarray:
+        """(clusters,) int64 rows of each cluster, of all parts.
+
+        Args:
+            into: (rows,) takes the cluster of each row.
+        """
+        sizes, first = np.zeros(self.cost.clusters, np.int64), 0
+        paths = [join(self.writer.working_folder, result["file"]) for result in assigned]
+        for found in done_ahead(load_made, paths, read_ahead=_FILES_AHEAD):
+            into[first : first + len(found)] = found
+            sizes += np.bincount(found, minlength=len(sizes))
+            first += len(found)
+        return sizes
+
+    def tour(self, centroids: np.ndarray, used: np.ndarray, groups: Groups | None) -> np.ndarray:
+        """The clusters `used`, which have these centroids, one after the other."""
+        purpose = f"{self.context.seed}\0{self.dataset}\0packing".encode()
+        rng = np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(purpose)))
+        if groups is None or self.config.packing == "random":
+            order = order_clusters(centroids, self.config.packing, rng)
+        else:
+            order = tour_of_groups(centroids, used, groups, rng)
+        return np.asarray(used[order])
+
+    def rewrite(self, batches: Batches, scratch: Path) -> list[Result]:
         """Write the clustered parts; a result for each, in order.
 
         Args:
-            batches: (batches, G) rows that count through the parts.
+            batches: of rows that count through the parts.
         """
         pairs = self.config.batch_pairs
-        per_part = max(1, ROWS_PER_PART // pairs)
+        per_part = max(1, rows_per_part(self.cost.rows) // pairs)
         working, what = self.writer.working_folder, f"scatter {self.dataset}"
-        size = BYTES_OF_A_PLACE * batches.size
-        with (
-            scratch_folder(f"the batches of data set {self.dataset!r}", size) as scratch,
-            PlaceWriter(scratch, working, self.parts) as places,
-        ):
-            places.add(batches.ravel(), np.arange(batches.size))
+        with PlaceWriter(scratch, working, self.parts) as places:
+            first = 0
+            for some in batches.read():
+                places.add(some.ravel(), np.arange(first, first + some.size))
+                first += some.size
             items = places.finish()
         scatter = ScatterPairs(self.vectors, pairs, per_part)
         count, execute = num_blocks(len(batches), per_part), self.context.execute
@@ -247,13 +276,13 @@ def _sizes(sizes: np.ndarray) -> dict[str, Any]:
 
 
 def _of_batches(
-    gathered: Sequence[Result], random: Sequence[float], batches: np.ndarray
+    gathered: Sequence[Result], random: Sequence[float], batches: Batches
 ) -> Mapping[str, Any]:
     """Manifest entries on similarity within batches, masks and examples."""
     similarity = np.array([value for result in gathered for value in result["similarity"]])
     both = np.concatenate([similarity, random])
     edges = np.linspace(both.min(), max(both.max(), both.min() + 1e-3), _BINS + 1)
-    count, pairs = batches.shape
+    count, pairs = len(batches), batches.pairs
     examples = [queries for result in gathered for queries in result["queries"]]
     places = np.unique(np.linspace(0, len(examples) - 1, _EXAMPLES).astype(int))
     return {

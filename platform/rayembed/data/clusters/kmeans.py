@@ -1,7 +1,6 @@
-"""Paired spherical k-means of query-document pairs with FAISS, and packing of its clusters into
-batches of equal size (arXiv 2410.02525, section 4.1).
+"""Paired spherical k-means of query-document pairs with FAISS (arXiv 2410.02525, section 4.1).
 
-n pairs, k clusters, G pairs of a batch, D embedding width. ψ(q) and φ(d) are the teacher's vectors
+n pairs, k clusters, D embedding width. ψ(q) and φ(d) are the teacher's vectors
 of unit length. Why FAISS assigns pairs, and not `search.exact.top_k`: 100,000 pairs of 2 × 384 on
 two cores took it 0.1 s with 200 centroids and 0.8 s with 2,000, where the search, made for deep
 lists, took 6 s.
@@ -192,29 +191,3 @@ def _neighbours(centroids: np.ndarray) -> np.ndarray:
     products, numbers = index.search(centroids, min(_NEIGHBOURS, len(centroids)))
     order = np.lexsort((numbers, -products), axis=1)
     return np.asarray(np.take_along_axis(numbers, order, axis=1))
-
-
-def pack(cluster: np.ndarray, keys: np.ndarray, tour: np.ndarray, batch_pairs: int) -> np.ndarray:
-    """(batches, G) int64 row numbers, batch after batch along the tour.
-
-    A cluster that fills whole batches gives them, and its remainder is joined with the remainders
-    of its neighbours on the tour, which are cut into batches together. Rows at the end of the tour
-    that do not fill a batch are dropped.
-
-    Args:
-        cluster: (n,) int64 number of each row's cluster.
-        keys: (n,) by which rows of a cluster are ordered.
-        tour: the clusters that have rows, each once, and any others.
-        batch_pairs: G.
-    """
-    place = np.empty(int(tour.max(initial=-1)) + 1, dtype=np.int64)
-    place[tour] = np.arange(len(tour))
-    place = place[cluster]
-    rows = np.lexsort((keys, place))
-    sizes = np.bincount(place, minlength=len(tour))
-    within = np.arange(len(rows)) - np.repeat(sizes.cumsum() - sizes, sizes)
-    whole = within < np.repeat(sizes // batch_pairs * batch_pairs, sizes)
-    rest = np.flatnonzero(~whole)
-    rest = rest[: len(rest) // batch_pairs * batch_pairs]
-    batches = np.concatenate([np.flatnonzero(whole), rest]).reshape(-1, batch_pairs)
-    return np.asarray(rows[batches[np.argsort(batches[:, 0])]])

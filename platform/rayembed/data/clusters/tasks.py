@@ -4,7 +4,7 @@ Those of a batch are S(q, d) = {d' | f(q, d') ≥ f(q, d) + ε} (arXiv 2410.0252
 teacher's cosine. B pairs of a batch, D embedding width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from rayembed.assets.array_files import load_array, load_arrays, save_array, sav
 from rayembed.assets.storage import join, with_ending
 from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest
 from rayembed.data.clusters.two_levels import Groups, cluster_in_groups, nearest_in_groups
-from rayembed.data.hashes import seeded_keys
+from rayembed.data.hashes import nth_smallest, seeded_keys
 from rayembed.data.index import read_column
 from rayembed.data.parts import Part, remedy
 from rayembed.data.vectors.embed import PartItem, Vectors
@@ -40,10 +40,18 @@ class Sample:
 
     @classmethod
     def of(cls, id_hash: np.ndarray, size: int, seed: int) -> "Sample":
-        """Sample `size` of the rows with these (n,) id hashes; all if fewer."""
-        keys = sample_keys(id_hash, seed)
-        size = min(size, len(keys))
-        return cls(seed, size, int(np.partition(keys, size - 1)[size - 1]))
+        """Sample `size` of the rows with these (n,) id hashes (or mapped ones); all if fewer."""
+        size = min(size, len(id_hash))
+        return cls(seed, size, nth_smallest(lambda: chunks_of_keys(id_hash, seed), size))
+
+
+_ROWS_AT_ONCE = 1 << 17
+
+
+def chunks_of_keys(id_hash: np.ndarray, seed: int) -> Iterator[np.ndarray]:
+    """`sample_keys` of some rows after the others."""
+    for first in range(0, len(id_hash), _ROWS_AT_ONCE):
+        yield sample_keys(id_hash[first : first + _ROWS_AT_ONCE], seed)
 
 
 def sample_keys(id_hash: np.ndarray, seed: int) -> np.ndarray:

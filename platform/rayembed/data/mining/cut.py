@@ -65,9 +65,11 @@ def cut_mining(rows: Sequence[int], documents: int, *, indexed: bool = False) ->
     parts = len(rows)
     if parts == 0:
         return MiningCut((), (Shard(0, None),))
+    of_part = max(ROWS_PER_PART, *rows, 0)
     most = max(
-        UNIT_QUERIES // ROWS_PER_PART,
-        min(LARGEST_UNIT_QUERIES // ROWS_PER_PART, parts // LARGE_SOURCE_UNITS),
+        UNIT_QUERIES // of_part,
+        min(LARGEST_UNIT_QUERIES // of_part, parts // LARGE_SOURCE_UNITS),
+        1,
     )
     whole = -(-parts // most)
     shards = max(documents // SHARD_DOCUMENTS, 1)

@@ -176,10 +176,10 @@ class FileRows(FileSource, Source):
         """Make the records of every piece on its own, those of a row by `make`, which pickles."""
         from rayembed.data.sources.tasks import ConvertRows
 
-        columns = tuple(self.columns.values())
-        folder = conversion.writer.parts_folder
-        task = ConvertRows(folder, conversion.held_out, columns, make)
-        return conversion.run("records", task, conversion.files["path"])
+        columns, pieces = tuple(self.columns.values()), conversion.files["path"]
+        folder, size = conversion.writer.parts_folder, sum(piece.size for piece in pieces)
+        task = ConvertRows(folder, conversion.held_out, columns, make, size)
+        return conversion.run("records", task, pieces)
 
     def items(self, checked: ResolvedDataset) -> Sequence[FilePiece]:
         """Pieces of the files."""

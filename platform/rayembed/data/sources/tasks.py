@@ -5,12 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import ROWS_PER_PART, Part, write_part
+from rayembed.data.parts import Part, rows_per_part, write_part
 from rayembed.data.records import Record
 from rayembed.data.sources.cells import RowError
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.work_items import Result
+
+_BYTES_OF_A_ROW = 1024
+"""By which rows of a source are guessed before they are read."""
 
 EXAMPLES_PER_ITEM = 3
 _SHOWN_CHARACTERS = 300
@@ -67,10 +70,15 @@ class HeldOut:
 
 
 class RecordWriter:
-    """Collects one task's records and rejections; writes a part whenever it is full."""
+    """Collects one task's records and rejections; writes a part whenever it is full.
 
-    def __init__(self, folder: str, held_out: HeldOut) -> None:
+    Args:
+        source_bytes: size of the source, which decides the rows of a part.
+    """
+
+    def __init__(self, folder: str, held_out: HeldOut, source_bytes: int = 0) -> None:
         self.folder, self.held_out = folder, held_out
+        self.rows_per_part = rows_per_part(source_bytes // _BYTES_OF_A_ROW)
         self.waiting: list[Record] = []
         self.parts: list[Part] = []
         self.rows_used = 0
@@ -94,7 +102,7 @@ class RecordWriter:
             kept, lost = self.held_out.without_negatives(record)
             self.negatives_held_out += lost
             self.waiting.append(kept)
-            if len(self.waiting) == ROWS_PER_PART:
+            if len(self.waiting) == self.rows_per_part:
                 self._flush()
 
     def reject(self, reason: str, shown: Any, rows: int = 1) -> None:
@@ -134,10 +142,12 @@ class ConvertRows:
     """Columns that are read."""
     make: Callable[[Row], list[Record]]
     """Records of a row; raises `RowError` where it has none."""
+    source_bytes: int = 0
+    """Size of the source, which decides the rows of a part."""
 
     def __call__(self, item: FilePiece) -> Result:
         """Report `parts`, counts and examples of rejected rows."""
-        writer = RecordWriter(self.folder, self.held_out)
+        writer = RecordWriter(self.folder, self.held_out, self.source_bytes)
         for row, made in converted(item, self.columns, self.make):
             if isinstance(made, str):
                 writer.reject(made, row.shown if isinstance(row, BadRow) else row.values)

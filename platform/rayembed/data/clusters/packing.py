@@ -1,0 +1,164 @@
+"""Packing of clusters into batches of equal size, on the disk of this machine (arXiv 2410.02525,
+section 4.1).
+
+Rows are sorted in runs of neighbouring clusters, and what stands in memory grows with the clusters
+and the batches, and not with the rows. n rows, k clusters, G pairs of a batch.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rayembed.data.plan.scratch import ROWS_OF_RUN, mapped
+
+BYTES_OF_A_ROW = 32
+"""Bytes of scratch that packing takes for each row."""
+
+_MOST_RUNS = 512
+"""Files that are open at a time, at most; beyond 67 million rows runs become longer."""
+
+_ROWS_AT_ONCE = 1 << 17
+
+_RUN = np.dtype([("place", "<i8"), ("key", "<u8"), ("row", "<i8")])
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches along the tour; of each, where its first row stands among the sorted rows."""
+
+    rows: np.ndarray
+    """(n,) int64 row numbers, sorted by the place of their cluster on the tour and by key; mapped.
+    """
+    pairs: int
+    """G."""
+    first: np.ndarray
+    """(k,) int64 where the rows of the cluster at each place of the tour begin."""
+    whole: np.ndarray
+    """(k,) int64 rows of each cluster that fill whole batches."""
+    rest_first: np.ndarray
+    """(k,) int64 number of remaining rows before those of each cluster."""
+    order: np.ndarray
+    """(batches,) int64 batches along the tour: those of whole clusters come first in number, then
+    those of remainders."""
+    whole_first: np.ndarray
+    """(whole batches,) int64 where each begins."""
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return len(self.order)
+
+    @property
+    def size(self) -> int:
+        """Number of rows in batches."""
+        return len(self.order) * self.pairs
+
+    def read(self) -> Iterator[np.ndarray]:
+        """(some batches, G) int64 row numbers, batch after batch along the tour."""
+        many, within = max(1, _ROWS_AT_ONCE // self.pairs), np.arange(self.pairs)
+        for start in range(0, len(self), many):
+            number = self.order[start : start + many]
+            is_whole = number < len(self.whole_first)
+            places = np.empty((len(number), self.pairs), np.int64)
+            places[is_whole] = self.whole_first[number[is_whole], None] + within
+            rest = (number[~is_whole] - len(self.whole_first)) * self.pairs
+            places[~is_whole] = _of_rest(rest[:, None] + within, self)
+            yield self.rows[places]
+
+
+def _of_rest(number: np.ndarray, of: Batches) -> np.ndarray:
+    """Where remaining rows of these numbers, counted along the tour, stand among the sorted."""
+    cluster = np.searchsorted(of.rest_first, number, side="right") - 1
+    place: np.ndarray = of.first[cluster] + of.whole[cluster] + (number - of.rest_first[cluster])
+    return place
+
+
+def pack_on_disk(
+    scratch: Path,
+    cluster: np.ndarray,
+    keys: Iterator[np.ndarray],
+    tour: np.ndarray,
+    batch_pairs: int,
+) -> Batches:
+    """Batches along the tour.
+
+    A cluster that fills whole batches gives them, and its remainder is joined with the remainders
+    of its neighbours on the tour, which are cut into batches together. Rows at the end of the tour
+    that do not fill a batch are dropped.
+
+    Args:
+        scratch: an existing folder with `BYTES_OF_A_ROW` bytes for each row; the batches are read
+            from there.
+        cluster: (n,) number of each row's cluster; may be mapped.
+        keys: (some,) uint64 by which rows of a cluster are ordered, of one row after the other;
+            equal ones by row number.
+        tour: the clusters that have rows, each once, and any others.
+        batch_pairs: G.
+    """
+    place_of = np.empty(int(tour.max(initial=-1)) + 1, dtype=np.int64)
+    place_of[tour] = np.arange(len(tour))
+    sizes = np.zeros(len(place_of), np.int64)
+    for start in range(0, len(cluster), _ROWS_AT_ONCE):
+        sizes += np.bincount(cluster[start : start + _ROWS_AT_ONCE], minlength=len(sizes))
+    sizes = sizes[tour]
+    first = sizes.cumsum() - sizes
+    rows = _sorted(scratch, cluster, keys, place_of, first)
+    whole = sizes // batch_pairs * batch_pairs
+    rest = sizes - whole
+    counts = whole // batch_pairs
+    before = np.repeat(counts.cumsum() - counts, counts)
+    whole_first = np.repeat(first, counts) + (np.arange(counts.sum()) - before) * batch_pairs
+    found = Batches(
+        rows, batch_pairs, first, whole, rest.cumsum() - rest, np.empty(0, np.int64), whole_first
+    )
+    rest_first = _of_rest(np.arange(rest.sum() // batch_pairs) * batch_pairs, found)
+    order = np.argsort(np.concatenate([whole_first, rest_first]), kind="stable")
+    return Batches(**{**vars(found), "order": order})
+
+
+def _sorted(
+    scratch: Path,
+    cluster: np.ndarray,
+    keys: Iterator[np.ndarray],
+    place_of: np.ndarray,
+    first: np.ndarray,
+) -> np.ndarray:
+    """(n,) int64 row numbers by the place of their cluster, and by key; mapped."""
+    of_run = max(ROWS_OF_RUN, -(-len(cluster) // _MOST_RUNS))
+    run_of = first // of_run  # all rows of a cluster are in one run
+    paths = [scratch / f"places-{number}" for number in range(int(run_of.max(initial=-1)) + 1)]
+    files = [path.open("wb") for path in paths]
+    start = 0
+    for some in keys:
+        found = np.empty(len(some), _RUN)
+        found["place"] = place_of[cluster[start : start + len(some)]]
+        found["key"], found["row"] = some, start + np.arange(len(some))
+        run = run_of[found["place"]]
+        order = np.argsort(run, kind="stable")
+        edges = np.searchsorted(run[order], np.arange(len(files) + 1))
+        found = found[order]
+        for number in np.flatnonzero(np.diff(edges)).tolist():
+            files[number].write(found[edges[number] : edges[number + 1]].tobytes())
+        start += len(some)
+    for file in files:
+        file.close()
+    rows, at = mapped(scratch / "rows", len(cluster), np.int64), 0
+    for path in paths:
+        found = np.fromfile(path, _RUN)
+        path.unlink()
+        rows[at : at + len(found)] = found["row"][np.lexsort((found["key"], found["place"]))]
+        at += len(found)
+    return rows
+
+
+def pack(cluster: np.ndarray, keys: np.ndarray, tour: np.ndarray, batch_pairs: int) -> np.ndarray:
+    """(batches, G) int64 row numbers, as `pack_on_disk` orders them, of rows that fit in memory.
+
+    Args:
+        keys: (n,) by which rows of a cluster are ordered.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        batches = pack_on_disk(Path(folder), cluster, iter([keys]), tour, batch_pairs)
+        return np.concatenate([np.empty((0, batch_pairs), np.int64), *batches.read()])
