@@ -1,6 +1,9 @@
-"""Bytes a document in processes that mine: peak RSS above what each had before, over made-up
-indexes. The first of a machine makes the file that all map, from a million documents on. What a
-plan takes tells `data_scale`. Run: python benchmarks/index_memory.py --rows 2000000
+"""Bytes a row of processes that hold something of all rows, over made-up indexes.
+
+Miners: peak RSS above what each had before, a row a document; the first of a machine makes the file
+that all map, from a million documents on. Driver: the peak of its own memory while it packs
+clusters into batches and draws a sample, whose files are mapped. What a plan takes tells
+`data_scale`. Run: python benchmarks/index_memory.py --rows 2000000
 """
 
 import argparse
@@ -11,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from counted import start_of_peak, status
+from counted import own_peak, start_of_peak, status
 from data_scale import make_indexes
 
 
@@ -39,6 +42,41 @@ def corpus(parts):
     return found
 
 
+def packing(rows, folder):
+    """Peak of own memory while rows in clusters of 100 become batches of 256."""
+    from rayembed.data.clusters.packing import pack_on_disk
+    from rayembed.data.clusters.tasks import Sample, chunks_of_keys
+    from rayembed.data.plan.scratch import mapped
+
+    rng, clusters = np.random.default_rng(0), max(1, rows // 100)
+    id_hash = mapped(folder / "id_hash", rows, np.int64)
+    cluster = mapped(folder / "cluster", rows, np.int32)
+    for first in range(0, rows, 1 << 17):
+        count = len(id_hash[first : first + (1 << 17)])
+        id_hash[first : first + count] = rng.integers(-(2**62), 2**62, count)
+        cluster[first : first + count] = rng.integers(0, clusters, count)
+    with own_peak() as peak:
+        Sample.of(id_hash, rows // 2, 0)
+        keys = chunks_of_keys(id_hash, 0)
+        batches = pack_on_disk(folder, cluster, keys, np.arange(clusters), 256)
+        packed = sum(some.size for some in batches.read())
+    assert packed == rows // 256 * 256
+    return peak[0]
+
+
+def sampling(rows, folder):
+    """Peak of own memory while half of all rows are drawn."""
+    from rayembed.data.cleaning.rows import drawn
+    from rayembed.data.plan.scratch import mapped
+
+    id_hash = mapped(folder / "drawn", rows, np.int64)
+    id_hash[:] = np.arange(rows)
+    with own_peak() as peak:
+        chosen = drawn(id_hash, np.ones(rows, bool), rows // 2, 0)
+    assert chosen.sum() == rows // 2
+    return peak[0]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
@@ -54,6 +92,10 @@ def main():
             with context.Pool(1) as pool:
                 for what, size in pool.apply(corpus, (parts,)).items():
                     print(f"| {miner}: {what} | {size / rows:.0f} |")
+        for what, step in {"packing clusters": packing, "drawing a sample": sampling}.items():
+            with context.Pool(1) as pool, tempfile.TemporaryDirectory() as scratch:
+                size = pool.apply(step, (rows, Path(scratch)))
+                print(f"| driver, {what} | {size / rows:.1f} |")
 
 
 if __name__ == "__main__":
