@@ -269,7 +269,18 @@ class Killer(threading.Thread):
         self._killed_at: float | None = None
         self._problem = "training ended before the step was seen"
         self._trained = threading.Event()
+        # Of a training before this one some live on for a while.
+        self._of_others = {process.pid for process in self._processes()}
         self.start()
+
+    def _processes(self) -> list[psutil.Process]:
+        # `process_iter` leaves out those that end while it looks.
+        below = {p.pid for p in psutil.Process().children(recursive=True)}
+        return [
+            p
+            for p in psutil.process_iter(["cmdline"])
+            if p.pid in below and self._title in " ".join(p.info["cmdline"] or [])
+        ]
 
     def run(self) -> None:
         deadline = time.monotonic() + SECONDS
@@ -278,13 +289,7 @@ class Killer(threading.Thread):
                 self._problem = f"step {self._step} did not come within {SECONDS} s"
             if time.monotonic() > deadline or self._trained.wait(0.02):
                 return
-        # `process_iter` leaves out those that end while it looks.
-        below = {p.pid for p in psutil.Process().children(recursive=True)}
-        workers = [
-            p
-            for p in psutil.process_iter(["cmdline"])
-            if p.pid in below and self._title in " ".join(p.info["cmdline"] or [])
-        ]
+        workers = [one for one in self._processes() if one.pid not in self._of_others]
         if not workers:
             self._problem = f"the step was there, but no {self._title} any more"
             return
