@@ -59,6 +59,10 @@ stairs = outside:Stairs
 """
 
 
+@pytest.mark.slow(
+    "a training on a Ray of its own, three minutes on two slow cores; a package from outside "
+    "trains with gloo in tests/distributed/test_outside_package.py"
+)
 def test_a_loss_an_optimiser_and_a_schedule_from_outside_train_on_rays_workers(tmp_path):
     site, told = tmp_path / "site", tmp_path / "told"
     info = site / "outside-1.0.dist-info"

@@ -79,6 +79,10 @@ def test_a_run_goes_on_in_the_other_runtime(here, on_ray, cluster, folder, began
     assert [record["step"] for record in steps_after(folder, again, 0)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow(
+    "two minutes on two slow cores; the other runtime goes on above, other numbers of workers do "
+    "in tests/distributed/test_nvembed.py"
+)
 def test_a_run_of_this_process_goes_on_with_two_workers(cluster, folder):
     """Without dropout, whose numbers other workers draw otherwise."""
     alone = trained(folder, "calm", "placement.runtime=local")

@@ -392,6 +392,10 @@ def driver(run: Run, plan: str, place: str, folder: Path, **environment: str):
         process.wait()
 
 
+@pytest.mark.slow(
+    "a third kill of the same run; S3 and another machine stand in "
+    "tests/jobs/test_train_job_s3.py, a driver that is killed in tests/drill"
+)
 def test_submitted_again_elsewhere_from_s3_after_its_driver_was_killed(
     cluster, folder, plan, whole, tmp_path, monkeypatch
 ):

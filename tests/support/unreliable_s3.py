@@ -1,5 +1,6 @@
 """Object storage of which requests fail and hang, and can be held while a fault is thrown."""
 
+import logging
 import queue
 import random
 import threading
@@ -105,6 +106,7 @@ def unreliable_s3(
     *, failing: float, hanging: float, hang_seconds: float = 60
 ) -> Iterator[UnreliableS3]:
     """A server with an empty bucket."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
     storage = UnreliableS3(failing, hanging, hang_seconds)
     server = make_server("127.0.0.1", 0, storage, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
