@@ -123,6 +123,7 @@ def test_faults_in_every_step_on_failing_storage_change_no_file(
     record_property: Callable[[str, object], None],
 ) -> None:
     inputs, files, records = undisturbed
+    folder = fault.__name__  # all servers of this process have the same buckets
     path = [os.environ["TESTS_SUPPORT"], str(Path(rayembed.__file__).parents[1])]
     with unreliable_s3(failing=0.2, hanging=0.005) as storage:
         for name, value in {**storage.environment, **RAY_SETTINGS}.items():
@@ -131,18 +132,18 @@ def test_faults_in_every_step_on_failing_storage_change_no_file(
         # All tasks run on the second node, and the driver on the first.
         nodes = Nodes((0, 2), PLASMA)
         monkeypatch.setenv("RAY_ADDRESS", nodes.address)
-        driver = Driver(inputs, f"s3://{BUCKET}/out", tmp_path)
+        driver = Driver(inputs, f"s3://{BUCKET}/{folder}", tmp_path)
         try:
-            thrown = disturbed(driver, storage, fault, nodes)
+            thrown = disturbed(driver, storage, folder, fault, nodes)
         finally:
             driver.process.kill()
             nodes.close()
         record_property("told", f"{driver.starts} starts, requests {dict(storage.seen)}")
-        assert sorted(thrown) == sorted(f"/{BUCKET}/out/{step}" for step in STEPS)
+        assert sorted(thrown) == sorted(f"/{BUCKET}/{folder}/{step}" for step in STEPS)
         assert storage.seen["failed"] > 100
         assert storage.seen["hung"] > 0
         assert driver.records.read_text() == records
-        left = without_times(objects(storage, "out"))
+        left = without_times(objects(storage, folder))
         assert sorted(left) == sorted(files)
         assert [name for name in files if left[name] != files[name]] == []
 
@@ -150,6 +151,7 @@ def test_faults_in_every_step_on_failing_storage_change_no_file(
 def disturbed(
     driver: Driver,
     storage: UnreliableS3,
+    folder: str,
     fault: Callable[[Held, Driver, Nodes], None],
     nodes: Nodes,
 ) -> list[str]:
@@ -158,7 +160,7 @@ def disturbed(
     Returns:
         The steps in which it was thrown.
     """
-    storage.hold({f"out/{step}": 1 for step in STEPS})
+    storage.hold({f"{folder}/{step}": 1 for step in STEPS})
     thrown = []
     driver.start()
     while (code := driver.process.poll()) != 0:

@@ -1,7 +1,9 @@
 """A job that is submitted from a laptop to nodes that share nothing but object storage and MLflow.
 
 Each node has a network, an address and caches of its own. The laptop's folder is a checkout, and it
-knows neither the nodes' storage nor its credentials: only Ray's command line and the token.
+knows neither the nodes' storage nor its credentials: only Ray's command line and the token. Its
+Python may be another one, named by the variable `LAPTOP_PYTHON`: of an environment that has
+`ray[default]` and nothing else.
 """
 
 import os
@@ -44,7 +46,7 @@ class Laptop:
 
     def ray_job(self, verb: str, *words: str) -> subprocess.CompletedProcess[str]:
         """`ray job VERB` at the cluster's address, with nothing else in its environment."""
-        ray = (sys.executable, "-m", "ray.scripts.scripts")
+        ray = (os.environ.get("LAPTOP_PYTHON", sys.executable), "-m", "ray.scripts.scripts")
         return subprocess.run(
             [*ray, "job", verb, f"--address={self._address}", *words],
             cwd=self.checkout,

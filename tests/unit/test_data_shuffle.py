@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from rayembed.data import shuffle
 from rayembed.data.exchange import Buckets, Sent, exchange, forward
 from rayembed.data.shuffle import Route, Scatter, bucket_of, number_of_buckets
 from rayembed.data.work_items import in_process
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, StorageError
 
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64())])
 
@@ -75,11 +76,23 @@ def test_many_rows_are_several_files_and_the_same_rows(
 
 def test_a_broken_file_and_the_number_of_buckets(tmp_path: Path) -> None:
     (tmp_path / "x.arrow").write_bytes(b"short")
-    with pytest.raises(ArtifactError, match="cannot read the scattered rows"):
-        arrived(tmp_path, ["x.arrow"], 1).read(0)
-    with pytest.raises(ArtifactError, match="cannot read the scattered rows"):
-        arrived(tmp_path, ["gone.arrow"], 1).read(0)
+    for name in ("x.arrow", "gone.arrow"):
+        with pytest.raises(ArtifactError, match=r"cannot read the scattered rows.*Remove"):
+            arrived(tmp_path, [name], 1).read(0)
     assert [number_of_buckets(size, 10) for size in (0, 1, 10, 11, 10**9)] == [1, 1, 1, 2, 10**8]
+
+
+def test_a_storage_that_fails_is_no_reason_to_remove_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(pyarrow.fs.LocalFileSystem):
+        def open_input_file(self, path: str) -> None:
+            raise OSError("AWS Error INTERNAL_FAILURE during GetObject operation")
+
+    monkeypatch.setattr(shuffle, "open_storage", lambda path: (Failing(), path))
+    with pytest.raises(StorageError, match="INTERNAL_FAILURE") as told:
+        arrived(tmp_path, ["x.arrow"], 1).read(0)
+    assert "Remove" not in str(told.value)
 
 
 @dataclass(frozen=True)

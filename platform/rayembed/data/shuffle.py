@@ -20,10 +20,10 @@ import xxhash
 
 from rayembed.assets.arrow_files import read_stream
 from rayembed.assets.sealing import SEAL_BYTES, check_seal, seal_of
-from rayembed.assets.storage import join, open_storage, unreadable, write_atomic
+from rayembed.assets.storage import join, open_storage, unreadable, why, write_atomic
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import remedy
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, StorageError
 
 BYTES_PER_BUCKET = 32 << 20
 """Bytes that one gather task reads, approximately."""
@@ -225,9 +225,10 @@ def _read_segment(path: str, bucket: int) -> pa.Table | None:
             _check_order(place, start, stop, size)
             segment = file.read_at(stop - start, start)
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise unreadable(error)(
-            f"cannot read the scattered rows {path!r}: {error}. {remedy(path)}"
-        ) from error
+        told = f"cannot read the scattered rows {path!r}: {why(error)}"
+        if (kind := unreadable(error)) is StorageError:  # the rows may be well
+            raise kind(told) from error
+        raise kind(f"{told}. {remedy(path)}") from error
     return _rows_of(segment, path)
 
 
