@@ -11,10 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from s3_server import BUCKET, s3_server
+from safetensors.torch import save
+from unreliable_s3 import unreliable_s3
 
-from rayembed.assets import clients
+from rayembed.assets import clients, storage
 from rayembed.assets.arrow_files import read_sealed
 from rayembed.assets.json_files import read_json
 from rayembed.assets.resolver import resolve
@@ -33,7 +37,9 @@ from rayembed.assets.storage import (
     write_atomic,
 )
 from rayembed.assets.stored_folder import StoredFolder
+from rayembed.data import shuffle
 from rayembed.errors import ArtifactError, AssetError, PlacementError, StorageError
+from rayembed.training.safetensors_header import read_header
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +207,33 @@ def test_a_server_that_never_answers_is_a_storage_error_in_time(silent_server, c
     with pytest.raises(StorageError, match=r"does not answer: asked 1 times, 1 s each"):
         CALLS[call](f"s3://{BUCKET}/file")
     assert time.monotonic() - began < 20  # 1 to 3 where nothing else runs; pyarrow's own take 100
+
+
+def test_small_reads_of_a_busy_server_are_asked_again(monkeypatch):
+    """Whose errors are longer than the few bytes that are read, and so are none to the client."""
+    monkeypatch.setattr(clients, "PATIENCE", clients.Patience(tries=8))
+    monkeypatch.setattr(storage, "_FIRST_PAUSE", 0.001)
+    table = pa.table({"value": [1, 2]})
+    reads = {
+        "bytes": lambda path: read_bytes(f"{path}/bytes"),
+        "segment": lambda path: shuffle.read_bucket([f"{path}/segment"], 1)[0].to_pydict(),
+        "header": lambda path: read_header(f"{path}/header"),
+    }
+    with unreliable_s3(failing=0.0, hanging=0.0) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        place = f"s3://{BUCKET}/busy"
+        write_atomic(f"{place}/bytes", b"few")
+        shuffle.write_buckets(f"{place}/segment", table, np.array([0, 1]), 2)
+        write_atomic(f"{place}/header", save({}, {"made_of": "x"}))
+        expected = {name: read(place) for name, read in reads.items()}
+        server.failing = 0.2
+        for _ in range(5):
+            assert {name: read(place) for name, read in reads.items()} == expected
+        monkeypatch.setattr(storage, "_MISTAKEN", "none of them is")
+        for read in reads.values():
+            with pytest.raises(StorageError, match="Failed to flush"):
+                [read(place) for _ in range(30)]
 
 
 def test_a_bucket_has_one_client_a_process_and_environment(place, monkeypatch):

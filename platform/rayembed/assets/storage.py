@@ -13,9 +13,11 @@ import os
 import posixpath
 import shutil
 import tempfile
+import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import pyarrow
 import pyarrow.fs
@@ -23,9 +25,14 @@ import pyarrow.fs
 from rayembed.assets import clients
 from rayembed.errors import ArtifactError, PlacementError, StorageError, StorageFullError
 
+T = TypeVar("T")
+
 _REMOTE = ("s3", "gs")
 _COPIED_AT_ONCE = 64 << 20
 """Chunk size of copies in bytes."""
+
+_FIRST_PAUSE = 0.25
+"""Seconds until a read is tried again."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -35,6 +42,28 @@ _UNANSWERED = (
     "google::cloud::Status(DEADLINE_EXCEEDED",
 )
 """Texts in Arrow's errors that indicate a missing answer; it has no other sign."""
+
+
+_MISTAKEN = "Failed to flush response stream"
+"""Text of Arrow's error where the answer was longer than what was asked for, as that of a server
+which is too busy: its client sees no status then, and does not ask again."""
+
+
+def asked_again(read: Callable[[], T]) -> T:
+    """Result of a read, tried again with doubling pauses where object storage was too busy and its
+    client takes that for a defect.
+
+    Raises:
+        OSError: what the last try raises.
+    """
+    for attempt in range(clients.PATIENCE.tries - 1):
+        try:
+            return read()
+        except OSError as error:
+            if _MISTAKEN not in str(error):
+                raise
+        time.sleep(_FIRST_PAUSE * 2**attempt)
+    return read()
 
 
 def is_remote(path: str) -> bool:
@@ -124,9 +153,13 @@ def read_bytes(path: str | Path) -> bytes:
         StorageError: the storage does not give it.
     """
     filesystem, inside = open_storage(path)
-    try:
+
+    def read() -> bytes:
         with filesystem.open_input_stream(inside) as stream:
             return bytes(stream.read())
+
+    try:
+        return asked_again(read)
     except OSError as error:
         raise unreadable(error)(f"cannot read {str(path)!r}: {why(error)}") from error
 

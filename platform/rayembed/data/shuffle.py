@@ -20,7 +20,7 @@ import xxhash
 
 from rayembed.assets.arrow_files import read_stream
 from rayembed.assets.sealing import SEAL_BYTES, check_seal, seal_of
-from rayembed.assets.storage import join, open_storage, unreadable, why, write_atomic
+from rayembed.assets.storage import asked_again, join, open_storage, unreadable, why, write_atomic
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import remedy
 from rayembed.errors import ArtifactError, StorageError
@@ -214,22 +214,26 @@ def read_bucket(paths: Iterable[str], bucket: int) -> list[pa.Table | None]:
 
 
 def _read_segment(path: str, bucket: int) -> pa.Table | None:
-    filesystem, inside = open_storage(path)
     try:
-        with filesystem.open_input_file(inside) as file:
-            size = file.size()
-            place = _PLACE.itemsize * bucket
-            _check_order(0, place, size)
-            told = np.frombuffer(file.read_at(2 * _PLACE.itemsize, place), _PLACE)
-            start, stop = told.tolist()
-            _check_order(place, start, stop, size)
-            segment = file.read_at(stop - start, start)
+        segment = asked_again(lambda: _segment_bytes(path, bucket))
     except (OSError, ValueError, pa.ArrowException) as error:
         told = f"cannot read the scattered rows {path!r}: {why(error)}"
         if (kind := unreadable(error)) is StorageError:  # the rows may be well
             raise kind(told) from error
         raise kind(f"{told}. {remedy(path)}") from error
     return _rows_of(segment, path)
+
+
+def _segment_bytes(path: str, bucket: int) -> bytes:
+    filesystem, inside = open_storage(path)
+    with filesystem.open_input_file(inside) as file:
+        size = file.size()
+        place = _PLACE.itemsize * bucket
+        _check_order(0, place, size)
+        told = np.frombuffer(file.read_at(2 * _PLACE.itemsize, place), _PLACE)
+        start, stop = told.tolist()
+        _check_order(place, start, stop, size)
+        return bytes(file.read_at(stop - start, start))
 
 
 def _check_order(*places: int) -> None:

@@ -4,7 +4,7 @@ import json
 
 import pyarrow
 
-from rayembed.assets.storage import open_storage, unreadable
+from rayembed.assets.storage import asked_again, open_storage, unreadable
 from rayembed.errors import ArtifactError
 
 _LENGTH_BYTES = 8
@@ -22,11 +22,15 @@ def read_header(path: str) -> dict[str, str]:
         StorageError: the storage does not give it.
     """
     filesystem, inside = open_storage(path)
-    try:
+
+    def read() -> tuple[int, int, bytes]:
         with filesystem.open_input_file(inside) as file:
-            there = file.size()
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            header = json.loads(file.read(min(length, _LONGEST)))
+            return file.size(), length, file.read(min(length, _LONGEST))
+
+    try:
+        there, length, content = asked_again(read)
+        header = json.loads(content)
         metadata: dict[str, str] = header.pop("__metadata__", {})
         tensors = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
     except (OSError, pyarrow.ArrowException, ValueError, KeyError, TypeError) as error:
