@@ -4,9 +4,11 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -117,7 +119,7 @@ class Nodes:
         cables: what the other nodes are plugged into; None: all share this machine's network.
         free_bytes: of memory, without which Ray kills a worker, fewer than there are now by so
             many; None: Ray's own limit.
-        caches: folder in which each node has a cache of its own; None: all share the usual one.
+        apart: each node has a folder of its own for its cache and Ray's files, as on its own disk.
     """
 
     def __init__(
@@ -127,14 +129,14 @@ class Nodes:
         *,
         cables: "Cables | None" = None,
         free_bytes: int | None = None,
-        caches: Path | None = None,
+        apart: bool = False,
     ) -> None:
         from ray.cluster_utils import Cluster
 
-        self._caches = caches
-        self._own_cache(0)
+        # Sockets lie there, whose paths must be short.
+        self._disks = Path(tempfile.mkdtemp(prefix="disks-")) if apart else None
         port = free_port()
-        head: dict[str, Any] = {}
+        head: dict[str, Any] = self._own_disk(0)
         if cables is not None:
             head["node_ip_address"] = HEAD
             os.environ[DEVICE_OF_GLOO] = BRIDGE
@@ -163,7 +165,7 @@ class Nodes:
     def add_node(self, cpus: int, plasma_bytes: int) -> None:
         """Another node, as a cloud sends one for one that was lost."""
         given: dict[str, Any] = {"num_cpus": cpus, "object_store_memory": plasma_bytes}
-        self._own_cache(len(self._nodes))
+        given |= self._own_disk(len(self._nodes))
         if self._cables is None:
             self._nodes.append(self._cluster.add_node(**given))
             return
@@ -172,9 +174,16 @@ class Nodes:
             node = self._cluster.add_node(node_ip_address=self._addresses[-1], **given)
         self._nodes.append(node)
 
-    def _own_cache(self, number: int) -> None:
-        if self._caches is not None:
-            os.environ["RAYEMBED_CACHE"] = str(self._caches / str(number))
+    def disk(self, number: int) -> Path:
+        """Folder of a node that is apart."""
+        assert self._disks is not None
+        return self._disks / str(number)
+
+    def _own_disk(self, number: int) -> dict[str, Any]:
+        if self._disks is None:
+            return {}
+        os.environ["RAYEMBED_CACHE"] = str(self.disk(number) / "cache")
+        return {"temp_dir": str(self.disk(number) / "ray")}
 
     @property
     def address(self) -> str:
@@ -235,6 +244,8 @@ class Nodes:
     def close(self) -> None:
         """End all nodes."""
         self._cluster.shutdown()
+        if self._disks is not None:
+            shutil.rmtree(self._disks, ignore_errors=True)
 
     def _raylets(self) -> list[psutil.Process | None]:
         found: list[psutil.Process | None] = []

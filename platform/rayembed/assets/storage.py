@@ -342,7 +342,7 @@ def _files(path: str | Path, *, recursive: bool) -> dict[str, pyarrow.fs.FileInf
     except OSError as error:
         raise StorageError(f"cannot list {str(path)!r}: {why(error)}") from error
     files = [info for info in infos if info.type == pyarrow.fs.FileType.File]
-    return {posixpath.relpath(info.path, inside): info for info in files}
+    return {info.path[len(inside) :].lstrip("/"): info for info in files}
 
 
 def move_file(source: str, target: str) -> None:
