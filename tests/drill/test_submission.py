@@ -26,10 +26,11 @@ from scene import PLASMA, SECONDS, Nodes
 from tiny_job import ROOT, write_inputs
 
 from rayembed.pipeline.local_head import RAY_SETTINGS
+from rayembed.training.checkpoint_list import checkpoint_name
 
 pytestmark = [pytest.mark.job, pytest.mark.ray]
 
-STEPS, CHECKPOINT_EVERY = 60, 10
+STEPS, CHECKPOINT_EVERY = 300, 10
 
 
 class Laptop:
@@ -134,6 +135,9 @@ def test_a_job_from_elsewhere_is_stopped_goes_on_and_registers(
             "placement.workers=2",
             f"stages.retrieval.steps={STEPS}",
             f"stages.retrieval.checkpoint_every_steps={CHECKPOINT_EVERY}",
+            "evaluation.before_training=false",
+            "evaluation.baselines=[]",
+            "evaluation.validation=null",
         )
         wrong_token_is_refused(laptop, tmp_path)
         stopped_at = submitted_and_stopped(laptop, store, settings)
@@ -142,8 +146,6 @@ def test_a_job_from_elsewhere_is_stopped_goes_on_and_registers(
         assert again.returncode == 0, text[-5000:]
         assert f"goes on after step {stopped_at}" in text
         assert "Registry   tiny version 1" in text
-        where = set(re.findall(r"10\.213\.77\.\d+", text))
-        assert {"10.213.77.2", "10.213.77.3"} <= where, where
         # Both nodes fetched the backbone into caches of their own.
         fetched = [list(nodes.disk(node).glob("cache/**/config.json")) for node in (1, 2)]
         assert all(fetched)
@@ -168,6 +170,11 @@ def wrong_token_is_refused(laptop: Laptop, folder: Path) -> None:
     assert "train_nvembed" not in laptop.ray_job("list").stdout
 
 
+def steps(log: str) -> list[int]:
+    """Steps that a job's log tells, and 0."""
+    return [0, *map(int, re.findall(r"step +(\d+)/", log))]
+
+
 def submitted_and_stopped(
     laptop: Laptop, store: pyarrow.fs.FileSystem, settings: tuple[str, ...]
 ) -> int:
@@ -177,14 +184,14 @@ def submitted_and_stopped(
     found = re.search(r"raysubmit_\w+", submitted.stdout)
     assert found is not None, submitted.stdout
     job = found[0]
-    laptop.wait_for(job, lambda log: re.search(r"step +1\d\b", log), "steps in the log")
+    laptop.wait_for(job, lambda log: max(steps(log)) > CHECKPOINT_EVERY, "steps in the log")
     stopped = laptop.ray_job("stop", job)
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
-    assert "STOPPED" in laptop.ray_job("status", job).stdout
+    assert "was stopped" in laptop.ray_job("status", job).stdout
     log = laptop.ray_job("logs", job).stdout
     made = re.search(r"the checkpoint of step (\d+) is made", log)
     assert made is not None, log[-3000:]
     folder = pyarrow.fs.FileSelector(f"{BUCKET}/runs/runs/tiny/retrieval/train", recursive=True)
     names = [info.path for info in store.get_file_info(folder)]
-    assert any(f"{int(made[1]):08d}" in name for name in names), names
+    assert any(f"/{checkpoint_name(int(made[1]))}/" in name for name in names), names
     return int(made[1])
