@@ -144,7 +144,8 @@ def test_a_job_from_elsewhere_is_stopped_goes_on_and_registers(
         again = laptop.submit(*settings)
         text = again.stdout + again.stderr
         assert again.returncode == 0, text[-5000:]
-        assert f"goes on after step {stopped_at}" in text
+        # Lines of workers on other nodes may be missing; those of the driver tell the step.
+        assert min(step for step in steps(text) if step) > stopped_at, text[:3000]
         assert "Registry   tiny version 1" in text
         # Both nodes fetched the backbone into caches of their own.
         fetched = [list(nodes.disk(node).glob("cache/**/config.json")) for node in (1, 2)]
