@@ -18,7 +18,7 @@ from s3_server import BUCKET, s3_server
 from safetensors.torch import save
 from unreliable_s3 import unreliable_s3
 
-from rayembed.assets import clients, storage
+from rayembed.assets import clients
 from rayembed.assets.arrow_files import read_sealed
 from rayembed.assets.json_files import read_json
 from rayembed.assets.resolver import resolve
@@ -212,7 +212,7 @@ def test_a_server_that_never_answers_is_a_storage_error_in_time(silent_server, c
 def test_small_reads_of_a_busy_server_are_asked_again(monkeypatch):
     """Whose errors are longer than the few bytes that are read, and so are none to the client."""
     monkeypatch.setattr(clients, "PATIENCE", clients.Patience(tries=8))
-    monkeypatch.setattr(storage, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(clients, "_FIRST_PAUSE", 0.001)
     table = pa.table({"value": [1, 2]})
     reads = {
         "bytes": lambda path: read_bytes(f"{path}/bytes"),
@@ -230,7 +230,7 @@ def test_small_reads_of_a_busy_server_are_asked_again(monkeypatch):
         server.failing = 0.2
         for _ in range(5):
             assert {name: read(place) for name, read in reads.items()} == expected
-        monkeypatch.setattr(storage, "_MISTAKEN", "none of them is")
+        monkeypatch.setattr(clients, "_MISTAKEN", "none of them is")
         for read in reads.values():
             with pytest.raises(StorageError, match="Failed to flush"):
                 [read(place) for _ in range(30)]

@@ -30,6 +30,7 @@ from rayembed.data.clusters.two_levels import (
     tour_of_groups,
 )
 from rayembed.data.hashes import nth_smallest
+from rayembed.data.plan import scratch
 from rayembed.errors import ConfigError
 from rayembed.search.faiss_library import require_faiss
 
@@ -195,7 +196,7 @@ def test_packing_splits_large_clusters_and_merges_neighbours(sizes, pairs, seed)
     assert firsts == sorted(firsts), "along the tour"
     # Runs of a few rows, which come some at a time, change nothing.
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(packing, "ROWS_OF_RUN", 7)
+        patch.setattr(scratch, "ROWS_OF_RUN", 7)
         patch.setattr(packing, "_ROWS_AT_ONCE", 5)
         cut = iter(np.array_split(keys, 4))
         again = packing.pack_on_disk(Path(folder), cluster, cut, tour, pairs)

@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayembed.assets.clients import is_unanswered, why
 from rayembed.assets.sealing import SEAL_BYTES, check_seal, seal_of
-from rayembed.assets.storage import is_unanswered, open_storage, read_bytes, why
+from rayembed.assets.storage import open_storage, read_bytes
 from rayembed.errors import ArtifactError, StorageError
 
 Footers = dict[str, pq.FileMetaData]

@@ -5,13 +5,17 @@ pyarrow's own would try a server that accepts connections and never answers for 
 
 import os
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote
 
 import pyarrow.fs
+
+T = TypeVar("T")
 
 _OF_ENVIRONMENT = ("AWS_", "GOOGLE_", "CLOUDSDK_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 """Prefixes of environment variables that affect a client."""
@@ -37,6 +41,21 @@ PATIENCE = Patience()
 """Default limits. Measured: an S3 request without answer fails after 45 seconds, a small upload,
 which curl sends late, after 71. An unreachable Google storage fails after `gcs_seconds`, a silent
 one after the 120 seconds of its client, which pyarrow cannot change."""
+
+
+_FIRST_PAUSE = 0.25
+"""Seconds until a read is tried again."""
+
+_UNANSWERED = (
+    "AWS Error NETWORK_CONNECTION",
+    "google::cloud::Status(UNAVAILABLE",
+    "google::cloud::Status(DEADLINE_EXCEEDED",
+)
+"""Texts in Arrow's errors that indicate a missing answer; it has no other sign."""
+
+_MISTAKEN = "Failed to flush response stream"
+"""Text of Arrow's error where the answer was longer than what was asked for, as that of a server
+which is too busy: its client sees no status then, and does not ask again."""
 
 
 _making: dict[int, threading.Lock] = {}
@@ -90,3 +109,34 @@ def _limits(filesystem: pyarrow.fs.FileSystem, patience: Patience) -> dict[str, 
         # A small file is then one request in place of three, made when it is complete.
         "allow_delayed_open": True,
     }
+
+
+def asked_again(read: Callable[[], T]) -> T:
+    """Result of a read, tried again with doubling pauses where object storage was too busy and its
+    client takes that for a defect.
+
+    Raises:
+        OSError: what the last try raises.
+    """
+    for attempt in range(PATIENCE.tries - 1):
+        try:
+            return read()
+        except OSError as error:
+            if _MISTAKEN not in str(error):
+                raise
+        time.sleep(_FIRST_PAUSE * 2**attempt)
+    return read()
+
+
+def is_unanswered(error: BaseException) -> bool:
+    """Whether object storage was unreachable or did not answer in time."""
+    return any(status in str(error) for status in _UNANSWERED)
+
+
+def why(error: BaseException) -> str:
+    """Readable text of a storage error."""
+    if not is_unanswered(error):
+        return str(error)
+    tries, seconds = PATIENCE.tries, PATIENCE.answer_seconds
+    asked = f": asked {tries} times, {seconds:g} s each" if _UNANSWERED[0] in str(error) else ""
+    return f"{error} (the storage does not answer{asked})"

@@ -13,57 +13,22 @@ import os
 import posixpath
 import shutil
 import tempfile
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import pyarrow
 import pyarrow.fs
 
 from rayembed.assets import clients
+from rayembed.assets.clients import asked_again, why
 from rayembed.errors import ArtifactError, PlacementError, StorageError, StorageFullError
-
-T = TypeVar("T")
 
 _REMOTE = ("s3", "gs")
 _COPIED_AT_ONCE = 64 << 20
 """Chunk size of copies in bytes."""
 
-_FIRST_PAUSE = 0.25
-"""Seconds until a read is tried again."""
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-_UNANSWERED = (
-    "AWS Error NETWORK_CONNECTION",
-    "google::cloud::Status(UNAVAILABLE",
-    "google::cloud::Status(DEADLINE_EXCEEDED",
-)
-"""Texts in Arrow's errors that indicate a missing answer; it has no other sign."""
-
-
-_MISTAKEN = "Failed to flush response stream"
-"""Text of Arrow's error where the answer was longer than what was asked for, as that of a server
-which is too busy: its client sees no status then, and does not ask again."""
-
-
-def asked_again(read: Callable[[], T]) -> T:
-    """Result of a read, tried again with doubling pauses where object storage was too busy and its
-    client takes that for a defect.
-
-    Raises:
-        OSError: what the last try raises.
-    """
-    for attempt in range(clients.PATIENCE.tries - 1):
-        try:
-            return read()
-        except OSError as error:
-            if _MISTAKEN not in str(error):
-                raise
-        time.sleep(_FIRST_PAUSE * 2**attempt)
-    return read()
 
 
 def is_remote(path: str) -> bool:
@@ -162,20 +127,6 @@ def read_bytes(path: str | Path) -> bytes:
         return asked_again(read)
     except OSError as error:
         raise unreadable(error)(f"cannot read {str(path)!r}: {why(error)}") from error
-
-
-def is_unanswered(error: BaseException) -> bool:
-    """Whether object storage was unreachable or did not answer in time."""
-    return any(status in str(error) for status in _UNANSWERED)
-
-
-def why(error: BaseException) -> str:
-    """Readable text of a storage error."""
-    if not is_unanswered(error):
-        return str(error)
-    tries, seconds = clients.PATIENCE.tries, clients.PATIENCE.answer_seconds
-    asked = f": asked {tries} times, {seconds:g} s each" if _UNANSWERED[0] in str(error) else ""
-    return f"{error} (the storage does not answer{asked})"
 
 
 def unreadable(error: Exception) -> type[ArtifactError]:

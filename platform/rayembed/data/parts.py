@@ -63,7 +63,6 @@ OPTIONAL = pa.schema(
 )
 """Further columns, which only files have of whose rows one has a value."""
 
-
 _FOLDER_OF_STEP = re.compile(r".*/(data/[^/]+|plans)/[^/]+(?=/)")
 
 

@@ -19,8 +19,9 @@ import pyarrow.ipc
 import xxhash
 
 from rayembed.assets.arrow_files import read_stream
+from rayembed.assets.clients import asked_again, why
 from rayembed.assets.sealing import SEAL_BYTES, check_seal, seal_of
-from rayembed.assets.storage import asked_again, join, open_storage, unreadable, why, write_atomic
+from rayembed.assets.storage import join, open_storage, unreadable, write_atomic
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import remedy
 from rayembed.errors import ArtifactError, StorageError

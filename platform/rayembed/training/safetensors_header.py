@@ -4,7 +4,8 @@ import json
 
 import pyarrow
 
-from rayembed.assets.storage import asked_again, open_storage, unreadable
+from rayembed.assets.clients import asked_again
+from rayembed.assets.storage import open_storage, unreadable
 from rayembed.errors import ArtifactError
 
 _LENGTH_BYTES = 8

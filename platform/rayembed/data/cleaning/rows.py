@@ -20,7 +20,7 @@ from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
 from rayembed.data.hashes import nth_smallest, seeded_keys
 from rayembed.data.parts import Part, read_table, write_table
-from rayembed.data.plan.scratch import Runs
+from rayembed.data.plan.scratch import Runs, num_runs, run_of_hash
 from rayembed.data.work_items import Result
 
 DUPLICATE = "duplicate"
@@ -42,12 +42,12 @@ def first_of_each(id_hash: np.ndarray, scratch: Path) -> np.ndarray:
         id_hash: (n,) int64, which may be mapped.
         scratch: an empty folder.
     """
-    runs = Runs(scratch, len(id_hash), _RUN)
+    runs = Runs(scratch, num_runs(len(id_hash)), _RUN)
     for first in range(0, len(id_hash), _ROWS_AT_ONCE):
         some = np.empty(min(_ROWS_AT_ONCE, len(id_hash) - first), _RUN)
         some["id"] = id_hash[first : first + len(some)]
         some["place"] = first + np.arange(len(some))
-        runs.add(some)
+        runs.add(some, run_of_hash(some["id"], runs.count))
     keep = np.zeros(len(id_hash), dtype=bool)
     for run in runs.read():
         keep[run["place"][np.unique(run["id"], return_index=True)[1]]] = True

@@ -12,13 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rayembed.data.plan.scratch import ROWS_OF_RUN, mapped
+from rayembed.data.plan.scratch import Runs, mapped, num_runs
 
 BYTES_OF_A_ROW = 32
 """Bytes of scratch that packing takes for each row."""
-
-_MOST_RUNS = 512
-"""Files that are open at a time, at most; beyond 67 million rows runs become longer."""
 
 _ROWS_AT_ONCE = 1 << 17
 
@@ -34,17 +31,16 @@ class Batches:
     """
     pairs: int
     """G."""
-    first: np.ndarray
-    """(k,) int64 where the rows of the cluster at each place of the tour begin."""
-    whole: np.ndarray
-    """(k,) int64 rows of each cluster that fill whole batches."""
-    rest_first: np.ndarray
-    """(k,) int64 number of remaining rows before those of each cluster."""
+    rest_before: np.ndarray
+    """(k,) int64 number of remaining rows, which fill no batch of their own cluster, before those
+    of the cluster at each place of the tour."""
+    rest_place: np.ndarray
+    """(k,) int64 where those of each cluster begin."""
+    whole_first: np.ndarray
+    """(whole batches,) int64 where each begins."""
     order: np.ndarray
     """(batches,) int64 batches along the tour: those of whole clusters come first in number, then
     those of remainders."""
-    whole_first: np.ndarray
-    """(whole batches,) int64 where each begins."""
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -64,15 +60,16 @@ class Batches:
             places = np.empty((len(number), self.pairs), np.int64)
             places[is_whole] = self.whole_first[number[is_whole], None] + within
             rest = (number[~is_whole] - len(self.whole_first)) * self.pairs
-            places[~is_whole] = _of_rest(rest[:, None] + within, self)
+            rows = rest[:, None] + within
+            places[~is_whole] = _of_rest(rows, self.rest_before, self.rest_place)
             yield self.rows[places]
 
 
-def _of_rest(number: np.ndarray, of: Batches) -> np.ndarray:
+def _of_rest(number: np.ndarray, before: np.ndarray, place: np.ndarray) -> np.ndarray:
     """Where remaining rows of these numbers, counted along the tour, stand among the sorted."""
-    cluster = np.searchsorted(of.rest_first, number, side="right") - 1
-    place: np.ndarray = of.first[cluster] + of.whole[cluster] + (number - of.rest_first[cluster])
-    return place
+    cluster = np.searchsorted(before, number, side="right") - 1
+    found: np.ndarray = place[cluster] + (number - before[cluster])
+    return found
 
 
 def pack_on_disk(
@@ -110,12 +107,11 @@ def pack_on_disk(
     counts = whole // batch_pairs
     before = np.repeat(counts.cumsum() - counts, counts)
     whole_first = np.repeat(first, counts) + (np.arange(counts.sum()) - before) * batch_pairs
-    found = Batches(
-        rows, batch_pairs, first, whole, rest.cumsum() - rest, np.empty(0, np.int64), whole_first
-    )
-    rest_first = _of_rest(np.arange(rest.sum() // batch_pairs) * batch_pairs, found)
-    order = np.argsort(np.concatenate([whole_first, rest_first]), kind="stable")
-    return Batches(**{**vars(found), "order": order})
+    rest_before, rest_place = rest.cumsum() - rest, first + whole
+    numbers = np.arange(rest.sum() // batch_pairs) * batch_pairs
+    begins = np.concatenate([whole_first, _of_rest(numbers, rest_before, rest_place)])
+    order = np.argsort(begins, kind="stable")
+    return Batches(rows, batch_pairs, rest_before, rest_place, whole_first, order)
 
 
 def _sorted(
@@ -126,28 +122,18 @@ def _sorted(
     first: np.ndarray,
 ) -> np.ndarray:
     """(n,) int64 row numbers by the place of their cluster, and by key; mapped."""
-    of_run = max(ROWS_OF_RUN, -(-len(cluster) // _MOST_RUNS))
-    run_of = first // of_run  # all rows of a cluster are in one run
-    paths = [scratch / f"places-{number}" for number in range(int(run_of.max(initial=-1)) + 1)]
-    files = [path.open("wb") for path in paths]
+    runs = Runs(scratch, num_runs(len(cluster)), _RUN)
+    # All rows of a cluster are in one run.
+    run_of = np.minimum(first * runs.count // max(1, len(cluster)), runs.count - 1)
     start = 0
     for some in keys:
         found = np.empty(len(some), _RUN)
         found["place"] = place_of[cluster[start : start + len(some)]]
         found["key"], found["row"] = some, start + np.arange(len(some))
-        run = run_of[found["place"]]
-        order = np.argsort(run, kind="stable")
-        edges = np.searchsorted(run[order], np.arange(len(files) + 1))
-        found = found[order]
-        for number in np.flatnonzero(np.diff(edges)).tolist():
-            files[number].write(found[edges[number] : edges[number + 1]].tobytes())
+        runs.add(found, run_of[found["place"]])
         start += len(some)
-    for file in files:
-        file.close()
     rows, at = mapped(scratch / "rows", len(cluster), np.int64), 0
-    for path in paths:
-        found = np.fromfile(path, _RUN)
-        path.unlink()
+    for found in runs.read():
         rows[at : at + len(found)] = found["row"][np.lexsort((found["key"], found["place"]))]
         at += len(found)
     return rows

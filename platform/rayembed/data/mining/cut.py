@@ -65,7 +65,7 @@ def cut_mining(rows: Sequence[int], documents: int, *, indexed: bool = False) ->
     parts = len(rows)
     if parts == 0:
         return MiningCut((), (Shard(0, None),))
-    of_part = max(ROWS_PER_PART, *rows, 0)
+    of_part = max(ROWS_PER_PART, *rows)
     most = max(
         UNIT_QUERIES // of_part,
         min(LARGEST_UNIT_QUERIES // of_part, parts // LARGE_SOURCE_UNITS),

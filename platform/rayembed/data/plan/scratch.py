@@ -64,31 +64,38 @@ _MOST_RUNS = 512
 """Files that are open at a time, at most; beyond 67 million rows runs become longer."""
 
 
-class Runs:
-    """Rows cut by the first bits of a hash into files that can be sorted one by one, as all rows
-    together may not fit in memory: run after run is in the order of the hashes.
-    """
+def num_runs(num_rows: int) -> int:
+    """Number of runs of some `ROWS_OF_RUN` rows each, or longer ones of very many."""
+    return min(max(1, -(-num_rows // ROWS_OF_RUN)), _MOST_RUNS)
 
-    def __init__(self, folder: Path, num_rows: int, dtype: np.dtype[Any]) -> None:
+
+def run_of_hash(hashes: np.ndarray, count: int) -> np.ndarray:
+    """(n,) run of each of (n,) int64 hashes by its first bits, so that runs are in their order."""
+    # The highest bits of the hash with its sign turned.
+    high = (hashes.view(np.uint64) ^ np.uint64(1 << 63)) >> np.uint64(32)
+    run: np.ndarray = ((high * np.uint64(count)) >> np.uint64(32)).astype(np.int64)
+    return run
+
+
+class Runs:
+    """Rows cut into files that can be sorted one by one, as all together may not fit in memory."""
+
+    def __init__(self, folder: Path, count: int, dtype: np.dtype[Any]) -> None:
         """Start with nothing.
 
         Args:
             folder: an existing one.
-            num_rows: that will come, about.
-            dtype: of the rows, with the field `id`, an int64 hash.
+            count: number of runs.
+            dtype: of the rows.
         """
-        self._count = min(max(1, -(-num_rows // ROWS_OF_RUN)), _MOST_RUNS)
-        self._dtype = dtype
-        self._paths = [folder / f"run-{number}" for number in range(self._count)]
+        self.count, self._dtype = count, dtype
+        self._paths = [folder / f"run-{number}" for number in range(count)]
         self._files = [path.open("wb") for path in self._paths]
 
-    def add(self, rows: np.ndarray) -> None:
-        """Write each row to its run."""
-        # The highest bits of the hash with its sign turned.
-        high = (rows["id"].view(np.uint64) ^ np.uint64(1 << 63)) >> np.uint64(32)
-        run = (high * np.uint64(self._count)) >> np.uint64(32)
+    def add(self, rows: np.ndarray, run: np.ndarray) -> None:
+        """Write each row to its run, of (rows,) numbers."""
         order = np.argsort(run, kind="stable")
-        edges = np.searchsorted(run[order], np.arange(self._count + 1, dtype=run.dtype))
+        edges = np.searchsorted(run[order], np.arange(self.count + 1))
         rows = rows[order]
         for number in np.flatnonzero(np.diff(edges)).tolist():
             self._files[number].write(rows[edges[number] : edges[number + 1]].tobytes())

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from rayembed.data.index import PartIndex
-from rayembed.data.plan.scratch import Runs, mapped
+from rayembed.data.plan.scratch import Runs, mapped, num_runs, run_of_hash
 
 _RUN = np.dtype([("id", "<i8"), ("query", "<i8"), ("language", "<i8"), ("place", "<i8")])
 
@@ -44,14 +44,14 @@ def sorted_rows(
         num_rows: of all chunks.
         kept: called after the last chunk: groups that stay and the rows of each.
     """
-    runs = Runs(scratch, num_rows, _RUN)
+    runs = Runs(scratch, num_runs(num_rows), _RUN)
     first = 0
     for index, mask, group in chunks:
         chosen = np.flatnonzero(mask)
         rows = np.empty(len(chosen), _RUN)
         rows["id"], rows["query"] = index.id_hash[chosen], index.query_hash[chosen]
         rows["language"], rows["place"] = group[chosen], first + chosen
-        runs.add(rows)
+        runs.add(rows, run_of_hash(rows["id"], runs.count))
         first += len(mask)
     rows_of = dict(sorted(kept().items()))
     total = sum(rows_of.values())

@@ -13,7 +13,7 @@ from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.work_items import Result
 
 _BYTES_OF_A_ROW = 1024
-"""By which rows of a source are guessed before they are read."""
+"""Rows of a source are taken to have so many bytes until they are read."""
 
 EXAMPLES_PER_ITEM = 3
 _SHOWN_CHARACTERS = 300

@@ -15,7 +15,8 @@ import ray
 import ray.train
 import ray.train.collective
 
-from rayembed.assets.storage import is_full, is_unanswered, open_storage_for_ray
+from rayembed.assets.clients import is_unanswered
+from rayembed.assets.storage import is_full, open_storage_for_ray
 from rayembed.config.placement import Placement
 from rayembed.data.plan.on_ray import prefetched_on_ray
 from rayembed.data.plan.stream import prefetched
