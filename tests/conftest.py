@@ -79,20 +79,21 @@ def float32_where_nothing_is_asked(monkeypatch):
 def cluster():
     """A Ray of four CPUs that all tests share which break none, and an object storage it knows.
 
-    Its idle workers have imported torch, transformers and mteb before: each process that does so
-    anew, as those of a submitted job do, costs five to ten seconds of a core.
+    Its workers are forks of a process that has imported torch, transformers and mteb: each that
+    does so anew, as those of a submitted job do, costs five to seventeen seconds of a core.
     """
     os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"  # read by Train's controller
     for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
     import ray
+    from forked_workers import forked_workers
     from s3_server import s3_server
 
     import rayembed
 
     # Workers import the code under test, also where another checkout is installed.
     path = [os.environ["TESTS_SUPPORT"], str(Path(rayembed.__file__).parents[1])]
-    with s3_server() as storage:
+    with s3_server() as storage, forked_workers():
         ray.init(
             address="local",
             num_cpus=4,

@@ -42,8 +42,8 @@ def doing(
     """Tell inside the block what is done, as long as nothing else is logged.
 
     A log gets `what` where it has changed since it was last told, and otherwise
-    `still what, 20 s`, without what follows two spaces. Where nobody sees rayembed's log nothing
-    happens.
+    `still what, 20 s`, without what follows two spaces. Of an empty text nothing is told: what is
+    done tells itself. Where nobody sees rayembed's log nothing happens.
 
     Args:
         tells_end: whether a log gets the text at the end too, where it has changed.
@@ -92,6 +92,11 @@ def enter(phase: str, detail: str = "") -> None:
     if _teller.overview is not None:
         _teller.overview.enter(phase, detail)
         _log.info("%s", _teller.overview.text())
+
+
+def present_phase() -> str:
+    """Name of the overview's present phase; empty where there is none."""
+    return "" if _teller.overview is None else _teller.overview.present()
 
 
 def detail(text: str) -> None:
@@ -155,6 +160,10 @@ class _Overview:
                 return
             phase.began = now if phase.began is None else phase.began
             phase.ended = now if phase.ended is None else phase.ended
+
+    def present(self) -> str:
+        names = [each.name for each in self.phases if each.began is not None and each.ended is None]
+        return names[0] if names else ""
 
     def detail(self, text: str) -> None:
         for phase in self.phases:
@@ -284,6 +293,8 @@ class _Teller(logging.Handler):
             wait = max(pause, _SHARE_OF_TIME * (time.monotonic() - began))
 
     def _tell_of(self, activity: _Activity) -> None:
+        if not activity.text():
+            return
         if self._live is not None:
             self._live.show(self._now(activity))
         elif time.monotonic() - self._logged >= self._silence:

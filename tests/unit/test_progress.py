@@ -10,8 +10,9 @@ import types
 import pytest
 
 from rayembed.data.work_items import in_process, run_tasks
-from rayembed.evaluation.jobs import Job
 from rayembed.evaluation.pooled.progress import ProgressLog
+from rayembed.evaluation.jobs import Job as EvaluationJob
+from rayembed.pipeline.job import Job, work_begins
 from rayembed.progress import bar, detail, doing, enter, live_line, overview
 
 QUICK = 0.02
@@ -174,7 +175,7 @@ def test_the_start_of_workers_counts_for_no_rate(caplog):
     assert 500 < float(rate.removesuffix(" rows/s").replace(",", "")) <= 1000
 
 
-class FakeJob(Job):
+class FakeJob(EvaluationJob):
     name, num_texts = "SciFact", 1000
 
     def run(self, model):
@@ -192,3 +193,31 @@ def test_the_first_texts_count_for_no_rate(monkeypatch):
     clock[0] = 540.0
     log.update({"SciFact": (200, 1000)})
     assert log.text() == "0/1 tasks, 200 texts, 2 texts/s, about 0:05:20 left, SciFact 20 %"
+
+
+def test_an_empty_text_is_not_told(caplog):
+    with doing("the whole", silence_seconds=QUICK), doing(""):
+        time.sleep(0.2)
+    assert caplog.messages == []
+
+
+def test_a_job_tells_its_phase_when_its_start_is_over(monkeypatch, caplog):
+    quick = {**doing.__wrapped__.__kwdefaults__, "silence_seconds": QUICK}
+    monkeypatch.setattr(doing.__wrapped__, "__kwdefaults__", quick)
+
+    def told() -> str:
+        caplog.clear()
+        time.sleep(0.2)
+        return caplog.messages[-1].rpartition(",")[0]
+
+    seen = []
+
+    def run(_subject, _context):
+        seen.append(told())
+        work_begins()
+        seen.append(told())
+        with overview(["data", "scores"]):
+            seen.append(told())
+
+    assert Job(read=lambda args: None, run=run)([]) == 0
+    assert seen == ["still at the start: imports and checks", "still at work", "still data"]

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, Generic, TextIO, TypeVar
 
 from rayembed.config.document import AnyDocument
@@ -21,7 +23,7 @@ from rayembed.config.override import overridden
 from rayembed.config.settings import Settings
 from rayembed.errors import ConfigError, RayembedError
 from rayembed.pipeline.stopping import hearing
-from rayembed.progress import doing
+from rayembed.progress import doing, present_phase
 from rayembed.quiet import quiet
 
 T = TypeVar("T")
@@ -230,7 +232,7 @@ class Job(Generic[T]):
                 if each.value(args) is not None:
                     return act(subject, context)
             log_to_stderr(*self.log)
-            with doing("at the start: imports and checks"):
+            with doing(partial(_present, _begun.get())):
                 return self.run(subject, context)
 
         return exit_code(work, stopped=self.stopped)
@@ -273,12 +275,18 @@ class Job(Generic[T]):
         return [(option("--dry-run", what), show), *self.instead]
 
 
-_begun: ContextVar[bool] = ContextVar("begun", default=False)
+_begun: ContextVar[Event] = ContextVar("begun", default=Event())
 
 
 def work_begins() -> None:
     """Say that the job's work begins, Ray or rows: what fails from here on has no exit code 2."""
-    _begun.set(True)
+    _begun.get().set()
+
+
+def _present(begun: Event) -> str:
+    """What a job does while nothing else says it: the phase of its run."""
+    at_the_start = "" if begun.is_set() else "at the start: imports and checks"
+    return at_the_start or present_phase() or "at work"
 
 
 def exit_code(work: Callable[[], int | None], *, stopped: str = Job.stopped) -> int:
@@ -290,7 +298,7 @@ def exit_code(work: Callable[[], int | None], *, stopped: str = Job.stopped) -> 
     Args:
         stopped: the line that an interrupted job ends with.
     """
-    before = _begun.set(False)
+    before = _begun.set(Event())
     try:
         with hearing() as heard:
             try:
@@ -298,7 +306,7 @@ def exit_code(work: Callable[[], int | None], *, stopped: str = Job.stopped) -> 
             except RayembedError as error:
                 if heard.number is None:
                     sys.stderr.write(f"error: {error}\n")
-                    return 2 if isinstance(error, ConfigError) and not _begun.get() else 1
+                    return 2 if isinstance(error, ConfigError) and not _begun.get().is_set() else 1
             except KeyboardInterrupt:
                 pass
             except Exception:

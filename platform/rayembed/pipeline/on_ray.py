@@ -251,7 +251,8 @@ def run_job(
         raise PlacementError(f"the Ray at {address} does not take the job: {error}") from error
     echo(f"Job {job} is submitted; its log follows.\n")
     try:
-        return _follow(client, job, echo)
+        with doing(""):  # the job tells what it does
+            return _follow(client, job, echo)
     except BaseException:
         _stop_job(client, job, echo)
         raise

@@ -1,0 +1,207 @@
+"""Workers of a test's Ray that are forks of one process which has imported what they need.
+
+A worker of Ray is a new Python that imports torch, transformers and more before it does anything:
+five to seventeen CPU seconds each, more than most tests of them do. `forked_workers` has the nodes
+that this process starts begin theirs in the way of this file instead: it asks that one process for
+a fork, which becomes Ray's own `default_worker.py` with the arguments, environment, folder and
+streams that Ray gave. Nodes of `ray start`, and clusters of jobs that are processes of their own,
+start their workers as everywhere.
+"""
+
+import fcntl
+import importlib.util
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+IMPORTED_ONCE = (
+    "deepspeed",
+    "faiss",
+    "mlflow",
+    "mteb",
+    "peft",
+    "ray.data",
+    "ray.train.torch",
+    "sentence_transformers",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.nomic_bert.modeling_nomic_bert",
+    "rayembed.data.on_ray",
+    "rayembed.evaluation.pooled.on_ray",
+    "rayembed.models.build",
+    "rayembed.training.train_function.on_ray",
+    "rayembed.training.engine",
+    "rayembed.training.job",
+)
+
+FOLDER = "TESTS_FORKED_WORKERS"
+"""Environment variable with the folder of the socket."""
+
+NO_JOB = "ffffffff"
+"""Ray's id of no job: of workers that it starts before one needs them."""
+
+SECONDS = 120
+"""For the imports, on a busy machine."""
+
+
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """Inside it, nodes that this process starts have forked workers."""
+    import ray._private.ray_constants as constants
+
+    with tempfile.TemporaryDirectory(prefix="forks-") as folder:
+        os.environ[FOLDER] = folder
+        kept, constants.SETUP_WORKER_FILENAME = constants.SETUP_WORKER_FILENAME, __file__
+        try:
+            yield
+        finally:
+            constants.SETUP_WORKER_FILENAME = kept
+            del os.environ[FOLDER]
+
+
+def serve(place: str) -> None:
+    """Import, then fork for each that asks, as long as Ray's node lives; who goes away has its fork
+    killed.
+    """
+    listener = _socket()
+    listener.bind(place)
+    listener.listen(100)
+    for name in IMPORTED_ONCE:
+        __import__(name)
+    running = threading.enumerate()  # beside those of allocators, which know of forks
+    assert len(running) == 1, f"a fork would have but one of {running}"
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    forks: dict[socket.socket, int] = {}
+    while Path("/proc", os.environ["RAY_RAYLET_PID"]).exists():
+        for ready in select.select([listener, *forks], [], [], 1.0)[0]:
+            if ready is not listener:
+                _kill(forks.pop(ready))
+                ready.close()
+                continue
+            asking, _ = listener.accept()
+            payload, streams, *_ = socket.recv_fds(asking, 1 << 20, 3)
+            if not payload:
+                continue
+            pid = os.fork()
+            if pid == 0:
+                for other in (*forks, listener, asking):
+                    other.close()
+                _become_worker(json.loads(payload), streams)
+            for stream in streams:
+                os.close(stream)
+            asking.send(pid.to_bytes(8, "big"))
+            forks[asking] = pid
+
+
+def _socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _become_worker(given: dict, streams: list[int]) -> None:
+    """Run Ray's worker in this fork; does not return."""
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        os.environ.clear()
+        os.environ.update(given["environment"])
+        os.chdir(given["folder"])
+        _set_up(given["arguments"])
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001  it is told, and nothing of this process goes on
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _set_up(arguments: list[str]) -> None:
+    """What Ray's `setup_worker.py` does, without another Python."""
+    import argparse
+    import random
+
+    import numpy
+    import torch
+    from ray._private.runtime_env.context import RuntimeEnvContext
+    from ray._private.utils import update_envs
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--serialized-runtime-env-context", default="{}")
+    parser.add_argument("--language")
+    parsed, (script, *rest) = parser.parse_known_args(arguments)
+    update_envs(RuntimeEnvContext.deserialize(parsed.serialized_runtime_env_context).env_vars)
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in paths if path and path not in sys.path]
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))  # what torch reads when it is imported
+    random.seed()
+    numpy.random.seed()
+    sys.argv = [script, *rest]
+    runpy.run_path(script, run_name="__main__")
+
+
+def ask(folder: str) -> None:
+    """Ask for a fork and wait for its end, as Ray's `setup_worker.py` becomes a worker.
+
+    The first one of a job starts the process that forks: Ray reads from the environment, when it is
+    imported, of which node and job a worker is. Those of others start as everywhere.
+    """
+    job, place = os.environ["RAY_JOB_ID"], f"{folder}/socket"
+    ours, deadline = f"{os.environ['RAY_RAYLET_PID']} {job}", time.monotonic() + SECONDS
+    with Path(folder, "whose").open("a+") as whose:
+        fcntl.flock(whose, fcntl.LOCK_EX)
+        whose.seek(0)
+        forked = whose.read()
+        if not forked and job != NO_JOB:
+            whose.write(forked := ours)
+            environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+            command = [sys.executable, __file__, "serve", place]
+            subprocess.Popen(command, env=environment, start_new_session=True)
+    if forked != ours:
+        usual = Path(importlib.util.find_spec("ray").origin).parent / "_private/workers"
+        usual = str(usual / "setup_worker.py")
+        os.execv(sys.executable, [sys.executable, usual, *sys.argv[1:]])
+    asking = _socket()
+    while True:
+        try:
+            asking.connect(place)
+            break
+        except (ConnectionRefusedError, FileNotFoundError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+    given = {"arguments": sys.argv[1:], "environment": dict(os.environ), "folder": str(Path.cwd())}
+    socket.send_fds(asking, [json.dumps(given).encode()], [0, 1, 2])
+    pid = int.from_bytes(asking.recv(8), "big")
+    with suppress(ProcessLookupError):
+        select.select([os.pidfd_open(pid)], [], [])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        serve(sys.argv[2])
+    else:
+        ask(os.environ[FOLDER])
