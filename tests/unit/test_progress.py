@@ -10,8 +10,8 @@ import types
 import pytest
 
 from rayembed.data.work_items import in_process, run_tasks
-from rayembed.evaluation.pooled.progress import ProgressLog
 from rayembed.evaluation.jobs import Job as EvaluationJob
+from rayembed.evaluation.pooled.progress import ProgressLog
 from rayembed.pipeline.job import Job, work_begins
 from rayembed.progress import bar, detail, doing, enter, live_line, overview
 
@@ -196,7 +196,7 @@ def test_the_first_texts_count_for_no_rate(monkeypatch):
 
 
 def test_an_empty_text_is_not_told(caplog):
-    with doing("the whole", silence_seconds=QUICK), doing(""):
+    with doing("", silence_seconds=QUICK):
         time.sleep(0.2)
     assert caplog.messages == []
 
@@ -207,8 +207,11 @@ def test_a_job_tells_its_phase_when_its_start_is_over(monkeypatch, caplog):
 
     def told() -> str:
         caplog.clear()
-        time.sleep(0.2)
-        return caplog.messages[-1].rpartition(",")[0]
+        deadline = time.monotonic() + 30
+        while not (still := [text for text in caplog.messages if text.startswith("still")]):
+            assert time.monotonic() < deadline, "nothing is told"
+            time.sleep(QUICK)
+        return still[0].rpartition(",")[0]
 
     seen = []
 

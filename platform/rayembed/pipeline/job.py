@@ -220,6 +220,7 @@ class Job(Generic[T]):
             argv: arguments without the script's name.
             about: beginning of `--help`.
         """
+        begun = Event()
 
         def work() -> int | None:
             args = self.arguments(argv, about)
@@ -232,10 +233,10 @@ class Job(Generic[T]):
                 if each.value(args) is not None:
                     return act(subject, context)
             log_to_stderr(*self.log)
-            with doing(partial(_present, _begun.get())):
+            with doing(partial(_present, begun)):
                 return self.run(subject, context)
 
-        return exit_code(work, stopped=self.stopped)
+        return exit_code(work, stopped=self.stopped, begun=begun)
 
     def resolve(self, argv: Sequence[str]) -> tuple[T, str]:
         """Read the arguments; return the job's document and its action: the flag of an option, or
@@ -275,12 +276,13 @@ class Job(Generic[T]):
         return [(option("--dry-run", what), show), *self.instead]
 
 
-_begun: ContextVar[Event] = ContextVar("begun", default=Event())
+_begun: ContextVar[Event | None] = ContextVar("begun", default=None)
 
 
 def work_begins() -> None:
     """Say that the job's work begins, Ray or rows: what fails from here on has no exit code 2."""
-    _begun.get().set()
+    if begun := _begun.get():
+        begun.set()
 
 
 def _present(begun: Event) -> str:
@@ -289,7 +291,9 @@ def _present(begun: Event) -> str:
     return at_the_start or present_phase() or "at work"
 
 
-def exit_code(work: Callable[[], int | None], *, stopped: str = Job.stopped) -> int:
+def exit_code(
+    work: Callable[[], int | None], *, stopped: str = Job.stopped, begun: Event | None = None
+) -> int:
     """Exit code of a job: what `work` returns (None: 0), 2 for invalid arguments, where nothing was
     started, 1 when it failed otherwise, 130 or 143 when SIGINT or SIGTERM stopped it.
 
@@ -297,8 +301,10 @@ def exit_code(work: Callable[[], int | None], *, stopped: str = Job.stopped) -> 
 
     Args:
         stopped: the line that an interrupted job ends with.
+        begun: is set by `work_begins`.
     """
-    before = _begun.set(Event())
+    begun = begun or Event()
+    before = _begun.set(begun)
     try:
         with hearing() as heard:
             try:
@@ -306,7 +312,7 @@ def exit_code(work: Callable[[], int | None], *, stopped: str = Job.stopped) -> 
             except RayembedError as error:
                 if heard.number is None:
                     sys.stderr.write(f"error: {error}\n")
-                    return 2 if isinstance(error, ConfigError) and not _begun.get().is_set() else 1
+                    return 2 if isinstance(error, ConfigError) and not begun.is_set() else 1
             except KeyboardInterrupt:
                 pass
             except Exception:
