@@ -3,10 +3,10 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_workers import script
 from mteb_hub import mteb_hub
 from plain_scores import largest_difference, result_of
 from tiny_models import save_encoder
@@ -47,7 +47,7 @@ def own_set(tmp_path_factory):
 
 
 def run(*arguments, storage):
-    command = [sys.executable, str(ROOT / "jobs" / "evaluate_model.py"), *map(str, arguments)]
+    command = script(str(ROOT / "jobs" / "evaluate_model.py"), *map(str, arguments))
     command += [f"--set=placement.storage_path={storage}", "--set=model.dtype=float32"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
     return subprocess.run(

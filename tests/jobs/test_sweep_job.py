@@ -194,7 +194,7 @@ def test_workers_that_the_cluster_never_has_are_refused_before_any_starts(tmp_pa
         "--set",
         "placement.cpus_per_worker=64",
     )
-    done = run_here("sweep_recipe", *given[2:])
+    done = run_here("sweep_recipe", *given[given.index("--recipe") :])
     assert done.returncode == 1
     assert "placement.workers=4" in done.stderr
     check_no_traceback(done.stderr)

@@ -4,8 +4,8 @@ A worker of Ray is a new Python that imports torch, transformers and more before
 five to seventeen CPU seconds each, more than most tests of them do. `forked_workers` has the nodes
 that this process starts begin theirs in the way of this file instead: it asks that one process for
 a fork, which becomes Ray's own `default_worker.py` with the arguments, environment, folder and
-streams that Ray gave. Nodes of `ray start`, and clusters of jobs that are processes of their own,
-start their workers as everywhere.
+streams that Ray gave. `script` has a script run in a process whose cluster does so. Nodes of `ray
+start`, and clusters of other processes, start their workers as everywhere.
 """
 
 import fcntl
@@ -26,24 +26,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 IMPORTED_ONCE = (
-    "deepspeed",
     "faiss",
     "mlflow",
     "mteb",
-    "peft",
     "ray.data",
     "ray.train.torch",
     "sentence_transformers",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.nomic_bert.modeling_nomic_bert",
     "rayembed.data.on_ray",
     "rayembed.evaluation.pooled.on_ray",
-    "rayembed.models.build",
     "rayembed.training.train_function.on_ray",
-    "rayembed.training.engine",
-    "rayembed.training.job",
 )
+"""What workers need beside that of `run_distributed`."""
 
 FOLDER = "TESTS_FORKED_WORKERS"
 """Environment variable with the folder of the socket."""
@@ -70,6 +63,11 @@ def forked_workers() -> Iterator[None]:
             del os.environ[FOLDER]
 
 
+def script(path: str, *arguments: str) -> list[str]:
+    """Command that runs a script as `python path arguments`, with forked workers."""
+    return [sys.executable, __file__, "run", path, *arguments]
+
+
 def serve(place: str) -> None:
     """Import, then fork for each that asks, as long as Ray's node lives; who goes away has its fork
     killed.
@@ -77,8 +75,12 @@ def serve(place: str) -> None:
     listener = _socket()
     listener.bind(place)
     listener.listen(100)
-    for name in IMPORTED_ONCE:
-        __import__(name)
+    from run_distributed import IMPORTED_ONCE as of_training
+
+    with _no_random_numbers():
+        for name in (*of_training, *IMPORTED_ONCE):
+            __import__(name)
+    assert _random_id_of_a_fork() != _random_id_of_a_fork(), "forks name different things alike"
     running = threading.enumerate()  # beside those of allocators, which know of forks
     assert len(running) == 1, f"a fork would have but one of {running}"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
@@ -102,6 +104,43 @@ def serve(place: str) -> None:
                 os.close(stream)
             asking.send(pid.to_bytes(8, "big"))
             forks[asking] = pid
+
+
+@contextmanager
+def _no_random_numbers() -> Iterator[None]:
+    """Inside it, actor classes get their ids from the system.
+
+    Ray's own generator is seeded when it is first used. Seeded before the forks, it would name
+    their tasks alike: of two that run at a time with one name, Ray lets an actor die.
+    """
+    import ray.actor
+    from ray._raylet import ActorClassID
+
+    class Ids:
+        @staticmethod
+        def from_random() -> ActorClassID:
+            return ActorClassID(os.urandom(ActorClassID.size()))
+
+    ray.actor.ActorClassID = Ids
+    try:
+        yield
+    finally:
+        ray.actor.ActorClassID = ActorClassID
+
+
+def _random_id_of_a_fork() -> bytes:
+    import ray
+
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writer, ray.ObjectRef.from_random().binary())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    found = os.read(reader, 1000)
+    os.close(reader)
+    os.close(writer)
+    return found
 
 
 def _socket() -> socket.socket:
@@ -171,6 +210,7 @@ def ask(folder: str) -> None:
     """
     job, place = os.environ["RAY_JOB_ID"], f"{folder}/socket"
     ours, deadline = f"{os.environ['RAY_RAYLET_PID']} {job}", time.monotonic() + SECONDS
+    forking = None
     with Path(folder, "whose").open("a+") as whose:
         fcntl.flock(whose, fcntl.LOCK_EX)
         whose.seek(0)
@@ -179,7 +219,7 @@ def ask(folder: str) -> None:
             whose.write(forked := ours)
             environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
             command = [sys.executable, __file__, "serve", place]
-            subprocess.Popen(command, env=environment, start_new_session=True)
+            forking = subprocess.Popen(command, env=environment, start_new_session=True)
     if forked != ours:
         usual = Path(importlib.util.find_spec("ray").origin).parent / "_private/workers"
         usual = str(usual / "setup_worker.py")
@@ -198,10 +238,16 @@ def ask(folder: str) -> None:
     pid = int.from_bytes(asking.recv(8), "big")
     with suppress(ProcessLookupError):
         select.select([os.pidfd_open(pid)], [], [])
+    if forking is not None:  # whoever looks for Ray's processes below a job's finds them
+        forking.wait()
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
         serve(sys.argv[2])
+    elif sys.argv[1:2] == ["run"]:
+        sys.argv = sys.argv[2:]
+        with forked_workers():
+            runpy.run_path(sys.argv[0], run_name="__main__")
     else:
         ask(os.environ[FOLDER])

@@ -18,6 +18,7 @@ import torch.multiprocessing as mp
 
 IMPORTED_ONCE = (
     "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # each engine above ZeRO 0 does: torch's compiler
     "peft",
     "torch.distributed",
     "transformers.models.bert.modeling_bert",

@@ -4,12 +4,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import psutil
+from forked_workers import script
 from tiny_job import ROOT
 
 from rayembed.tuning.trial_store import TrialRecord, TrialStore
@@ -41,7 +41,7 @@ def sweep_over(
     }
     given = [word for path, value in settings.items() for word in ("--set", f"{path}={value}")]
     return [
-        *(sys.executable, "jobs/sweep_recipe.py", "--recipe", f"{folder}/run.yaml"),
+        *script("jobs/sweep_recipe.py", "--recipe", f"{folder}/run.yaml"),
         *("--stage", "retrieval", "--name", "rates", *given, *arguments),
     ]
 

@@ -11,6 +11,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,8 @@ def connect() -> None:
         started = _own_cluster(unset) if address == "local" else {}
         _filter_lines_of_workers()
         try:
-            with doing("starting Ray" if started else f"joining the Ray cluster at {address}"):
+            what = "starting Ray" if started else f"joining the Ray cluster at {address}"
+            with doing(what), local_head.interrupting_none() if started else nullcontext():
                 ray.init(
                     address=address,
                     logging_level=_LOG_LEVEL,
