@@ -216,7 +216,7 @@ def head(
     process: subprocess.Popen[bytes] | None = None
     try:
         # A signal between the start and the assignment would leave a head that nobody stops.
-        with deferred_signals(), interrupting_none(), log_file.open("wb") as log:
+        with deferred_signals(), log_file.open("wb") as log:
             process = subprocess.Popen(
                 start_command(ports, num_cpus),
                 stdin=subprocess.DEVNULL,
@@ -259,25 +259,6 @@ RAY_SETTINGS = {
     "RAY_worker_killing_policy_by_group": "true",
 }
 """Environment of a cluster's processes, where nobody sets it otherwise."""
-
-
-@contextmanager
-def interrupting_none() -> Iterator[None]:
-    """Inside it, processes that are started interrupt no other when they wake up, on Linux.
-
-    Each of Ray's Python processes wakes up a hundred times a second, and a dozen of them beside one
-    worker of two threads on two cores made both of its threads wait (docs/LOG.md).
-    """
-    if not hasattr(os, "SCHED_BATCH"):
-        yield
-        return
-    policy, of_it = os.sched_getscheduler(0), os.sched_getparam(0)
-    if policy == os.SCHED_OTHER:
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, policy, of_it)
 
 
 def _head_environment() -> dict[str, str]:

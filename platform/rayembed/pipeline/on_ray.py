@@ -11,7 +11,6 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,8 +78,7 @@ def connect() -> None:
         started = _own_cluster(unset) if address == "local" else {}
         _filter_lines_of_workers()
         try:
-            what = "starting Ray" if started else f"joining the Ray cluster at {address}"
-            with doing(what), local_head.interrupting_none() if started else nullcontext():
+            with doing("starting Ray" if started else f"joining the Ray cluster at {address}"):
                 ray.init(
                     address=address,
                     logging_level=_LOG_LEVEL,
