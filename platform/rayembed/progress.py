@@ -56,6 +56,8 @@ def doing(
         _teller.activities.append(activity)
         if not _teller.is_running:
             _teller.start(silence_seconds)
+        if not activity.last:
+            _teller.make_room()
     try:
         yield
     finally:
@@ -264,6 +266,10 @@ class _Teller(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Make room for a line of the log, and note when it came."""
         self._logged = time.monotonic()
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Take the line that changes away until it is shown again."""
         if self._live is not None:
             self._live.clear()
 

@@ -201,6 +201,18 @@ def test_an_empty_text_is_not_told(caplog):
     assert caplog.messages == []
 
 
+def test_an_empty_text_leaves_the_terminal_to_others(monkeypatch):
+    stream = Stream()
+    monkeypatch.setattr(Stream, "is_terminal", True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    with doing("submitting", silence_seconds=QUICK):
+        time.sleep(0.2)
+        assert "submitting" in stream.getvalue()
+        with doing(""):
+            time.sleep(0.2)
+            assert stream.getvalue().endswith("\x1b[2K"), "what stood there is gone"
+
+
 def test_a_job_tells_its_phase_when_its_start_is_over(monkeypatch, caplog):
     quick = {**doing.__wrapped__.__kwdefaults__, "silence_seconds": QUICK}
     monkeypatch.setattr(doing.__wrapped__, "__kwdefaults__", quick)

@@ -287,8 +287,9 @@ def work_begins() -> None:
 
 def _present(begun: Event) -> str:
     """What a job does while nothing else says it: the phase of its run."""
-    at_the_start = "" if begun.is_set() else "at the start: imports and checks"
-    return at_the_start or present_phase() or "at work"
+    if not begun.is_set():
+        return "at the start: imports and checks"
+    return present_phase() or "at work"
 
 
 def exit_code(
