@@ -225,8 +225,13 @@ def step_actors() -> list[int]:
     return [pid for pid, title in titles if "_StepActor" in title]
 
 
-def test_processes_that_make_steps_end_with_a_training_that_ends_early(cluster, plans) -> None:
-    made = stream(plans[0])
+def a_slow_step(step: int) -> bytes:
+    time.sleep(0.1)
+    return bytes(2 << 20)
+
+
+def test_processes_that_make_steps_end_with_a_training_that_ends_early(cluster) -> None:
+    made = prefetched_on_ray(a_slow_step, 0, 10_000, processes=1)
     next(made)
     assert step_actors()
     made.close()
