@@ -170,13 +170,13 @@ def measured(file, name, arm, seed, run):
     for line in lines:
         if {field: line[field] for field in key} == key:
             return line["scores"]
-    from rayembed.registry.provenance import cpu_cores, cpu_model
+    from rayembed.registry.provenance import cpu_told
 
     began = time.monotonic()
     scores = scores_of(run())
     seconds = round(time.monotonic() - began)
     with file.open("a") as sink:
-        machine = f"{cpu_cores()} cores of {cpu_model()}"
+        machine = cpu_told()
         told = {**key, "machine": machine, "seconds": seconds, "scores": scores}
         sink.write(json.dumps(told) + "\n")
     print(f"{name}, {arm}, seed {seed}: {scores}, {seconds} s", flush=True)

@@ -110,7 +110,7 @@ def main():
     from rayembed.assets.resolver import resolve_model
     from rayembed.hardware import auto_precision
     from rayembed.pipeline.local_head import ensure_token
-    from rayembed.registry.provenance import cpu_cores, cpu_model
+    from rayembed.registry.provenance import cpu_told
     from rayembed.samples.assets import MINILM
     from rayembed.samples.references import ScoreSizes
 
@@ -137,7 +137,7 @@ def main():
         for number, threads in ((1, 1), (1, 2), (2, 1)):
             name = f"rayembed, {dtype}, {number} × {threads} thread(s)"
             sides[name] = lambda d=dtype, n=number, t=threads: ours(MINILM, settings, d, n, t)
-    print(f"{cpu_cores()} cores ({cpu_model()}), fast in {auto_precision('cpu')}")
+    print(f"{cpu_told()}, fast in {auto_precision('cpu')}")
     print(f"{args.documents} documents, {args.queries} queries, six tasks")
     first_seconds, first = None, None
     for name, run in sides.items():

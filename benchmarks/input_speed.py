@@ -62,14 +62,14 @@ def row(count, rounds):
 
 
 def main():
-    from rayembed.registry.provenance import cpu_cores, cpu_model
+    from rayembed.registry.provenance import cpu_told
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, nargs="+", default=[256, 2048])
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{cpu_cores()} cores ({cpu_model()})\n")
+    print(f"{cpu_told()}\n")
     print("| pairs | tokens | read | read, tokenise, make | tokens/s | cut, collate | tokens/s |")
     print("|---|---|---|---|---|---|---|")
     for count in args.pairs:

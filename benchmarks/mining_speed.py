@@ -127,7 +127,7 @@ def main():
 
     from rayembed.assets.resolver import resolve_model
     from rayembed.hardware import auto_precision
-    from rayembed.registry.provenance import cpu_cores, cpu_model
+    from rayembed.registry.provenance import cpu_told
     from rayembed.samples.assets import MINILM
 
     model = SentenceTransformer(str(resolve_model(MINILM)), device="cpu")
@@ -146,7 +146,7 @@ def main():
     total = sum(len(set(negatives)) for negatives in yours.values())
     apart = gaps(mine, yours, model)
     best = {side: min(times) for side, times in seconds.items()}
-    print(f"{cpu_cores()} cores ({cpu_model()}), ours in {auto_precision('cpu')}")
+    print(f"{cpu_told()}, ours in {auto_precision('cpu')}")
     print(f"{len(mine):,} pairs\n| side | seconds (best) | ratio |\n|---|---|---|")
     for side, value in best.items():
         print(f"| {side} | {value:.1f} | {best['sentence-transformers'] / value:.2f} |")

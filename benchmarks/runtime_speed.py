@@ -132,7 +132,7 @@ def main():
     parser.add_argument("--no-score", action="store_true")
     parser.add_argument("--output", help="folder in which the graphs stay; default: none do")
     given = parser.parse_args()
-    from rayembed.registry.provenance import cpu_cores, cpu_model
+    from rayembed.registry.provenance import cpu_told
 
     documents, texts, held_out = parts(given)
     with tempfile.TemporaryDirectory() as scratch:
@@ -142,7 +142,7 @@ def main():
         together = alone
         if given.threads > 1:
             together, _ = measured(encoders, documents, given.rounds, given.threads)
-        print(f"{cpu_cores()} cores ({cpu_model()}), {len(documents)} documents\n")
+        print(f"{cpu_told()}, {len(documents)} documents\n")
         print(
             "| side | documents / CPU-s, 1 thread | documents / s, all cores | MB | cosine | "
             "nDCG@10 |"

@@ -212,12 +212,12 @@ def main():
         print("RATE", globals()[args.side](args.batch[0], args.steps))
         return
     from rayembed.hardware import auto_precision
-    from rayembed.registry.provenance import cpu_cores, cpu_model
+    from rayembed.registry.provenance import cpu_told
     from rayembed.training.train_function.on_ray import worker_environment
 
     # The bare loop gets what the job's workers get: threads and allocator.
     environment = {**os.environ, **worker_environment(make_run(Path("/nowhere"), 64, 1).placement)}
-    print(f"{cpu_cores()} cores ({cpu_model()}), {auto_precision('cpu')}\n")
+    print(f"{cpu_told()}, {auto_precision('cpu')}\n")
     print("| batch | side | pairs/s (median) | least | most | over peer |")
     print("|---|---|---|---|---|---|")
     for batch in args.batch:

@@ -19,6 +19,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Tiny tensors: threads that wait for each other cost more than they do, and two test processes
 # share the cores. Read when torch, BLAS and FAISS are loaded; processes of tests inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Code that takes all cores, as a teacher does, has its threads sleep while they wait: on a busy
+# machine spinning ones held up a tiny layer for a hundred times as long as it takes.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 os.environ["TESTS_SUPPORT"] = str(Path(__file__).parent / "support")
 
 # Ray reads once, when it is first imported, whether and with which token it authenticates: all
@@ -73,6 +76,17 @@ def float32_where_nothing_is_asked(monkeypatch):
     from rayembed import hardware
 
     monkeypatch.setattr(hardware, "bfloat16_speed", lambda: 1 / 9)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_again():
+    """The next test does not work with as many threads as the code of this one asked for."""
+    import torch
+
+    yield
+    torch.set_num_threads(1)
+    if faiss := sys.modules.get("faiss"):
+        faiss.omp_set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -160,7 +160,7 @@ def disturbed(
     Returns:
         The steps in which it was thrown.
     """
-    storage.hold({f"{folder}/{step}": 1 for step in STEPS})
+    storage.hold(f"{folder}/{step}" for step in STEPS)
     thrown = []
     driver.start()
     while (code := driver.process.poll()) != 0:

@@ -5,7 +5,7 @@ import queue
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,15 +50,13 @@ class UnreliableS3:
     def __post_init__(self) -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
         self._draw, self._lock = random.Random(0), threading.Lock()
-        self._to_hold: dict[str, int] = {}
+        self._to_pass: dict[str, int] = {}
         self._closing = threading.Event()
 
-    def hold(self, prefixes: Mapping[str, int]) -> None:
-        """Let an upload wait for each beginning of a key, after so many that are let pass; it comes
-        to `held`.
-        """
+    def hold(self, prefixes: Iterable[str]) -> None:
+        """Let the second upload wait for each beginning of a key; it comes to `held`."""
         with self._lock:
-            self._to_hold = {f"/{BUCKET}/{prefix}": count for prefix, count in prefixes.items()}
+            self._to_pass = {f"/{BUCKET}/{prefix}": 1 for prefix in prefixes}
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
         """Answer a request, as WSGI asks for it."""
@@ -85,13 +83,13 @@ class UnreliableS3:
     def _wait_if_held(self, environ: Environ) -> None:
         key = unquote(environ["PATH_INFO"])
         with self._lock:
-            prefix = next((prefix for prefix in self._to_hold if key.startswith(prefix)), None)
+            prefix = next((prefix for prefix in self._to_pass if key.startswith(prefix)), None)
             if prefix is None or environ["REQUEST_METHOD"] != "PUT":
                 return
-            self._to_hold[prefix] -= 1
-            if self._to_hold[prefix] >= 0:
+            if self._to_pass[prefix]:
+                self._to_pass[prefix] -= 1
                 return
-            del self._to_hold[prefix]
+            del self._to_pass[prefix]
         held = Held(prefix, _owner_of_port(int(environ["REMOTE_PORT"])))
         self.held.put(held)
         held.go_on.wait()

@@ -346,7 +346,7 @@ def test_much_work_is_shared_by_a_pool_in_the_same_order(monkeypatch):
     alone = list(execute_here(square, range(6)))
     assert {result["process"] for result in alone} == {os.getpid()}
     monkeypatch.setattr(data_here, "_SECONDS_ALONE", 0.0)
-    monkeypatch.setattr(data_here, "cpu_count", lambda: 2)
+    monkeypatch.setattr(data_here, "num_cores", lambda: 2)
     shared = list(execute_here(square, range(6)))
     assert [r["value"] for r in shared] == [r["value"] for r in alone]
     assert os.getpid() not in {result["process"] for result in shared}

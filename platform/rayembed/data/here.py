@@ -5,8 +5,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from joblib import Parallel, cpu_count, delayed
+from joblib import Parallel, delayed
 
+from rayembed.cores import num_cores
 from rayembed.data.work_items import Needs, Result, Task
 
 _SECONDS_ALONE = 5.0
@@ -30,7 +31,7 @@ def execute_here(task: Task, items: Sequence[Any], needs: Needs = "cpu") -> Iter
             yield task(item, *device)
         return
     waiting, began = deque(items), time.monotonic()
-    processes = cpu_count()
+    processes = num_cores()
     while waiting and (
         processes == 1 or len(waiting) == 1 or time.monotonic() - began < _SECONDS_ALONE
     ):

@@ -25,6 +25,7 @@ from rayembed.config.run import Run
 from rayembed.config.settings import changed, parse
 from rayembed.config.stage import StageConfig
 from rayembed.config.validation import MtebValidation
+from rayembed.cores import num_cores
 from rayembed.data.sources.accepted import accept
 from rayembed.data.sources.check import with_source_path
 from rayembed.data.sources.files import missing
@@ -379,7 +380,7 @@ def check_room(placement: Placement) -> None:
 
 
 def _this_machine() -> Node:
-    return {"CPU": float(os.cpu_count() or 1), "GPU": float(_num_gpus())}
+    return {"CPU": float(num_cores()), "GPU": float(_num_gpus())}
 
 
 def _num_gpus() -> int:

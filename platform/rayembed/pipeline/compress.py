@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +18,7 @@ from rayembed.config.document import fingerprint
 from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
 from rayembed.config.run import Run
 from rayembed.config.scores import Scores
+from rayembed.cores import num_cores
 from rayembed.errors import ConfigError
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.rayembed_spec import find_folder
@@ -233,7 +233,7 @@ def _measured(
         measure,
         documents=documents[: settings.documents],
         dtype=dtype,
-        threads=settings.threads or os.cpu_count() or 1,
+        threads=settings.threads or num_cores(),
     )
     best: dict[str, Measured] = {}
     for number in range(settings.rounds):

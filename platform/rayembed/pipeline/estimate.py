@@ -15,10 +15,11 @@ from rayembed.config.mining import Teacher
 from rayembed.config.named_benchmarks import tokens_of_sets
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
+from rayembed.cores import num_cores
 from rayembed.errors import ConfigError
 from rayembed.hardware import product_speed
 from rayembed.pipeline.requirements import expected_precision, flops_per_token, step_load
-from rayembed.registry.provenance import cpu_cores, cpu_model
+from rayembed.registry.provenance import cpu_told
 
 _TRAINING: dict[Dtype, float] = {"float32": 0.45, "bfloat16": 0.35}
 """Share of a product's speed that training reaches (docs/LOG.md)."""
@@ -69,14 +70,14 @@ def estimate(run: Run) -> Estimate | None:
     if a_token is None:
         return None
     precision = expected_precision(run)
-    speed = (cpu_cores() or 1) * product_speed(precision.dtype)
+    speed = num_cores() * product_speed(precision.dtype)
     trained = sum(stage.steps * _of_step(run, stage, a_token) for stage in run.stages)
     encoding = speed * _ENCODING[precision.dtype]
     data_seconds = _of_teachers(run) / encoding
     seconds = trained / (speed * _TRAINING[precision.dtype])
     seconds += _of_scores(run, a_token) / encoding + data_seconds
     seconds += _START_SECONDS + _STAGE_SECONDS * len(run.stages)
-    machine = f"{cpu_cores()} cores ({cpu_model()}), {speed / 1e9:.0f} GFLOP/s in {precision}"
+    machine = f"{cpu_told()}, {speed / 1e9:.0f} GFLOP/s in {precision}"
     return Estimate(machine, seconds, data_seconds)
 
 

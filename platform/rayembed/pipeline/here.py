@@ -10,6 +10,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rayembed.config.data_run import DataRun
 from rayembed.config.placement import Placement
+from rayembed.cores import num_cores
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.here import execute_here
 from rayembed.errors import PlacementError
@@ -90,4 +91,4 @@ class Here:
 
 
 def _this_machine() -> Node:
-    return {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+    return {"CPU": float(num_cores()), "GPU": float(torch.cuda.device_count())}

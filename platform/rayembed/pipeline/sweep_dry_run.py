@@ -1,11 +1,11 @@
 """Output of `--dry-run` of a sweep: its trials, the data that they need, how many run at once."""
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import TextIO
 
 from rayembed.config.sweep import Sweep, metric_source
+from rayembed.cores import num_cores
 from rayembed.errors import PlacementError
 from rayembed.pipeline.estimate import estimate_trials
 from rayembed.tables import Table, console, facts_table
@@ -92,7 +92,7 @@ def _at_once(sweep: Sweep) -> Table:
     if validates:
         beside = f"{placement.validations_at_once} × {validation_resources(placement)}"
         facts["validation beside it"] = beside
-    cpus = float(os.cpu_count() or 1)
+    cpus = float(num_cores())
     try:
         number = trials_at_once(placement, [{"CPU": cpus}], validates=validates)
         told = str(min(number, sweep.trials_at_once or number))

@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from rayembed.cores import num_cores
+
 PACKAGES = (
     "accelerate",
     "deepspeed",
@@ -68,7 +70,7 @@ def node_hardware() -> dict[str, Any]:
     """`cpu`, `cpu_cores`, `amx_bf16`, `memory_gib` and `gpus` of the node that calls it."""
     return {
         "cpu": cpu_model(),
-        "cpu_cores": cpu_cores(),
+        "cpu_cores": num_cores(),
         "amx_bf16": "amx_bf16" in _read("/proc/cpuinfo"),
         "memory_gib": memory_gib(),
         "gpus": gpus(),
@@ -136,11 +138,9 @@ def cpu_model() -> str | None:
     return match[1].strip() if match else platform.processor() or None
 
 
-def cpu_cores() -> int | None:
-    """Number of cores available to this process."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+def cpu_told() -> str:
+    """Cores and processor of this machine in words, as results name them."""
+    return f"{num_cores()} cores ({cpu_model()})"
 
 
 def memory_gib() -> float:

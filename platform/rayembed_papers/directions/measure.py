@@ -14,7 +14,7 @@ from rayembed.config.run import Run
 from rayembed.errors import ArtifactError
 from rayembed.pipeline.estimate import estimate
 from rayembed.pipeline.train import train
-from rayembed.registry.provenance import cpu_cores, cpu_model
+from rayembed.registry.provenance import cpu_told
 from rayembed_papers.directions.catalogue import Direction
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Results:
             "run": run.name,
             "seed": run.seed,
             "fingerprint": run.fingerprint,
-            "machine": f"{cpu_cores()} cores of {cpu_model()}",
+            "machine": cpu_told(),
             "seconds": round(time.monotonic() - began),
             "scores": dict(scores),
         }

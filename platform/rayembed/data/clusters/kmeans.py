@@ -6,12 +6,12 @@ two cores took it 0.1 s with 200 centroids and 0.8 s with 2,000, where the searc
 lists, took 6 s.
 """
 
-import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from rayembed.cores import num_cores
 from rayembed.search.faiss_library import require_faiss
 
 _TILE_PAIRS = 65_536
@@ -85,7 +85,7 @@ def kmeans(
     faiss = require_faiss("clusters")
     if device == "cpu":
         # Ray gives its processes one thread for each CPU they reserve; this one has the machine.
-        faiss.omp_set_num_threads(os.cpu_count() or 1)
+        faiss.omp_set_num_threads(num_cores())
     found = faiss.Kmeans(
         rows.shape[1],
         num_clusters,

@@ -3,7 +3,6 @@
 The model stays loaded in the process that uses it. N rows, C places of a list.
 """
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.mining import CrossEncoder
+from rayembed.cores import num_cores
 from rayembed.data.mining.candidates import Candidates, without_near_duplicates
 from rayembed.data.mining.queries import lowest_of_queries
 from rayembed.data.mining.selection import copies_among
@@ -165,7 +165,7 @@ def _load(reference: str, weights: str, max_length: int, device: str) -> Scorer:
     from sentence_transformers import CrossEncoder as Model
 
     if device == "cpu":
-        torch.set_num_threads(os.cpu_count() or 1)  # as for a teacher
+        torch.set_num_threads(num_cores())  # as for a teacher
     folder = resolve_model(reference)
     check_cross_encoder(folder, reference)
     model = Model(str(folder), device=device, local_files_only=True)

@@ -1,7 +1,6 @@
 """The teacher: an embedding model that stays loaded in its process."""
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rayembed.config.document import fingerprint
 from rayembed.config.instructions import instruction_in
 from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
+from rayembed.cores import num_cores
 from rayembed.errors import ArtifactError
 from rayembed.hardware import auto_precision
 from rayembed.models.encoding import encode
@@ -110,7 +110,7 @@ def _load(
         )
     # Ray gives each of its processes one thread for each CPU that it reserves; the teacher runs
     # alone on its machine.
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(num_cores())
     halved = dtype == "bfloat16"
     model = load_as_saved(folder) if halved else load_model(folder, dtype=dtype)
     if halved:

@@ -18,6 +18,7 @@ import ray.train.collective
 from rayembed.assets.clients import is_unanswered
 from rayembed.assets.storage import is_full, open_storage_for_ray
 from rayembed.config.placement import Placement
+from rayembed.cores import num_cores
 from rayembed.data.plan.on_ray import prefetched_on_ray
 from rayembed.data.plan.stream import prefetched
 from rayembed.distributed.collectives import rank
@@ -132,7 +133,7 @@ def _train(job: Job, sink: Any, offset: int) -> None:
         filesystem, path = open_storage_for_ray(other_run)
         checkpoint = ray.train.Checkpoint(path, filesystem)
     workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as Ray Train sets it for torch
-    processes = step_processes(placement, (os.cpu_count() or 1) / workers_here)
+    processes = step_processes(placement, num_cores() / workers_here)
     stream = partial(prefetched_on_ray, processes=processes) if processes else prefetched
     with ExitStack() as stack:
         uploads = stack.enter_context(Uploads())
