@@ -1,5 +1,6 @@
 """What all tests share: no telemetry, no network in unit tests, one Ray with a token of its own."""
 
+import gc
 import os
 import secrets
 import sys
@@ -40,7 +41,10 @@ settings.load_profile("tests")
 
 
 def pytest_collection_finish(session):
-    """A session whose tests use MLflow does its migrations once."""
+    """A session whose tests use MLflow does its migrations once; garbage is looked for among what
+    tests make, not among the million objects of libraries and collected tests.
+    """
+    gc.freeze()
     if "mlflow" in sys.modules:
         from mlflow_template import copy_new_stores
 

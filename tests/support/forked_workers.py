@@ -9,6 +9,7 @@ start`, and clusters of other processes, start their workers as everywhere.
 """
 
 import fcntl
+import gc
 import importlib.util
 import json
 import os
@@ -80,6 +81,7 @@ def serve(place: str) -> None:
     with _no_random_numbers():
         for name in (*of_training, *IMPORTED_ONCE):
             __import__(name)
+    gc.freeze()  # who collects garbage does not look through it, nor copy its pages
     assert _random_id_of_a_fork() != _random_id_of_a_fork(), "forks name different things alike"
     running = threading.enumerate()  # beside those of allocators, which know of forks
     assert len(running) == 1, f"a fork would have but one of {running}"

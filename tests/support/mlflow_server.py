@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import requests
+from mlflow_template import new_store
 
 from rayembed.pipeline.local_head import free_port
 
@@ -18,7 +19,7 @@ class MlflowServer:
     """It keeps its port and its store, in a new folder, when it is started again."""
 
     def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
-        folder.mkdir()
+        new_store(folder / "server.db")
         self.folder, self.host = folder, host
         self.port = free_port()
         self.uri = f"http://{host}:{self.port}"

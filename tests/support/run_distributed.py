@@ -1,5 +1,6 @@
 """Run a function in several processes, with gloo or NCCL; used by the distributed tests."""
 
+import gc
 import importlib.util
 import inspect
 import multiprocessing
@@ -72,6 +73,7 @@ def _start_method(accelerator: str) -> str:
 
 
 def _child(rank: int, world: int, payload: bytes, folder: str, accelerator: str) -> None:
+    gc.freeze()  # ZeRO 3 collects garbage, among the million objects of what was imported
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
     os.environ |= {"DS_ACCELERATOR": accelerator, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     torch.set_num_threads(1)

@@ -45,7 +45,7 @@ def blocks(language):
 def applied(tmp_path_factory):
     """A copy of the code with the page's changes."""
     root = tmp_path_factory.mktemp("copy")
-    leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    leave = shutil.ignore_patterns("*.egg-info")
     shutil.copytree(PLATFORM, root / "platform", ignore=leave)
     write_files(root)
     changes = "".join(blocks("diff"))

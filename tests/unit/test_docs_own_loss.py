@@ -43,7 +43,7 @@ def run(command, *path):
 def copied(tmp_path_factory):
     """A copy of the code with the page's file and line."""
     root = tmp_path_factory.mktemp("copy")
-    leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    leave = shutil.ignore_patterns("*.egg-info")
     shutil.copytree(PLATFORM, root / "platform", ignore=leave)
     name, _, text = block("python").removeprefix("# ").partition("\n")
     (root / name).write_text(text)

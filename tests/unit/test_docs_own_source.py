@@ -58,7 +58,7 @@ def blocks(language: str) -> list[str]:
 
 def in_the_house(folder: Path) -> list[Path]:
     """A copy of the code with the page's files and lines."""
-    leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    leave = shutil.ignore_patterns("*.egg-info")
     shutil.copytree(PLATFORM, folder / "platform", ignore=leave)
     for file in blocks("python"):
         name, _, text = file.removeprefix("# ").partition("\n")

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 from own_pairs import own_run
 from s3_server import BUCKET, s3_server
+from squares import square
 from tiny_models import save_encoder
 
 from rayembed.assets.storage import list_files, read_bytes, upload_folder
@@ -334,12 +335,6 @@ def test_scores_end_a_stage_early(made, tmp_path):
     _, steps = train(made, tmp_path / "run", run=run, validation=validation(scores, []))
     assert steps[-1] < STEPS
     assert 12 not in scores.asked
-
-
-def square(item):
-    if item == 13:
-        raise DataError("13 is refused")
-    return {"value": item * item, "process": os.getpid()}
 
 
 def test_much_work_is_shared_by_a_pool_in_the_same_order(monkeypatch):
