@@ -323,10 +323,9 @@ def _slope(few, small, many, large):
 
 def machine():
     """The CPU's name, its number of cores and the load."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    load = os.getloadavg()[0]
-    return f"{name}, {os.cpu_count()} cores, load {load:.1f}, {time.strftime('%Y-%m-%d')}"
+    from rayembed.registry.provenance import cpu_told
+
+    return f"{cpu_told()}, load {os.getloadavg()[0]:.1f}, {time.strftime('%Y-%m-%d')}"
 
 
 def as_json(costs):

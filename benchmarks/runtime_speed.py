@@ -11,7 +11,6 @@ nDCG@10 of sentences that look for the rest of their articles.
 
 import argparse
 import json
-import os
 import random
 import tempfile
 import time
@@ -120,6 +119,8 @@ def score(name, folder, held_out, given, output):
 
 
 def main():
+    from rayembed.cores import num_cores
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", type=int, default=300)
     parser.add_argument("--corpus", type=int, default=1000)
@@ -127,7 +128,7 @@ def main():
     parser.add_argument("--calibration", type=int, default=128)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument("--sides", nargs="*", default=[], help="labels such as onnx-int8-static")
     parser.add_argument("--no-score", action="store_true")
     parser.add_argument("--output", help="folder in which the graphs stay; default: none do")

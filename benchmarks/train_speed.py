@@ -43,6 +43,7 @@ def pairs(count):
 def make_run(folder, batch, steps):
     from rayembed.config.run import Run
     from rayembed.config.settings import parse
+    from rayembed.cores import num_cores
     from rayembed.hardware import auto_precision
     from rayembed.samples.assets import MINILM
 
@@ -77,7 +78,7 @@ def make_run(folder, batch, steps):
             "placement": {
                 "storage_path": str(folder / "out"),
                 "zero_stage": 2,
-                "threads_per_worker": os.cpu_count(),
+                "threads_per_worker": num_cores(),
                 "grad_cache": False,
                 "micro_batch_tokens": MICRO_BATCH_TOKENS,
             },

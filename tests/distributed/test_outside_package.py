@@ -30,20 +30,8 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 
-import torch
-from tiny_models import save_encoder
-
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import PipelineContext
-from rayembed.data.prepare import prepare
-from rayembed.data.plan.stream import prefetched
-from rayembed.errors import ConfigError
-from rayembed.pipeline.checks import check_inputs
-from rayembed.models.load import load_model
-from rayembed.training.export import export
-from rayembed.training.job import StageJob
-from rayembed.training.trainer import Callback
 
 folder, kind = Path(sys.argv[1]), sys.argv[2]
 rank, workers = map(int, sys.argv[3:])
@@ -72,6 +60,12 @@ run = parse(Run, {
         "storage_path": str(folder / "out"), "micro_batch_tokens": 200, "workers": workers
     },
 })
+
+from tiny_models import save_encoder
+
+from rayembed.errors import ConfigError
+from rayembed.pipeline.checks import check_inputs
+
 if rank == 0:
     save_encoder(folder / "encoder")
 try:
@@ -80,6 +74,17 @@ try:
 except ConfigError as error:
     print(error)
     sys.exit(2)
+
+import torch
+
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.plan.stream import prefetched
+from rayembed.data.prepare import prepare
+from rayembed.models.load import load_model
+from rayembed.training.export import export
+from rayembed.training.job import StageJob
+from rayembed.training.trainer import Callback
+
 torch.distributed.init_process_group(
     "gloo", init_method=f"file://{folder}/meet-{kind}", rank=rank, world_size=workers
 )

@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from chat_server import ChatServer, Reply, chat_server
+from forked_workers import script
 from tiny_job import run_here
 
 import rayembed
@@ -39,7 +39,7 @@ def settings(server: ChatServer, storage: Path) -> list[str]:
 def start(server: ChatServer, storage: Path) -> subprocess.Popen[str]:
     path = [str(ROOT / "platform"), str(ROOT / "tests" / "support")]
     return subprocess.Popen(
-        [sys.executable, "jobs/synthesize_pairs.py", *settings(server, storage)],
+        script("jobs/synthesize_pairs.py", *settings(server, storage)),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         stdout=subprocess.PIPE,

@@ -42,6 +42,11 @@ IMPORTED_ONCE = (
 FOLDER = "TESTS_FORKED_WORKERS"
 """Environment variable with the folder of the socket."""
 
+PRESTART = "RAY_prestart_worker_first_driver"
+"""Ray's setting for workers that it starts before one needs them: of no job yet, they would not be
+forks, and import everything.
+"""
+
 NO_JOB = "ffffffff"
 """Ray's id of no job: of workers that it starts before one needs them."""
 
@@ -55,13 +60,13 @@ def forked_workers() -> Iterator[None]:
     import ray._private.ray_constants as constants
 
     with tempfile.TemporaryDirectory(prefix="forks-") as folder:
-        os.environ[FOLDER] = folder
+        os.environ |= {FOLDER: folder, PRESTART: "0"}
         kept, constants.SETUP_WORKER_FILENAME = constants.SETUP_WORKER_FILENAME, __file__
         try:
             yield
         finally:
             constants.SETUP_WORKER_FILENAME = kept
-            del os.environ[FOLDER]
+            del os.environ[FOLDER], os.environ[PRESTART]
 
 
 def script(path: str, *arguments: str) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from forked_workers import script
 from made_up_articles import HELD_OUT, sample_over, validation_over, write_articles
 from tiny_models import save_decoder
 
@@ -136,9 +137,10 @@ def submit(
     job: str = "train_nvembed",
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
+    """The job as a process, whose workers are forks."""
     settings = {"OMP_NUM_THREADS": "1", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}
     return subprocess.run(
-        [sys.executable, f"jobs/{job}.py", "--recipe", f"{folder}/run.yaml", *arguments],
+        script(f"jobs/{job}.py", "--recipe", f"{folder}/run.yaml", *arguments),
         cwd=ROOT,
         env={**os.environ, **settings, **(environment or {})},
         capture_output=True,
@@ -160,15 +162,15 @@ def run_here(job: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    script = str(ROOT / "jobs" / f"{job}.py")
+    path = str(ROOT / "jobs" / f"{job}.py")
     code: Any = 0
     try:
         with (
             contextlib.redirect_stdout(printed),
             contextlib.redirect_stderr(logged),
-            patch.object(sys, "argv", [script, *arguments]),
+            patch.object(sys, "argv", [path, *arguments]),
         ):
-            runpy.run_path(script, run_name="__main__")
+            runpy.run_path(path, run_name="__main__")
     except SystemExit as end:
         code = end.code
     finally:
