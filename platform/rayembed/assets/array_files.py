@@ -5,6 +5,7 @@ Their form is NumPy's own, `.npy` and `.npz`; what follows it is not looked at b
 
 import io
 import mmap
+import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,10 @@ import numpy as np
 from rayembed.assets.sealing import SEAL_BYTES, check_seal, seal_of
 from rayembed.assets.storage import read_bytes, write_atomic
 from rayembed.errors import ArtifactError
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while NumPy reads headers: it has Python parse them, of which two threads at a time end in a
+SystemError now and then (CPython's issue 106905, in 3.11 and 3.12.0)."""
 
 REMEDY = "Remove it and start the job again, which makes it anew"
 
@@ -38,7 +43,9 @@ def load_array(path: str, remedy: str = REMEDY) -> np.ndarray:
     """
     content = read_bytes(path)
     with _told(path, remedy):
-        return np.asarray(np.load(_unsealed(content)))
+        file = _unsealed(content)
+        with _ONE_AT_A_TIME:
+            return np.asarray(np.load(file))
 
 
 def map_array(path: Path) -> np.ndarray:
@@ -59,7 +66,8 @@ def map_array(path: Path) -> np.ndarray:
                 check_seal(content, bytes(view[-SEAL_BYTES:]))
         except FileNotFoundError as error:
             raise ArtifactError(f"the file {str(path)!r} is missing. {REMEDY}") from error
-        array: np.ndarray = np.load(path, mmap_mode="r")
+        with _ONE_AT_A_TIME:
+            array: np.ndarray = np.load(path, mmap_mode="r")
         return array
 
 
@@ -73,8 +81,10 @@ def save_arrays(path: str, **arrays: np.ndarray) -> None:
 def load_arrays(path: str, remedy: str = REMEDY) -> dict[str, np.ndarray]:
     """Load arrays written by `save_arrays`, by name; raises as `load_array`."""
     content = read_bytes(path)
-    with _told(path, remedy), np.load(_unsealed(content)) as loaded:
-        return dict(loaded)
+    with _told(path, remedy):
+        file = _unsealed(content)
+        with _ONE_AT_A_TIME, np.load(file) as loaded:
+            return dict(loaded)
 
 
 def _write(path: str, buffer: io.BytesIO) -> None:
