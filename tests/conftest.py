@@ -84,10 +84,15 @@ def float32_where_nothing_is_asked(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def one_thread_again():
-    """The next test does not work with as many threads as the code of this one asked for."""
+    """Tests, and the fixtures after them, have one thread, though code before asked for more."""
+    _one_thread()
+    yield
+    _one_thread()
+
+
+def _one_thread():
     import torch
 
-    yield
     torch.set_num_threads(1)
     if faiss := sys.modules.get("faiss"):
         faiss.omp_set_num_threads(1)

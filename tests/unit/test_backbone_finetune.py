@@ -27,15 +27,6 @@ RTE = FINETUNINGS["RTE"]
 DENSE = {"moe_every_n_layers": 0, "num_experts": 0, "vocab_size": 200}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Tiny products are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     place = tmp_path_factory.mktemp("backbones")

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from made_up_benchmarks import GLUE, glue_files, write_copies, xtreme_repositories
 from tiny_models import save_encoder, save_nomic
 
@@ -25,14 +24,6 @@ LANGUAGES = {
     "SQuAD-retrieval": ("de", "deu"),
 }
 """Of which there are made-up rows."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import json
 
 import pytest
 from mteb.models.models_protocols import EncoderProtocol, SearchProtocol
-from one_thread import one_thread
 from plain_spec_model import check_with_mock_tasks
 from tiny_folders import ARCHITECTURES
 from word_model import WordSpec
@@ -18,12 +17,6 @@ from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import OneWorker
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:mteb")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
 
 
 class Noted(EncodingWorker):

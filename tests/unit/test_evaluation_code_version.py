@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 from made_up_articles import COUNT, run_over, write_articles
-from one_thread import one_thread
 from run_scoring import evaluate
 from table_model import TableModel, oracle
 from tiny_folders import save_biencoder
@@ -31,12 +30,6 @@ def pool(states, mask):
     """The mean."""
     return (states * mask).sum(1) / mask.sum(1)  # over the length
 '''
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
 
 
 @pytest.fixture

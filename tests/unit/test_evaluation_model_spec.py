@@ -13,7 +13,6 @@ from mteb.models import ModelMeta, SentenceTransformerEncoderWrapper
 from mteb.models.abs_encoder import get_prompt
 from mteb.models.model_implementations import MODEL_REGISTRY
 from mteb.types import PromptType
-from one_thread import one_thread
 from plain_spec_model import PlainSpecModel, check_with_mock_tasks, few_experiments
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
@@ -59,12 +58,6 @@ SCIFACT = mteb.get_task("SciFact").metadata
 STS = mteb.get_task("STS12").metadata
 EXACT = 2e-6
 """Of unit vectors in fp32: micro-batches of other shapes sum in another order."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
 
 
 def spec_of(reference, **settings):

@@ -6,7 +6,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from one_thread import one_thread
 from run_scoring import tasks_of
 from tiny_folders import ARCHITECTURES
 from tiny_models import save_cde_stages, save_decoder, save_encoder
@@ -43,12 +42,6 @@ INSTRUCTIONS = {
 """Of a training; it has none for pairs and relatedness, nor for descriptions."""
 UNTRAINED = ("WikiTitleDescriptionPairClassification", "WikiRelatednessSTS")
 LENGTHS = {"query_max_length": 62, "document_max_length": 62}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
 
 
 def titled(path):

@@ -19,7 +19,7 @@ from rayembed.errors import ArtifactError
 
 _ONE_AT_A_TIME = threading.Lock()
 """Held while NumPy reads headers: it has Python parse them, of which two threads at a time end in a
-SystemError now and then (CPython's issue 106905, in 3.11 and 3.12.0)."""
+SystemError now and then (CPython's issue 106905; seen with 3.11.7)."""
 
 REMEDY = "Remove it and start the job again, which makes it anew"
 
