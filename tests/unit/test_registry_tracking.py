@@ -1,5 +1,6 @@
 import logging
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -216,6 +217,30 @@ def test_mlflow_away_midway_is_warned_of_once_and_all_is_sent_later(opened, tmp_
     assert stored(tracker) == [(s, 1.0 / s) for s in range(1, 9)]
     assert run_of(tracker).info.status == "FINISHED"
     assert "mlflow" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_two_threads_that_miss_mlflow_at_once_say_so_once(opened, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    tracker = opened()
+    together = threading.Barrier(8)
+
+    def miss():
+        together.wait()
+        tracker._warn_away(TrackingError("no MLflow server"))
+        together.wait()
+        tracker._note_back()
+
+    # Each thread is likely to be interrupted between looking and noting.
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=miss) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(before)
+    assert caplog.text.count("Training goes on.") == 1
+    assert caplog.text.count("is back and has everything") == 1
 
 
 def test_what_made_a_run_fail_is_told_and_not_that_its_end_cannot_be_kept(opened, tmp_path, caplog):

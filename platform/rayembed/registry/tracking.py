@@ -75,6 +75,7 @@ class Tracker:
         self._outbox = Outbox(folder / "mlflow_outbox.jsonl")
         self._lock = threading.RLock()
         self._away = False
+        self._away_lock = threading.Lock()
         self._log: MetricsLog | None = None
         self._reader: LogReader | None = None
         self._pending: dict[int, Record] = {}
@@ -324,34 +325,38 @@ class Tracker:
                 with self._turn(), as_tracking_error(self.tracking_uri):
                     self._send_metrics(self._log, to_the_end=False)
                     self._send_outbox()
+                    self._note_back()
             except (TrackingError, ArtifactError) as error:
                 self._warn_away(error)
-            else:
-                self._note_back()
 
     def _tell(self, entry: Entry) -> None:
         self._outbox.put(entry)
         try:
             with self._turn(), as_tracking_error(self.tracking_uri):
                 self._send_outbox()
+                self._note_back()
         except TrackingError as error:
             self._warn_away(error)
-        else:
-            self._note_back()
 
     def _warn_away(self, error: Exception) -> None:
-        if not self._away:
+        if not self._set_away(True):
             _logger.warning(
                 "%s\nTraining goes on. Metrics are kept in %s and sent when MLflow is back.",
                 error,
                 self.folder / METRICS_FILE,
             )
-        self._away = True
 
     def _note_back(self) -> None:
-        if self._away:
+        if self._set_away(False):
             _logger.info("MLflow at %s is back and has everything", self.tracking_uri)
-        self._away = False
+
+    def _set_away(self, away: bool) -> bool:
+        """Note whether the server is away, and say whether it was: the training's thread and that
+        which sends metrics find out at the same time, and one of them tells.
+        """
+        with self._away_lock:
+            before, self._away = self._away, away
+        return before
 
     def _send_metrics(self, log: MetricsLog, *, to_the_end: bool) -> int:
         from mlflow.entities import Metric, RunTag
