@@ -8,7 +8,6 @@ Run: python -m benchmarks.gpu.encoding [--toy] [--models minilm bert 7b] [--fold
 
 import gc
 import importlib.util
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -160,20 +159,20 @@ def main(given: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="+", choices=[*cases(True)], default=[*cases(True)])
     parser.add_argument("--batch", type=int, default=128, help="texts, of sentence-transformers")
-    parser.add_argument("--folder", type=Path, help="where models are written (7B: 15 GB)")
+    parser.add_argument("--folder", type=Path, help="where models are kept (7B: 15 GB)")
     options = parser.parse_args(given)
     device = device_of(options.toy)
     dtype = "bfloat16" if device.type == "cuda" else "float32"
     print(machine_line(device))
     rows = []
-    for key in options.models:
-        name, shape, count = cases(options.toy)[key]
-        longest = 40 if options.toy else 512
-        texts = made_up.documents(count, int(shape["vocab_size"]), longest=longest)
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            made_up.model_folder(Path(folder), shape, device, dtype)
+    with made_up.folder_of_models(options.folder) as folder:
+        for key in options.models:
+            name, shape, count = cases(options.toy)[key]
+            longest = 40 if options.toy else 512
+            texts = made_up.documents(count, int(shape["vocab_size"]), longest=longest)
+            made = made_up.model_folder(folder / key, shape, device, dtype)
             gc.collect()
-            rows += rows_of(name, Path(folder), texts, device, dtype, options)
+            rows += rows_of(name, made, texts, device, dtype, options)
     print()
     heads = ["model", "side", "texts/s", "tokens/s", "share of measured peak", "peak GB"]
     print_table(heads, rows)

@@ -3,7 +3,9 @@
 Speed depends on shapes and lengths. A word is a token, so lengths are those that were drawn.
 """
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +48,30 @@ def published_shape(reference: str) -> Mapping[str, Any]:
     return PUBLISHED[reference]
 
 
+@contextmanager
+def folder_of_models(kept: Path | None) -> Iterator[Path]:
+    """Folder for models: a temporary one, or this one, whose models are used again."""
+    if kept is not None:
+        yield kept
+        return
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
 def model_folder(
     folder: Path, shape: Mapping[str, Any], device: torch.device, dtype: str, seed: int = 0
 ) -> Path:
-    """A transformers folder of this shape with random weights, made on the device."""
+    """A transformers folder of this shape with random weights, made on the device; one that is
+    there stays.
+    """
     import transformers
 
+    if (folder / "config.json").exists():
+        return folder
+
     family = {key: value for key, value in shape.items() if key != "model_type"}
+    if shape["model_type"] == "bert":  # on both sides, or one would draw numbers that are no work
+        family |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = transformers.AutoConfig.for_model(shape["model_type"], **family)
     torch.manual_seed(seed)
     with torch.device(device):

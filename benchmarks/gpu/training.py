@@ -11,9 +11,9 @@ Run: python -m benchmarks.gpu.training [--toy] [--models bert 7b nvembed] [--fol
 """
 
 import gc
-import tempfile
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ class Case:
     """A model and how it is trained."""
 
     name: str
+    folder: str
+    """Of the backbone."""
     kind: str
     """`biencoder`, or `nvembed`, which sentence-transformers does not have."""
     shape: dict[str, Any]
@@ -58,16 +60,24 @@ def cases(toy: bool) -> dict[str, Case]:
     if toy:
         encoder, decoder = dict(made_up.TOY_ENCODER), dict(made_up.TOY_DECODER)
         return {
-            "bert": Case("toy encoder, all weights", "biencoder", encoder, False, 6, 40, 128),
-            "7b": Case("toy decoder, LoRA 16", "biencoder", decoder, True, 4, 40, 128),
-            "nvembed": Case("toy NV-Embed, LoRA 16", "nvembed", decoder, True, 4, 40, 128),
+            "bert": Case(
+                "toy encoder, all weights", "toy-encoder", "biencoder", encoder, False, 6, 40, 128
+            ),
+            "7b": Case(
+                "toy decoder, LoRA 16", "toy-decoder", "biencoder", decoder, True, 4, 40, 128
+            ),
+            "nvembed": Case(
+                "toy NV-Embed, LoRA 16", "toy-decoder", "nvembed", decoder, True, 4, 40, 128
+            ),
         }
     encoder = dict(made_up.published_shape(made_up.BERT_BASE))
     decoder = dict(made_up.published_shape(made_up.MISTRAL_7B))
     return {
-        "bert": Case("BERT base (110M), all weights", "biencoder", encoder, False, 256),
-        "7b": Case("Mistral-7B, LoRA 16", "biencoder", decoder, True, 64, 512, 8192),
-        "nvembed": Case("NV-Embed (Mistral-7B), LoRA 16", "nvembed", decoder, True, 64, 512, 8192),
+        "bert": Case("BERT base (110M), all weights", "bert", "biencoder", encoder, False, 256),
+        "7b": Case("Mistral-7B, LoRA 16", "7b", "biencoder", decoder, True, 64, 512, 8192),
+        "nvembed": Case(
+            "NV-Embed (Mistral-7B), LoRA 16", "7b", "nvembed", decoder, True, 64, 512, 8192
+        ),
     }
 
 
@@ -113,23 +123,37 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def ours(
-    case: Case, folder: Path, device: torch.device, dtype: str, *, grad_cache: bool, recompute: bool
+    case: Case,
+    folder: Path,
+    device: torch.device,
+    dtype: str,
+    *,
+    grad_cache: bool | None = None,
+    recompute: bool = False,
+    compiled: bool = False,
 ) -> tuple[Step, Callable]:
-    """Rayembed's step, and its vectors of documents."""
+    """Rayembed's step, and its vectors of documents.
+
+    Args:
+        grad_cache: None: of graphs and layers is kept what fits, as a run does by itself.
+    """
     from rayembed.data.plan.step_batch import make_step_batch
     from rayembed.data.records import Record
     from rayembed.hardware import pass_cost_tokens
     from rayembed.models.build import build_model
     from rayembed.models.encoding import encode
+    from rayembed.training.graph_room import GraphRoom
     from rayembed.training.step import EngineModule, StepSettings, run_step
 
     model = build_model(settings_of(case, folder, dtype), folder, seed=0).to(device)
     if recompute:
         model.recompute_layers()
+    if compiled:
+        model.compile_layers()
     optimizer, passable, stage = optimizer_of(model), EngineModule(model), stage_of(case.pairs)
     settings = StepSettings(
         case.micro_batch_tokens,
-        grad_cache,
+        GraphRoom(device, model) if grad_cache is None else grad_cache,
         device,
         pass_cost_tokens=pass_cost_tokens(device.type, model),
     )
@@ -198,11 +222,24 @@ def peer(
     return step, vectors
 
 
-def sides(case: Case, recompute: bool) -> Iterator[tuple[str, Callable, dict[str, Any]]]:
+SIDES = ("auto", "compiled", "graph", "cache", "peer")
+"""Sides by their names on the command line."""
+
+
+def sides(
+    case: Case, recompute: bool, chosen: Sequence[str]
+) -> Iterator[tuple[str, Callable, dict[str, Any]]]:
     """Name, what makes its step, and further arguments."""
-    yield "rayembed, one graph", ours, {"grad_cache": False, "recompute": recompute}
-    yield "rayembed, GradCache", ours, {"grad_cache": True, "recompute": recompute}
-    if case.kind == "biencoder":
+    found: dict[str, tuple[str, dict[str, Any]]] = {
+        "auto": ("as it comes", {}),
+        "compiled": ("layers compiled", {"compiled": True}),
+        "graph": ("one graph", {"grad_cache": False, "recompute": recompute}),
+        "cache": ("GradCache", {"grad_cache": True, "recompute": recompute}),
+    }
+    for key, (name, more) in found.items():
+        if key in chosen:
+            yield f"rayembed, {name}", ours, more
+    if case.kind == "biencoder" and "peer" in chosen:
         name = "sentence-transformers"
         yield f"{name}, SDPA", peer, {"attention": "sdpa", "recompute": recompute}
         if has_flash_attention():
@@ -238,7 +275,13 @@ def exact_vectors(case: Case, folder: Path, device: torch.device, texts: list[st
 
 
 def rows_of(
-    case: Case, folder: Path, device: torch.device, dtype: str, steps: int, peak: float
+    case: Case,
+    folder: Path,
+    device: torch.device,
+    dtype: str,
+    steps: int,
+    peak: float,
+    wanted: Sequence[str],
 ) -> list[list[object]]:
     """Rows of the table of one case, after a check of its vectors."""
     from rayembed.pipeline.requirements import flops_per_token
@@ -255,7 +298,7 @@ def rows_of(
     of_token = factor * (flops_per_token(settings_of(case, folder, dtype)) or 0.0)
     recompute = case.lora
     found = []
-    for name, make, more in sides(case, recompute):
+    for name, make, more in sides(case, recompute, wanted):
         try:
             step, vectors = make(case, folder, device, dtype, **more)
             least = float((vectors(texts) * reference).sum(1).min())
@@ -278,26 +321,27 @@ def rows_of(
 def main(given: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="+", choices=[*cases(True)], default=[*cases(True)])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, help="default: all")
     parser.add_argument("--steps", type=int, default=None, help="that count")
-    parser.add_argument("--folder", type=Path, help="where models are written (7B: 15 GB)")
+    parser.add_argument("--folder", type=Path, help="where models are kept (7B: 15 GB)")
     options = parser.parse_args(given)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("rayembed").setLevel(logging.INFO)
     device = device_of(options.toy)
     dtype = "bfloat16" if device.type == "cuda" else "float32"
     small = device.type == "cpu"
     peak = product_flops(device, getattr(torch, dtype), 256 if small else 8192)
     print(machine_line(device), f"\nsquare products: {peak / 1e12:.3g} TFLOP/s in {dtype}")
+    # On a CPU a compiler would first work for minutes.
+    chosen = options.sides or [side for side in SIDES if side != "compiled" or not small]
     steps = options.steps or (2 if small else 10)
     rows = []
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        made: dict[int, Path] = {}
+    with made_up.folder_of_models(options.folder) as folder:
         for key in options.models:
             case = cases(options.toy)[key]
-            width = int(case.shape["hidden_size"]) + len(case.shape)
-            if width not in made:
-                made[width] = Path(name) / str(width)
-                made_up.model_folder(made[width], case.shape, device, dtype)
-                freed(device)
-            rows += rows_of(case, made[width], device, dtype, steps, peak)
+            made = made_up.model_folder(folder / case.folder, case.shape, device, dtype)
+            freed(device)
+            rows += rows_of(case, made, device, dtype, steps, peak, chosen)
     print()
     heads = ["model", "side", "pairs/s", "tokens/s", "share of measured peak", "peak GB"]
     print_table(heads, rows)

@@ -18,6 +18,7 @@ HIDDEN = ("ray", "deepspeed", "mlflow", "mteb", "fastapi", "aiohttp", "vllm")
 SCRIPTS = {
     "kernels": ["SDPA, padded with a mask, 4/2 × 16", "latent attention", "256³ | float32"],
     "training": [
+        "toy encoder, all weights | rayembed, as it comes",
         "toy encoder, all weights | rayembed, one graph",
         "toy encoder, all weights | rayembed, GradCache",
         "toy encoder, all weights | sentence-transformers, SDPA",
@@ -30,6 +31,7 @@ SCRIPTS = {
         "toy encoder | rayembed, without threads",
         "toy decoder | sentence-transformers, SDPA",
     ],
+    "passes": ["toy encoder | 40", "toy decoder | 40"],
     "search": ["rayembed", "rayembed, float32 alone", "FAISS, CPU"],
     "mining": ["rayembed", "sentence-transformers"],
     "serving": ["rayembed", "a call for each request"],
