@@ -188,9 +188,9 @@ def module_rows(device, dtype, width: int, tokens: int, rounds: int) -> list[lis
     }
     if device.type == "cuda":  # a CPU would first compile C++
         compiled = torch.compile(norm_and_gate, dynamic=True)
-        difference = compiled(hidden, scale) - norm_and_gate(hidden, scale)
-        apart = float(difference.detach().abs().max())
-        check(apart < 0.05, f"compiled: {apart:.0e} from eager")
+        eager = norm_and_gate(hidden, scale).detach()
+        apart = float((compiled(hidden, scale).detach() - eager).abs().max() / eager.abs().max())
+        check(apart < 0.02, f"compiled: {apart:.0e} from eager")
         works["RMSNorm, SiLU and product, compiled"] = lambda: compiled(hidden, scale)
     rows = []
     for name, work in works.items():
@@ -199,6 +199,14 @@ def module_rows(device, dtype, width: int, tokens: int, rounds: int) -> list[lis
         both = seconds(lambda work=work: work().sum().backward(), device, warmup=2, rounds=rounds)
         rows.append([name, f"{1e3 * forward:.2f}", f"{1e3 * (both - forward):.2f}", "", ""])
     return rows
+
+
+def copy_row(device: torch.device, count: int) -> list[object]:
+    """Bytes read and written each second by a copy on the device."""
+    source = torch.empty(count, dtype=torch.uint8, device=device).random_(0, 255)
+    target = torch.empty_like(source)
+    taken = seconds(lambda: target.copy_(source), device, warmup=2, rounds=5)
+    return [f"{count / 1e9:.3g} GB", "", f"{2 * count / taken / 1e12:.3g}"]
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -212,7 +220,7 @@ def main(given: list[str] | None = None) -> None:
     small = device.type == "cpu"
     rounds = options.rounds or (1 if small else 10)
     print(machine_line(device))
-    sizes = [256] if small else [4096, 8192, 16384]
+    sizes = [256] if small else [4096, 8192]
     types = [torch.float32] if small else [torch.bfloat16, torch.float16, torch.float32]
     rows = [
         [f"{size}³", _name(kind), f"{product_flops(device, kind, size) / 1e12:.3g}"]
@@ -220,6 +228,7 @@ def main(given: list[str] | None = None) -> None:
         for kind in types
     ]
     print_table(["product", "type", "TFLOP/s"], rows)
+    print_table(["copy", "", "TB/s"], [copy_row(device, 1 << (20 if small else 32))])
     tokens = 600 if small else 16_384
     rows = []
     for heads in (TOY,) if small else (MISTRAL, BERT):

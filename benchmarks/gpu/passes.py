@@ -125,18 +125,17 @@ def main(given: list[str] | None = None) -> None:
     device = device_of(options.toy)
     dtype = "bfloat16" if device.type == "cuda" else "float32"
     print(machine_line(device))
-    rows, costs = [], []
+    costs = []
+    measures = ["forward ms", "forward and backward ms", "graph MB a token", "reckoned MB a token"]
     with made_up.folder_of_models(options.folder) as folder:
         for key in options.models:
             name, shape, _ = cases(options.toy)[key]
             made = made_up.model_folder(folder / key, shape, device, dtype)
-            sizes, cost = rows_of(name, made, shape, device, dtype, options)
-            rows += sizes
+            rows, cost = rows_of(name, made, shape, device, dtype, options)
             costs.append(cost)
-    print()
-    measures = ["forward ms", "forward and backward ms", "graph MB a token", "reckoned MB a token"]
-    print_table(["model", "tokens", *measures], rows)
-    print()
+            print()
+            print_table(["model", "tokens", *measures], rows)
+            print()
     print_table(["model", "cost of a pass, tokens", "in training", "reckoned with"], costs)
 
 

@@ -113,8 +113,16 @@ def stage_of(pairs: int) -> Any:
     )
 
 
-Step = Callable[[list[list[str]]], object]
-"""Trains on a step's pairs; what comes back is thrown away."""
+@dataclass(frozen=True)
+class Side:
+    """One way to train."""
+
+    prepare: Callable[[list[list[str]]], Any]
+    """Tokens of a step's pairs on the CPU, which all sides make ahead of the step."""
+    step: Callable[[Any], object]
+    """Trains on what was prepared; what comes back is thrown away."""
+    vectors: Callable[[list[str]], np.ndarray]
+    """Unit vectors of documents, float32."""
 
 
 def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -131,8 +139,8 @@ def ours(
     grad_cache: bool | None = None,
     recompute: bool = False,
     compiled: bool = False,
-) -> tuple[Step, Callable]:
-    """Rayembed's step, and its vectors of documents.
+) -> Side:
+    """Rayembed's.
 
     Args:
         grad_cache: None: of graphs and layers is kept what fits, as a run does by itself.
@@ -143,7 +151,7 @@ def ours(
     from rayembed.models.build import build_model
     from rayembed.models.encoding import encode
     from rayembed.training.graph_room import GraphRoom
-    from rayembed.training.step import EngineModule, StepSettings, run_step
+    from rayembed.training.step import EngineModule, StepSettings, collated_step, run_step
 
     model = build_model(settings_of(case, folder, dtype), folder, seed=0).to(device)
     if recompute:
@@ -158,19 +166,22 @@ def ours(
         pass_cost_tokens=pass_cost_tokens(device.type, model),
     )
 
-    def step(rows: list[list[str]]) -> None:
+    def prepare(rows: list[list[str]]) -> Any:
         records = [Record(str(i), q, (d,), "pairs") for i, (q, d) in enumerate(rows)]
         batch = make_step_batch(0, records, 0, model.tokenizer)
-        run_step(model, passable, lambda loss, _: loss.backward(), batch, stage, settings)
+        return collated_step(model, batch, stage, settings)
+
+    def step(prepared: Any) -> None:
+        run_step(model, passable, lambda loss, _: loss.backward(), prepared, stage, settings)
         optimizer.step()
         optimizer.zero_grad()
 
-    return step, lambda texts: encode(model, texts, role="document")
+    return Side(prepare, step, lambda texts: encode(model, texts, role="document"))
 
 
 def peer(
     case: Case, folder: Path, device: torch.device, dtype: str, *, attention: str, recompute: bool
-) -> tuple[Step, Callable]:
+) -> Side:
     """The same in sentence-transformers' modules and loss; forward passes in one micro-batch."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -202,9 +213,11 @@ def peer(
     optimizer = optimizer_of(model)
     model.train()
 
-    def step(rows: list[list[str]]) -> None:
+    def prepare(rows: list[list[str]]) -> list[Any]:
         columns = (list(column) for column in zip(*rows, strict=True))
-        features = [model.preprocess(column) for column in columns]
+        return [model.preprocess(column) for column in columns]
+
+    def step(features: list[Any]) -> None:
         moved = [
             {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in one.items()}
             for one in features
@@ -219,7 +232,7 @@ def peer(
         model.train()
         return np.asarray(found, dtype=np.float32)
 
-    return step, vectors
+    return Side(prepare, step, vectors)
 
 
 SIDES = ("auto", "compiled", "graph", "cache", "peer")
@@ -247,17 +260,48 @@ def sides(
             yield f"{name}, flash-attn, unpadded", peer, flash
 
 
-def rate(step: Step, chosen: list[list[str]], size: int, device: torch.device) -> float:
+def rate(side: Side, chosen: list[list[str]], size: int, device: torch.device) -> float:
     """Pairs a second, without the first steps."""
-    for place in range(0, len(chosen), size):
-        if place == WARMUP * size:
+    ready = [side.prepare(chosen[place : place + size]) for place in range(0, len(chosen), size)]
+    for number, prepared in enumerate(ready):
+        if number == WARMUP:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             began = time.perf_counter()
-        step(chosen[place : place + size])
+        side.step(prepared)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return (len(chosen) - WARMUP * size) / (time.perf_counter() - began)
+
+
+def print_kernels(name: str, side: Side, rows: list[list[str]]) -> None:
+    """Where a step's time goes on the GPU: its kernels by the time they take."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    prepared = side.prepare(rows)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        began = time.perf_counter()
+        side.step(prepared)
+        torch.cuda.synchronize()
+        taken = time.perf_counter() - began
+    kernels = [e for e in profiled.key_averages() if e.device_type == DeviceType.CUDA]
+    busy = sum(e.self_device_time_total for e in kernels) / 1e6
+    most = sorted(kernels, key=lambda e: -e.self_device_time_total)[:14]
+    print(f"\n{name}: a step under the profiler {taken:.3f} s, kernels {busy:.3f} s\n")
+    print_table(
+        ["kernel", "calls", "ms", "share"],
+        [
+            [
+                e.key[:90].replace("|", "/"),
+                e.count,
+                f"{e.self_device_time_total / 1e3:.1f}",
+                f"{e.self_device_time_total / 1e6 / busy:.1%}",
+            ]
+            for e in most
+        ],
+    )
+    print()
 
 
 def freed(device: torch.device) -> None:
@@ -271,7 +315,7 @@ def exact_vectors(case: Case, folder: Path, device: torch.device, texts: list[st
         made = peer(case, folder, device, "float32", attention="sdpa", recompute=False)
     else:
         made = ours(case, folder, device, "float32", grad_cache=False, recompute=False)
-    return made[1](texts)
+    return made.vectors(texts)
 
 
 def rows_of(
@@ -282,6 +326,7 @@ def rows_of(
     steps: int,
     peak: float,
     wanted: Sequence[str],
+    profiled: Sequence[str],
 ) -> list[list[object]]:
     """Rows of the table of one case, after a check of its vectors."""
     from rayembed.pipeline.requirements import flops_per_token
@@ -300,20 +345,22 @@ def rows_of(
     found = []
     for name, make, more in sides(case, recompute, wanted):
         try:
-            step, vectors = make(case, folder, device, dtype, **more)
-            least = float((vectors(texts) * reference).sum(1).min())
+            side = make(case, folder, device, dtype, **more)
+            least = float((side.vectors(texts) * reference).sum(1).min())
             # bfloat16 may turn the vectors of a deep model with random weights by some degrees.
             needed = 0.98 if dtype == "bfloat16" else 0.9999
             check(least > needed, f"{name}: cosine to float32 at least {least:.4f}")
-            speed = rate(step, chosen, size, device)
+            speed = rate(side, chosen, size, device)
+            memory = peak_gb(device)
+            if any(name.endswith(one) for one in profiled):
+                print_kernels(f"{case.name}, {name}", side, chosen[:size])
         except torch.cuda.OutOfMemoryError:
             found.append([case.name, name, "out of memory", "", "", ""])
         else:
             share = speed * a_pair * of_token / peak
-            memory = peak_gb(device)
             numbers = [f"{speed:.1f}", f"{speed * a_pair:,.0f}", f"{share:.1%}", memory]
             found.append([case.name, name, *numbers])
-        step = vectors = None
+        side = None
         freed(device)
     return found
 
@@ -322,6 +369,9 @@ def main(given: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="+", choices=[*cases(True)], default=[*cases(True)])
     parser.add_argument("--sides", nargs="+", choices=SIDES, help="default: all")
+    parser.add_argument(
+        "--profile", nargs="*", default=[], help="sides whose kernels are listed, by their names"
+    )
     parser.add_argument("--steps", type=int, default=None, help="that count")
     parser.add_argument("--folder", type=Path, help="where models are kept (7B: 15 GB)")
     options = parser.parse_args(given)
@@ -334,6 +384,7 @@ def main(given: list[str] | None = None) -> None:
     print(machine_line(device), f"\nsquare products: {peak / 1e12:.3g} TFLOP/s in {dtype}")
     # On a CPU a compiler would first work for minutes.
     chosen = options.sides or [side for side in SIDES if side != "compiled" or not small]
+    profiled = [name for name in options.profile if device.type == "cuda"]
     steps = options.steps or (2 if small else 10)
     rows = []
     with made_up.folder_of_models(options.folder) as folder:
@@ -341,7 +392,7 @@ def main(given: list[str] | None = None) -> None:
             case = cases(options.toy)[key]
             made = made_up.model_folder(folder / case.folder, case.shape, device, dtype)
             freed(device)
-            rows += rows_of(case, made, device, dtype, steps, peak, chosen)
+            rows += rows_of(case, made, device, dtype, steps, peak, chosen, profiled)
     print()
     heads = ["model", "side", "pairs/s", "tokens/s", "share of measured peak", "peak GB"]
     print_table(heads, rows)

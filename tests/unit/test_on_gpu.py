@@ -57,7 +57,7 @@ def gradients(model, device, *, cache):
     batch = make_step_batch(0, made_up_records(24), 2, model.tokenizer)
     settings = StepSettings(80, cache, torch.device(device))
     run_step(model, EngineModule(model), lambda loss, last: loss.backward(), batch, STAGE, settings)
-    return {n: p.grad.cpu() for n, p in model.named_parameters() if p.requires_grad}
+    return {n: p.grad.to("cpu", copy=True) for n, p in model.named_parameters() if p.requires_grad}
 
 
 def largest_difference(left, right):
