@@ -360,6 +360,7 @@ def rows_of(
             share = speed * a_pair * of_token / peak
             numbers = [f"{speed:.1f}", f"{speed * a_pair:,.0f}", f"{share:.1%}", memory]
             found.append([case.name, name, *numbers])
+        print("measured:", *found[-1][1:], flush=True)
         side = None
         freed(device)
     return found
