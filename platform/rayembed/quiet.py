@@ -1,12 +1,16 @@
 """Lines of the libraries that say nothing to a user, and only these, kept out of a log.
 
+And packages that a library would import in vain, kept from it.
+
 What is not named here comes through: each entry has its reason.
 """
 
 import logging
 import os
+import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 # Progress of pipelines, checkpoints and uploads, which rayembed tells itself.
 MLFLOW = {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
@@ -38,6 +42,22 @@ _WORKERS_LINES = (
     "Actor with class name: 'PreemptionWatcher'",
 )
 """Parts of lines that Ray's workers write past every logger."""
+
+
+@contextmanager
+def without(name: str) -> Iterator[None]:
+    """Modules that are imported in this block do not find the package of that name.
+
+    For libraries that take what they do not need: one that is imported already stays visible.
+    """
+    hidden = name not in sys.modules
+    if hidden:
+        sys.modules[name] = None  # type: ignore[assignment] # as Python marks what is missing
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules[name]
 
 
 class _Harmless(logging.Filter):

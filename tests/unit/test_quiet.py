@@ -1,13 +1,14 @@
 """Lines of libraries that say nothing are left out of a log; all others come through."""
 
 import logging
+import os
 import subprocess
 import sys
 import warnings
 
 import pytest
 
-from rayembed.quiet import _HARMLESS, quiet, set_unset, without_harmless
+from rayembed.quiet import _HARMLESS, quiet, set_unset, without, without_harmless
 
 
 @pytest.fixture
@@ -75,3 +76,36 @@ def test_rays_workers_begin_with_it_at_once():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("module", "takes_jax"), [("rayembed.search.bm25_library", False), ("bm25s", True)]
+)
+def test_who_counts_words_does_not_import_jax(tmp_path, module, takes_jax):
+    """The control is bm25s by itself."""
+    package = tmp_path / "jax"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "lax.py").write_text(
+        "import numpy\ntop_k = lambda scores, k: numpy.sort(scores)[:k]\n"
+    )
+    code = f"import sys, {module}; print('jax.lax' in sys.modules, 'jax' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(takes_jax)] * 2
+
+
+def test_a_package_that_is_imported_stays_visible_to_what_would_take_it(monkeypatch):
+    with without("json"):
+        import json
+
+        assert json.loads("1") == 1
+    monkeypatch.delitem(sys.modules, "json")
+    with without("json"), pytest.raises(ImportError):
+        import json
+    assert "json" not in sys.modules

@@ -31,7 +31,10 @@ def with_(**changes):
             {"cuda": None, "torch": "2.13.0+cpu"},
             ["a build without CUDA", "placement.use_gpu=false"],
         ),
-        ({"driver": None}, ["no NVIDIA driver", "container toolkit"]),
+        (
+            {"driver": None, "gpu": None, "error": "Found no NVIDIA driver on your system"},
+            ["no NVIDIA driver", "container toolkit"],
+        ),
         (
             {"driver": "535.129.03"},
             [
@@ -60,10 +63,16 @@ def test_what_is_wrong_names_the_node_and_what_to_do(changes, told):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"driver": "595.10"}, {"cuda": "12.6", "driver": "535.129.03"}, {"cuda": "15.0"}],
+    [
+        {},
+        {"driver": "595.10"},
+        {"cuda": "12.6", "driver": "535.129.03"},
+        {"cuda": "15.0"},
+        {"driver": None},
+    ],
 )
 def test_what_is_right_is_taken(changes):
-    """Of a CUDA that is not known yet the product alone decides."""
+    """Of an unknown CUDA, and where a sandbox hides the driver, the product alone decides."""
     assert gpu_problem(with_(**changes)) is None
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-import bm25s
 from mteb.models import ModelMeta
 
 from rayembed.evaluation.mteb_model import model_meta
+from rayembed.search.bm25_library import bm25s
 
 
 def bm25_meta(name: str, revision: str) -> ModelMeta:

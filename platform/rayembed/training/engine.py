@@ -1,7 +1,6 @@
 """DeepSpeed wrapper of a model; the only module that imports DeepSpeed."""
 
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -16,6 +15,7 @@ from rayembed.distributed.expert_group import ExpertGroup
 from rayembed.errors import PlacementError
 from rayembed.models.contract import EmbeddingModel, TrainableModel
 from rayembed.optim.orthogonal import Fragment
+from rayembed.quiet import without
 from rayembed.training.expert_parallel import SpreadExperts, group_name
 from rayembed.training.kept_zeros import KeptZeros
 from rayembed.training.optimizer import parameter_groups, set_learning_rates, trained_parameters
@@ -442,14 +442,8 @@ def _deepspeed() -> Any:
     """Import DeepSpeed without MLflow, which it imports if installed, for an unused autotuner: each
     worker would start 1.5 CPU seconds later, and again after each fault.
     """
-    has_mlflow = "mlflow" in sys.modules
-    if not has_mlflow:
-        sys.modules["mlflow"] = None  # type: ignore[assignment] # as Python marks what is missing
-    try:
+    with without("mlflow"):
         import deepspeed
-    finally:
-        if not has_mlflow:
-            del sys.modules["mlflow"]
     return deepspeed
 
 

@@ -35,7 +35,7 @@ class GpuFacts:
     cuda: str | None
     """CUDA that torch is built with, `13.0`; None: it is a build without."""
     driver: str | None
-    """Version of NVIDIA's driver, `580.65.06`; None: there is none."""
+    """Version of NVIDIA's driver, `580.65.06`; None: there is none, or a sandbox hides its file."""
     gpu: str | None = None
     """Name of the GPU; None: torch sees none."""
     error: str | None = None
@@ -75,6 +75,8 @@ def gpu_problem(facts: GpuFacts) -> str | None:
             f"{who} has torch {facts.torch}, a build without CUDA, and placement.use_gpu is true; "
             "start the node from the image for GPUs (EXTRA=gpu), or set placement.use_gpu=false"
         )
+    if facts.driver is None and facts.error is None:
+        return None
     if facts.driver is None:
         return (
             f"{who} has no NVIDIA driver (no {_DRIVER_FILE}); install the driver and NVIDIA's "

@@ -18,7 +18,6 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 from operator import itemgetter
 
-import bm25s
 import numpy as np
 import pyarrow as pa
 from scipy.sparse import csc_array, csr_array
@@ -29,6 +28,7 @@ from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import remedy
 from rayembed.data.words import normalised, words
+from rayembed.search.bm25_library import bm25s
 
 FEWEST_WORDS = 3
 """Minimum number of distinct words of an evaluation text; shorter ones match equal texts only."""
