@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks.gpu import kernels, measuring, search
+from benchmarks.gpu import kernels, measuring, pack, search
+from packaging.requirements import Requirement
 
 from rayembed.search import exact
 
@@ -83,7 +84,27 @@ def test_every_script_of_the_folder_is_tested_and_told_of():
     for path in (ROOT / "benchmarks" / "gpu").glob("*.py"):
         if "def main" in path.read_text():
             assert f"benchmarks.gpu.{path.stem}" in told, path.name
-            assert path.stem in SCRIPTS or path.stem in ("roofline", "whole_job")
+            assert path.stem in SCRIPTS or path.stem in ("roofline", "whole_job", "pack")
+
+
+def test_what_is_packed_is_what_the_requirements_come_to_less_what_is_there():
+    class Found:
+        def __init__(self, version, *requires):
+            self.version, self.requires = version, requires
+
+    installed = {
+        "trainer": Found("1", "store>=2; python_version < '3.13'", "old; python_version < '3'"),
+        "store": Found("2", "torch", "web; extra == 'server'"),
+        "torch": Found("3", "kernels"),
+        "kernels": Found("4"),
+        "web": Found("5"),
+        "old": Found("6"),
+    }
+    roots = [Requirement("Trainer"), Requirement("absent")]
+    found = pack.needed(roots, installed, {"torch"}, "3.12")
+    assert found == {"trainer": "1", "store": "2", "kernels": "4"}
+    roots = [Requirement("store[server]")]
+    assert pack.needed(roots, installed, {"torch", "kernels"}, "3.12") == {"store": "2", "web": "5"}
 
 
 def test_a_wrong_search_ends_the_benchmark_before_it_is_timed(monkeypatch, capsys):
