@@ -21,6 +21,9 @@ part tests 100 15 python3 -m pytest -q -p no:cacheprovider -m gpu \
 wait
 part training_bert 75 60 python3 -m benchmarks.gpu.training --models bert --sides auto compiled peer \
   --profile comes SDPA --folder "$MODELS"
+# Launches of 16,384 tokens' kernels may take as long as the kernels of a small model.
+part training_bert_one_pass 40 10 python3 -m benchmarks.gpu.training --models bert --sides auto compiled \
+  --budget 65536 --folder "$MODELS"
 part encoding 60 14 python3 -m benchmarks.gpu.encoding --models minilm bert --rounds 1 --folder "$MODELS"
 part passes 60 40 python3 -m benchmarks.gpu.passes --models minilm bert --folder "$MODELS"
 part training_7b 170 40 python3 -m benchmarks.gpu.training --models 7b --sides auto compiled peer --steps 3 \

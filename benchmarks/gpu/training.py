@@ -14,7 +14,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -369,6 +369,7 @@ def rows_of(
 def main(given: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="+", choices=[*cases(True)], default=[*cases(True)])
+    parser.add_argument("--budget", type=int, help="tokens of a pass, of rayembed")
     parser.add_argument("--sides", nargs="+", choices=SIDES, help="default: all")
     parser.add_argument(
         "--profile", nargs="*", default=[], help="sides whose kernels are listed, by their names"
@@ -391,6 +392,8 @@ def main(given: list[str] | None = None) -> None:
     with made_up.folder_of_models(options.folder) as folder:
         for key in options.models:
             case = cases(options.toy)[key]
+            if options.budget:
+                case = replace(case, micro_batch_tokens=options.budget)
             made = made_up.model_folder(folder / case.folder, case.shape, device, dtype)
             freed(device)
             rows += rows_of(case, made, device, dtype, steps, peak, chosen, profiled)
