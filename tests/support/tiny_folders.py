@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tiny_models import save_decoder, save_encoder
+from tiny_models import made_once, save_decoder, save_encoder
 
 from rayembed.config.model import ARCHITECTURES as TABLE
 from rayembed.config.model import ModelConfig
@@ -91,6 +91,11 @@ def tiny_parts(kind: str, folder: Path, *, seed: int = 1) -> Mapping[str, Path]:
 
 def save_tiny(kind: str, folder: Path, *, seed: int = 1, **changes: Any) -> Path:
     """A tiny model, saved in the folder; its parts lie beside."""
+    return _save(folder, kind, seed, changes)
+
+
+@made_once
+def _save(folder: Path, kind: str, seed: int, changes: Mapping[str, Any]) -> Path:
     parts = tiny_parts(kind, folder.with_name(f"{folder.name}-parts"), seed=seed)
     build_model(tiny_settings(kind, **changes), parts, seed=seed).eval().save(folder)
     return folder

@@ -1,6 +1,10 @@
 """Tiny random models of several families, with tokenizers trained on a few lines, in folders."""
 
+import functools
+import hashlib
 import json
+import shutil
+import tempfile
 from pathlib import Path
 
 import safetensors.torch
@@ -44,6 +48,36 @@ DECODERS = {
     "gemma2": (transformers.Gemma2Config, {"head_dim": 8, "sliding_window": 4}),
     "gemma3_text": (transformers.Gemma3TextConfig, {"head_dim": 8, "sliding_window": 4}),
 }
+
+
+_templates = tempfile.TemporaryDirectory(prefix="rayembed-tiny-")
+
+
+def made_once(save):
+    """What `save(folder, …)` leaves in the folder, and beside it in `<folder>-parts`, is made once
+    in a process and then copied.
+
+    With arguments that are no numbers or names, as weights, it is made anew.
+    """
+
+    @functools.wraps(save)
+    def copied(folder, *args, **named):
+        try:
+            key = json.dumps([save.__name__, args, named], sort_keys=True)
+        except TypeError:
+            return save(folder, *args, **named)
+        template = Path(_templates.name, hashlib.sha256(key.encode()).hexdigest()[:16])
+        if not template.exists():
+            save(template, *args, **named)
+        folder = Path(folder)
+        for made in (template, template.with_name(f"{template.name}-parts")):
+            if made.exists():
+                place = folder.with_name(folder.name + made.name.removeprefix(template.name))
+                # Copies have times of their own, as what is made has.
+                shutil.copytree(made, place, copy_function=shutil.copyfile, dirs_exist_ok=True)
+        return folder
+
+    return copied
 
 
 def metaspace_tokenizer(add_bos=False):
@@ -155,6 +189,7 @@ def decoder_config(family, **changes):
     return config_class(**(SIZES | settings | own | changes))
 
 
+@made_once
 def save_decoder(folder, family="llama", *, seed=0, tokenizer=None, **changes):
     """A tiny decoder with random weights and a tokenizer in a folder."""
     with torch.random.fork_rng():
@@ -166,6 +201,7 @@ def save_decoder(folder, family="llama", *, seed=0, tokenizer=None, **changes):
     return folder
 
 
+@made_once
 def save_encoder(folder, *, seed=0, hidden_size=32):
     """A tiny BERT with random weights and a tokenizer in a folder."""
     config = transformers.BertConfig(
@@ -185,6 +221,7 @@ def save_encoder(folder, *, seed=0, hidden_size=32):
     return folder
 
 
+@made_once
 def save_nomic_encoder(folder, *, seed=0, vocab_size=200):
     """A tiny NomicBERT with random weights and a tokenizer in a folder."""
     config = transformers.NomicBertConfig(
@@ -198,6 +235,7 @@ def save_nomic_encoder(folder, *, seed=0, vocab_size=200):
     return _save(transformers.NomicBertModel, config, folder, seed)
 
 
+@made_once
 def save_modern_encoder(folder, *, seed=0):
     """A tiny ModernBERT with a window of four tokens to either side, and a tokenizer."""
     config = transformers.ModernBertConfig(
@@ -322,6 +360,7 @@ def nomic_weights(settings, *, seed=0):
     return found
 
 
+@made_once
 def save_nomic(folder, *, seed=0, weights=None, **changes):
     """A tiny NomicBert in the published layout, with a tokenizer, in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -333,6 +372,7 @@ def save_nomic(folder, *, seed=0, weights=None, **changes):
     return folder
 
 
+@made_once
 def save_cross_encoder(folder, *, num_labels=1, seed=0):
     """A tiny BERT that scores pairs, with random weights and a tokenizer, in a folder."""
     config = transformers.BertConfig(
