@@ -12,6 +12,14 @@ from pathlib import Path
 from rayembed.config.backbone import Dtype
 from rayembed.errors import ArtifactError
 
+_IMPORTED_ONCE = [
+    "rayembed.models.load",
+    "rayembed.models.encoding",
+    "transformers.modeling_utils",
+    "transformers.generation.candidate_generator",
+]
+"""Six to ten seconds of imports, which all processes that measure have from one that forks them."""
+
 _WARM_UP = 32
 """Texts of the first pass."""
 
@@ -41,7 +49,8 @@ def measure(
         RayembedError: the model cannot be loaded.
         ArtifactError: the process died, as for lack of memory.
     """
-    start = multiprocessing.get_context("spawn")
+    start = multiprocessing.get_context("forkserver")
+    start.set_forkserver_preload(_IMPORTED_ONCE)
     with ProcessPoolExecutor(1, mp_context=start) as pool:
         try:
             return pool.submit(_measure, folder, list(documents), dtype, threads).result()
