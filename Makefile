@@ -44,8 +44,11 @@ $(STAMP): pyproject.toml cluster/constraints.txt
 	$(BIN)/python -m pip uninstall --disable-pip-version-check --quiet --quiet --yes $(OTHER_FAISS)
 	rm -f $(VENV)/.installed-*
 	# By itself and first, so that a CPU build of this version beside pip's index is taken.
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet torch==$(TORCH)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e ".[$(EXTRA),dev]" -c cluster/constraints.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile torch==$(TORCH)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile -e ".[$(EXTRA),dev]" \
+	  -c cluster/constraints.txt
+	# pip compiles 32,000 files on one core. Some are templates or of other Pythons, and fail.
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 quickstart: $(STAMP) ## train, evaluate and register a small NV-Embed on this machine
