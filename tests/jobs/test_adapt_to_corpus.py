@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import prepared
 import pytest
 from chat_server import Reply, chat_server, completion
 from tiny_job import ROOT
@@ -55,7 +56,7 @@ def arguments(folder: Path, name: str) -> list[str]:
 
 def adapt(argv: list[str]) -> subprocess.CompletedProcess[str]:
     job = (sys.executable, str(ROOT / "jobs" / "adapt_to_corpus.py"), *argv)
-    return subprocess.run(job, check=False, capture_output=True, text=True)
+    return prepared.run(job)
 
 
 def manifest(folder: Path, kind: str) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
+import prepared
 import pytest
 from forked_workers import script
 from mteb_hub import mteb_hub
@@ -50,9 +50,7 @@ def run(*arguments, storage):
     command = script(str(ROOT / "jobs" / "evaluate_model.py"), *map(str, arguments))
     command += [f"--set=placement.storage_path={storage}", "--set=model.dtype=float32"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=400, check=False
-    )
+    return prepared.run(command, env=environment, timeout=400)
 
 
 @pytest.mark.ray

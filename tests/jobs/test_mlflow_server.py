@@ -2,11 +2,11 @@
 
 import logging
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import prepared
 import pytest
 from mlflow import MlflowClient
 from mlflow_server import MlflowServer
@@ -29,10 +29,10 @@ AT_ONCE = 60
 a busy machine makes of a moment."""
 
 
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    made = MlflowServer(tmp_path / "server")
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """One for all tests, as the last one left it: a start costs ten seconds of a core."""
+    made = MlflowServer(tmp_path_factory.mktemp("server"))
     yield made
     made.kill()
 
@@ -71,20 +71,18 @@ def send_later(folder):
     """`--send-metrics` of the job that trained the run of the folder's name."""
     storage = f"placement.storage_path={folder.parent.parent}"
     command = ["jobs/train_biencoder.py", "--name", folder.name, "--set", storage]
-    return subprocess.run(
+    return prepared.run(
         [sys.executable, *command, "--send-metrics"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT / "platform")},
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )
 
 
 def test_run_against_a_server_that_comes_and_goes(server, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="rayembed")
     folder = tmp_path / "runs" / "tiny"
+    server.kill()
     started = time.monotonic()
     with pytest.raises(TrackingError, match="no MLflow server at"):
         open_run(server, folder)
@@ -151,7 +149,8 @@ def everything_arrived_once(server, run_id):
 def test_registry_job_against_a_server(server, tmp_path, capsys, monkeypatch):
     """Registered, scored, promoted, refused, rolled back and fetched again, all over HTTP."""
     monkeypatch.setenv("RAYEMBED_CACHE", str(tmp_path / "cache"))
-    server.start()
+    if server.process is None:
+        server.start()
     client = connect(server.uri)
     folders = [save_biencoder(tmp_path / f"model{seed}", seed=seed) for seed in (1, 2, 3)]
     codes = []

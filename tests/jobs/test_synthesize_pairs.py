@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from chat_server import ChatServer, Reply, chat_server
 from forked_workers import script
+from prepared import Forked
 from tiny_job import run_here
 
 import rayembed
@@ -36,17 +36,16 @@ def settings(server: ChatServer, storage: Path) -> list[str]:
     return [f"--set={assignment}" for assignment in (*SETTINGS, *places)]
 
 
-def start(server: ChatServer, storage: Path) -> subprocess.Popen[str]:
+def start(server: ChatServer, storage: Path, log: Path) -> Forked:
     path = [str(ROOT / "platform"), str(ROOT / "tests" / "support")]
-    return subprocess.Popen(
-        script("jobs/synthesize_pairs.py", *settings(server, storage)),
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    with log.open("w") as file:
+        return Forked(
+            script("jobs/synthesize_pairs.py", *settings(server, storage)),
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            stdout=file,
+            stderr=file,
+        )
 
 
 def kept_ids(storage: Path) -> set[str]:
@@ -54,18 +53,21 @@ def kept_ids(storage: Path) -> set[str]:
     return {id for file in files for id in pq.read_table(file)["id"].to_pylist()}
 
 
-def test_a_killed_job_goes_on_without_asking_again_what_was_kept(tmp_path: Path, cluster) -> None:
+def test_a_killed_job_goes_on_without_asking_again_what_was_kept(
+    tmp_path: Path, cluster, tmp_path_factory
+) -> None:
     def faulty(body, before):
         return Reply(503, "overloaded") if body["seed"] % 9 == 0 and not before else None
 
     with chat_server(reply=faulty, broken_share=0.1) as server:
-        killed = start(server, tmp_path)
+        log = tmp_path_factory.mktemp("killed") / "log"
+        killed = start(server, tmp_path, log)
         deadline = time.monotonic() + 300
         while len(kept_ids(tmp_path)) < 256 and time.monotonic() < deadline:
-            assert killed.poll() is None, killed.communicate()[1]
+            assert killed.poll() is None, log.read_text()
             time.sleep(0.1)
         os.killpg(killed.pid, signal.SIGKILL)
-        killed.communicate()
+        killed.wait()
         kept = kept_ids(tmp_path)
         assert len(kept) >= 256
         assert not list(tmp_path.rglob("manifest.json"))

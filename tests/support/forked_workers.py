@@ -5,7 +5,8 @@ five to seventeen CPU seconds each, more than most tests of them do. `forked_wor
 that this process starts begin theirs in the way of this file instead: it asks that one process for
 a fork, which becomes Ray's own `default_worker.py` with the arguments, environment, folder and
 streams that Ray gave. `script` has a script run in a process whose cluster does so. Nodes of `ray
-start`, and clusters of other processes, start their workers as everywhere.
+start`, and clusters of other processes, start their workers as everywhere. The process that forks
+is itself a fork of the one of `prepared.py`, which serves all clusters of a session.
 """
 
 import fcntl
@@ -17,27 +18,31 @@ import runpy
 import select
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from prepared import (
+    Forked,
+    be_a_process_of_its_own,
+    connect,
+    end,
+    new_socket,
+    prepare,
+    take_over,
+)
+
 IMPORTED_ONCE = (
-    "faiss",
-    "mlflow",
-    "mteb",
     "ray.data",
     "ray.train.torch",
-    "sentence_transformers",
     "rayembed.data.on_ray",
     "rayembed.evaluation.pooled.on_ray",
     "rayembed.training.train_function.on_ray",
 )
-"""What workers need beside that of `run_distributed`."""
+"""What workers need beside that of `prepared.py` and `run_distributed`."""
 
 FOLDER = "TESTS_FORKED_WORKERS"
 """Environment variable with the folder of the socket."""
@@ -50,15 +55,13 @@ forks, and import everything.
 NO_JOB = "ffffffff"
 """Ray's id of no job: of workers that it starts before one needs them."""
 
-SECONDS = 120
-"""For the imports, on a busy machine."""
-
 
 @contextmanager
 def forked_workers() -> Iterator[None]:
     """Inside it, nodes that this process starts have forked workers."""
     import ray._private.ray_constants as constants
 
+    prepare()  # it imports while Ray starts
     with tempfile.TemporaryDirectory(prefix="forks-") as folder:
         os.environ |= {FOLDER: folder, PRESTART: "0"}
         kept, constants.SETUP_WORKER_FILENAME = constants.SETUP_WORKER_FILENAME, __file__
@@ -71,6 +74,7 @@ def forked_workers() -> Iterator[None]:
 
 def script(path: str, *arguments: str) -> list[str]:
     """Command that runs a script as `python path arguments`, with forked workers."""
+    prepare()
     return [sys.executable, __file__, "run", path, *arguments]
 
 
@@ -78,7 +82,7 @@ def serve(place: str) -> None:
     """Import, then fork for each that asks, as long as Ray's node lives; who goes away has its fork
     killed.
     """
-    listener = _socket()
+    listener = new_socket()
     listener.bind(place)
     listener.listen(100)
     from run_distributed import IMPORTED_ONCE as of_training
@@ -150,10 +154,6 @@ def _random_id_of_a_fork() -> bytes:
     return found
 
 
-def _socket() -> socket.socket:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
 def _kill(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -165,32 +165,23 @@ def _become_worker(given: dict, streams: list[int]) -> None:
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setpgid(0, 0)
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-        os.environ.clear()
-        os.environ.update(given["environment"])
-        os.chdir(given["folder"])
+        take_over(given, streams)
         _set_up(given["arguments"])
         code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
     except BaseException:  # noqa: BLE001  it is told, and nothing of this process goes on
         import traceback
 
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end(code)
 
 
 def _set_up(arguments: list[str]) -> None:
     """What Ray's `setup_worker.py` does, without another Python."""
     import argparse
-    import random
 
-    import numpy
-    import torch
     from ray._private.runtime_env.context import RuntimeEnvContext
     from ray._private.utils import update_envs
 
@@ -201,10 +192,7 @@ def _set_up(arguments: list[str]) -> None:
     update_envs(RuntimeEnvContext.deserialize(parsed.serialized_runtime_env_context).env_vars)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in paths if path and path not in sys.path]
-    if threads := os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(int(threads))  # what torch reads when it is imported
-    random.seed()
-    numpy.random.seed()
+    be_a_process_of_its_own()
     sys.argv = [script, *rest]
     runpy.run_path(script, run_name="__main__")
 
@@ -216,8 +204,7 @@ def ask(folder: str) -> None:
     imported, of which node and job a worker is. Those of others start as everywhere.
     """
     job, place = os.environ["RAY_JOB_ID"], f"{folder}/socket"
-    ours, deadline = f"{os.environ['RAY_RAYLET_PID']} {job}", time.monotonic() + SECONDS
-    forking = None
+    ours = f"{os.environ['RAY_RAYLET_PID']} {job}"
     with Path(folder, "whose").open("a+") as whose:
         fcntl.flock(whose, fcntl.LOCK_EX)
         whose.seek(0)
@@ -226,27 +213,17 @@ def ask(folder: str) -> None:
             whose.write(forked := ours)
             environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
             command = [sys.executable, __file__, "serve", place]
-            forking = subprocess.Popen(command, env=environment, start_new_session=True)
+            Forked(command, env=environment, stdout=1, stderr=2, is_left_alone=True)
     if forked != ours:
         usual = Path(importlib.util.find_spec("ray").origin).parent / "_private/workers"
         usual = str(usual / "setup_worker.py")
         os.execv(sys.executable, [sys.executable, usual, *sys.argv[1:]])
-    asking = _socket()
-    while True:
-        try:
-            asking.connect(place)
-            break
-        except (ConnectionRefusedError, FileNotFoundError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+    asking = connect(place)
     given = {"arguments": sys.argv[1:], "environment": dict(os.environ), "folder": str(Path.cwd())}
     socket.send_fds(asking, [json.dumps(given).encode()], [0, 1, 2])
     pid = int.from_bytes(asking.recv(8), "big")
     with suppress(ProcessLookupError):
         select.select([os.pidfd_open(pid)], [], [])
-    if forking is not None:  # whoever looks for Ray's processes below a job's finds them
-        forking.wait()
 
 
 if __name__ == "__main__":

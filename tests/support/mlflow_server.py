@@ -2,13 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import requests
 from mlflow_template import new_store
+from prepared import Forked
 
 from rayembed.pipeline.local_head import free_port
 
@@ -23,7 +23,7 @@ class MlflowServer:
         self.folder, self.host = folder, host
         self.port = free_port()
         self.uri = f"http://{host}:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Forked | None = None
 
     def start(self) -> None:
         """Return when it answers."""
@@ -36,15 +36,9 @@ class MlflowServer:
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         }
         with (self.folder / "server.log").open("ab") as log:
-            # A group of its own, so that the workers it starts go with it.
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                env={**os.environ, **settings},
-                start_new_session=True,
-            )
+            # In a group of its own, so that the workers it starts go with it.
+            environment = {**os.environ, **settings}
+            self.process = Forked(command, stdout=log, stderr=log, cwd=self.folder, env=environment)
         end = time.monotonic() + START_SECONDS
         while True:
             try:

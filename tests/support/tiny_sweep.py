@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import prepared
 import psutil
 from forked_workers import script
 from tiny_job import ROOT
@@ -51,15 +52,7 @@ def environment() -> dict[str, str]:
 
 
 def submit(given: list[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        given,
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=seconds,
-    )
+    return prepared.run(given, cwd=ROOT, env=environment(), timeout=seconds)
 
 
 def kill_in_the_middle(
@@ -72,9 +65,7 @@ def kill_in_the_middle(
     runs = folder / "outputs" / "runs"
     log = folder / "killed.log"
     with log.open("w") as file:
-        process = subprocess.Popen(
-            given, cwd=ROOT, env=environment(), stdout=file, stderr=file, start_new_session=True
-        )
+        process = prepared.Forked(given, cwd=ROOT, env=environment(), stdout=file, stderr=file)
     try:
         deadline = time.monotonic() + seconds
         while True:
@@ -97,7 +88,7 @@ def submit_with_a_dying_trial(
     """Exit code and log of a sweep, and the run whose process got SIGKILL once it had a step."""
     log = folder / "again.log"
     with log.open("w") as file:
-        process = subprocess.Popen(given, cwd=ROOT, env=environment(), stdout=file, stderr=file)
+        process = prepared.Forked(given, cwd=ROOT, env=environment(), stdout=file, stderr=file)
     deadline = time.monotonic() + seconds
     killed = ""
     try:
@@ -108,7 +99,7 @@ def submit_with_a_dying_trial(
                 for path in (folder / "outputs" / "runs").glob("rates-*/metrics.jsonl")
                 if path.parent.name not in known
             ]
-            runners = [] if killed or not new else _runners(process.pid)
+            runners = [] if killed or not new else _runners()
             if runners:
                 killed = new[0]
                 runners[0].kill()
@@ -118,10 +109,10 @@ def submit_with_a_dying_trial(
     return process.wait(), log.read_text(), killed
 
 
-def _runners(pid: int) -> list[psutil.Process]:
-    below = psutil.Process(pid).children(recursive=True)
+def _runners() -> list[psutil.Process]:
+    """Those of the only sweep: a forked worker is not below its driver."""
     found = []
-    for process in below:
+    for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if any("_Runner" in word for word in process.cmdline()[:1]):
                 found.append(process)

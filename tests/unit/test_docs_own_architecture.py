@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import prepared
 import pytest
 
 import rayembed
@@ -99,13 +100,9 @@ def test_the_model_of_the_page_trains_and_comes_back(way, tmp_path, request):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + CHECKS)
     paths = request.getfixturevalue(way)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": f"{paths}{os.pathsep}{SUPPORT}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    path = f"{paths}{os.pathsep}{SUPPORT}"
+    command = [sys.executable, str(script), str(tmp_path)]
+    done = prepared.run(command, env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stdout + done.stderr
     own = PLATFORM if way == "installed" else paths
     assert f"code of {own}\n" in done.stdout

@@ -546,8 +546,9 @@ def test_metadata_of_tasks_travels_as_text():
 
 
 def test_the_class_prompt_of_a_task_travels_to_processes_that_lack_the_class(tmp_path):
-    import subprocess
     import sys
+
+    import prepared
 
     own = SCIFACT.model_copy(update={"name": "OwnFarTask", "prompt": None})
 
@@ -563,12 +564,7 @@ def test_the_class_prompt_of_a_task_travels_to_processes_that_lack_the_class(tmp
         "found = task_metadata(Path(sys.argv[1]).read_text())\n"
         "print(found.name, '|', get_abstask_prompt(found.name))"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "task.txt")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = prepared.run([sys.executable, "-c", code, str(tmp_path / "task.txt")])
     assert done.stdout.strip() == "OwnFarTask | find what is far"
 
 
