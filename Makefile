@@ -67,7 +67,7 @@ papers: $(STAMP) ## which claims of the papers hold at a small size; ARGS="--hou
 	$(BIN)/python jobs/papers/measure_directions.py $(ARGS)
 
 test: $(STAMP) ## all tests
-	@status=0; log=$$(mktemp); trap 'kill $$beside 2>/dev/null; rm -f $$log' EXIT; \
+	@export TESTS_PREPARED_FOR=$$$$; status=0; log=$$(mktemp); trap 'kill $$beside 2>/dev/null; rm -f $$log' EXIT; \
 	$(BIN)/python -m pytest $(DISTRIBUTED) $(CORES) $(ARGS) || status=$$?; \
 	$(BIN)/python -m pytest $(RUNTIMES) -n logical --maxprocesses 8 $(ARGS) || status=$$?; \
 	echo 'Beside the next ones: $(BESIDE); what they print follows at the end.'; \

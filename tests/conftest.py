@@ -40,6 +40,33 @@ settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
 
 
+def seed_no_absent_gpu():
+    """`torch.manual_seed` keeps a call for each GPU backend with the formatted stack, in case one
+    is used later: a millisecond below pytest's frames, and mteb seeds for each of its 2,000 tasks.
+    """
+    import torch
+
+    for backend in (torch.cuda, torch.mtia, torch.xpu):
+        if not backend.is_available():
+            backend.manual_seed_all = lambda seed: None
+
+
+def pytest_configure(config):
+    """Workers of pytest-xdist are forks of a process that has imported the libraries, ten to twenty
+    seconds of a core for each; but not for runtimes, whose libraries share a process with no other.
+    """
+    workers = getattr(config.option, "tx", None) or []
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or not workers:
+        seed_no_absent_gpu()
+    if is_worker or "runtimes" in str(config.args):
+        return
+    if workers and set(workers) == {"popen"}:
+        from prepared import python_of_a_fork
+
+        config.option.tx = [f"popen//python={python_of_a_fork()}"] * len(workers)
+
+
 def pytest_collection_finish(session):
     """A session whose tests use MLflow does its migrations once; garbage is looked for among what
     tests make, not among the million objects of libraries and collected tests.
