@@ -1,11 +1,12 @@
 """Packages that a registered model needs, derived from the imports of its bundled code."""
 
 import ast
+import functools
 import json
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def pip_requirements(runtime: str | None = None) -> list[str]:
     Args:
         runtime: of a model of graphs; None: it has weights for torch.
     """
-    provided = packages_distributions()
+    provided = _provided()
     found = set()
     for name in imported_modules():
         if _RUNTIMES.get(name, runtime) != runtime:
@@ -90,8 +91,19 @@ def _packages(name: str) -> Iterator[str]:
         yield name
 
 
-def _imports(file: Path) -> Iterator[str]:
+@functools.cache
+def _provided() -> Mapping[str, list[str]]:
+    """Module → packages that hold it, from the files of all that are installed; once a process."""
+    return packages_distributions()
+
+
+@functools.cache
+def _imports(file: Path) -> tuple[str, ...]:
     """Dotted names imported by the file; `from a import b` gives both `a` and `a.b`."""
+    return tuple(_read_imports(file))
+
+
+def _read_imports(file: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
