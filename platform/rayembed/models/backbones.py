@@ -130,14 +130,18 @@ def _without_loading_report() -> Iterator[None]:
     """
     names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel")
     told = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in told]
+
+    def errors(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    # Not a level: each time one is set, Python empties the caches of all loggers, thousands here.
     for logger in told:
-        logger.setLevel(logging.ERROR)
+        logger.addFilter(errors)
     try:
         yield
     finally:
-        for logger, level in zip(told, levels, strict=True):
-            logger.setLevel(level)
+        for logger in told:
+            logger.removeFilter(errors)
 
 
 def empty_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
