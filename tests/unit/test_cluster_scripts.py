@@ -78,18 +78,24 @@ case "$(basename "$0")" in
     scontrol) if [ "$1" = requeue ]; then echo "$@" > "$CALLS.requeued"; exit; fi
           printf 'node1\\nnode2\\n'; exit ;;
     srun) for word in "$@"; do if [ "$word" = hostname ]; then echo '10.0.0.7 172.17.0.1'; exit; fi
-          done ;;
+          done
+          {
+              printf '%s\\n' "$@"
+              echo "== $RAY_AUTH_MODE $(stat -c %a "$RAY_AUTH_TOKEN_PATH") $RAY_AUTH_TOKEN_PATH"
+          } > "$CALLS"
+          while [ "$1" != bash ]; do shift; done
+          code=0
+          SLURM_PROCID=0 "$@" || code=$?
+          # The other task's, which it has ended after a bad one.
+          if [ $code != 0 ]; then exit "${OF_SRUN:-$code}"; fi
+          exit ;;
+    ray)  # symmetric-run: the job where Ray has started, and well ended where it has not
+          [ -n "${NO_RAY:-}" ] && exit 0
+          while [ "$1" != -- ]; do shift; done
+          shift
+          "$@"
+          exit "${STATUS:-0}" ;;
 esac
-{
-    printf '%s\\n' "$@"
-    echo "== $RAY_AUTH_MODE $(stat -c %a "$RAY_AUTH_TOKEN_PATH") $RAY_AUTH_TOKEN_PATH"
-} > "$CALLS"
-# As symmetric-run: the job where Ray has started, and well ended where it has not.
-[ -n "${NO_RAY:-}" ] && exit 0
-while [ "$1" != -- ]; do shift; done
-shift
-"$@"
-exit "${STATUS:-0}"
 """
 
 
@@ -98,7 +104,7 @@ def slurm(tmp_path):
     """Runs the batch script with stand-ins for Slurm's commands."""
     commands = tmp_path / "bin"
     commands.mkdir()
-    for name in ("srun", "scontrol"):
+    for name in ("srun", "scontrol", "ray"):
         (commands / name).write_text(STAND_IN)
         (commands / name).chmod(0o755)
     (tmp_path / "venv" / "bin").mkdir(parents=True)
@@ -171,12 +177,16 @@ def test_ray_takes_the_options_that_slurm_gives_it(slurm):
         curate_and_validate_ray_start_args([*given, "--head"])
 
 
-def test_nodes_without_gpus_and_a_known_head(slurm):
-    done, told = slurm(nodes=1, gpus=0, RAY_HEAD_IP="192.168.1.5", RAY_HEAD_PORT="7000")
+@pytest.mark.parametrize(("cpus", "of_worker"), [(96, 95), (3, 2), (2, 1.5), (1, 0.75)])
+def test_nodes_without_gpus_and_a_known_head(slurm, cpus, of_worker):
+    """A worker takes more than half of a node, so that each has one."""
+    known = {"RAY_HEAD_IP": "192.168.1.5", "RAY_HEAD_PORT": "7000"}
+    done, told = slurm(nodes=1, gpus=0, SLURM_CPUS_PER_TASK=str(cpus), **known)
     assert done.returncode == 0, done.stderr
     assert "192.168.1.5:7000" in told
     run, _ = training_job("nvembed-quickstart").resolve(job_of(told[:-1]))
     assert (run.placement.workers, run.placement.use_gpu) == (1, False)
+    assert run.placement.cpus_per_worker == of_worker > cpus / 2
 
 
 def test_a_failed_job_is_a_failed_script_and_leaves_no_token(slurm, tmp_path):
@@ -195,16 +205,26 @@ def test_a_failed_job_is_a_failed_script_and_leaves_no_token(slurm, tmp_path):
         (1, 0, False),
         (130, 0, False),
         (143, 0, False),
+        (247, 0, True),
+        (245, 2, True),
+        (247, 3, False),
+        (254, 0, False),
+        (241, 0, False),
     ],
 )
-def test_a_job_that_was_killed_is_put_back_into_the_queue(slurm, tmp_path, status, restarts, again):
-    done, _ = slurm(STATUS=str(status), SLURM_RESTART_COUNT=str(restarts))
+@pytest.mark.parametrize("of_srun", ["", "143"])
+def test_a_job_that_was_killed_is_put_back_into_the_queue(
+    slurm, tmp_path, status, restarts, again, of_srun
+):
+    """As shells tell a signal (128 + 9) and as symmetric-run does (-9), whatever srun tells."""
+    done, _ = slurm(STATUS=str(status), SLURM_RESTART_COUNT=str(restarts), OF_SRUN=of_srun)
     assert done.returncode == status
     requeued = tmp_path / "calls.requeued"
     assert requeued.exists() is again
     if again:
         assert requeued.read_text().split() == ["requeue", "77"]
-        assert f"killed by signal {status - 128}" in done.stderr
+        signal = 256 - status if status > 192 else status - 128
+        assert f"killed by signal {signal};" in done.stderr
 
 
 def test_objects_are_spilled_where_the_user_says(slurm):
