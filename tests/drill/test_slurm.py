@@ -19,6 +19,8 @@ from tiny_job import ROOT, write_inputs
 pytestmark = [pytest.mark.job, pytest.mark.ray]
 
 SECONDS = 420
+"""For a step of the story; Slurm waits two minutes before it begins a job again."""
+FOR_THE_REST = 1200
 STEPS, CHECKPOINT_EVERY = 300, 10
 
 
@@ -83,8 +85,8 @@ def test_a_killed_job_and_one_whose_node_is_lost_go_on(cluster: Slurm) -> None:
         text = log.read_text()[-4000:] if log.exists() else "no log"
         return f"{text}\n{cluster.told('squeue')}\n{cluster.logs()}"
 
-    def wait_for(condition: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + SECONDS
+    def wait_for(condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
+        deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"{what}:\n{told()}"
             assert cluster.state(job) != "FAILED", f"{what}:\n{told()}"
@@ -119,7 +121,7 @@ def test_a_killed_job_and_one_whose_node_is_lost_go_on(cluster: Slurm) -> None:
         cluster.kill_node("node2")
         wait_for(lambda: cluster.state(job) == "PENDING", "a lost node is noticed")
         cluster.start_node("node2")
-        wait_for(lambda: cluster.state(job) not in ("PENDING", "RUNNING"), "its end")
+        wait_for(lambda: cluster.state(job) not in ("PENDING", "RUNNING"), "its end", FOR_THE_REST)
         assert cluster.state(job) == "COMPLETED", told()
         assert steps() == list(range(1, max(steps()) + 1)), "each step counts once"
         assert "Registry   tiny version 1" in log.read_text()
