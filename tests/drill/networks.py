@@ -72,7 +72,9 @@ class Cables:
         """Take everything away."""
         os.environ.pop(DEVICE_OF_GLOO, None)
         for name in self._nodes:
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+            # A process that is still ending keeps its network, but no cable.
+            for words in (("link", "delete", f"{name}v"), ("netns", "delete", name)):
+                subprocess.run(["ip", *words], check=False, capture_output=True)
         subprocess.run(["ip", "link", "delete", BRIDGE], check=False, capture_output=True)
 
 
