@@ -121,7 +121,8 @@ def test_a_killed_job_and_one_whose_node_is_lost_go_on(cluster: Slurm) -> None:
         cluster.kill_node("node2")
         wait_for(lambda: cluster.state(job) == "PENDING", "a lost node is noticed")
         cluster.start_node("node2")
-        wait_for(lambda: cluster.state(job) not in ("PENDING", "RUNNING"), "its end", FOR_THE_REST)
+        ongoing = ("PENDING", "RUNNING", "COMPLETING")
+        wait_for(lambda: cluster.state(job) not in ongoing, "its end", FOR_THE_REST)
         assert cluster.state(job) == "COMPLETED", told()
         assert steps() == list(range(1, max(steps()) + 1)), "each step counts once"
         assert "Registry   tiny version 1" in log.read_text()
