@@ -1,5 +1,5 @@
 #!/bin/bash
-# All that one GPU shows in seven minutes, what matters most first; each part has its limit.
+# What one GPU shows, what matters most first; each part has its limit.
 # bash benchmarks/gpu/all.sh OUT   (OUT: a folder for what each part prints)
 OUT=${1:?a folder for what is printed}
 MODELS=${MODELS:-/dev/shm/models} # 15 GB

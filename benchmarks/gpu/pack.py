@@ -1,4 +1,4 @@
-"""Packs what whole jobs need for a GPU machine that has torch and no network, some 40 MB.
+"""Packs what whole jobs need for a GPU machine that has torch and no network, under 50 MB.
 
 All that rayembed requires and the machine lacks, at the versions of this environment, for its
 Python: wheels from the index, Ray without its page, Java and further libraries and with stripped

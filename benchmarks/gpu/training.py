@@ -372,7 +372,10 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--budget", type=int, help="tokens of a pass, of rayembed")
     parser.add_argument("--sides", nargs="+", choices=SIDES, help="default: all")
     parser.add_argument(
-        "--profile", nargs="*", default=[], help="sides whose kernels are listed, by their names"
+        "--profile",
+        nargs="*",
+        default=[],
+        help="sides whose kernels are listed, by the ends of their names",
     )
     parser.add_argument("--steps", type=int, default=None, help="that count")
     parser.add_argument("--folder", type=Path, help="where models are kept (7B: 15 GB)")

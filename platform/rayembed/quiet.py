@@ -1,8 +1,7 @@
 """Lines of the libraries that say nothing to a user, and only these, kept out of a log.
 
-And packages that a library would import in vain, kept from it.
-
-What is not named here comes through: each entry has its reason.
+What is not named here comes through: each entry has its reason. `without` keeps from a library a
+package that it would import in vain.
 """
 
 import logging

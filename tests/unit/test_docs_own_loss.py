@@ -124,7 +124,8 @@ def test_it_is_of_the_tables_contract(copied):
     command = [sys.executable, "-m", "pytest", str(TESTS / "unit" / "test_losses_table.py")]
     command += ["-q", "-k", "additive_margin", "-p", "no:cacheprovider"]
     done = prepared.run(command, env={**os.environ, "PYTHONPATH": str(copied)})
-    assert "4 passed" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed" in done.stdout
 
 
 def test_the_command_of_the_page_is_one(copied):

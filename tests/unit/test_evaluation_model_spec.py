@@ -565,6 +565,7 @@ def test_the_class_prompt_of_a_task_travels_to_processes_that_lack_the_class(tmp
         "print(found.name, '|', get_abstask_prompt(found.name))"
     )
     done = prepared.run([sys.executable, "-c", code, str(tmp_path / "task.txt")])
+    assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "OwnFarTask | find what is far"
 
 
