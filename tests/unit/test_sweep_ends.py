@@ -15,7 +15,6 @@ from rayembed.pipeline.sweep_report import report_text
 from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 from rayembed.tuning.importance import importance
-from rayembed.tuning.on_ray import _param_space
 from rayembed.tuning.results import rows_of
 from rayembed.tuning.trial_store import Report, TrialRecord
 from rayembed.tuning.trials import known_trials
@@ -31,7 +30,7 @@ def make_sweep(folder, **changes) -> Sweep:
 
 
 def record(name, **changes) -> TrialRecord:
-    return TrialRecord(name, name, "", {RATE: "0.1"}, **changes)
+    return TrialRecord(name, "", {RATE: "0.1"}, **changes)
 
 
 def report(step, score=0.5) -> Report:
@@ -68,7 +67,7 @@ def test_runs_in_mlflow_end_as_their_trials_did(tmp_path, caplog, monkeypatch):
     storage = sweep.base.placement.storage_path
     uri = resolve_tracking_uri(None, storage)
     ids = {}
-    for name in ("stopped", "failed", "left"):
+    for name in ("stopped", "failed"):
         folder = Path(storage, "runs", name)
         folder.mkdir(parents=True)
         tracker = Tracker.open(uri, "unit", name, name, {}, {}, folder=folder, total_steps=10)
@@ -77,7 +76,6 @@ def test_runs_in_mlflow_end_as_their_trials_did(tmp_path, caplog, monkeypatch):
         record("stopped", state="stopped", reports=[report(4)]),
         record("failed", state="failed", reports=[report(2)], problem="made up"),
         record("never-begun", state="failed", problem="made up"),
-        record("went-on", former=[{"run": "left", "step": 6, "origin": {}}]),
         record("gone", state="stopped", reports=[report(4)]),
     ]
     job._close_ended(sweep, {one.key: one for one in records})
@@ -85,47 +83,11 @@ def test_runs_in_mlflow_end_as_their_trials_did(tmp_path, caplog, monkeypatch):
     assert {name: run.info.status for name, run in runs.items()} == {
         "stopped": "KILLED",
         "failed": "FAILED",
-        "left": "KILLED",
     }
     tags = {name: run.data.tags.get(job.ENDED_TAG) for name, run in runs.items()}
-    assert tags == {"stopped": "4", "failed": None, "left": "6"}
+    assert tags == {"stopped": "4", "failed": None}
     assert "gone was ended" in caplog.text
     assert "never-begun" not in caplog.text
-
-
-def test_a_population_that_is_submitted_again_goes_on_from_each_members_last_score(tmp_path):
-    run = make_run(tmp_path)
-    one = run.model_copy(update={"stages": run.stages[:1]}).model_dump(mode="json")
-    sweep = make_sweep(
-        tmp_path,
-        runs={"": one},
-        space={RATE: "loguniform(0.01, 0.1)"},
-        search={"kind": "random", "trials": 3},
-        scheduler={"kind": "pbt"},
-    )
-    trials = known_trials(sweep)
-    first, second, third = (trial.key for trial in trials)
-    origin = {"run": second, "step": 2}
-    past = {
-        first: replace(
-            record(first, reports=[report(2), report(4)], origin=origin),
-            run="other",
-            values={RATE: "0.05"},
-        ),
-        second: record(second),
-    }
-    given = {one["key"]: one for one in _param_space(sweep, trials, past)["trial"]["grid_search"]}
-    assert given[first]["values"] == {RATE: 0.05}
-    assert given[first]["pointer"] == {
-        "member": first,
-        "run": "other",
-        "step": 4,
-        "values": {RATE: "0.05"},
-        "origin": origin,
-    }
-    # Without a score there is nothing to go on from but the run's own checkpoints.
-    assert given[second]["pointer"] is None
-    assert given[third]["pointer"] is None
 
 
 def test_a_papers_figures_stand_beside_what_was_measured_row_by_row():
@@ -136,7 +98,7 @@ def test_a_papers_figures_stand_beside_what_was_measured_row_by_row():
         score = 0.3 + 0.1 * list(sweep.runs).index(trial.label) + 0.01 * int(trial.values["seed"])
         final = Report(4, score, {}, 1.0)
         records[trial.key] = TrialRecord(
-            *(trial.key, trial.key, trial.label, trial.values),
+            *(trial.key, trial.label, trial.values),
             state="finished",
             final=replace(final, time=float(place)),
         )

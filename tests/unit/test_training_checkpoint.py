@@ -1,4 +1,4 @@
-"""A checkpoint of another run of the same plan, which a population's member goes on from."""
+"""A checkpoint is read by the run, the stage and the plan that it was made of, and by no other."""
 
 import pytest
 import torch
@@ -19,17 +19,19 @@ class Engine:
         self.restored = {name: dict(state) for name, state in saved.items()}
 
 
-def test_only_whoever_asks_for_another_runs_checkpoint_gets_it(tmp_path):
-    save_checkpoint(tmp_path, Engine(4.0), expected_position("s", "theirs", "plan").at(6))
-    ours = expected_position("s", "ours", "plan")
-    with pytest.raises(ArtifactError, match="run_fingerprint"):
-        Checkpoint(tmp_path, ours)
-    taken, engine = Checkpoint(tmp_path, ours, from_other_run=True), Engine(0.0)
+def test_a_checkpoint_of_another_run_stage_or_plan_is_refused(tmp_path):
+    ours = expected_position("s", "run", "plan")
+    save_checkpoint(tmp_path, Engine(4.0), ours.at(6))
+    taken, engine = Checkpoint(tmp_path, ours), Engine(0.0)
     taken.restore(engine)
     assert taken.position.step == 6
     assert engine.restored["layer"].keys() == {"weight", "exp_avg"}
     assert torch.equal(engine.restored["layer"]["weight"], torch.full((3,), 4.0))
     assert torch.equal(engine.restored["layer"]["exp_avg"], torch.full((3,), 2.0))
-    for other in (expected_position("x", "ours", "plan"), expected_position("s", "ours", "x")):
-        with pytest.raises(ArtifactError):
-            Checkpoint(tmp_path, other, from_other_run=True)
+    for name, other in (
+        ("stage", expected_position("x", "run", "plan")),
+        ("run_fingerprint", expected_position("s", "x", "plan")),
+        ("plan_fingerprint", expected_position("s", "run", "x")),
+    ):
+        with pytest.raises(ArtifactError, match=name):
+            Checkpoint(tmp_path, other)

@@ -79,7 +79,6 @@ def test_a_checkpoint_that_cannot_be_stored_says_why(monkeypatch, tmp_path, erro
     job = SimpleNamespace(
         placement=Placement(),
         fetch=lambda: None,
-        start_checkpoint=None,
         trainer=lambda callbacks, _: SimpleNamespace(
             fit=lambda: callbacks[1].on_checkpoint(7, tmp_path)
         ),

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import pytest
 from tiny_job import make_run
 
 from rayembed.config.override import override
@@ -37,7 +36,7 @@ def make_sweep(folder, space, **settings) -> Sweep:
 def record(key, scores, values=None, state="finished") -> TrialRecord:
     reports = [Report(step, score, {}, float(step)) for step, score in scores.items()]
     final = reports[-1] if state == "finished" else None
-    return TrialRecord(key, key, "", values or {}, state=state, reports=reports, final=final)
+    return TrialRecord(key, "", values or {}, state=state, reports=reports, final=final)
 
 
 def told(asha, trial, step, score):
@@ -103,49 +102,3 @@ def test_domains_have_their_distributions():
     assert distribution(parse_domain("x", "loguniform(1e-5, 1e-1)")).log
     assert distribution(parse_domain("x", "choice(a, b)")).choices == ("a", "b")
     assert distribution(parse_domain("x", "integers(2, 9)")).high == 9
-
-
-def test_a_population_changes_settings_within_their_domains(tmp_path):
-    sweep = make_sweep(
-        tmp_path,
-        {RATE: "loguniform(1e-3, 1e-1)"},
-        search={"kind": "random", "trials": 4},
-        scheduler={"kind": "pbt", "quantile": 0.5},
-    )
-    pbt = scheduler(sweep, [], total=8)
-    member = Trial("a")
-    member.config = {"trial": {"key": "a", "label": "", "pointer": None, "values": {RATE: 0.09}}}
-    other = Trial("b")
-    other.config = {"trial": {"key": "b", "label": "", "pointer": {}, "values": {RATE: 0.002}}}
-    found = [pbt._get_new_config(other, member)[0]["trial"] for _ in range(60)]
-    # It stays itself: what it scores is kept under its own name.
-    assert all((one["key"], one["pointer"]) == ("b", {}) for one in found)
-    assert other.config["trial"]["values"] == {RATE: 0.002}
-    changed = [one["values"][RATE] for one in found]
-    assert all(1e-3 <= rate <= 1e-1 for rate in changed)
-    assert len(set(changed)) > 1
-    assert max(changed) == pytest.approx(1e-1), "0.09 × 1.2 is cut to the highest rate"
-
-
-def test_members_are_no_longer_compared_after_their_last_step(tmp_path):
-    sweep = make_sweep(
-        tmp_path,
-        {RATE: "loguniform(1e-3, 1e-1)"},
-        search={"kind": "random", "trials": 2},
-        scheduler={"kind": "pbt", "quantile": 0.5, "every_steps": 2},
-    )
-    pbt = scheduler(sweep, [], total=8)
-    compared = []
-    pbt._checkpoint_or_exploit = lambda member, *_: compared.append(member.trial_id)
-    member, waiting = Trial("a"), Trial("b")
-    values = {RATE: 0.01}
-    member.config = {"trial": {"key": "a", "label": "", "pointer": None, "values": values}}
-    member.status, waiting.status = "RUNNING", "PENDING"
-    tune = SimpleNamespace(get_trials=lambda: [member, waiting], search_alg=None)
-    pbt.on_trial_add(tune, member)
-
-    def told(step):
-        return pbt.on_trial_result(tune, member, {"global_step": step, "score": 0.5})
-
-    assert (told(6), compared) == ("PAUSE", ["a"]), "it gives its place to the one that waits"
-    assert (told(8), compared) == ("CONTINUE", ["a"]), "it exports what it has trained"

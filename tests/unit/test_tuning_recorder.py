@@ -7,7 +7,6 @@ from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
-from rayembed.tuning.events import start_of
 from rayembed.tuning.on_ray import trial_args
 from rayembed.tuning.recorder import TrialRecorder
 from rayembed.tuning.trial_store import TrialRecord, TrialStore
@@ -22,9 +21,9 @@ def make_sweep(folder, space, **settings) -> Sweep:
     return parse(Sweep, values)
 
 
-def result(key, kind, step=4, score=0.5, run="run") -> dict:
+def result(key, kind, step=4, score=0.5) -> dict:
     told = {"kind": kind, "global_step": step, "score": score, "scores": {}, "evaluation": {}}
-    trial = {"key": key, "label": "", "values": {RATE: "1"}, "run": run, "origin": {}}
+    trial = {"key": key, "label": "", "values": {RATE: "1"}}
     return told | trial | {"problem": "wrong" if kind == "problem" else ""}
 
 
@@ -52,23 +51,12 @@ def test_a_trial_has_ended_when_it_or_ray_tune_says_so(trial_store):
 def test_a_trial_is_known_from_its_start_on(trial_store):
     """A driver that is killed before the first score leaves it to the next submission."""
     recorder = TrialRecorder(trial_store, {})
-    recorder.record_start(TrialRecord("a", "a", "", {RATE: "1"}))
+    recorder.record_start(TrialRecord("a", "", {RATE: "1"}))
     assert (trial_store.find("a").state, trial_store.find("a").score) == ("running", None)
     recorder.record("0", result("a", "score"))
-    recorder.record_start(TrialRecord("a", "a", "", {RATE: "1"}))  # after an error
+    recorder.record_start(TrialRecord("a", "", {RATE: "1"}))  # after an error
     assert trial_store.find("a").score == 0.5
     assert recorder.num_ended == 0
-
-
-def test_a_member_that_takes_over_leaves_its_run_and_keeps_its_record(trial_store):
-    recorder = TrialRecorder(trial_store, {})
-    recorder.record("0", result("a", "score", step=4, run="a"))
-    recorder.record("1", result("b", "score", step=4, run="b"))
-    recorder.record("0", result("a", "score", step=8, run="third"))
-    records = trial_store.read()
-    left = {"run": "a", "step": 4, "origin": {}}
-    assert (records["a"].run, records["a"].former) == ("third", [left])
-    assert (records["b"].run, records["b"].former) == ("b", [])
 
 
 def test_what_is_proposed_again_stays_as_it_ended(trial_store):
@@ -94,32 +82,30 @@ def test_a_trial_that_fails_before_its_first_score_is_known_by_its_values(
     search = {"kind": "optuna", "trials": 3} if optuna else {"kind": "grid"}
     sweep = make_sweep(tmp_path, {RATE: "choice(0.1, 0.01)"}, search=search)
     trial = make_trial(sweep, "", {RATE: "0.01"})
-    listed = {"key": trial.key, "label": "", "values": {RATE: "0.01"}, "pointer": None}
+    listed = {"key": trial.key, "label": "", "values": {RATE: "0.01"}}
     given = trial_args(sweep, {RATE: "0.01"} if optuna else {"trial": listed})
     assert (given.key, given.values) == (trial.key, {RATE: "0.01"})
     recorder = TrialRecorder(trial_store, {})
-    recorder.record_failure(
-        "0", TrialRecord(given.key, given.key, given.label, given.values), "out of memory"
-    )
+    recorder.record_failure("0", TrialRecord(given.key, given.label, given.values), "out of memory")
     record = trial_store.find(trial.key)
     assert (record.state, record.problem) == ("failed", "out of memory")
     assert record.values == {RATE: "0.01"}
     assert recorder.num_ended == 1
     # The next submission has it run again, under the same name.
-    recorder.record("1", result(trial.key, "final", run=trial.key))
+    recorder.record("1", result(trial.key, "final"))
     assert trial_store.find(trial.key).state == "finished"
 
 
 def test_no_more_trials_are_asked_of_optuna_than_differ(tmp_path):
-    done = {str(n): TrialRecord(str(n), "", "", {}, state="finished") for n in range(3)}
-    past = {**done, "begun": TrialRecord("begun", "", "", {})}
+    done = {str(n): TrialRecord(str(n), "", {}, state="finished") for n in range(3)}
+    past = {**done, "begun": TrialRecord("begun", "", {})}
     for space, expected in (("choice(1, 2, 4, 8)", 1), ("loguniform(1, 8)", 17)):
         sweep = make_sweep(tmp_path, {RATE: space}, search={"kind": "optuna", "trials": 20})
         assert number_left(sweep, [], past) == expected
     listed = make_sweep(tmp_path, {RATE: "grid(1, 2)"})
     first, second = known_trials(listed)
     assert number_left(listed, [first, second], past) == 2
-    ended = TrialRecord(first.key, "", "", {}, state="stopped")
+    ended = TrialRecord(first.key, "", {}, state="stopped")
     assert number_left(listed, [first, second], {first.key: ended}) == 1
 
 
@@ -132,4 +118,4 @@ def test_values_that_the_settings_refuse_fail_their_trial_alone(tmp_path):
     assert given.values == {RATE: "-1"}
     assert given.key == trial_args(sweep, {RATE: "-1"}).key != trial_args(sweep, {RATE: "0.1"}).key
     with pytest.raises(ConfigError, match="learning_rate"):
-        start_of(sweep, given.key, given.label, given.values, None)
+        make_trial(sweep, given.label, given.values)

@@ -43,7 +43,7 @@ def make_sweep(folder, space, runs=None) -> Sweep:
 def finished(key, score, values, label="", **tasks) -> TrialRecord:
     report = Report(4, score, {"score": score}, 1.0)
     return TrialRecord(
-        key, key, label, values, state="finished", final=report, reports=[report], evaluation=tasks
+        key, label, values, state="finished", final=report, reports=[report], evaluation=tasks
     )
 
 
@@ -56,10 +56,8 @@ def event(kind, step, score, **changes):
         "evaluation": {},
         "problem": "",
         "key": "a",
-        "run": "a",
         "label": "",
         "values": {RATE: "1"},
-        "origin": {},
         **changes,
     }
 
@@ -68,7 +66,7 @@ def test_what_is_written_is_read_back_and_a_broken_file_is_told(tmp_path):
     trial_store = TrialStore(str(tmp_path))
     assert trial_store.read() == {}
     record = finished("a", 0.5, {RATE: "0.1"}, t=0.25)
-    running = TrialRecord("b", "b", "x", {}, reports=[Report(2, 0.1, {"t": 0.1}, 3.0)])
+    running = TrialRecord("b", "x", {}, reports=[Report(2, 0.1, {"t": 0.1}, 3.0)])
     for one in (record, running):
         trial_store.write(one)
     assert trial_store.read() == {"a": record, "b": running}
@@ -90,25 +88,21 @@ def test_the_driver_notes_scores_ends_and_errors(tmp_path):
     recorder.record_end("1")
     assert trial_store.read()["a"].state == "stopped"
     assert recorder.num_ended == 1
-    recorder.record("2", event("score", 2, 0.3, key="b", run="b"))
-    recorder.record("2", event("final", 6, 0.6, key="b", run="b", evaluation={"x": 1.0}))
+    recorder.record("2", event("score", 2, 0.3, key="b"))
+    recorder.record("2", event("final", 6, 0.6, key="b", evaluation={"x": 1.0}))
     recorder.record_end("2")
     assert trial_store.read()["b"].state == "finished"
     assert trial_store.read()["b"].evaluation == {"x": 1.0}
-    recorder.record("3", event("problem", 0, math.nan, key="c", run="c", problem="DataError: no"))
+    recorder.record("3", event("problem", 0, math.nan, key="c", problem="DataError: no"))
     recorder.record_end("3")
     assert (trial_store.read()["c"].state, trial_store.read()["c"].problem) == (
         "failed",
         "DataError: no",
     )
-    recorder.record_failure("4", TrialRecord("d", "d", "", {RATE: "0.5"}), "died")
+    recorder.record_failure("4", TrialRecord("d", "", {RATE: "0.5"}), "died")
     assert recorder.num_ended == 4
     assert trial_store.read()["d"].values == {RATE: "0.5"}
     assert best(trial_store.read()).key == "b"
-    recorder.record("5", event("score", 2, 0.1, key="e", run="e"))
-    recorder.record("5", event("score", 4, 0.2, key="e", run="f", origin={"run": "b", "step": 2}))
-    assert trial_store.read()["e"].former == [{"run": "e", "step": 2, "origin": {}}]
-    assert trial_store.read()["e"].origin == {"run": "b", "step": 2}
 
 
 def test_a_trial_that_goes_on_replaces_the_scores_that_it_tells_again(tmp_path):
@@ -128,7 +122,7 @@ def test_seeds_of_a_row_give_mean_and_deviation(tmp_path):
         for label, values in scores.items()
         for seed, score in enumerate(values)
     }
-    records["late"] = TrialRecord("late", "late", "other", {"seed": "1"}, state="stopped")
+    records["late"] = TrialRecord("late", "other", {"seed": "1"}, state="stopped")
     plain, other = rows_of(sweep, records)
     assert (plain.name, other.name) == ("plain", "other")
     spread = plain.scores["score"]
@@ -153,8 +147,7 @@ def test_the_best_settings_have_the_best_mean_over_seeds_and_not_the_luckiest_se
         for seed, score in enumerate(values)
     }
     assert best(records).key == "0.2 1"
-    # Without repetitions every trial stands for itself, also where members of a population have
-    # come to the same settings.
+    # Without repetitions every trial stands for itself.
     for values in ("0.1", "0.2"), ("0.1", "0.1"):
         alone = {
             key: replace(r, values={RATE: values[place % 2]})
@@ -227,9 +220,7 @@ def test_tables_have_every_trial_with_its_values(tmp_path):
     records = {
         "a": finished("a", 0.5, {RATE: "0.1", RANK: "2"}, t=0.1),
         "b": finished("b", 0.7, {RATE: "0.2", RANK: "2"}, t=0.2),
-        "c": TrialRecord(
-            "c", "c", "", {RATE: "0.1", RANK: "4"}, state="failed", problem="no | room"
-        ),
+        "c": TrialRecord("c", "", {RATE: "0.1", RANK: "4"}, state="failed", problem="no | room"),
     }
     lines = trials_table(sweep, records).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| b", "| a", "| c"]
@@ -273,13 +264,12 @@ def test_pictures_are_drawn_with_ended_trials_and_single_points(tmp_path):
         "a": finished("a", 0.5, {RATE: "0.001", "model.mask": "causal"}),
         "b": TrialRecord(
             "b",
-            "b",
             "",
             {RATE: "0.1", "model.mask": "causal"},
             state="stopped",
             reports=[Report(2, 0.1, {}, 1.0)],
         ),
-        "c": TrialRecord("c", "c", "", {RATE: "0.01", "model.mask": "causal"}, state="failed"),
+        "c": TrialRecord("c", "", {RATE: "0.01", "model.mask": "causal"}, state="failed"),
     }
     parallel_coordinates(sweep, records, tmp_path / "p.png")
     importance_bars({RATE: 0.9, "model.mask": 0.1}, tmp_path / "i.png")

@@ -17,7 +17,6 @@ from rayembed.errors import (
 )
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
-from rayembed.tuning.events import Pointer, start_of
 from rayembed.tuning.on_ray import _Runner
 from rayembed.tuning.trials import (
     check_sweep,
@@ -44,14 +43,6 @@ def make_sweep(folder, space=None, *, changes=(), runs=None, **settings) -> Swee
             **settings,
         },
     )
-
-
-def one_stage(folder) -> dict:
-    run = make_run(folder)
-    run = run.model_copy(update={"stages": run.stages[:1]})
-    return {
-        "": override(run, ["stages.retrieval.checkpoint_every_steps=2"]).model_dump(mode="json")
-    }
 
 
 def test_trials_have_names_by_what_they_are(tmp_path):
@@ -148,7 +139,6 @@ def test_a_task_that_only_some_runs_score_may_be_weighed_where_they_do(tmp_path)
             {"scheduler": {"kind": "asha", "grace_steps": 99}},
             "exceeds the 6 steps",
         ),
-        ({RATE: "grid(0.1)"}, {"scheduler": {"kind": "pbt"}}, "size of the population"),
         ({RATE: "uniform(1, 2)"}, {}, "no end of values"),
     ],
 )
@@ -187,81 +177,6 @@ def test_a_metric_is_never_the_training_loss(tmp_path):
     assert metric_source(weighed) == "validation"
     assert deciding(weighed, scores) == pytest.approx(0.3)
     assert deciding(make_sweep(tmp_path), {"score": 0.7, "x": 0.1}) == 0.7
-
-
-def test_pbt_takes_one_stage_and_settings_that_may_change(tmp_path):
-    population = {
-        "runs": one_stage(tmp_path),
-        "search": {"kind": "random", "trials": 4},
-        "scheduler": {"kind": "pbt"},
-    }
-    check_sweep(make_sweep(tmp_path, {RATE: "loguniform(1e-4, 1e-1)"}, **population))
-    check_sweep(
-        make_sweep(
-            tmp_path, {"stages.retrieval.loss.temperature": "uniform(0.01, 0.1)"}, **population
-        )
-    )
-    for path, values in {
-        "model.lora.rank": "choice(2, 4, 6, 8)",
-        "stages.retrieval.loss": "choice({kind: infonce, temperature: 0.1})",
-        "stages.retrieval.loss.dimensions": "choice([4], [2], [1], [3])",
-    }.items():
-        with pytest.raises(ConfigError, match=f"{path} cannot change in the middle"):
-            check_sweep(make_sweep(tmp_path, {path: values}, **population))
-    two = {**population, "runs": None}
-    with pytest.raises(ConfigError, match="name one with --stage"):
-        check_sweep(make_sweep(tmp_path, {RATE: "loguniform(1e-4, 1e-1)"}, **two))
-    rare = override(parse_run(population), ["stages.retrieval.checkpoint_every_steps=4"])
-    with pytest.raises(ConfigError, match="checkpoint_every_steps=2"):
-        check_sweep(
-            make_sweep(
-                tmp_path,
-                {RATE: "loguniform(1e-4, 1e-1)"},
-                **{**population, "runs": {"": rare.model_dump(mode="json")}},
-            )
-        )
-
-
-def parse_run(population):
-    return parse(Sweep, {"name": "x", "runs": population["runs"], "space": {RATE: ["1"]}}).base
-
-
-def test_a_population_has_as_many_members_as_were_asked_for(tmp_path):
-    population = {"runs": one_stage(tmp_path), "scheduler": {"kind": "pbt"}}
-    with pytest.raises(ConfigError, match=r"of the 4 members that search.seed=0 draws only 2 diff"):
-        check_sweep(
-            make_sweep(
-                tmp_path,
-                {RATE: "choice(1e-3, 1e-2)"},
-                search={"kind": "random", "trials": 4},
-                **population,
-            )
-        )
-
-
-def test_a_member_that_takes_over_goes_on_from_the_others_checkpoint(tmp_path):
-    sweep = make_sweep(
-        tmp_path,
-        {RATE: "loguniform(1e-4, 1e-1)"},
-        runs=one_stage(tmp_path),
-        search={"kind": "random", "trials": 4},
-        scheduler={"kind": "pbt"},
-    )
-    low, high = {RATE: "0.01"}, {RATE: "0.05"}
-    begun = start_of(sweep, "one", "", low, None)
-    assert begun.checkpoint is None
-    at = {step: Pointer("one", begun.run.name, step, low) for step in (2, 4)}
-    same = start_of(sweep, "one", "", low, at[2])
-    assert same.run == begun.run
-    assert same.after == 2
-    taken = start_of(sweep, "two", "", high, at[2])
-    assert taken.run.name not in (begun.run.name, make_trial(sweep, "", high).key)
-    assert taken.checkpoint.endswith(f"runs/{begun.run.name}/retrieval/train/step-0000002")
-    unchanged = start_of(sweep, "two", "", low, at[2])
-    assert unchanged.checkpoint == taken.checkpoint, "its own run, also with the other's values"
-    third = start_of(sweep, "three", "", low, at[2])
-    later = start_of(sweep, "two", "", high, at[4])
-    assert len({s.run.name for s in (begun, taken, unchanged, third, later)}) == 5
 
 
 def test_only_steps_that_a_setting_touches_are_other_ones(tmp_path):
@@ -382,7 +297,7 @@ def test_only_what_may_pass_is_tried_again(tmp_path, error, again):
         raise error
 
     sweep = make_sweep(tmp_path)
-    runner = _Runner(execute, sweep, start_of(sweep, "one", "", {RATE: "0.1"}, None), {})
+    runner = _Runner(execute, sweep, make_trial(sweep, "", {RATE: "0.1"}), {})
     if again:
         with pytest.raises(StorageError):  # Ray Tune starts the trial again
             runner.next()

@@ -61,25 +61,8 @@ class AshaScheduler(Settings):
     """η: ratio of the steps of consecutive rungs."""
 
 
-class PbtScheduler(Settings):
-    """Population-based training (arXiv 1711.09846): the worst trials continue from the best one's
-    weights and optimiser, with its settings perturbed.
-
-    For runs of one stage, and settings that may change in the middle of it: those of
-    `stages.*.optimizer`, the loss's temperature, the dropout of adapters.
-    """
-
-    kind: Literal["pbt"] = "pbt"
-    every_steps: PositiveInt | None = None
-    """Steps between two comparisons, a multiple of validation's; None: at each score."""
-    quantile: float = Field(default=0.25, gt=0.0, le=0.5)
-    """Share of the population that is replaced, and share that it is replaced from."""
-    resample_probability: float = Field(default=0.25, ge=0.0, le=1.0)
-    """Probability of resampling a setting instead of multiplying it by 0.8 or 1.2."""
-
-
 Search = Annotated[GridSearch | RandomSearch | OptunaSearch, Field(discriminator="kind")]
-Scheduler = Annotated[NoScheduler | AshaScheduler | PbtScheduler, Field(discriminator="kind")]
+Scheduler = Annotated[NoScheduler | AshaScheduler, Field(discriminator="kind")]
 
 
 class MetricConfig(Settings):

@@ -29,7 +29,7 @@ from rayembed.pipeline.sweep_check import check_all
 from rayembed.pipeline.sweep_dry_run import expected_time
 from rayembed.pipeline.sweep_report import print_swept, write_report
 from rayembed.pipeline.sweep_trial import run_trial
-from rayembed.pipeline.train import TrialOf, train
+from rayembed.pipeline.train import train
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.tracking import Status, Tracker
@@ -37,7 +37,6 @@ from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.training.elastic.on_ray import free_nodes
 from rayembed.training.on_ray import check_placement, check_placement_now, worker_precision
 from rayembed.tuning.concurrency import trials_at_once
-from rayembed.tuning.events import Pointer, start_of
 from rayembed.tuning.on_ray import TuneJob, check_dashboard, run_trials
 from rayembed.tuning.trial_store import TrialRecord, TrialStore, best
 from rayembed.tuning.trials import data_runs, known_trials, number_left
@@ -204,9 +203,8 @@ def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
     statuses: dict[str, Status] = {"stopped": "KILLED", "failed": "FAILED"}
     ended: list[tuple[str, int, Status]] = []
     for record in records.values():
-        ended += [(left["run"], left["step"], "KILLED") for left in record.former]
         if record.state in statuses:
-            ended.append((record.run, record.last_step, statuses[record.state]))
+            ended.append((record.key, record.last_step, statuses[record.state]))
     for name, step, status in ended:
         run = sweep.base.model_copy(update={"name": name})
         try:
@@ -234,19 +232,13 @@ def _register_best(
     if found is None or found.final is None:
         return None
     tracker.log_scores("best", {"score": found.final.score}, found.final.global_step)
-    tracker.set_tags({"rayembed.sweep.best": found.run})
-    pointer = Pointer(found.key, found.run, 0, found.values, found.origin)
-    start = start_of(sweep, found.key, found.label, found.values, pointer)
+    tracker.set_tags({"rayembed.sweep.best": found.key})
     whole = apply(sweep.runs[found.label], found.values)
     name = sweep.base.placement.registered_model or sweep.name
-    run = start.run.model_copy(
-        update={
-            "evaluation": whole.evaluation,
-            "placement": start.run.placement.model_copy(update={"registered_model": name}),
-        }
-    )
-    logger.info("the best trial is %s with %.4f", found.run, found.final.score)
-    return train(run, TrialOf({}, lambda *_: None, start.checkpoint))
+    placement = whole.placement.model_copy(update={"registered_model": name})
+    run = whole.model_copy(update={"name": found.key, "placement": placement})
+    logger.info("the best trial is %s with %.4f", found.key, found.final.score)
+    return train(run)
 
 
 def _failed(records: Mapping[str, TrialRecord]) -> list[TrialRecord]:

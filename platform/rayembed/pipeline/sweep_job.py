@@ -218,7 +218,7 @@ _OPTIONS = (
     STAGE,
     option("--search {grid,random,optuna}", "how values are drawn"),
     option("--trials N", "draws of random and optuna", type=int),
-    option("--scheduler {none,asha,pbt}", "what ends trials early or gives them new values"),
+    option("--scheduler {none,asha}", "what ends trials early"),
     option(
         "--with path=value",
         "a setting of the sweep itself: metric.of=evaluation, scheduler.grace_steps=100, "

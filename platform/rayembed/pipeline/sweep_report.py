@@ -88,7 +88,7 @@ def report_text(
     if found is not None and found.final is not None:
         values = "".join(f"- `{path}={value}`\n" for path, value in found.values.items())
         why = _of_the_best_row(rows, found) if SEED in sweep.domains else ""
-        parts.append(f"## Best trial\n\n`{found.run}`: {found.final.score:.4f}{why}\n\n{values}")
+        parts.append(f"## Best trial\n\n`{found.key}`: {found.final.score:.4f}{why}\n\n{values}")
     if _has_rows(sweep):
         reference = reference_of(sweep, rows)
         compared = reference is not None and len(rows) > 1

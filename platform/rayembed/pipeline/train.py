@@ -81,9 +81,6 @@ class TrialOf:
     """Tags of its MLflow run: the sweep, and the settings that are tried."""
     on_scores: Tell
     """Told of scores as soon as they are known; again of those that an earlier process had."""
-    start_checkpoint: str | None = None
-    """Folder in storage of a checkpoint, of another run of the same data and model, from which the
-    first stage goes on; None: it begins."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +97,12 @@ class TrialResult:
     """Id of the MLflow run."""
 
 
-def train(run: Run, trial: TrialOf | None = None, *, callbacks: Sequence[Callback] = ()) -> Outcome:
+def train(run: Run, *, callbacks: Sequence[Callback] = ()) -> Outcome:
     """Train a run or resume it; return its result after its table was printed.
 
     Everything that a user can get wrong is checked before a worker starts.
 
     Args:
-        trial: of a sweep, whose best one the run is.
         callbacks: further ones of the trainer of each stage, on every worker.
 
     Raises:
@@ -118,7 +114,7 @@ def train(run: Run, trial: TrialOf | None = None, *, callbacks: Sequence[Callbac
         runtime = runtime_of(run.placement)
         guarded = [MIXTURES] if run.evaluation.guard is not None else []
         with overview([*_phases(run), *guarded, REGISTRY]):
-            outcome, complete = _train(claimed, folders, _register, runtime, trial, callbacks)
+            outcome, complete = _train(claimed, folders, _register, runtime, None, callbacks)
         print_outcome(outcome, mlflow_complete=complete)
         return outcome
 
@@ -179,7 +175,7 @@ def _train(
     folders: RunFolders,
     end: End[T],
     runtime: Runtime,
-    trial: TrialOf | None = None,
+    trial: TrialOf | None,
     callbacks: Sequence[Callback] = (),
 ) -> tuple[T, bool]:
     """Result that `end` makes of the run's scores, and whether MLflow has everything."""
@@ -283,7 +279,6 @@ def _train_and_score(
             weights,
             validated_in=None if validation is None else place,
             callbacks=tuple(callbacks),
-            start_checkpoint=trial.start_checkpoint if trial and not index else None,
         )
         begun = stage.steps if job.is_done() else newest_step(place)
         enter(stage.name, f"{begun}/{stage.steps}")

@@ -124,22 +124,19 @@ class Checkpoint:
     Args:
         folder: as `save_checkpoint` of all workers filled it.
         expected: position of the run that goes on; its step and workers do not matter.
-        from_other_run: whether another run may have made it.
 
     Raises:
         ArtifactError: the folder holds no whole checkpoint, or one of another run, plan or stage;
             the message says which and what to do.
     """
 
-    def __init__(self, folder: Path, expected: Position, *, from_other_run: bool = False) -> None:
+    def __init__(self, folder: Path, expected: Position) -> None:
         damage = find_damage(str(folder))
         if damage is not None:
             raise ArtifactError(f"the checkpoint {str(folder)!r} is incomplete: {damage}")
         self.position = _read_position(str(folder))
         self._folder = folder
         for name in ("stage", "run_fingerprint", "plan_fingerprint"):
-            if from_other_run and name == "run_fingerprint":
-                continue
             saved, asked = getattr(self.position, name), getattr(expected, name)
             if saved != asked:
                 raise ArtifactError(

@@ -120,13 +120,11 @@ def _train(
         timed = Preemption(lambda: stops.heard, look_seconds=0.0, every_minutes=minutes)
         trainer = job.trainer([timed, kept, *further], prefetched)
         names = listed_checkpoints(checkpoints)
-        newest = join(checkpoints, names[-1]) if names else job.start_checkpoint
-        if newest is None:
-            trainer.fit()
+        if names:
+            with _on_disk(join(checkpoints, names[-1])) as place:
+                trainer.fit(Checkpoint(place, trainer.position))
         else:
-            with _on_disk(newest) as place:
-                start = Checkpoint(place, trainer.position, from_other_run=not names)
-                trainer.fit(start)
+            trainer.fit()
     # Weights and optimiser states, before the next thing needs room.
     del trainer, kept
     gc.collect()

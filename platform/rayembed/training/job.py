@@ -34,9 +34,6 @@ class Job(ABC):
     """Storage path of the trained weights; their presence marks the job as done."""
     number: int
     """Place of the stage in its run."""
-    start_checkpoint: str | None = None
-    """Storage folder of another run's checkpoint, with the same plan and model, to continue from
-    when this run has none (population-based training). None for a normal start."""
     callbacks: tuple[Callback, ...] = ()
     """Further callbacks of the trainer on every worker; picklable."""
 
@@ -123,7 +120,7 @@ class Job(ABC):
         return {
             "run": self.run.fingerprint,
             "plan": plan.fingerprint,
-            "start": self.start_checkpoint or self.start(),
+            "start": self.start(),
         }
 
 
@@ -140,7 +137,6 @@ class StageJob(Job):
     validated_in: str | None = field(default=None, kw_only=True)
     """Storage folder of the stage, if its weights are scored during training: workers leave weights
     there, of which the driver chooses. None: the last step's weights are the result."""
-    start_checkpoint: str | None = field(default=None, kw_only=True)
     callbacks: tuple[Callback, ...] = field(default=(), kw_only=True)
 
     @property

@@ -8,7 +8,6 @@ trial starts would wait for CPUs that its group does not have. The run therefore
 its own beside it, which no group catches.
 """
 
-import json
 import logging
 import math
 import os
@@ -18,7 +17,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -40,11 +38,11 @@ from rayembed.errors import (
 from rayembed.training.elastic.on_ray import free_nodes
 from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
 from rayembed.tuning.decisions.on_ray import scheduler, searcher
-from rayembed.tuning.events import Event, Execute, Pointer, Start, start_of
+from rayembed.tuning.events import Event, Execute
 from rayembed.tuning.optuna_space import texts, typed
 from rayembed.tuning.recorder import TrialRecorder
 from rayembed.tuning.trial_store import TrialRecord, TrialStore
-from rayembed.tuning.trials import Trial, key_of, number_left, unfinished
+from rayembed.tuning.trials import Trial, key_of, make_trial, number_left, unfinished
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +94,6 @@ class TrialArgs:
     key: str
     label: str
     values: dict[str, str]
-    pointer: Pointer | None = None
 
 
 def trial_args(sweep: Sweep, config: Mapping[str, Any]) -> TrialArgs:
@@ -105,8 +102,7 @@ def trial_args(sweep: Sweep, config: Mapping[str, Any]) -> TrialArgs:
     if given is None:  # Optuna's are the values themselves
         label, values = next(iter(sweep.runs)), texts(sweep.domains, config)
         return TrialArgs(key_of(sweep, label, values), label, values)
-    pointer = Pointer(**given["pointer"]) if given["pointer"] else None
-    return TrialArgs(given["key"], given["label"], texts(sweep.domains, given["values"]), pointer)
+    return TrialArgs(given["key"], given["label"], texts(sweep.domains, given["values"]))
 
 
 def check_dashboard() -> None:
@@ -157,23 +153,20 @@ def run_trials(job: TuneJob) -> None:
         os.environ.setdefault(name, value)
     # Its warnings do not concern us: results are in the trial store, and trials start slowly.
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    # A population is there as a whole, and Ray Tune stops counting at its own limit; its members
-    # take turns by what they hold of the node.
-    takes_turns = sweep.scheduler.kind == "pbt"
     recorder = TrialRecorder(job.trial_store, past)
     handed = ActorInputs(sweep, ray.put(job.execute), dict(job.tags), job.trial_store)
     with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
         tuner = tune.Tuner(
             tune.with_resources(
                 tune.with_parameters(TrialActor, handed=handed),
-                _beside_the_driver(at_once if takes_turns else None),
+                _beside_the_driver(),
             ),
-            param_space=_param_space(sweep, todo, past),
+            param_space=_param_space(sweep, todo),
             tune_config=tune.TuneConfig(
                 search_alg=searcher(sweep, list(past.values())),
                 scheduler=scheduler(sweep, done, _total_steps(job)),
                 num_samples=number if isinstance(sweep.search, OptunaSearch) else 1,
-                max_concurrent_trials=None if takes_turns else at_once,
+                max_concurrent_trials=at_once,
                 reuse_actors=False,
             ),
             run_config=tune.RunConfig(
@@ -221,40 +214,26 @@ def _total_steps(job: TuneJob) -> int:
     return max(sum(stage.steps for stage in run.stages) for run in runs)
 
 
-def _beside_the_driver(at_once: int | None) -> Any:
-    """Resources of a trial's actor: a share of the driver's node resource.
+def _beside_the_driver() -> Any:
+    """Resources of a trial's actor: a grain of the driver's node resource.
 
     It takes no CPU, so that workers may take all of them, also where the head node has none.
-
-    Args:
-        at_once: how many such actors there may be; None: as many as Ray Tune starts.
     """
-    share = _GRAIN if at_once is None else math.floor(1000 / (at_once + 1)) / 1000 + _GRAIN
-    return tune.PlacementGroupFactory([{f"node:{ray.util.get_node_ip_address()}": share}])
+    return tune.PlacementGroupFactory([{f"node:{ray.util.get_node_ip_address()}": _GRAIN}])
 
 
-def _param_space(
-    sweep: Sweep, todo: Sequence[Trial], past: Mapping[str, TrialRecord]
-) -> dict[str, Any]:
+def _param_space(sweep: Sweep, todo: Sequence[Trial]) -> dict[str, Any]:
     """Search space for Ray Tune: the listed trials; empty with Optuna, which has its own space."""
     if isinstance(sweep.search, OptunaSearch):
         return {}
-    given = []
-    for trial in todo:
-        pointer, values = None, dict(trial.values)
-        if sweep.scheduler.kind == "pbt" and trial.key in past and past[trial.key].reports:
-            record = past[trial.key]
-            step = record.reports[-1].global_step
-            values = dict(record.values)
-            pointer = asdict(Pointer(trial.key, record.run, step, values, record.origin))
-        given.append(
-            {
-                "key": trial.key,
-                "label": trial.label,
-                "values": typed(sweep.domains, values),
-                "pointer": pointer,
-            }
-        )
+    given = [
+        {
+            "key": trial.key,
+            "label": trial.label,
+            "values": typed(sweep.domains, trial.values),
+        }
+        for trial in todo
+    ]
     return {"trial": tune.grid_search(given)}
 
 
@@ -268,21 +247,18 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]  # Ray is not typed
         given = trial_args(handed.sweep, config)
         self._handed = handed
         self._key, self._label, self._values = given.key, given.label, given.values
-        self._pointer = given.pointer
-        self._start: Start | None = None
         self._runner: Any = None
         self._last_step = 0
 
     def step(self) -> dict[str, Any]:
         """Next score of the trial; the last result marks it as done."""
-        if self._start is None:
+        if self._runner is None:
             known = self._handed.trial_store.find(self._key)
             if known is not None and known.is_done:  # Optuna may propose it again
                 score = math.nan if known.score is None else known.score
                 told = asdict(Event("known", known.last_step, score))
                 return {**told, "done": True, "key": self._key}
             self._begin()
-        assert self._start is not None
         while True:
             event: Event = ray.get(self._runner.next.remote())
             if event.kind != "score" or event.global_step > self._last_step:
@@ -294,21 +270,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]  # Ray is not typed
             "key": self._key,
             "label": self._label,
             "values": self._values,
-            "run": self._start.run.name,
-            "origin": self._start.origin,
         }
-
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Save the trial's position; its weights are in the run's own checkpoints."""
-        assert self._start is not None
-        name, origin = self._start.run.name, self._start.origin
-        pointer = Pointer(self._key, name, self._last_step, self._values, origin)
-        Path(checkpoint_dir, "pointer.json").write_text(json.dumps(asdict(pointer)))
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Continue from this trial's position, or that of the member whose weights it copies."""
-        text = Path(checkpoint, "pointer.json").read_text()
-        self._pointer = Pointer(**json.loads(text))
 
     def cleanup(self) -> None:
         """End the run that continues in the background."""
@@ -317,36 +279,34 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]  # Ray is not typed
 
     def _begin(self) -> None:
         handed = self._handed
-        self._start = start_of(handed.sweep, self._key, self._label, self._values, self._pointer)
-        self._last_step = self._start.after
+        trial = make_trial(handed.sweep, self._label, self._values)
         tags = {
             **handed.tags,
             "rayembed.trial.label": self._label,
             **{f"rayembed.trial.{path}": value for path, value in self._values.items()},
-            **{f"rayembed.trial.origin_{name}": str(v) for name, v in self._start.origin.items()},
         }
         # Scheduled by itself, so that what it starts is not caught in Tune's placement group.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor = ray.remote(num_cpus=0, scheduling_strategy=here)(_Runner)
-        self._runner = actor.remote(handed.execute, handed.sweep, self._start, tags)
+        self._runner = actor.remote(handed.execute, handed.sweep, trial, tags)
 
 
 class _Runner:
     """Runs one trial in a thread and yields its events."""
 
     def __init__(
-        self, execute: Execute, sweep: Sweep, start: Start, tags: Mapping[str, str]
+        self, execute: Execute, sweep: Sweep, trial: Trial, tags: Mapping[str, str]
     ) -> None:
         logging.basicConfig(
             level="WARNING",
-            format=f"%(asctime)s  {start.run.name}  %(message)s",
+            format=f"%(asctime)s  {trial.key}  %(message)s",
             datefmt="%H:%M:%S",
         )
         logging.getLogger("rayembed").setLevel(logging.INFO)
         self._events: queue.Queue[Event | Exception] = queue.Queue()
         self._thread = threading.Thread(
             target=self._work,
-            args=(execute, sweep, start, tags),
+            args=(execute, sweep, trial, tags),
             name="trial",
             daemon=True,
         )
@@ -363,17 +323,17 @@ class _Runner:
             raise event
         return event
 
-    def _work(self, execute: Execute, sweep: Sweep, start: Start, tags: Mapping[str, str]) -> None:
+    def _work(self, execute: Execute, sweep: Sweep, trial: Trial, tags: Mapping[str, str]) -> None:
         try:
-            execute(sweep, start, tags, self._events.put)
+            execute(sweep, trial, tags, self._events.put)
         except RayembedError as error:
             if isinstance(error, _SAME_AGAIN) and not may_pass(error):
                 problem = f"{type(error).__name__}: {error}"
-                self._events.put(Event("problem", start.after, math.nan, problem=problem))
+                self._events.put(Event("problem", 0, math.nan, problem=problem))
             else:
                 self._events.put(error)
         except Exception as error:  # the actor tells it, Ray Tune tries again
-            logger.exception("the trial %s failed", start.run.name)
+            logger.exception("the trial %s failed", trial.key)
             self._events.put(WorkerError(f"{type(error).__name__}: {error}"))
 
 
@@ -405,4 +365,4 @@ class _Callback(tune.Callback):  # type: ignore[misc]  # Ray is not typed
 
     def _blank(self, trial: Any) -> TrialRecord:
         given = trial_args(self._sweep, trial.config)
-        return TrialRecord(given.key, given.key, given.label, given.values)
+        return TrialRecord(given.key, given.label, given.values)

@@ -53,14 +53,7 @@ class TrialRecorder:
             logger.info("%s  had ended before with %.4f", key, result["score"])
             return
         report = Report(result["global_step"], result["score"], result["scores"], time.time())
-        record = self.records.get(key) or TrialRecord(key, key, "", {})
-        if record.run != result["run"]:
-            step = record.reports[-1].global_step if record.reports else 0
-            left = {"run": record.run, "step": step, "origin": record.origin}
-            record = replace(record, former=[*record.former, left])
-        record = replace(
-            record, **{name: result[name] for name in ("run", "label", "values", "origin")}
-        )
+        record = self.records.get(key) or TrialRecord(key, result["label"], result["values"])
         match result["kind"]:
             case "score":
                 record = record.reported(report)

@@ -41,8 +41,7 @@ class TrialRecord:
     """Record of one trial."""
 
     key: str
-    run: str
-    """Run name; for a population member, the run that it continues with."""
+    """Name of its run."""
     label: str
     values: dict[str, str]
     state: State = "running"
@@ -52,11 +51,6 @@ class TrialRecord:
     """Scores of the final weights; only for a finished trial."""
     evaluation: dict[str, float] = field(default_factory=dict)
     """Scores of the tasks evaluated after training, for a finished trial that has them."""
-    origin: dict[str, Any] = field(default_factory=dict)
-    """Run and step from which a population member's run continues."""
-    former: list[dict[str, Any]] = field(default_factory=list)
-    """Runs that a population member left for another's weights, each with the `step` of its last
-    score and its own `origin`."""
     problem: str = ""
 
     @property
@@ -142,7 +136,6 @@ def best(records: Mapping[str, TrialRecord]) -> TrialRecord | None:
     Where the seed is searched, trials that differ in nothing else are repetitions, each on articles
     of its own: of settings with as many finished repetitions as any those with the highest mean
     win, and of their trials the one with the highest final score. Of equal ones it is the first.
-    Members of a population may end with equal settings, and are no repetitions.
     """
     rows: dict[tuple[Any, ...], list[TrialRecord]] = {}
     for record in records.values():

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +24,6 @@ MOST_CORNERS = 512
 
 MOST_DATA = 64
 """Maximum number of distinct data sets prepared for settings that a search may choose."""
-
-_MAY_CHANGE = re.compile(
-    r"stages\.[^.]+\.optimizer(\.(?!kind$).+)?|stages\.[^.]+\.loss\.temperature|.*\blora\.dropout"
-)
-"""Settings that may change during a training; another optimiser would lack its states."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +117,7 @@ def check_sweep(sweep: Sweep) -> None:
             "sweep; leave it at auto"
         )
     trials = known_trials(sweep)
-    if not trials or sweep.scheduler.kind == "pbt":
+    if not trials:
         trials = list(_corner_trials(sweep))
     total = max(sum(stage.steps for stage in trial.run.stages) for trial in trials)
     if sweep.scheduler.kind == "asha":
@@ -133,59 +127,12 @@ def check_sweep(sweep: Sweep) -> None:
                 f"scheduler.grace_steps {grace} exceeds the {total} steps of a trial, so none "
                 "would ever be ended; lower it, or take scheduler=none"
             )
-    if sweep.scheduler.kind == "pbt":
-        _check_pbt(sweep)
 
 
 def _corner_trials(sweep: Sweep) -> Iterator[Trial]:
     for label in sweep.runs:
         for values in corners(sweep.domains, MOST_CORNERS):
             yield make_trial(sweep, label, values)
-
-
-def _check_pbt(sweep: Sweep) -> None:
-    scheduler, domains = sweep.scheduler, sweep.domains
-    assert scheduler.kind == "pbt"
-    if not isinstance(sweep.search, RandomSearch) or len(sweep.runs) > 1 or not domains:
-        raise ConfigError(
-            "scheduler 'pbt' begins with a population that is drawn: take --search random with the "
-            "size of the population as search.trials, one run, and at least one searched setting"
-        )
-    if sweep.search.trials < 2:
-        raise ConfigError("scheduler 'pbt' needs a population of two at least (search.trials)")
-    run = sweep.base
-    if len(run.stages) > 1:
-        names = ", ".join(stage.name for stage in run.stages)
-        raise ConfigError(
-            f"scheduler 'pbt' trains one stage, and the run has {names}; name one with --stage"
-        )
-    stage = run.stages[0]
-    for path in domains:
-        if not _MAY_CHANGE.fullmatch(path):
-            raise ConfigError(
-                f"{path} cannot change in the middle of a training, as scheduler 'pbt' would have "
-                f"it; search settings of stages.{stage.name}.optimizer, stages.{stage.name}.loss."
-                "temperature or the dropout of adapters, or take scheduler=asha"
-            )
-    scored = run.validation_interval(stage)
-    every = scheduler.every_steps or scored
-    if every % scored:
-        raise ConfigError(
-            f"scheduler.every_steps {every} must be a multiple of the {scored} steps between two "
-            "scores of validation"
-        )
-    if scored % stage.checkpoint_every_steps:
-        raise ConfigError(
-            f"scheduler 'pbt' goes on from checkpoints at steps that have a score: validation "
-            f"scores every {scored} steps, checkpoints come every {stage.checkpoint_every_steps}; "
-            f"set stages.{stage.name}.checkpoint_every_steps={scored}"
-        )
-    if (different := len(known_trials(sweep))) < sweep.search.trials:
-        raise ConfigError(
-            f"scheduler 'pbt': of the {sweep.search.trials} members that search.seed="
-            f"{sweep.search.seed} draws only {different} differ; take another search.seed, or more "
-            "values, such as loguniform(…)"
-        )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import ray.train
 import ray.train.collective
 
 from rayembed.assets.clients import is_unanswered
-from rayembed.assets.storage import is_full, open_storage_for_ray
+from rayembed.assets.storage import is_full
 from rayembed.config.placement import Placement
 from rayembed.cores import num_cores
 from rayembed.data.plan.on_ray import prefetched_on_ray
@@ -128,10 +128,6 @@ def _train(job: Job, sink: Any, offset: int) -> None:
     job.fetch()
     ray.train.collective.barrier()
     checkpoint = ray.train.get_checkpoint()
-    other_run = job.start_checkpoint if checkpoint is None else None
-    if other_run is not None:
-        filesystem, path = open_storage_for_ray(other_run)
-        checkpoint = ray.train.Checkpoint(path, filesystem)
     workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as Ray Train sets it for torch
     processes = step_processes(placement, num_cores() / workers_here)
     stream = partial(prefetched_on_ray, processes=processes) if processes else prefetched
@@ -149,7 +145,7 @@ def _train(job: Job, sink: Any, offset: int) -> None:
             trainer.fit()
             return
         folder = Path(stack.enter_context(checkpoint.as_directory()))
-        trainer.fit(Checkpoint(folder, trainer.position, from_other_run=other_run is not None))
+        trainer.fit(Checkpoint(folder, trainer.position))
 
 
 class TrainReport(Callback):

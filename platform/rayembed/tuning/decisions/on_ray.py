@@ -1,15 +1,13 @@
-"""Ray Tune's searcher and schedulers of a sweep, informed of earlier submissions' scores."""
+"""Ray Tune's searcher and scheduler of a sweep, informed of earlier submissions' scores."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ray import tune
-from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialScheduler
+from ray.tune.schedulers import ASHAScheduler
 
-from rayembed.config.space import Domain
-from rayembed.config.sweep import AshaScheduler, OptunaSearch, PbtScheduler, Sweep
+from rayembed.config.sweep import AshaScheduler, OptunaSearch, Sweep
 from rayembed.tuning.optuna_space import distribution, typed
 from rayembed.tuning.trial_store import TrialRecord
 
@@ -53,11 +51,8 @@ def scheduler(sweep: Sweep, done: Sequence[TrialRecord], total: int) -> Any:
         done: trials that have ended before.
         total: steps of a trial.
     """
-    match sweep.scheduler:
-        case AshaScheduler() as settings:
-            return asha(sweep, settings, done, total)
-        case PbtScheduler() as settings:
-            return _pbt(sweep, settings, total)
+    if isinstance(sweep.scheduler, AshaScheduler):
+        return asha(sweep, sweep.scheduler, done, total)
     return None
 
 
@@ -93,69 +88,3 @@ def asha(
     for report, trial in sorted(reports, key=lambda pair: pair[0].time):
         found.on_trial_result(None, trial, {STEP: report.global_step, SCORE: report.score})
     return found
-
-
-class _Population(PopulationBasedTraining):  # type: ignore[misc]  # Ray is not typed
-    """PBT in which a member that copies another's weights also gets its settings, perturbed, and
-    keeps its identity.
-
-    Ray copies the whole config of the other, with the name under which its scores are kept; and it
-    compares members after their last step too, where nothing is left to train with other settings.
-
-    Args:
-        total: steps of a member.
-    """
-
-    def __init__(self, total: int, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._total = total
-
-    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Decide on a member at a score."""
-        if result[STEP] >= self._total:
-            return str(TrialScheduler.CONTINUE)
-        decision: str = super().on_trial_result(controller, trial, result)
-        return decision
-
-    def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], Any]:
-        config, operations = super()._get_new_config(trial, trial_to_clone)
-        kept = {name: trial.config["trial"][name] for name in ("key", "label", "pointer")}
-        return {**config, "trial": {**config["trial"], **kept}}, operations
-
-
-def _pbt(sweep: Sweep, settings: PbtScheduler, total: int) -> PopulationBasedTraining:
-    run, domains = sweep.base, sweep.domains
-
-    def within(config: dict[str, Any]) -> dict[str, Any]:
-        """Perturbed setting, clipped to its domain."""
-        values = config["trial"]["values"]
-        for path, domain in domains.items():
-            if not domain.is_finite:
-                values[path] = min(max(values[path], domain.low), domain.high)
-        return config
-
-    return _Population(
-        total,
-        time_attr=STEP,
-        metric=SCORE,
-        mode="max",
-        perturbation_interval=settings.every_steps or run.validation_interval(run.stages[0]),
-        hyperparam_mutations={
-            "trial": {"values": {path: _mutation(domain) for path, domain in domains.items()}}
-        },
-        quantile_fraction=settings.quantile,
-        resample_probability=settings.resample_probability,
-        custom_explore_fn=within,
-        log_config=False,
-    )
-
-
-def _mutation(domain: Domain) -> Any:
-    match domain.kind:
-        case "uniform":
-            return tune.uniform(domain.low, domain.high)
-        case "loguniform":
-            return tune.loguniform(domain.low, domain.high)
-        case "integers":
-            return tune.randint(int(domain.low), int(domain.high) + 1)
-    return list(domain.values)
