@@ -108,7 +108,9 @@ def results(folder):
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    """Weights and losses of torch's AdamW over the mean of all masked tokens, in one graph."""
+    """Weights and losses of torch's AdamW over the mean of all masked tokens, in one graph, and
+    perplexity and accuracy of the held-out batches by step.
+    """
     adaptation = tiny_adaptation(folder)
     from rayembed.data.mlm.batch import MaskedSteps
     from rayembed.models.nomic_moe.adaptation import check_adaptable
@@ -124,18 +126,24 @@ def expected(folder):
     settings = adaptation.training.optimizer
     rate = settings.learning_rate
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, eps=settings.eps, weight_decay=0)
-    losses = []
-    for step in range(STEPS):
-        batch = steps(step)
-        found = []
+    losses, held_out = [], {}
+
+    def predicted(step):
+        """Loss of each masked token of a batch, and whether the word is named."""
+        batch, found, named = steps(step), [], []
         for ids, places, answers in zip(batch.input_ids, batch.places, batch.words, strict=True):
             sequence = torch.from_numpy(ids.astype("int64"))[None]
             hidden = model.encoder(sequence, torch.ones_like(sequence)).last_hidden_state[0]
             table = model.encoder.embeddings.word_embeddings.weight[: len(model.head.bias)]
             logits = model.head(hidden[places]) @ table.T + model.head.bias
             logs = torch.log_softmax(logits, dim=1)
-            found.append(-logs[torch.arange(len(places)), answers.astype("int64")])
-        loss = torch.cat(found).mean()
+            words = torch.from_numpy(answers.astype("int64"))
+            found.append(-logs[torch.arange(len(places)), words])
+            named.append(logits.argmax(1) == words)
+        return torch.cat(found), torch.cat(named)
+
+    for step in range(STEPS):
+        loss = predicted(step)[0].mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clipping)
@@ -144,11 +152,15 @@ def expected(folder):
             group["lr"] = rate * (1.0 if step == 0 else 1 - (step - 1) / (STEPS - 1))
         optimizer.step()
         losses.append(loss.item())
+        if step % 2:
+            kept = [predicted(number) for number in plan.held_out]
+            of_tokens, named = map(torch.cat, zip(*kept, strict=True))
+            held_out[step + 1] = of_tokens.mean().exp().item(), named.double().mean().item()
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     for part in ("word_embeddings", "Wqkv", "mlp.fc1", "head.dense", "head.bias"):
         moved = max((start[n] - weights[n]).abs().max().item() for n in start if part in n)
         assert moved > 1e-3, part
-    return weights, losses
+    return weights, losses, held_out
 
 
 def assert_same(found, wanted):
@@ -160,11 +172,18 @@ def assert_same(found, wanted):
 
 @pytest.mark.parametrize("world", WAYS)
 def test_weights_and_metrics_are_those_of_plain_torch(world, results, expected):
-    weights, losses = expected
+    weights, losses, held_out = expected
     ways, _, _ = results[world][0]
     for way, (records, found) in ways.items():
         assert [r["loss"] for r in records] == pytest.approx(losses, rel=1e-4), way
         assert_same(found, weights)
+        scored = {r["step"]: r for r in records if "held_out/perplexity" in r}
+        assert scored.keys() == held_out.keys() == {2, 4}
+        for step, (perplexity, accuracy) in held_out.items():
+            assert scored[step]["held_out/perplexity"] == pytest.approx(perplexity, rel=1e-4)
+            # One word of some 180 may fall on the other side of a tie.
+            assert scored[step]["held_out/masked_accuracy"] == pytest.approx(accuracy, abs=0.006)
+            assert {"held_out/perplexity/sw", "held_out/masked_accuracy/fr"} <= scored[step].keys()
     for records, _ in ways.values():
         assert {"perplexity/en", "perplexity/fr", "masked_accuracy/sw"} <= records[0].keys()
         assert records[0]["sequences_per_second"] > 0

@@ -96,7 +96,7 @@ def test_languages_are_drawn_in_proportion_to_their_sequences_to_the_power_alpha
     sizes, steps, batch = {"en": 4000, "fr": 500, "sw": 60}, 40, 64
     language = np.repeat(np.arange(3, dtype=np.int32), list(sizes.values()))
     hashes = np.random.default_rng(0).permutation(len(language)).astype(np.int64)
-    order = order_sequences(Pool(hashes, language, list(sizes)), batch, steps, 3, alpha)
+    order, _ = order_sequences(Pool(hashes, language, list(sizes)), batch, steps, 3, alpha)
     weights = np.array(list(sizes.values())) ** alpha
     wanted = weights / weights.sum() * batch
     for number, expected in enumerate(wanted):
@@ -112,10 +112,11 @@ def test_the_order_is_that_of_the_contents_wherever_they_lie():
     language = np.array([0] * 50 + [1] * 30, dtype=np.int32)
     hashes = np.random.default_rng(1).permutation(80).astype(np.int64)
     there = np.random.default_rng(2).permutation(80)
-    here = order_sequences(Pool(hashes, language, ["a", "b"]), 8, 12, 3, 0.3)
-    moved = order_sequences(Pool(hashes[there], language[there], ["a", "b"]), 8, 12, 3, 0.3)
+    here, _ = order_sequences(Pool(hashes, language, ["a", "b"]), 8, 12, 3, 0.3)
+    shuffled = Pool(hashes[there], language[there], ["a", "b"])
+    moved, _ = order_sequences(shuffled, 8, 12, 3, 0.3)
     np.testing.assert_array_equal(hashes[here], hashes[there][moved])
-    other = order_sequences(Pool(hashes, language, ["a", "b"]), 8, 12, 4, 0.3)
+    other, _ = order_sequences(Pool(hashes, language, ["a", "b"]), 8, 12, 4, 0.3)
     assert (other != here).mean() > 0.5
 
 
@@ -124,6 +125,24 @@ def test_a_language_too_small_for_its_share_of_a_batch_is_named():
     pool = Pool(np.arange(53, dtype=np.int64), language, ["en", "sw"])
     with pytest.raises(DataError, match=r"'sw' has 3 sequences, .* takes up to 5"):
         order_sequences(pool, 16, 2, 0, 0.3)
+
+
+def test_what_is_held_out_is_never_trained_on_and_has_the_shares_of_a_batch():
+    language = np.array([0] * 60 + [1] * 30, dtype=np.int32)
+    hashes = np.random.default_rng(1).permutation(90).astype(np.int64)
+    hashes[59] = hashes[0]  # the same sequence twice
+    pool = Pool(hashes, language, ["a", "b"])
+    trained, kept = order_sequences(pool, 8, 40, 3, 0.3, held_out=3)
+    assert (trained.shape, kept.shape) == ((40, 8), (3, 8))
+    assert not set(hashes[trained.ravel()].tolist()) & set(hashes[kept.ravel()].tolist())
+    whole, nothing = order_sequences(pool, 8, 40, 3, 0.3)
+    assert nothing.shape == (0, 8)
+    assert set(hashes[whole.ravel()].tolist()) >= set(hashes[kept.ravel()].tolist()), "the control"
+    assert len(set(kept.ravel().tolist())) == kept.size
+    drawn = (language[kept] == 1).mean(), (language[trained] == 1).mean()
+    assert drawn[0] == pytest.approx(drawn[1], abs=0.05)
+    with pytest.raises(DataError, match=r"batches 6 would hold .* of the 30 .* language 'b' out"):
+        order_sequences(pool, 8, 40, 3, 0.3, held_out=6)
 
 
 @pytest.fixture(scope="module")

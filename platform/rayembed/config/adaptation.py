@@ -122,6 +122,18 @@ class MaskingConfig(Settings):
         return self
 
 
+class HeldOutWords(Settings):
+    """Sequences that no step trains on, whose masked words are scored while the training goes on.
+
+    Their masks are drawn once, by the run's seed, so that scores of all steps are comparable.
+    """
+
+    batches: PositiveInt = 4
+    """Number of batches of `training.global_sequences`, with the languages' shares of any batch."""
+    every_steps: PositiveInt | None = None
+    """Steps between two scores; None: the last step alone is scored. The last always is."""
+
+
 class MaskedTraining(Settings):
     """Length, batches and optimiser of masked-language modelling."""
 
@@ -131,6 +143,8 @@ class MaskedTraining(Settings):
     steps: PositiveInt
     checkpoint_every_steps: PositiveInt = 500
     """Steps between checkpoints, from which a killed run resumes; one is always made at the end."""
+    held_out: HeldOutWords | None = None
+    """None: nothing is held out, and metrics are those of the training's own batches."""
 
     @property
     def name(self) -> str:
@@ -204,12 +218,45 @@ class Adaptation(Document):
         """Number of steps."""
         return self.training.steps
 
+    @property
+    def scores_while_training(self) -> bool:
+        """Whether weights are scored, on what is held out."""
+        return self.training.held_out is not None
+
+    @property
+    def takes_scores(self) -> bool:
+        """False: an encoder without a pooling is scored on no tasks."""
+        return False
+
+    @property
+    def first_score(self) -> int:
+        """Step of the first score."""
+        held_out = self.training.held_out
+        return (held_out.every_steps if held_out else None) or self.training.steps
+
+    def compared_as(self, name: str) -> "Adaptation":
+        """The run under another name."""
+        return self.model_copy(update={"name": name})
+
+    def scored_on(self) -> dict[str, Any]:
+        """Nothing: what is held out belongs to the identity."""
+        return {}
+
     def identity(self) -> dict[str, Any]:
         """Fingerprinted settings: everything that the trained weights depend on."""
         values = super().identity()
         del values["corpus"]["root"], values["training"]["checkpoint_every_steps"]
+        if values["training"]["held_out"] is not None:
+            del values["training"]["held_out"]["every_steps"]
         return {"kind": "adaptation", **values}
 
 
 AnyRun = Run | Adaptation
 """A run that trains weights under a name, in its own folder, tracked in MLflow."""
+
+
+def kind_of_run(values: Any) -> type[AnyRun]:
+    """Which of the two the values are, settings or plain ones: an adaptation has a corpus."""
+    if isinstance(values, Run | Adaptation):
+        return type(values)
+    return Adaptation if isinstance(values, dict) and "corpus" in values else Run

@@ -22,8 +22,7 @@ from typing import Any, Literal
 import yaml
 
 from rayembed.config.override import override
-from rayembed.config.run import Run
-from rayembed.config.settings import nearest
+from rayembed.config.settings import SettingsT, nearest
 from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError
 
@@ -233,7 +232,7 @@ def draws(space: Space, number: int, seed: int) -> Iterator[dict[str, str]]:
             yield {path: cell[path] if path in grids else drawn[path] for path in space}
 
 
-def apply(run: Run, values: Values) -> Run:
+def apply(run: SettingsT, values: Values) -> SettingsT:
     """Apply values to a run, in the order of the space.
 
     Raises:

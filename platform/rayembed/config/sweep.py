@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, model_validator
 
+from rayembed.config.adaptation import Adaptation, AnyRun, kind_of_run
 from rayembed.config.document import Document
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings, nearest
@@ -61,6 +62,12 @@ class AshaScheduler(Settings):
     """η: ratio of the steps of consecutive rungs."""
 
 
+SweptRun = Annotated[
+    Annotated[Run, Tag(Run.__name__)] | Annotated[Adaptation, Tag(Adaptation.__name__)],
+    Discriminator(lambda values: kind_of_run(values).__name__),
+]
+"""A run whose settings are searched."""
+
 Search = Annotated[GridSearch | RandomSearch | OptunaSearch, Field(discriminator="kind")]
 Scheduler = Annotated[NoScheduler | AshaScheduler, Field(discriminator="kind")]
 
@@ -82,8 +89,8 @@ class Sweep(Document):
 
     name: FileName
     """Name; a sweep resubmitted under its name resumes. Prefix of its trials' names."""
-    runs: dict[str, Run] = Field(min_length=1)
-    """Base runs by label; the rows of a table. Their own names are ignored."""
+    runs: dict[str, SweptRun] = Field(min_length=1)
+    """Base runs by label, all of one kind; the rows of a table. Their own names are ignored."""
     space: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
     """Path of a setting → its domain, as text (see config/space.py) or a list of values."""
     search: Search = GridSearch()
@@ -105,9 +112,14 @@ class Sweep(Document):
         return parse_space(self.space)
 
     @property
-    def base(self) -> Run:
+    def base(self) -> AnyRun:
         """The first run; placement, tracking and storage are the same in all."""
         return next(iter(self.runs.values()))
+
+    @property
+    def validates(self) -> bool:
+        """Whether runs have their weights scored by tasks beside their workers."""
+        return any(isinstance(r, Run) and r.scores_while_training for r in self.runs.values())
 
     def at(self, storage: str) -> Self:
         """The sweep with all its runs in another storage."""
@@ -126,10 +138,8 @@ class Sweep(Document):
         values = self.model_dump(mode="json", include={"space", "search", "scheduler", "metric"})
         values["search"].pop("trials", None)
         # A run's own identity leaves out what it is scored on, which decides here.
-        unscored = {"baselines", "before_training"}
         values["runs"] = {
-            label: [run.fingerprint, run.evaluation.model_dump(mode="json", exclude=unscored)]
-            for label, run in self.runs.items()
+            label: [run.fingerprint, run.scored_on()] for label, run in self.runs.items()
         }
         return values
 
@@ -152,9 +162,14 @@ class Sweep(Document):
 
     @model_validator(mode="after")
     def _same_placement(self) -> "Sweep":
+        first = next(iter(self.runs))
         for label, run in self.runs.items():
+            if type(run) is not type(self.base):
+                raise ValueError(
+                    f"of the runs {first!r} and {label!r} one trains an embedding model and the "
+                    "other adapts an encoder, whose scores cannot be compared"
+                )
             if run.placement != self.base.placement:
-                first = next(iter(self.runs))
                 raise ValueError(
                     f"the runs {first!r} and {label!r} have different placements; all trials of a "
                     "sweep run in the same way"
@@ -168,14 +183,24 @@ def metric_source(sweep: Sweep) -> Literal["validation", "evaluation"]:
     Raises:
         ConfigError: the runs do not give it, or the scheduler needs scores while training goes on.
     """
-    validated = all(run.evaluation.validation is not None for run in sweep.runs.values())
+    validated = all(run.scores_while_training for run in sweep.runs.values())
     evaluated = all(run.takes_scores for run in sweep.runs.values())
     source = sweep.metric.of or ("validation" if validated or not evaluated else "evaluation")
+    if source == "validation" and not validated and isinstance(sweep.base, Adaptation):
+        raise ConfigError(
+            f"the sweep {sweep.name!r} has no score to compare by: its runs hold nothing out; set "
+            "training.held_out.batches=4 with --set"
+        )
     if source == "validation" and not validated:
         raise ConfigError(
             f"the sweep {sweep.name!r} has no score to compare by: its runs have no validation; "
             "set evaluation.validation.data.kind=own_sets, beir or mteb with --set, or metric.of="
             "evaluation with evaluation.own_sets or evaluation.tasks"
+        )
+    if source == "evaluation" and isinstance(sweep.base, Adaptation):
+        raise ConfigError(
+            "metric.of 'evaluation' needs tasks, on which an encoder is not scored; leave "
+            "metric.of=validation, its perplexity on held-out words"
         )
     if source == "evaluation" and not evaluated:
         raise ConfigError(
@@ -199,6 +224,8 @@ def check_metric(sweep: Sweep) -> None:
     """
     source = metric_source(sweep)
     for label, run in sweep.runs.items():
+        if isinstance(run, Adaptation):  # scores have the names of languages, which rows may tell
+            continue
         evaluation = run.evaluation
         names = (*(own.name for own in evaluation.own_sets), *evaluation.tasks)
         if source == "validation":
@@ -217,6 +244,8 @@ def check_metric(sweep: Sweep) -> None:
 def deciding(sweep: Sweep, scores: Mapping[str, float]) -> float:
     """Deciding score from scores by task; those of validation include `score`, the run's own mean.
 
+    Scores of an adaptation are 1 / perplexity of held-out words, by language.
+
     Without weights, after training own sets for retrieval in one language decide, without such
     sets all tasks.
 
@@ -227,7 +256,7 @@ def deciding(sweep: Sweep, scores: Mapping[str, float]) -> float:
     if not weights:
         if metric_source(sweep) == "validation":
             return scores["score"]
-        own_sets = sweep.base.evaluation.own_sets
+        own_sets = sweep.base.evaluation.own_sets if isinstance(sweep.base, Run) else ()
         found = [o.name for o in own_sets if o.kind == "retrieval" and not o.languages]
         weights = dict.fromkeys(found or scores, 1.0)
     return sum(w * scores[task] for task, w in weights.items()) / sum(weights.values())

@@ -1,7 +1,11 @@
 """An adaptation from its settings to an encoder that nomic-moe starts from."""
 
 import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from rayembed.assets.resolver import resolve_model
@@ -12,12 +16,14 @@ from rayembed.data.mlm.plan import SequencePlan
 from rayembed.evaluation.plots import loss_curve
 from rayembed.models.nomic_moe.adaptation import check_adaptable
 from rayembed.pipeline.adaptation_tables import corpus_table
+from rayembed.pipeline.on_ray import OnRay
 from rayembed.pipeline.precision import as_begun, run_settled
 from rayembed.pipeline.report import MLFLOW_AWAY, dropped_line
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.runtime import Runtime, runtime_of
 from rayembed.pipeline.storage import placed
-from rayembed.pipeline.train import DATA, START
+from rayembed.pipeline.train import DATA, START, Tell, TrialOf
+from rayembed.pipeline.validation import SCORE
 from rayembed.progress import enter, overview
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.provenance import collect_provenance
@@ -26,9 +32,13 @@ from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import console
 from rayembed.training.checkpoint_list import newest_step
-from rayembed.training.masked import AdaptationJob, export_encoder
+from rayembed.training.masked import HELD_OUT, PERPLEXITY, AdaptationJob, export_encoder
 
 logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 1.0
+
+_PERPLEXITY = f"{HELD_OUT}/{PERPLEXITY}/"
 
 ENCODER = "encoder"
 """Name of the folder that a run leaves its encoder in."""
@@ -54,18 +64,51 @@ def adapt(run: Adaptation) -> AdaptedEncoder:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
     run = placed(run)
-    phases = [START, DATA, run.training.name, ENCODER]
-    with locked_folders(run) as folders, overview(phases):
-        return _adapt(run, folders)
+    with locked_folders(run) as folders, overview(_phases(run)):
+        outcome, plan, complete = _adapt(run, folders, runtime_of(run.placement))
+    _print(outcome, plan, mlflow_complete=complete)
+    return outcome
 
 
-def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
+def adapt_trial(run: Adaptation, trial: TrialOf) -> AdaptedEncoder:
+    """Run an adaptation on Ray as a trial of a sweep, or resume it; the encoder.
+
+    Where another process runs it, its end is waited for.
+
+    Raises:
+        RayembedError: as `adapt`.
+    """
+    run = placed(run)
+    with locked_folders(run, wait=True) as folders, overview(_phases(run)):
+        return _adapt(run, folders, OnRay(), trial)[0]
+
+
+def held_out_scores(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Probability that a masked held-out word is given, the geometric mean over words (1 /
+    perplexity), by language, and as `score` the mean of languages; empty where the metrics of a
+    step have none.
+    """
+    found = {
+        name.removeprefix(_PERPLEXITY): 1 / float(value)
+        for name, value in metrics.items()
+        if name.startswith(_PERPLEXITY)
+    }
+    return {**found, SCORE: fmean(found.values())} if found else {}
+
+
+def _phases(run: Adaptation) -> list[str]:
+    return [START, DATA, run.training.name, ENCODER]
+
+
+def _adapt(
+    run: Adaptation, folders: RunFolders, runtime: Runtime, trial: TrialOf | None = None
+) -> tuple[AdaptedEncoder, SequencePlan, bool]:
+    """The encoder, the plan of its training, and whether MLflow has everything."""
     run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_adaptable(resolve_model(run.model.backbone.path), run.model)
-    runtime = runtime_of(run.placement)
     runtime.start()
     runtime.check_now(run.placement)
     run = run_settled(run, runtime.precision)
@@ -76,7 +119,9 @@ def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
     # Only now the name is taken: a mistake in the settings must not use it up.
     claim_run_folder(folders.local, run)
     folders.files.keep()
-    tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags={})
+    tracker = Tracker.open_for_run(
+        run, tracking_uri, folders.local, tags=trial.tags if trial else {}
+    )
     status: Status = "FAILED"
     try:
         found = collect_provenance(runtime.hardware(run.placement))
@@ -84,7 +129,7 @@ def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         tracker.start_forwarding(MetricsLog(folders.local / METRICS_FILE))
-        outcome = _train(run, plan, folders, tracker, runtime)
+        outcome = _train(run, plan, folders, tracker, runtime, trial)
         status = "FINISHED"
     except KeyboardInterrupt:
         status = "KILLED"
@@ -92,8 +137,7 @@ def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
     finally:
         complete = tracker.close(status)
         folders.keep_at_the_end(status)
-    _print(outcome, plan, mlflow_complete=complete)
-    return outcome
+    return outcome, plan, complete
 
 
 def _train(
@@ -102,18 +146,22 @@ def _train(
     folders: RunFolders,
     tracker: Tracker,
     runtime: Runtime,
+    trial: TrialOf | None,
 ) -> AdaptedEncoder:
     stage = run.training.name
     weights, encoder = folders.weights(stage), folders.model(ENCODER)
     log = MetricsLog(folders.local / METRICS_FILE)
     enter(stage, f"{newest_step(folders.stage(stage))}/{run.training.steps}")
-    runtime.train(
-        AdaptationJob(run, plan.files.folder, weights),
-        folders.stage(stage),
-        log.path,
-        0,
-        metrics_place=folders.metrics,
-    )
+    with ExitStack() as stack:
+        if trial is not None:
+            stack.enter_context(_scores_told(log, trial.on_scores))
+        runtime.train(
+            AdaptationJob(run, plan.files.folder, weights),
+            folders.stage(stage),
+            log.path,
+            0,
+            metrics_place=folders.metrics,
+        )
     enter(ENCODER)
     runtime.export(export_encoder, run, weights, encoder)
     loss_curve(log.records(), folders.local / "loss.png")
@@ -121,6 +169,32 @@ def _train(
     tracker.set_tags({"rayembed.encoder": encoder})
     last = log.last(stage)
     return AdaptedEncoder(run, encoder, {} if last is None else last)
+
+
+@contextmanager
+def _scores_told(log: MetricsLog, on_scores: Tell) -> Iterator[None]:
+    """Tell the scores in the log, and while the block trains each that comes, in a thread."""
+    told, done = 0, threading.Event()
+
+    def tell() -> None:
+        nonlocal told
+        for record in log.records():
+            if record["step"] > told and (scores := held_out_scores(record)):
+                told = record["step"]
+                on_scores("validation", scores, told)
+
+    def watch() -> None:
+        while not done.wait(_POLL_SECONDS):
+            tell()
+
+    thread = threading.Thread(target=watch, name="scores", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    tell()
 
 
 def _print(outcome: AdaptedEncoder, plan: SequencePlan, *, mlflow_complete: bool) -> None:

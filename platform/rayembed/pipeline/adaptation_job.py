@@ -7,7 +7,7 @@ from rayembed.recipes.adaptation import adaptation_names, get_adaptation
 
 
 def _base(recipe: str) -> Adaptation:
-    return named_or_read(recipe, adaptation_names(), get_adaptation, Adaptation)
+    return named_or_read(recipe, adaptation_names(), get_adaptation, Adaptation.read)
 
 
 def _adapt(run: Adaptation, _: JobContext) -> None:

@@ -62,8 +62,11 @@ def corpus_table(languages: Sequence[Mapping[str, Any]], metrics: Mapping[str, f
     rows = []
     for told in languages:
         code = told["language"]
-        perplexity = metrics.get(f"perplexity/{code}")
-        accuracy = metrics.get(f"masked_accuracy/{code}")
+        perplexity, accuracy, kept_perplexity, kept_accuracy = (
+            metrics.get(f"{kind}{name}/{code}")
+            for kind in ("", "held_out/")
+            for name in ("perplexity", "masked_accuracy")
+        )
         rows.append(
             [
                 code,
@@ -74,10 +77,12 @@ def corpus_table(languages: Sequence[Mapping[str, Any]], metrics: Mapping[str, f
                 f"{told['epochs']:.2f}",
                 "" if perplexity is None else f"{perplexity:,.1f}",
                 "" if accuracy is None else f"{accuracy:.1%}",
+                "" if kept_perplexity is None else f"{kept_perplexity:,.1f}",
+                "" if kept_accuracy is None else f"{kept_accuracy:.1%}",
             ]
         )
     heads = ["language", "texts", "tokens", "sequences", "share", "drawn", "share drawn", "epochs"]
-    heads += ["perplexity", "masked accuracy"]
+    heads += ["perplexity", "masked accuracy", "held-out perplexity", "held-out accuracy"]
     return Table(heads, rows, title="Languages", align="lr")
 
 

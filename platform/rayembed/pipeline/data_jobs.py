@@ -86,7 +86,7 @@ def _base(recipe: str) -> DataRun:
             raise ConfigError(f"no recipe {name!r}; {nearest(name, names)}")
         return get_data_recipe(name) if name in data_recipe_names() else data_of(get_recipe(name))
 
-    return named_or_read(recipe, names, get, DataRun)
+    return named_or_read(recipe, names, get, DataRun.read)
 
 
 def _list(context: JobContext) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from rayembed.config.adaptation import AnyRun
 from rayembed.config.backbone import Dtype
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import Teacher
@@ -81,14 +82,15 @@ def estimate(run: Run) -> Estimate | None:
     return Estimate(machine, seconds, data_seconds)
 
 
-def estimate_trials(trials: Sequence[Run], prepared: Sequence[Run]) -> Estimate | None:
-    """Estimate all trials of a sweep, which share the cores when they run side by side.
+def estimate_trials(trials: Sequence[AnyRun], prepared: Sequence[AnyRun]) -> Estimate | None:
+    """Estimate all trials of a sweep, which share the cores when they run side by side; None: not
+    known, as of adaptations.
 
     Args:
         prepared: one run for each different data.
     """
-    found = [estimate(run) for run in trials]
-    shared = [estimate(run) for run in prepared]
+    found = [estimate(run) for run in trials if isinstance(run, Run)]
+    shared = [estimate(run) for run in prepared if isinstance(run, Run)]
     known, data = [one for one in found if one], [one for one in shared if one]
     if not known or len(known) < len(found) or len(data) < len(shared):
         return None

@@ -147,18 +147,22 @@ class Reader(Generic[AnySettings]):
 
 
 def named_or_read(
-    recipe: str, names: Iterable[str], get: Callable[[str], AnyDocument], kind: type[AnyDocument]
+    recipe: str,
+    names: Iterable[str],
+    get: Callable[[str], AnyDocument],
+    read: Callable[[str], AnyDocument],
 ) -> AnyDocument:
     """The recipe of one of the names, or what a YAML file holds.
 
     Args:
         get: the recipe of a name; refuses a name that it does not know.
+        read: what a file holds.
 
     Raises:
         ConfigError: no such recipe, or a file that is none of the kind.
     """
     is_file = recipe.endswith((".yaml", ".yml")) or "/" in recipe or Path(recipe).is_file()
-    return kind.read(recipe) if is_file and recipe not in names else get(recipe)
+    return read(recipe) if is_file and recipe not in names else get(recipe)
 
 
 def names_in(text: str | None) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 PrecisionOf = Callable[[Placement], Precision]
 
-AnyRun = TypeVar("AnyRun", Run, Adaptation)
+AnyRun = TypeVar("AnyRun", bound=Run | Adaptation)
 
 
 def as_begun(run: AnyRun, folder: Path) -> AnyRun:

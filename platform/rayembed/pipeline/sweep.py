@@ -1,25 +1,22 @@
 """A sweep from its settings to a report and a registered model: check, prepare, run, compare."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import yaml
 
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.assets.stored_folder import StoredFolder
-from rayembed.config.data_run import data_of
-from rayembed.config.document import fingerprint
+from rayembed.config.adaptation import Adaptation
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.config.space import apply
 from rayembed.config.sweep import Sweep
 from rayembed.config.yaml_text import read_yaml
-from rayembed.data.on_ray import ray_pipeline_context
-from rayembed.data.prepare import prepare
 from rayembed.errors import ArtifactError, RayembedError, StorageError, WorkerError
-from rayembed.models.contract import PromptTokenizer
-from rayembed.pipeline.checks import check_inputs, check_row_instructions
+from rayembed.pipeline import sweep_adaptation, sweep_trial
+from rayembed.pipeline.adapt import AdaptedEncoder
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.precision import sweep_as_begun, sweep_settled
 from rayembed.pipeline.report import Outcome
@@ -28,8 +25,6 @@ from rayembed.pipeline.storage import absolute_storage
 from rayembed.pipeline.sweep_check import check_all
 from rayembed.pipeline.sweep_dry_run import expected_time
 from rayembed.pipeline.sweep_report import print_swept, write_report
-from rayembed.pipeline.sweep_trial import run_trial
-from rayembed.pipeline.train import train
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.tracking import Status, Tracker
@@ -37,6 +32,7 @@ from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.training.elastic.on_ray import free_nodes
 from rayembed.training.on_ray import check_placement, check_placement_now, worker_precision
 from rayembed.tuning.concurrency import trials_at_once
+from rayembed.tuning.events import Execute
 from rayembed.tuning.on_ray import TuneJob, check_dashboard, run_trials
 from rayembed.tuning.trial_store import TrialRecord, TrialStore, best
 from rayembed.tuning.trials import data_runs, known_trials, number_left
@@ -51,6 +47,36 @@ ENDED_TAG = "rayembed.sweep.ended_at_step"
 
 
 @dataclass(frozen=True)
+class Way:
+    """What a sweep does with runs of one kind."""
+
+    check: Callable[[Sequence[Any]], Any]
+    """Checks the assets of runs before Ray starts."""
+    prepare: Callable[[Sequence[Any]], None]
+    """Prepares the data of runs, each of which needs other ones."""
+    run_trial: Execute
+    hand_on: Callable[[Sweep, TrialRecord], Outcome | AdaptedEncoder]
+    """Makes of the best trial, which is trained, what a run of its kind leaves."""
+
+
+WAYS = {
+    Run: Way(
+        sweep_trial.check_runs,
+        sweep_trial.prepare_runs,
+        sweep_trial.run_trial,
+        sweep_trial.register_best,
+    ),
+    Adaptation: Way(
+        sweep_adaptation.check_adaptations,
+        sweep_adaptation.prepare_adaptations,
+        sweep_adaptation.run_trial,
+        sweep_adaptation.hand_on_best,
+    ),
+}
+"""Kind of the runs of a sweep → what is done with them."""
+
+
+@dataclass(frozen=True)
 class SweepResult:
     """Result of a sweep."""
 
@@ -58,8 +84,9 @@ class SweepResult:
     records: Mapping[str, TrialRecord]
     report: str
     """Path of the report in storage."""
-    outcome: Outcome | None
-    """Result of the best trial's run, registered; None: no trial has finished."""
+    outcome: Outcome | AdaptedEncoder | None
+    """Result of the best trial's run, registered where it is a model; None: no trial has
+    finished."""
 
 
 def sweep_runs(
@@ -92,9 +119,9 @@ def _sweep(
     sweep = _as_begun(sweep, files.place)
     placement = sweep.base.placement
     tracking_uri = reachable_tracking_uri(placement.tracking_uri, placement.storage_path)
-    _check_inputs([sweep.base, *(trial.run for trial in known_trials(sweep))])
+    way, validates = WAYS[type(sweep.base)], sweep.validates
+    way.check([sweep.base, *(trial.run for trial in known_trials(sweep))])
     connect()
-    validates = any(run.evaluation.validation is not None for run in sweep.runs.values())
     check_placement_now(placement, validates=validates)
     if not placement.wait_for_nodes_seconds:
         trials_at_once(placement, free_nodes(), validates=validates)
@@ -102,7 +129,9 @@ def _sweep(
     sweep = sweep_settled(sweep, worker_precision)
     trials = known_trials(sweep)
     logger.info("%s", expected_time(sweep, trials))
-    _prepare(sweep, [trial.run for trial in trials])
+    needed = data_runs(sweep, [trial.run for trial in trials])
+    way.prepare(needed)
+    logger.info("the data are prepared: %d different ones for all trials", len(needed))
     trial_store = TrialStore(files.place)
     left = number_left(sweep, trials, trial_store.read())
     if left:
@@ -125,13 +154,13 @@ def _sweep(
     try:
         tags = {"mlflow.parentRunId": tracker.run_id, "rayembed.sweep": sweep.name}
         try:
-            run_trials(TuneJob(sweep, trials, trial_store, run_trial, tags))
+            run_trials(TuneJob(sweep, trials, trial_store, way.run_trial, tags))
         finally:
             records = trial_store.read()
             _close_ended(sweep, records)
             report = write_report(sweep, records, files, tracker, printed, source)
             files.keep()
-        outcome = _register_best(sweep, records, tracker)
+        outcome = _hand_on_best(sweep, records, tracker, way)
         status = "FAILED" if _failed(records) else "FINISHED"
     finally:
         complete = tracker.close(status)
@@ -169,35 +198,6 @@ def _as_begun(sweep: Sweep, place: str) -> Sweep:
     return sweep
 
 
-def _check_inputs(runs: Iterable[Run]) -> dict[str, PromptTokenizer]:
-    """Check all assets of the runs, each different ones once; their tokenizers by `_assets`."""
-    tokenizers: dict[str, PromptTokenizer] = {}
-    for run in runs:
-        key = _assets(run)
-        if key not in tokenizers:
-            tokenizers[key] = check_inputs(run)
-    return tokenizers
-
-
-def _prepare(sweep: Sweep, runs: Sequence[Run]) -> None:
-    """Prepare the data of all trials, each different one once.
-
-    Args:
-        runs: of the trials that are known; none with Optuna.
-    """
-    needed = data_runs(sweep, runs)
-    tokenizers = _check_inputs(needed)
-    for run in needed:
-        plans = prepare(run, ray_pipeline_context(data_of(run)))
-        check_row_instructions(run, plans, tokenizers[_assets(run)])
-    logger.info("the data are prepared: %d different ones for all trials", len(needed))
-
-
-def _assets(run: Run) -> str:
-    """Fingerprint of all that `check_inputs` looks at."""
-    return fingerprint(run.model_dump(mode="json", include={"model", "data", "evaluation"}))
-
-
 def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
     """Tell MLflow of trials whose process was ended before it could."""
     statuses: dict[str, Status] = {"stopped": "KILLED", "failed": "FAILED"}
@@ -222,23 +222,17 @@ def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
         tracker.close(status)
 
 
-def _register_best(
-    sweep: Sweep, records: Mapping[str, TrialRecord], tracker: Tracker
-) -> Outcome | None:
-    """The outcome of the best trial's run, which is trained already: scored beside its baselines,
-    and registered.
-    """
+def _hand_on_best(
+    sweep: Sweep, records: Mapping[str, TrialRecord], tracker: Tracker, way: Way
+) -> Outcome | AdaptedEncoder | None:
+    """What becomes of the best trial's run, which is trained already."""
     found = best(records)
     if found is None or found.final is None:
         return None
     tracker.log_scores("best", {"score": found.final.score}, found.final.global_step)
     tracker.set_tags({"rayembed.sweep.best": found.key})
-    whole = apply(sweep.runs[found.label], found.values)
-    name = sweep.base.placement.registered_model or sweep.name
-    placement = whole.placement.model_copy(update={"registered_model": name})
-    run = whole.model_copy(update={"name": found.key, "placement": placement})
     logger.info("the best trial is %s with %.4f", found.key, found.final.score)
-    return train(run)
+    return way.hand_on(sweep, found)
 
 
 def _failed(records: Mapping[str, TrialRecord]) -> list[TrialRecord]:

@@ -40,11 +40,14 @@ def expected_time(sweep: Sweep, trials: Sequence[Trial]) -> str:
     """
     runs = [trial.run for trial in trials]
     number = len(runs) or _number(sweep)
-    steps = sum(stage.steps for run in runs or [sweep.base] * number for stage in run.stages)
+    steps = sum(run.total_steps for run in runs or [sweep.base] * number)
     told = f"{number} trials with {steps:,} steps in all"
     found = estimate_trials(runs or [sweep.base] * number, data_runs(sweep, runs))
     if found is None:
-        return f"{told}; how long they take is told on CPUs alone, where the model's size is known"
+        return (
+            f"{told}; how long they take is told of training recipes, on CPUs alone, where the "
+            "model's size is known"
+        )
     most = "" if sweep.scheduler.kind == "none" else " at most, as the scheduler ends some"
     return f"{told}. {found}{most}"
 
@@ -57,9 +60,9 @@ def _trials(sweep: Sweep, trials: list[Trial]) -> Table:
         return Table(["setting", "values"], domains, title=title)
     rows = []
     for trial in trials:
-        steps = sum(stage.steps for stage in trial.run.stages)
         values = [trial.values.get(path, "") for path in paths]
-        rows.append([trial.key, trial.label or sweep.base.name, *values, f"{steps:,}"])
+        steps = f"{trial.run.total_steps:,}"
+        rows.append([trial.key, trial.label or sweep.base.name, *values, steps])
     title = f"{sweep.name}, fingerprint {sweep.fingerprint}: {len(trials)} trials, compared by "
     heads = ["trial", "run", *paths, "steps"]
     align = "l" * (len(heads) - 1) + "r"
@@ -81,12 +84,11 @@ def _data(sweep: Sweep, trials: list[Trial]) -> Table:
     return Table(["step", "of", "settings", "trials that take it"], rows, title=title)
 
 
-_ORDER = ("records", "filtered", "mined", "repaired", "clustered", "plan")
+_ORDER = ("records", "filtered", "mined", "repaired", "clustered", "sequences", "plan")
 
 
 def _at_once(sweep: Sweep) -> Table:
-    placement = sweep.base.placement
-    validates = any(run.evaluation.validation is not None for run in sweep.runs.values())
+    placement, validates = sweep.base.placement, sweep.validates
     workers = " to ".join(map(str, sorted({placement.fewest_workers, placement.workers})))
     facts = {"a trial takes": f"{workers} × {worker_resources(placement)}"}
     if validates:

@@ -1,11 +1,12 @@
 """The job of a sweep, from its arguments on. Its functions import what they need."""
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TextIO
 
+from rayembed.config.adaptation import AnyRun, kind_of_run
 from rayembed.config.document import read_mapping
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
@@ -14,8 +15,9 @@ from rayembed.config.settings import nearest, parse
 from rayembed.config.space import as_text, is_domain, parse_space, read_space
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
-from rayembed.pipeline.job import Job, JobContext, option
-from rayembed.pipeline.training_job import SEND_METRICS, STAGE, base_run, send_metrics
+from rayembed.pipeline.job import Job, JobContext, named_or_read, option
+from rayembed.pipeline.training_job import SEND_METRICS, STAGE, send_metrics
+from rayembed.recipes.adaptation import adaptation_names, get_adaptation
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 
 
@@ -65,7 +67,8 @@ def _show(asked: PrintedSweep, context: JobContext) -> None:
     from rayembed.pipeline.sweep_dry_run import print_sweep
 
     check_all(asked.sweep)
-    if problems := look_at(asked.sweep.base).problems:
+    base = asked.sweep.base
+    if isinstance(base, Run) and (problems := look_at(base).problems):
         raise ConfigError("\n".join(problems))
     print_sweep(asked.sweep, out=context.out, tables=context.err)
 
@@ -75,9 +78,10 @@ def _sweep(asked: PrintedSweep, _: JobContext) -> None:
     from rayembed.pipeline.sweep_check import check_all
 
     check_all(asked.sweep)
-    from rayembed.pipeline.at_hand import check_at_hand
+    if isinstance(asked.sweep.base, Run):
+        from rayembed.pipeline.at_hand import check_at_hand
 
-    check_at_hand(asked.sweep.base)
+        check_at_hand(asked.sweep.base)
     from rayembed.pipeline.sweep import sweep_runs
 
     sweep_runs(asked.sweep, asked.printed, asked.source)
@@ -99,8 +103,7 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
         else:
             space.pop(path, None)  # set in all trials, it is searched no more
     runs = {
-        label: of_stages(with_named_benchmarks(override(run, fixed)), args.stages)
-        for label, run in given["runs"].items()
+        label: _of_stages(override(run, fixed), args.stages) for label, run in given["runs"].items()
     }
     domains = parse_space(space)
     search = dict(given.get("search", {"kind": _usual_search(domains)}))
@@ -144,7 +147,7 @@ def _given(
     if args.sweep is not None and args.recipe is not None:
         raise ConfigError("--sweep names its own runs; leave out --recipe, or --sweep")
     if args.sweep is None:
-        run = base_run(args.recipe or _RECIPE)
+        run = _base_run(args.recipe or _RECIPE)
         return {"name": f"{run.name}-sweep", "runs": {"": run}}, {}, ""
     if not sweeps or args.sweep.endswith((".yaml", ".yml")):
         return _of_file(args.sweep), {}, ""
@@ -170,11 +173,32 @@ def _of_file(path: str) -> dict[str, Any]:
     return values
 
 
-def _run_of(path: str, label: str, entry: Any) -> Run:
+def _base_run(recipe: str) -> AnyRun:
+    names = (*recipe_names(), *adaptation_names())
+    return named_or_read(recipe, names, _recipe, lambda path: _parsed(read_mapping(path)))
+
+
+def _recipe(name: str) -> AnyRun:
+    return get_adaptation(name) if name in adaptation_names() else get_recipe(name)
+
+
+def _parsed(values: Any) -> AnyRun:
+    return parse(kind_of_run(values), values)
+
+
+def _of_stages(run: AnyRun, names: Sequence[str]) -> AnyRun:
+    if isinstance(run, Run):
+        return of_stages(with_named_benchmarks(run), names)
+    if names:
+        raise ConfigError(f"--stage {names[0]}: an adaptation has no stages; leave it out")
+    return run
+
+
+def _run_of(path: str, label: str, entry: Any) -> AnyRun:
     if not isinstance(entry, dict):
         raise ConfigError(f"the run {label!r} of {path!r} must be a mapping with recipe, or a run")
     if "recipe" not in entry:
-        return parse(Run, entry)
+        return _parsed(entry)
     unknown = sorted(set(entry) - {"recipe", "set"})
     if unknown:
         raise ConfigError(
@@ -183,7 +207,7 @@ def _run_of(path: str, label: str, entry: Any) -> Run:
     changes = entry.get("set", [])
     if not isinstance(changes, list):
         raise ConfigError(f"set of the run {label!r} of {path!r} must be a list of path=value")
-    return override(base_run(str(entry["recipe"])), [str(change) for change in changes])
+    return override(_base_run(str(entry["recipe"])), [str(change) for change in changes])
 
 
 def _usual_search(domains: Mapping[str, Any]) -> str:
@@ -193,9 +217,11 @@ def _usual_search(domains: Mapping[str, Any]) -> str:
 def _print_list(sweeps: Sweeps, out: TextIO) -> None:
     """Write a line for each named sweep, or for each recipe that can be searched."""
     if not sweeps:
+        from rayembed.pipeline.adaptation_tables import print_adaptations
         from rayembed.pipeline.dry_run import print_recipes
 
         print_recipes(map(get_recipe, recipe_names()), out=out)
+        print_adaptations(map(get_adaptation, adaptation_names()), out=out)
         return
     from rayembed.tables import Table, console
     from rayembed.tuning.trials import known_trials

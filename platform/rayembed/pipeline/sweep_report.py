@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.assets.stored_folder import StoredFolder
+from rayembed.config.adaptation import Adaptation
 from rayembed.config.sweep import GridSearch, Sweep, metric_source
+from rayembed.pipeline.adapt import AdaptedEncoder, next_command
 from rayembed.pipeline.report import MLFLOW_AWAY, Outcome
 from rayembed.registry.tracking import Tracker
 from rayembed.tables import console
@@ -128,7 +130,7 @@ def print_swept(
     sweep: Sweep,
     records: Mapping[str, TrialRecord],
     report: str,
-    outcome: Outcome | None,
+    outcome: Outcome | AdaptedEncoder | None,
     printed: Printed,
     source: str,
     *,
@@ -146,8 +148,11 @@ def print_swept(
         out.print(f"Beside {source}:\n{paper_table(rows, printed)}")
     out.print(f"Report     {report}")
     if outcome is not None:
-        version = outcome.version
         out.print(f"Best       {outcome.run.name}")
+    if isinstance(outcome, AdaptedEncoder):
+        out.print(f"Encoder    {outcome.folder}; next: {next_command(outcome)}")
+    elif outcome is not None:
+        version = outcome.version
         out.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
     if not mlflow_complete:
         out.print(MLFLOW_AWAY)
@@ -179,6 +184,9 @@ def _has_rows(sweep: Sweep) -> bool:
 
 def _metric(sweep: Sweep) -> str:
     weights = ", ".join(f"{task} × {weight:g}" for task, weight in sweep.metric.weights.items())
+    if isinstance(sweep.base, Adaptation):
+        of = weights or "mean of languages"
+        return f"the probability that masked held-out words are given (1 / perplexity; {of})"
     if metric_source(sweep) == "validation":
         what = weights or "the runs' own deciding score"
         return f"validation on held-out texts ({what}) of the weights that a run hands on"

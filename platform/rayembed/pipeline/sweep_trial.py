@@ -1,16 +1,56 @@
-"""A trial of a sweep: train its run, report its scores, at last that of what it leaves."""
+"""What a sweep does with training runs: check, prepare, train as trials, register the best one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rayembed.assets.storage import join
+from rayembed.config.data_run import data_of
+from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
+from rayembed.config.space import apply
 from rayembed.config.sweep import Sweep, deciding, metric_source
+from rayembed.data.on_ray import ray_pipeline_context
+from rayembed.data.prepare import prepare
 from rayembed.errors import ArtifactError
-from rayembed.pipeline.train import TrialOf, TrialResult, train_trial
+from rayembed.models.contract import PromptTokenizer
+from rayembed.pipeline.checks import check_inputs, check_row_instructions
+from rayembed.pipeline.report import Outcome
+from rayembed.pipeline.train import TrialOf, TrialResult, train, train_trial
 from rayembed.pipeline.validation import SCORE, kept_step
 from rayembed.training.validation.folder import ValidationFolder
 from rayembed.tuning.events import Event
+from rayembed.tuning.trial_store import TrialRecord
 from rayembed.tuning.trials import Trial
+
+
+def check_runs(runs: Sequence[Run]) -> dict[str, PromptTokenizer]:
+    """Check all assets of the runs, each different ones once; their tokenizers by `_assets`.
+
+    Raises:
+        RayembedError: as `check_inputs`.
+    """
+    tokenizers: dict[str, PromptTokenizer] = {}
+    for run in runs:
+        key = _assets(run)
+        if key not in tokenizers:
+            tokenizers[key] = check_inputs(run)
+    return tokenizers
+
+
+def prepare_runs(runs: Sequence[Run]) -> None:
+    """Prepare the data of runs, each of which needs other ones.
+
+    Raises:
+        RayembedError: as `prepare`.
+    """
+    tokenizers = check_runs(runs)
+    for run in runs:
+        plans = prepare(run, ray_pipeline_context(data_of(run)))
+        check_row_instructions(run, plans, tokenizers[_assets(run)])
+
+
+def _assets(run: Run) -> str:
+    """Fingerprint of all that `check_inputs` looks at."""
+    return fingerprint(run.model_dump(mode="json", include={"model", "data", "evaluation"}))
 
 
 def run_trial(
@@ -22,6 +62,7 @@ def run_trial(
         RayembedError: as `train`; or the weights that the run hands on have no score.
     """
     run, validated = trial.run, metric_source(sweep) == "validation"
+    assert isinstance(run, Run)
 
     def on_scores(name: str, scores: dict[str, float], step: int) -> None:
         if validated and name == "validation":
@@ -29,8 +70,21 @@ def run_trial(
 
     trained = train_trial(run, TrialOf(tags, on_scores))
     scores = _of_kept_weights(run, trained) if validated else trained.scores
-    total = sum(stage.steps for stage in run.stages)
-    tell(Event("final", total, deciding(sweep, scores), scores, trained.scores))
+    tell(Event("final", run.total_steps, deciding(sweep, scores), scores, trained.scores))
+
+
+def register_best(sweep: Sweep, found: TrialRecord) -> Outcome:
+    """The outcome of the best trial's run, which is trained already: scored beside its baselines,
+    and registered.
+
+    Raises:
+        RayembedError: as `train`.
+    """
+    run = apply(sweep.runs[found.label], found.values)
+    assert isinstance(run, Run)
+    name = run.placement.registered_model or sweep.name
+    placement = run.placement.model_copy(update={"registered_model": name})
+    return train(run.model_copy(update={"name": found.key, "placement": placement}))
 
 
 def _of_kept_weights(run: Run, trained: TrialResult) -> dict[str, float]:

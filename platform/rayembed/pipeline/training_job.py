@@ -143,7 +143,7 @@ def base_run(recipe: str) -> Run:
     Raises:
         ConfigError: no such recipe, or a file that is no run.
     """
-    return named_or_read(recipe, recipe_names(), get_recipe, Run)
+    return named_or_read(recipe, recipe_names(), get_recipe, Run.read)
 
 
 def _stage_and_step(text: str) -> tuple[str, int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from rayembed.config.adaptation import (
     Adaptation,
     CorpusConfig,
+    HeldOutWords,
     MaskedTraining,
     RotaryEncoderConfig,
     TextsConfig,
@@ -71,6 +72,7 @@ def published() -> Adaptation:
                 gradient_clipping=1.0,
             ),
             steps=10_000,
+            held_out=HeldOutWords(batches=1, every_steps=1000),
         ),
         placement=Placement(
             workers=16,
@@ -104,6 +106,7 @@ def quickstart() -> Adaptation:
             ),
             steps=60,
             checkpoint_every_steps=30,
+            held_out=HeldOutWords(batches=4, every_steps=20),
         ),
         placement=Placement(
             workers=1,

@@ -4,14 +4,14 @@ b sequences of this worker, N masked tokens of the global batch, W workers.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.adaptation import Adaptation, MaskedTraining, MaskingConfig
@@ -39,11 +39,12 @@ from rayembed.training.export import upload_model
 from rayembed.training.graph_room import GraphRoom, Tokens
 from rayembed.training.job import Job
 from rayembed.training.step import StepReport, StepSettings
-from rayembed.training.trainer import Objective
+from rayembed.training.trainer import Callback, Objective, StageTrainer, StepRecord, Stream
 from rayembed.training.weights import read_weights, weights_digest
 
 PERPLEXITY = "perplexity"
 MASKED_ACCURACY = "masked_accuracy"
+HELD_OUT = "held_out"
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,7 @@ class MaskedLanguage(Objective):
         tally = _Tally(len(self.languages), settings.device)
 
         def predictions(number: int) -> Predictions:
-            cut = cuts[number]
-            micro = collate_masked(
-                [batch.input_ids[place] for place in cut],
-                [batch.places[place] for place in cut],
-                [batch.words[place] for place in cut],
-                self.vocabulary.pad_id,
-            )
-            found: Predictions = engine(to_device(micro, settings.device))
-            return found
+            return self._predictions(engine, batch, cuts[number], settings)
 
         sizes = [len(cut) * max(lengths[place] for place in cut) for cut in cuts]
         most = largest(max(sizes), settings.device)
@@ -122,9 +115,42 @@ class MaskedLanguage(Objective):
             loss = without_gradient_unless_finite(found.losses.sum() * share)
             backward(loss, number == num_passes - 1)
             if not is_filler:
-                counts = [len(batch.places[place]) for place in cut]
-                tally.add(found, np.repeat(batch.language[cut], counts))
+                tally.add(found, batch, cut)
         return self._report(tally, lengths, cuts, num_passes, settings)
+
+    @torch.no_grad()
+    def score(
+        self, engine: nn.Module, batches: Iterable[MaskedBatch], settings: StepSettings
+    ) -> dict[str, float]:
+        """Perplexity and share of masked words that are named, over all tokens of the batches and
+        of each language; all workers call it, each with its own share of the batches.
+        """
+        tally = _Tally(len(self.languages), settings.device)
+        for batch in batches:
+            lengths = [len(ids) for ids in batch.input_ids]
+            cuts = cut_by_length(lengths, settings.micro_batch_tokens, settings.pass_cost_tokens)
+            for number in range(largest(len(cuts), settings.device)):
+                cut = cuts[min(number, len(cuts) - 1)]
+                found = self._predictions(engine, batch, cut, settings)
+                if number < len(cuts):
+                    tally.add(found, batch, cut)
+        return self._metrics(*_by_language(sums_of(tally.flat(), settings.device)))
+
+    def _predictions(
+        self,
+        engine: nn.Module,
+        batch: MaskedBatch,
+        cut: Sequence[int],
+        settings: StepSettings,
+    ) -> Predictions:
+        micro = collate_masked(
+            [batch.input_ids[place] for place in cut],
+            [batch.places[place] for place in cut],
+            [batch.words[place] for place in cut],
+            self.vocabulary.pad_id,
+        )
+        found: Predictions = engine(to_device(micro, settings.device))
+        return found
 
     def _report(
         self,
@@ -136,16 +162,8 @@ class MaskedLanguage(Objective):
     ) -> StepReport:
         mine = [len(lengths), sum(lengths), padded_tokens(lengths, cuts), *tally.flat()]
         sequences, tokens, padded, *flat = sums_of(mine, settings.device)
-        loss, correct, count = torch.tensor(flat, dtype=torch.float64).view(3, -1)
-        metrics = {
-            "masked_tokens": float(count.sum()),
-            MASKED_ACCURACY: float(correct.sum() / count.sum()),
-            PERPLEXITY: float(torch.exp(loss.sum() / count.sum())),
-        }
-        for place, code in enumerate(self.languages):
-            if count[place]:
-                metrics[f"{MASKED_ACCURACY}/{code}"] = float(correct[place] / count[place])
-                metrics[f"{PERPLEXITY}/{code}"] = float(torch.exp(loss[place] / count[place]))
+        loss, correct, count = _by_language(flat)
+        metrics = {"masked_tokens": float(count.sum()), **self._metrics(loss, correct, count)}
         return StepReport(
             loss=float(loss.sum() / count.sum()),
             texts=int(sequences),
@@ -155,6 +173,57 @@ class MaskedLanguage(Objective):
             metrics=metrics,
         )
 
+    def _metrics(self, loss: Tensor, correct: Tensor, count: Tensor) -> dict[str, float]:
+        """Metrics over all tokens, and over those of each language that has any.
+
+        Args:
+            loss, correct, count: (languages,) sums over masked tokens.
+        """
+        metrics = {
+            MASKED_ACCURACY: float(correct.sum() / count.sum()),
+            PERPLEXITY: float(torch.exp(loss.sum() / count.sum())),
+        }
+        for place, code in enumerate(self.languages):
+            if count[place]:
+                metrics[f"{MASKED_ACCURACY}/{code}"] = float(correct[place] / count[place])
+                metrics[f"{PERPLEXITY}/{code}"] = float(torch.exp(loss[place] / count[place]))
+        return metrics
+
+
+def _by_language(flat: Sequence[float]) -> Tensor:
+    """(3, languages) losses, correct predictions and tokens of a tally's flat sums."""
+    return torch.tensor(flat, dtype=torch.float64).view(3, -1)
+
+
+class HeldOutScores(Callback):
+    """Adds to the records of due steps what the model makes of the held-out batches, as
+    `held_out/masked_accuracy`, `held_out/perplexity` and the same of each language.
+
+    Args:
+        every_steps: steps between two scores; None: the last step alone.
+    """
+
+    def __init__(self, every_steps: int | None) -> None:
+        self._every = every_steps
+
+    def on_train_start(self, trainer: StageTrainer, step: int) -> None:
+        """Take note of the trainer."""
+        self._trainer = trainer
+
+    def on_step_end(self, record: StepRecord) -> None:
+        """Score a due step."""
+        trainer, step = self._trainer, record["step"]
+        if step < trainer.stage.steps and (self._every is None or step % self._every):
+            return
+        engine, objective, plan = trainer.engine, trainer.objective, trainer.plan
+        assert isinstance(objective, MaskedLanguage)
+        assert isinstance(engine.model, MaskedLanguageModel)
+        make = objective.batches(plan, engine.model, trainer.stage, trainer.seed)
+        engine.model.eval()
+        found = objective.score(engine.forward, map(make, plan.held_out), trainer.settings)
+        engine.model.train()
+        record.update({f"{HELD_OUT}/{name}": value for name, value in found.items()})
+
 
 class _Tally:
     """Float64 sums over this worker's masked tokens by language, without GPU synchronisation."""
@@ -162,12 +231,9 @@ class _Tally:
     def __init__(self, num_languages: int, device: torch.device) -> None:
         self._sums = torch.zeros(3, num_languages, dtype=torch.float64, device=device)
 
-    def add(self, found: Predictions, language: np.ndarray) -> None:
-        """Add a micro-batch.
-
-        Args:
-            language: (N,) of each masked token.
-        """
+    def add(self, found: Predictions, batch: MaskedBatch, cut: Sequence[int]) -> None:
+        """Add the predictions of a micro-batch, the sequences `cut` of a batch."""
+        language = np.repeat(batch.language[cut], [len(batch.places[place]) for place in cut])
         losses = found.losses.detach().double()
         values = torch.stack([losses, found.correct.double(), torch.ones_like(losses)])
         places = torch.from_numpy(language).to(losses.device, non_blocking=True)
@@ -211,6 +277,12 @@ class AdaptationJob(Job):
         run = self.run
         vocabulary = check_adaptable(resolve_model(run.model.backbone.path), run.model)
         return MaskedLanguage(plan.languages, run.masking, vocabulary)
+
+    def trainer(self, callbacks: Sequence[Callback], stream: Stream) -> StageTrainer:
+        """Trainer of this worker, which scores what is held out."""
+        held_out = self.run.training.held_out
+        scores = [] if held_out is None else [HeldOutScores(held_out.every_steps)]
+        return super().trainer([*scores, *callbacks], stream)
 
 
 def load_adapted(run: Adaptation, weights: str | None) -> MaskedLanguageModel:

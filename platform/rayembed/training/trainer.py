@@ -216,7 +216,8 @@ class StageTrainer:
         self.position = expected_position(stage.name, run_fingerprint, plan.fingerprint)
         """Position that a checkpoint must have to go on from, but for its step."""
         self.engine: Engine
-        self._seed, self._number, self._dtype, self._stream = seed, number, dtype, stream
+        self.settings: StepSettings
+        self.seed, self._number, self._dtype, self._stream = seed, number, dtype, stream
 
     def fit(self, start: Checkpoint | None = None) -> DeepSpeedEngine:
         """Train from the beginning or from a checkpoint; the engine after the last step.
@@ -243,14 +244,14 @@ class StageTrainer:
         )
         if placement.compile_layers:
             model.compile_layers()
-        seed_worker(self._seed, self._number)
+        seed_worker(self.seed, self._number)
         kind = self.device.type
         settings = StepSettings(
             micro_batch_tokens=placement.micro_batch_tokens or micro_batch_tokens(kind),
             grad_cache=room,
             device=self.device,
             pass_cost_tokens=placement.pass_cost_tokens or pass_cost_tokens(kind, model),
-            seed=self._seed,
+            seed=self.seed,
         )
         engine = DeepSpeedEngine(
             model,
@@ -272,7 +273,7 @@ class StageTrainer:
         self, engine: Engine, settings: StepSettings, step: int = 0, dropped_steps: int = 0
     ) -> None:
         """Train an engine of the caller's after `step` finished steps; raises as `fit`."""
-        self.engine = engine
+        self.engine, self.settings = engine, settings
         dropped = DroppedSteps(
             self.stage,
             self.placement.end_after_dropped_steps,
@@ -285,7 +286,7 @@ class StageTrainer:
         for callback in self.callbacks:
             callback.on_train_start(self, step)
         if step < self.stage.steps and not self._stops(step):
-            make = self.objective.batches(self.plan, engine.model, self.stage, self._seed)
+            make = self.objective.batches(self.plan, engine.model, self.stage, self.seed)
 
             def ahead(batch: Any) -> Any:
                 return self.objective.ahead(engine.model, batch, self.stage, settings)

@@ -194,12 +194,11 @@ def _trials_that_fit(sweep: Sweep, wanted: int) -> int:
     Raises:
         PlacementError: none does.
     """
-    validates = any(run.evaluation.validation is not None for run in sweep.runs.values())
     deadline = time.monotonic() + _GIVEN_BACK_SECONDS
     while True:
         late = time.monotonic() > deadline
         try:
-            found = trials_at_once(sweep.base.placement, free_nodes(), validates=validates)
+            found = trials_at_once(sweep.base.placement, free_nodes(), validates=sweep.validates)
         except PlacementError:
             if late:
                 raise
@@ -211,7 +210,7 @@ def _trials_that_fit(sweep: Sweep, wanted: int) -> int:
 
 def _total_steps(job: TuneJob) -> int:
     runs = [trial.run for trial in job.trials] or list(job.sweep.runs.values())
-    return max(sum(stage.steps for stage in run.stages) for run in runs)
+    return max(run.total_steps for run in runs)
 
 
 def _beside_the_driver() -> Any:

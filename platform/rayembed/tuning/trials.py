@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rayembed.config.adaptation import Adaptation, AnyRun
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.space import Domain, all_values, apply, corners, draws
@@ -30,7 +31,7 @@ MOST_DATA = 64
 class Trial:
     """One run of a sweep."""
 
-    run: Run
+    run: AnyRun
     """Run under the trial's name, which scores only what the sweep compares."""
     label: str
     """Label of the base run that the space varies."""
@@ -46,16 +47,12 @@ class Trial:
 def make_trial(sweep: Sweep, label: str, values: Mapping[str, str]) -> Trial:
     """Build the trial of these values.
 
-    Baselines and the untrained model are left out: they would be scored anew for each trial.
-
     Raises:
         ConfigError: the settings refuse the values.
     """
     run = apply(sweep.runs[label], values)
     told = {"label": label, "values": dict(values), "run": run.fingerprint}
-    evaluation = run.evaluation.model_copy(update={"baselines": (), "before_training": False})
-    changes = {"name": f"{sweep.name}-{fingerprint(told)[:8]}", "evaluation": evaluation}
-    return Trial(run.model_copy(update=changes), label, dict(values))
+    return Trial(run.compared_as(f"{sweep.name}-{fingerprint(told)[:8]}"), label, dict(values))
 
 
 def key_of(sweep: Sweep, label: str, values: Mapping[str, str]) -> str:
@@ -119,7 +116,7 @@ def check_sweep(sweep: Sweep) -> None:
     trials = known_trials(sweep)
     if not trials:
         trials = list(_corner_trials(sweep))
-    total = max(sum(stage.steps for stage in trial.run.stages) for trial in trials)
+    total = max(trial.run.total_steps for trial in trials)
     if sweep.scheduler.kind == "asha":
         grace = sweep.scheduler.grace_steps
         if grace is not None and grace > total:
@@ -140,15 +137,32 @@ class DataFolder:
     """A preparation result, identified by its inputs."""
 
     kind: str
-    """Kind of the result: `records`, `filtered`, `mined`, `clustered`, `plan`."""
+    """Kind of the result: `records`, `filtered`, `mined`, `clustered`, `sequences`, `plan`."""
     name: str
-    """Name of the data set, or of the stage."""
+    """Name of the data set or set of texts, or of the stage."""
     made_of: str
     """Fingerprint of the settings that decide it; the content of files decides it as well."""
 
 
-def data_folders(run: Run) -> tuple[DataFolder, ...]:
-    """Results that `prepare` makes for the run, in order; equal settings give equal folders."""
+def data_folders(run: AnyRun) -> tuple[DataFolder, ...]:
+    """Results that preparation makes for the run, in order; equal settings give equal folders."""
+    return _of_adaptation(run) if isinstance(run, Adaptation) else _of_run(run)
+
+
+def _of_adaptation(run: Adaptation) -> tuple[DataFolder, ...]:
+    corpus, training = run.corpus, run.training
+    cut = [run.model.backbone.path, corpus.root, corpus.layout, corpus.max_length]
+    found = [
+        DataFolder("sequences", one.name, fingerprint([*cut, one.model_dump(mode="json")]))
+        for one in corpus.texts
+    ]
+    told: list[Any] = [one.made_of for one in found]
+    told += [training.steps, training.global_sequences, corpus.language_alpha, run.seed]
+    told.append(training.held_out.batches if training.held_out else 0)
+    return (*found, DataFolder("plan", training.name, fingerprint(told)))
+
+
+def _of_run(run: Run) -> tuple[DataFolder, ...]:
     common: list[Any] = [run.seed, run.data.root]
     # A held-out part decides the records of all data sets, which must not have its texts.
     for dataset in run.held_out_datasets:
@@ -181,12 +195,12 @@ def data_folders(run: Run) -> tuple[DataFolder, ...]:
     return tuple(found)
 
 
-def runs_of_data(runs: Sequence[Run]) -> list[Run]:
+def runs_of_data(runs: Sequence[AnyRun]) -> list[AnyRun]:
     """One run for each distinct data preparation among the runs, in order."""
     return list({data_folders(run): run for run in reversed(runs)}.values())[::-1]
 
 
-def data_runs(sweep: Sweep, runs: Sequence[Run]) -> list[Run]:
+def data_runs(sweep: Sweep, runs: Sequence[AnyRun]) -> list[AnyRun]:
     """One run for each distinct data preparation that the sweep's trials need, now or later.
 
     Args:

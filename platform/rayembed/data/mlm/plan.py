@@ -6,6 +6,8 @@ with any W.
 
     storage/plans/adapt-<fingerprint>/steps-*.parquet, manifest.json
 
+Batches that are held out stand behind the last step, as steps of their own.
+
 G sequences of a global batch, L languages, n sequences in all.
 """
 
@@ -55,7 +57,7 @@ from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 """Version of the plan; bump when the same sequences yield another plan or layout on disk."""
 
 PLAN_SCHEMA = pa.schema([("step", pa.int64()), ("slot", pa.int32()), *SCHEMA])
@@ -90,6 +92,11 @@ class SequencePlan:
     def num_steps(self) -> int:
         """Number of steps in the plan."""
         return int(self.manifest["num_steps"])
+
+    @property
+    def held_out(self) -> range:
+        """Numbers of the batches that are held out, to be read as steps."""
+        return range(self.num_steps, self.num_steps + int(self.manifest["held_out"]))
 
     @property
     def global_sequences(self) -> int:
@@ -150,8 +157,10 @@ def write_sequence_plan(
     Raises:
         DataError: too few sequences for a batch, in all or of a language.
     """
+    held_out = run.training.held_out
     settings = {
         "num_steps": run.training.steps,
+        "held_out": 0 if held_out is None else held_out.batches,
         "global_sequences": run.training.global_sequences,
         "language_alpha": run.corpus.language_alpha,
         "seed": run.seed,
@@ -178,11 +187,17 @@ def _write(
     sequences = run.training.global_sequences
     parts = [part for name in sorted(prepared) for part in prepared[name].parts]
     pool = read_pool(parts)
-    order = order_sequences(
-        pool, sequences, run.training.steps, run.seed, run.corpus.language_alpha
+    trained, held_out = order_sequences(
+        pool,
+        sequences,
+        run.training.steps,
+        run.seed,
+        run.corpus.language_alpha,
+        held_out=told["held_out"],
     )
+    order = np.concatenate([trained, held_out])
     steps_per_file = max(1, ROWS_PER_FILE // sequences)
-    num_files = num_blocks(run.training.steps, steps_per_file)
+    num_files = num_blocks(len(order), steps_per_file)
     sent = join(folder, "scattered")
     with (
         scratch_folder("the order of sequences", BYTES_OF_A_PLACE * order.size) as scratch,
@@ -195,7 +210,7 @@ def _write(
         items = places.finish()
     scatter = _Scatter(steps_per_file, sequences)
     buckets, _ = exchange(sent, "plan adapt scatter", scatter, items, num_files, context.execute)
-    blocks = blocks_of(buckets, run.training.steps, steps_per_file)
+    blocks = blocks_of(buckets, len(order), steps_per_file)
     gather = _Gather(folder, buckets, sequences)
     gathered = run_resumable(folder, "plan adapt gather", gather, blocks, context.execute)
     digests = "".join(digest for result in gathered for digest in result["steps"])
@@ -205,7 +220,7 @@ def _write(
         **told,
         "steps_per_file": steps_per_file,
         "fingerprint": hashlib.sha256(digests.encode()).hexdigest()[:12],
-        "languages": _languages(pool, order, prepared),
+        "languages": _languages(pool, trained, held_out, prepared),
         "seconds": round(time.monotonic() - began, 3),
     }
     write_manifest(folder, manifest)
@@ -240,18 +255,48 @@ def read_pool(parts: Sequence[Part]) -> Pool:
 
 
 def order_sequences(
-    pool: Pool, global_sequences: int, num_steps: int, seed: int, alpha: float
-) -> np.ndarray:
-    """(num_steps, G) int64 indices into the pool.
+    pool: Pool, global_sequences: int, num_steps: int, seed: int, alpha: float, held_out: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """(num_steps, G) and (held_out, G) int64 indices into the pool.
 
     A language with m of the sequences has the share m^α / Σ m^α of every batch, exact to one
     sequence over any number of steps. Its sequences are sampled by epoch in seeded permutations of
-    a content-based order; none occurs twice in a batch.
+    a content-based order; none occurs twice in a batch. No sequence that equals a held-out one is
+    in the first array.
 
     Raises:
-        DataError: a language has fewer sequences than a batch takes of it.
+        DataError: a language has fewer sequences than a batch takes of it, or more than half of
+            them would be held out.
     """
-    by_content = np.lexsort((np.arange(len(pool.hash)), pool.hash))
+    everything = np.arange(len(pool.hash))
+    if not held_out:
+        order = _order(pool, everything, global_sequences, num_steps, seed, alpha, _KEY)
+        return order, np.empty((0, global_sequences), dtype=np.int64)
+    kept = _order(pool, everything, global_sequences, held_out, seed, alpha, "held-out")
+    rest = np.flatnonzero(~np.isin(pool.hash, pool.hash[kept.ravel()]))
+    left = np.bincount(pool.language[rest], minlength=len(pool.languages))
+    there = np.bincount(pool.language, minlength=len(pool.languages))
+    for code, remaining, number in zip(pool.languages, left, there, strict=True):
+        if 2 * remaining < number:
+            raise DataError(
+                f"training.held_out.batches {held_out} would hold {number - remaining} of the "
+                f"{number} sequences of the language {code!r} out; lower it or "
+                "training.global_sequences, raise corpus.language_alpha, or add texts"
+            )
+    return _order(pool, rest, global_sequences, num_steps, seed, alpha, _KEY), kept
+
+
+def _order(
+    pool: Pool,
+    among: np.ndarray,
+    global_sequences: int,
+    num_steps: int,
+    seed: int,
+    alpha: float,
+    key: str,
+) -> np.ndarray:
+    """(num_steps, G) int64 indices into the pool, of those given."""
+    by_content = among[np.lexsort((among, pool.hash[among]))]
     of_language = [by_content[pool.language[by_content] == i] for i in range(len(pool.languages))]
     sizes = [len(rows) for rows in of_language]
     share = shares([1.0] * len(sizes), sizes, 1 / alpha)
@@ -268,7 +313,7 @@ def order_sequences(
         for code, places in zip(pool.languages, of_language, strict=True)
     ]
     order = np.empty((num_steps, global_sequences), dtype=np.int64)
-    batches = blended(rows, global_sequences, num_steps, seed, _KEY, 1 / alpha)
+    batches = blended(rows, global_sequences, num_steps, seed, key, 1 / alpha)
     for step, batch in enumerate(batches):
         for number, places in enumerate(of_language):
             mine = batch.dataset == number
@@ -309,11 +354,16 @@ class _Gather:
 
 
 def _languages(
-    pool: Pool, order: np.ndarray, prepared: Mapping[str, DatasetArtifact]
+    pool: Pool,
+    trained: np.ndarray,
+    held_out: np.ndarray,
+    prepared: Mapping[str, DatasetArtifact],
 ) -> list[dict[str, Any]]:
-    """Available and drawn sequences of each language, with measured shares."""
-    sizes = np.bincount(pool.language, minlength=len(pool.languages))
-    drawn = np.bincount(pool.language[order.ravel()], minlength=len(pool.languages))
+    """Available, drawn and held-out sequences of each language, with measured shares."""
+    sizes, drawn, kept = (
+        np.bincount(pool.language[rows], minlength=len(pool.languages))
+        for rows in (np.arange(len(pool.language)), trained.ravel(), held_out.ravel())
+    )
     told = []
     for place, code in enumerate(pool.languages):
         of_texts = [one.manifest["languages"].get(code, {}) for one in prepared.values()]
@@ -330,6 +380,7 @@ def _languages(
                 "drawn": int(drawn[place]),
                 "drawn_share": round(float(drawn[place] / drawn.sum()), 6),
                 "epochs": round(float(drawn[place] / sizes[place]), 3),
+                "held_out": int(kept[place]),
             }
         )
         if not drawn[place]:

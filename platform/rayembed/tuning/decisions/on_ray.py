@@ -67,12 +67,8 @@ def asha(
     sweep: Sweep, settings: AshaScheduler, done: Sequence[TrialRecord], total: int
 ) -> ASHAScheduler:
     """ASHA whose rungs include the scores of earlier trials."""
-    first = [
-        run.validation_interval(stage) if run.evaluation.validation else stage.steps
-        for run in sweep.runs.values()
-        for stage in run.stages[:1]
-    ]
-    grace = settings.grace_steps or min(max(first), total)
+    first = max(run.first_score for run in sweep.runs.values())
+    grace = settings.grace_steps or min(first, total)
     found = ASHAScheduler(
         time_attr=STEP,
         metric=SCORE,

@@ -1,0 +1,76 @@
+"""What a sweep does with adaptations: check, prepare, train as trials, hand the best encoder on."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.config.adaptation import Adaptation
+from rayembed.config.document import fingerprint
+from rayembed.config.space import apply
+from rayembed.config.sweep import Sweep, deciding
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.mlm.make import find_corpus, prepare_sequences
+from rayembed.data.on_ray import execute_with_ray_data
+from rayembed.models.nomic_moe.adaptation import check_adaptable
+from rayembed.pipeline.adapt import AdaptedEncoder, adapt, adapt_trial, held_out_scores
+from rayembed.pipeline.train import TrialOf
+from rayembed.tuning.events import Event
+from rayembed.tuning.trial_store import TrialRecord
+from rayembed.tuning.trials import Trial
+
+
+def check_adaptations(runs: Sequence[Adaptation]) -> None:
+    """Check the encoders and the texts of adaptations, each different ones once.
+
+    Raises:
+        RayembedError: as `check_adaptable` and `find_corpus`.
+    """
+    for run in _different(runs, "model"):
+        check_adaptable(resolve_model(run.model.backbone.path), run.model)
+    for run in _different(runs, "corpus"):
+        find_corpus(run)
+
+
+def _different(runs: Sequence[Adaptation], part: str) -> Iterable[Adaptation]:
+    """One run for each different value of a group of settings."""
+    return {fingerprint(run.model_dump(mode="json")[part]): run for run in runs}.values()
+
+
+def prepare_adaptations(runs: Sequence[Adaptation]) -> None:
+    """Prepare the sequences of adaptations, each of which needs other ones.
+
+    Raises:
+        RayembedError: as `prepare_sequences`.
+    """
+    for run in runs:
+        storage = run.placement.storage_path
+        prepare_sequences(run, PipelineContext(storage, run.seed, execute_with_ray_data))
+
+
+def run_trial(
+    sweep: Sweep, trial: Trial, tags: Mapping[str, str], tell: Callable[[Event], None]
+) -> None:
+    """Return when the trial's encoder is adapted; `tell` has got every score, the final one last.
+
+    Raises:
+        RayembedError: as `adapt`.
+    """
+    run = trial.run
+    assert isinstance(run, Adaptation)
+
+    def on_scores(_: str, scores: dict[str, float], step: int) -> None:
+        tell(Event("score", step, deciding(sweep, scores), scores))
+
+    adapted = adapt_trial(run, TrialOf(tags, on_scores))
+    scores = held_out_scores(adapted.metrics)
+    tell(Event("final", run.total_steps, deciding(sweep, scores), scores))
+
+
+def hand_on_best(sweep: Sweep, found: TrialRecord) -> AdaptedEncoder:
+    """The encoder of the best trial, which is adapted already.
+
+    Raises:
+        RayembedError: as `adapt`.
+    """
+    run = apply(sweep.runs[found.label], found.values)
+    assert isinstance(run, Adaptation)
+    return adapt(run.model_copy(update={"name": found.key}))
