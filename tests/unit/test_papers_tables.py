@@ -3,9 +3,8 @@
 import pytest
 
 from rayembed.errors import ConfigError
-from rayembed.pipeline.sweep_check import check_all
 from rayembed.pipeline.sweep_job import sweep_job
-from rayembed.tuning.trials import known_trials, runs_of_data
+from rayembed.tuning.trials import check_sweep, known_trials, runs_of_data
 from rayembed_papers.tables.catalogue import get_table, table_sweeps
 
 PUBLISHED = (
@@ -24,7 +23,7 @@ PUBLISHED = (
 def test_each_table_is_there_at_both_sizes_with_the_papers_figures(name):
     large, small = get_table(name), get_table(f"{name}-quickstart")
     for table in (large, small):
-        check_all(table.sweep)
+        check_sweep(table.sweep)
         assert table.printed
     seeds = {trial.run.seed for trial in known_trials(small.sweep)}
     assert seeds == {0, 1, 2}

@@ -22,7 +22,6 @@ from rayembed.pipeline.precision import sweep_as_begun, sweep_settled
 from rayembed.pipeline.report import Outcome
 from rayembed.pipeline.run_folders import fetched_folder, locked_sweep
 from rayembed.pipeline.storage import absolute_storage
-from rayembed.pipeline.sweep_check import check_all
 from rayembed.pipeline.sweep_dry_run import expected_time
 from rayembed.pipeline.sweep_report import print_swept, write_report
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
@@ -35,7 +34,7 @@ from rayembed.tuning.concurrency import trials_at_once
 from rayembed.tuning.events import Execute
 from rayembed.tuning.on_ray import TuneJob, check_dashboard, run_trials
 from rayembed.tuning.trial_store import TrialRecord, TrialStore, best
-from rayembed.tuning.trials import data_runs, known_trials, number_left
+from rayembed.tuning.trials import check_sweep, data_runs, known_trials, number_left
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +104,7 @@ def sweep_runs(
             told at the end.
     """
     sweep = sweep.at(absolute_storage(sweep.base.placement.storage_path))
-    check_all(sweep)
+    check_sweep(sweep)
     with locked_sweep(sweep) as files:
         return _sweep(sweep, files, printed or {}, source)
 

@@ -63,10 +63,10 @@ def sweep_job(sweeps: Sweeps = NO_SWEEPS) -> Job[PrintedSweep]:
 
 def _show(asked: PrintedSweep, context: JobContext) -> None:
     from rayembed.pipeline.at_hand import look_at
-    from rayembed.pipeline.sweep_check import check_all
     from rayembed.pipeline.sweep_dry_run import print_sweep
+    from rayembed.tuning.trials import check_sweep
 
-    check_all(asked.sweep)
+    check_sweep(asked.sweep)
     base = asked.sweep.base
     if isinstance(base, Run) and (problems := look_at(base).problems):
         raise ConfigError("\n".join(problems))
@@ -75,9 +75,9 @@ def _show(asked: PrintedSweep, context: JobContext) -> None:
 
 def _sweep(asked: PrintedSweep, _: JobContext) -> None:
     # What is asked wrongly is told without Ray and torch.
-    from rayembed.pipeline.sweep_check import check_all
+    from rayembed.tuning.trials import check_sweep
 
-    check_all(asked.sweep)
+    check_sweep(asked.sweep)
     if isinstance(asked.sweep.base, Run):
         from rayembed.pipeline.at_hand import check_at_hand
 

@@ -102,7 +102,8 @@ def known_trials(sweep: Sweep) -> list[Trial]:
 
 
 def check_sweep(sweep: Sweep) -> None:
-    """Check that every run of the sweep is valid and yields the compared score.
+    """Check all that can be told of a sweep from its settings alone: that every run is valid,
+    yields the compared score and has its data prepared beforehand.
 
     Raises:
         ConfigError: a setting, a value, a metric or a scheduler that does not fit.
@@ -113,9 +114,8 @@ def check_sweep(sweep: Sweep) -> None:
             "placement.runtime=local works in one process, but Ray Tune runs the trials of a "
             "sweep; leave it at auto"
         )
-    trials = known_trials(sweep)
-    if not trials:
-        trials = list(_corner_trials(sweep))
+    known = known_trials(sweep)
+    trials = known or list(_corner_trials(sweep))
     total = max(trial.run.total_steps for trial in trials)
     if sweep.scheduler.kind == "asha":
         grace = sweep.scheduler.grace_steps
@@ -124,6 +124,8 @@ def check_sweep(sweep: Sweep) -> None:
                 f"scheduler.grace_steps {grace} exceeds the {total} steps of a trial, so none "
                 "would ever be ended; lower it, or take scheduler=none"
             )
+    if not known:
+        data_runs(sweep, [])
 
 
 def _corner_trials(sweep: Sweep) -> Iterator[Trial]:
