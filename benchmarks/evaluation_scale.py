@@ -9,7 +9,8 @@ all vectors.
 
     python benchmarks/evaluation_scale.py --documents 8841823 --folder /tmp/scale
 
-The folder is kept, and what lies in it is not made again. `--workers 2` works on Ray.
+The folder is kept, and what lies in it is not made again. `--workers 2` works on Ray, whose
+processes are not counted in CPU seconds and memory.
 """
 
 import argparse
@@ -93,7 +94,7 @@ def make(folder, documents, queries, width):
     np.save(folder / "query.npy", (vectors[relevant].astype(np.float32) + noise))
     asked = [json.dumps({"_id": f"q{n}", "text": f"{n} which"}) for n in range(queries)]
     (folder / "queries.jsonl").write_text("\n".join(asked))
-    (folder / "qrels").mkdir()
+    (folder / "qrels").mkdir(exist_ok=True)
     grades = [f"q{n}\td{document}\t1" for n, document in enumerate(relevant)]
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(grades))
     np.save(folder / "relevant.npy", relevant)
@@ -178,8 +179,9 @@ def main():
 
     from rayembed.config.own_sets import RetrievalSet
     from rayembed.config.small_vectors import StoredVectors
+    from rayembed.evaluation.jobs import OF_QUERIES
     from rayembed.evaluation.mteb_model import model_meta
-    from rayembed.evaluation.own_set import OF_QUERIES, OwnTask
+    from rayembed.evaluation.own_set import OwnTask
     from rayembed.evaluation.score import Store, score
     from rayembed.registry.provenance import cpu_told
 

@@ -120,7 +120,8 @@ def expected(folder):
         prepare_sequences(adaptation, PipelineContext(storage, adaptation.seed))
     )
     words = check_adaptable(folder / "bert", adaptation.model)
-    steps = MaskedSteps(plan, adaptation.masking, words, adaptation.seed, 0, 1)
+    exam = adaptation.training.held_out.masking
+    steps = MaskedSteps(plan, adaptation.masking, words, adaptation.seed, 0, 1, exam)
     model = load_adapted(adaptation, None)
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     settings = adaptation.training.optimizer

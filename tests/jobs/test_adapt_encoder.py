@@ -11,10 +11,15 @@ from tiny_job import run_here
 
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.settings import parse
+from rayembed.config.sweep import Sweep
+from rayembed.data.work_items import in_process
+from rayembed.errors import ConfigError
 from rayembed.models.build import build_model
 from rayembed.models.nomic_moe.adaptation import load_masked_language_model
 from rayembed.models.nomic_moe.config import NomicMoeConfig
+from rayembed.pipeline import sweep_adaptation
 from rayembed.pipeline.adaptation_job import run_adaptation_job
+from rayembed.pipeline.sweep_adaptation import prepare_adaptations
 from rayembed.pipeline.sweep_job import sweep_job
 from rayembed.recipes.adaptation import adaptation_names, get_adaptation
 from rayembed.registry.metrics_log import MetricsLog
@@ -119,6 +124,7 @@ def test_a_sweep_of_adaptations_refuses_what_only_models_have(tmp_path, capsys):
     assert "an encoder is not scored" in refused("--with", "metric.of=evaluation")
     nothing = refused("--set", "training.held_out=null")
     assert "set training.held_out.batches=4" in nothing
+    assert "differ in what is held out" in refused("--set", "corpus.max_length=grid(32, 64)")
     mixed = tmp_path / "sweep.yaml"
     mixed.write_text(
         "runs: {a: {recipe: nomic-adapt-quickstart}, b: {recipe: biencoder-quickstart}}\n"
@@ -127,6 +133,23 @@ def test_a_sweep_of_adaptations_refuses_what_only_models_have(tmp_path, capsys):
     assert "one trains an embedding model and the other adapts an encoder" in (
         capsys.readouterr().err
     )
+    mixed.write_text("runs: {a: {corpus: {texts: [], max_lenght: 3}}}\n")
+    assert sweep_job()(["--sweep", str(mixed), "--dry-run"]) == 2
+    assert "did you mean 'max_length'" in capsys.readouterr().err
+
+
+def test_a_weight_of_a_language_that_is_not_held_out_is_refused_before_training(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sweep_adaptation, "execute_with_ray_data", in_process)
+    save_masked(tmp_path / "bert")
+    write_corpus(tmp_path)
+    run = tiny_adaptation(tmp_path)
+    values = {"name": "s", "runs": {"": run.model_dump(mode="json")}, "space": {"seed": ["1"]}}
+    sweep = parse(Sweep, {**values, "metric": {"weights": {"frr": 1}}})
+    with pytest.raises(ConfigError, match=r"'frr', of which nothing is held out.*'fr'"):
+        prepare_adaptations(sweep, [run])
+    prepare_adaptations(parse(Sweep, {**values, "metric": {"weights": {"fr": 1}}}), [run])
 
 
 def test_a_dry_run_of_a_sweep_of_adaptations_is_the_sweep(tmp_path, capsys):
@@ -151,8 +174,8 @@ def test_what_a_dry_run_prints_is_the_run(name, tmp_path, capsys):
     # XLM-R without positions and pooler, its vocabulary filled up, and its head.
     total = {"nomic-adapt": "277,935,808", "nomic-adapt-quickstart": "22,550,208"}[name]
     assert total in captured.err
-    # 10,000 · 4,096 · 2,048 tokens of four bytes; sequences are of the corpus, not of the steps.
-    plan = {"nomic-adapt": "312.50", "nomic-adapt-quickstart": "0.00"}[name]
+    # 10,001 · 4,096 · 2,048 tokens of four bytes; sequences are of the corpus, not of the steps.
+    plan = {"nomic-adapt": "312.53", "nomic-adapt-quickstart": "0.00"}[name]
     told = {row[0].strip(): row[1].strip() for row in rows_of(captured.err) if len(row) == 2}
     assert told["disk, plan"] == f"{plan} GiB at most, and as much again while it is made"
     assert "4 bytes for each token of the whole corpus" in told["disk, sequences"]

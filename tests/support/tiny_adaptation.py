@@ -99,7 +99,7 @@ def tiny_adaptation(folder: Path, **changes) -> Adaptation:
                 "optimizer": {"learning_rate": 0.01, "warmup_steps": 1, "eps": 1e-4},
                 "steps": 4,
                 "checkpoint_every_steps": 2,
-                "held_out": {"batches": 2, "every_steps": 2},
+                "held_out": {"batches": 2, "every_steps": 2, "masking": {"probability": 0.4}},
             },
             "placement": {"storage_path": str(folder / "outputs"), "micro_batch_tokens": 100},
         }

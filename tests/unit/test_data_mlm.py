@@ -4,6 +4,7 @@ import gzip
 import json
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,8 +142,17 @@ def test_what_is_held_out_is_never_trained_on_and_has_the_shares_of_a_batch():
     assert len(set(kept.ravel().tolist())) == kept.size
     drawn = (language[kept] == 1).mean(), (language[trained] == 1).mean()
     assert drawn[0] == pytest.approx(drawn[1], abs=0.05)
-    with pytest.raises(DataError, match=r"batches 6 would hold .* of the 30 .* language 'b' out"):
-        order_sequences(pool, 8, 40, 3, 0.3, held_out=6)
+
+
+def test_of_a_language_that_would_lose_more_than_half_nothing_is_held_out(caplog):
+    language = np.array([0] * 60 + [1] * 7, dtype=np.int32)
+    pool = Pool(np.arange(67, dtype=np.int64), language, ["en", "sw"])
+    trained, kept = order_sequences(pool, 8, 40, 3, 0.3, held_out=3)
+    assert set(language[kept].ravel().tolist()) == {0}
+    assert "without a score: sw" in caplog.text
+    assert set(trained[language[trained] == 1].tolist()) == set(range(60, 67))
+    with pytest.raises(DataError, match="held_out=null"):
+        order_sequences(pool, 8, 40, 3, 0.3, held_out=30)
 
 
 @pytest.fixture(scope="module")
@@ -327,6 +337,39 @@ def test_workers_have_slices_of_the_same_masked_batches(plan, folder):
     assert any((a != b).any() for a, b in zip(other.input_ids, whole(0).input_ids, strict=True))
     with pytest.raises(DataError, match="a number of workers that divides 12"):
         steps_of(plan, folder, 0, 5)(0)
+
+
+def test_held_out_batches_have_masks_of_their_own_whatever_the_training_has(plan, folder):
+    run = tiny_adaptation(folder)
+    words, exam = check_adaptable(folder / "bert", run.model), run.training.held_out.masking
+    assert exam != run.masking
+    make = MaskedSteps(plan, run.masking, words, run.seed, 0, 1, exam)
+    other = MaskedSteps(plan, MaskingConfig(probability=0.9), words, run.seed, 0, 1, exam)
+    longer = SequencePlan(plan.files, {**plan.manifest, "num_steps": plan.num_steps - 1})
+    assert len(plan.held_out) == 2
+    for number, step in enumerate(plan.held_out):
+        mine, theirs = make(step), other(step)
+        assert [p.tolist() for p in mine.places] == [p.tolist() for p in theirs.places]
+        ids, _ = plan.read(step, plan.slots(0, 1))
+        drawn = [
+            mask(row, exam, words, seed=run.seed, step=-1 - number, slot=slot).places.tolist()
+            for slot, row in enumerate(ids)
+        ]
+        assert [p.tolist() for p in mine.places] == drawn, "by its own number, not by the step"
+    trained = [one(0).places[0].tolist() for one in (make, other)]
+    assert trained[0] != trained[1], "the control"
+    assert longer.held_out.start == plan.held_out.start - 1
+
+
+def test_a_lost_file_of_held_out_batches_is_told_before_training(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("rayembed.data.mlm.plan.ROWS_PER_FILE", 24)  # two steps a file
+    run = tiny_adaptation(folder)
+    context = PipelineContext(str(tmp_path), run.seed)
+    place = Path(prepare_sequences(run, context))
+    assert SequencePlan.open(str(place)).num_steps % 2 == 0
+    (place / "steps-000000004.parquet").unlink()
+    with pytest.raises(ArtifactError, match="is gone"):
+        prepare_sequences(run, context)
 
 
 def test_a_plan_made_elsewhere_or_after_a_kill_is_the_same(plan, folder, tmp_path, monkeypatch):

@@ -68,6 +68,20 @@ def test_a_gain_over_queries_has_the_interval_of_its_standard_error():
     assert not nothing.is_sure
 
 
+def test_tasks_without_scores_of_queries_stay_as_they_are_in_all_draws():
+    generator = np.random.default_rng(3)
+    base = generator.random(400)
+    model = base + generator.normal(0.05, 0.2, 400)
+    with_rest = [
+        Scored({"t": x.mean(), "rest": rest}, {"t": [x]}) for x, rest in ((model, 0.9), (base, 0.7))
+    ]
+    alone, both = gain(*with_rest, ["t"]), gain(*with_rest, ["t", "rest"])
+    assert both.mean == pytest.approx((alone.mean + 0.2) / 2)
+    assert both.interval == pytest.approx([(end + 0.2) / 2 for end in alone.interval])
+    assert str(both).endswith(", queries of 1 of 2 tasks)")
+    assert "queries" not in str(alone)
+
+
 def test_without_scores_of_queries_there_is_no_interval():
     model, base = Scored({"t": 0.6}, {}), Scored({"t": 0.5}, {"t": [[0.5]]})
     assert str(gain(model, base, ["t"])) == "+0.100"
@@ -81,6 +95,7 @@ def test_without_scores_of_queries_there_is_no_interval():
         (["evaluation.benchmarks=[]"], "needs general tasks"),
         (["evaluation.guard.own_sets=[mine]"], "own_sets lacks"),
         (["evaluation.guard.shares=[1.0]"], "shares"),
+        (["evaluation.guard.method=soup"], "'linear' or 'slerp'"),
         (["evaluation.guard.most_loss=-1"], "most_loss"),
     ],
 )

@@ -125,11 +125,14 @@ class MaskingConfig(Settings):
 class HeldOutWords(Settings):
     """Sequences that no step trains on, whose masked words are scored while the training goes on.
 
-    Their masks are drawn once, by the run's seed, so that scores of all steps are comparable.
+    Their masks are drawn once, by the run's seed, so that scores of all steps are comparable, and
+    those of runs that differ in neither these sequences nor this masking.
     """
 
     batches: PositiveInt = 4
     """Number of batches of `training.global_sequences`, with the languages' shares of any batch."""
+    masking: MaskingConfig = MaskingConfig()
+    """How they are masked, whatever the training's own masking is."""
     every_steps: PositiveInt | None = None
     """Steps between two scores; None: the last step alone is scored. The last always is."""
 
@@ -239,14 +242,18 @@ class Adaptation(Document):
         return self.model_copy(update={"name": name})
 
     def scored_on(self) -> dict[str, Any]:
-        """Nothing: what is held out belongs to the identity."""
-        return {}
+        """What decides which words are scored; two runs' scores compare only where it is equal."""
+        training = self.training.model_dump(mode="json", include={"held_out", "global_sequences"})
+        corpus = self.corpus.model_dump(mode="json", exclude={"root"})
+        return {"tokens": self.model.backbone.path, "corpus": corpus, **training}
 
     def identity(self) -> dict[str, Any]:
         """Fingerprinted settings: everything that the trained weights depend on."""
         values = super().identity()
         del values["corpus"]["root"], values["training"]["checkpoint_every_steps"]
-        if values["training"]["held_out"] is not None:
+        if self.training.held_out is None:
+            del values["training"]["held_out"]
+        else:
             del values["training"]["held_out"]["every_steps"]
         return {"kind": "adaptation", **values}
 

@@ -1,6 +1,6 @@
 """The guard of a fine-tune: what it may cost elsewhere, and mixtures with its base."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -21,8 +21,11 @@ class GuardConfig(Settings):
     """
 
     shares: Distinct[_Share] = (0.75, 0.5, 0.25)
-    """Shares of the trained model in the mixtures, whose weights are θ₀ + share · (θ - θ₀) with
-    those before training, θ₀ (WiSE-FT, arXiv 2109.01903)."""
+    """Shares of the trained model in the mixtures."""
+    method: Literal["linear", "slerp"] = "linear"
+    """How weights are mixed with those before training, θ₀. `linear`: θ₀ + share · (θ - θ₀)
+    (WiSE-FT, arXiv 2109.01903; task arithmetic of one task). `slerp`: along the arc between them,
+    tensor by tensor."""
     own_sets: Distinct[str] = ()
     """Names of `evaluation.own_sets` that are own data, too."""
     most_loss: float = Field(default=0.003, ge=0.0, le=1.0)

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, PositiveFloat, PositiveInt, Tag, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.adaptation import Adaptation, AnyRun, kind_of_run
 from rayembed.config.document import Document
 from rayembed.config.run import Run
-from rayembed.config.settings import Settings, nearest
+from rayembed.config.settings import Settings, nearest, parse
 from rayembed.config.space import Domain, check_paths, parse_space
 from rayembed.config.types import FileName, Seed, SortedDict
 from rayembed.errors import ConfigError
@@ -62,11 +62,12 @@ class AshaScheduler(Settings):
     """η: ratio of the steps of consecutive rungs."""
 
 
-SweptRun = Annotated[
-    Annotated[Run, Tag(Run.__name__)] | Annotated[Adaptation, Tag(Adaptation.__name__)],
-    Discriminator(lambda values: kind_of_run(values).__name__),
-]
-"""A run whose settings are searched."""
+def _settled(values: Any) -> AnyRun:
+    return values if isinstance(values, Run | Adaptation) else parse(kind_of_run(values), values)
+
+
+SweptRun = Annotated[Run | Adaptation, BeforeValidator(_settled)]
+"""A run whose settings are searched; plain values are read as the one of the two that they are."""
 
 Search = Annotated[GridSearch | RandomSearch | OptunaSearch, Field(discriminator="kind")]
 Scheduler = Annotated[NoScheduler | AshaScheduler, Field(discriminator="kind")]

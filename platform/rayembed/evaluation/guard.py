@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 
 from rayembed.config.guard import GuardConfig
-from rayembed.evaluation.own_set import OF_QUERIES
+from rayembed.evaluation.jobs import OF_QUERIES
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.tables import Table
@@ -37,7 +37,9 @@ class Gain:
 
     mean: float
     interval: tuple[float, float] | None
-    """95 % interval over draws of queries; None where a task has none."""
+    """95 % interval over draws of queries; None where no task has any."""
+    drawn: str = ""
+    """Which tasks queries were drawn of, where not of all."""
 
     @property
     def is_sure(self) -> bool:
@@ -49,7 +51,7 @@ class Gain:
         if self.interval is None:
             return f"{self.mean:+.3f}"
         low, high = self.interval
-        return f"{self.mean:+.3f} (95 %: {low:+.3f} to {high:+.3f})"
+        return f"{self.mean:+.3f} (95 %: {low:+.3f} to {high:+.3f}{self.drawn})"
 
 
 @dataclass(frozen=True)
@@ -142,19 +144,23 @@ def gain(model: Scored, base: Scored, tasks: Sequence[str]) -> Gain:
 
     Both models answer the same queries, so these are drawn in pairs, with replacement and within
     each subset of a task (Efron and Tibshirani, An Introduction to the Bootstrap, chapter 13).
+    Tasks without scores of queries stay as they are in all draws.
     """
     mean = fmean(model.scores[task] - base.scores[task] for task in tasks)
-    if any(task not in model.queries or task not in base.queries for task in tasks):
+    drawn = [task for task in tasks if task in model.queries and task in base.queries]
+    if not drawn:
         return Gain(mean, None)
+    told = f", queries of {len(drawn)} of {len(tasks)} tasks" if len(drawn) < len(tasks) else ""
     generator = np.random.default_rng(0)
-    draws = np.zeros(_DRAWS)
-    for task in tasks:
+    rest = sum(model.scores[task] - base.scores[task] for task in tasks if task not in drawn)
+    draws = np.full(_DRAWS, float(rest))
+    for task in drawn:
         parts = list(zip(model.queries[task], base.queries[task], strict=True))
         for mine, other in parts:
             apart = np.asarray(mine) - np.asarray(other)
             # How often a draw has each difference, of which there are few.
             values, counts = np.unique(apart, return_counts=True)
-            drawn = generator.multinomial(len(apart), counts / len(apart), size=_DRAWS)
-            draws += drawn @ values / len(apart) / len(parts)
+            numbers = generator.multinomial(len(apart), counts / len(apart), size=_DRAWS)
+            draws += numbers @ values / len(apart) / len(parts)
     low, high = np.percentile(draws / len(tasks), _LIKELY)
-    return Gain(mean, (float(low), float(high)))
+    return Gain(mean, (float(low), float(high)), told)

@@ -7,7 +7,7 @@ with longer waits: the limits are counted over five minutes, and many runners sh
 for in the chain of causes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import datasets.exceptions
 import httpx
 import mteb
 from huggingface_hub import is_offline_mode
+from mteb.abstasks.retrieval import AbsTaskRetrieval
 
 from rayembed.assets.hub_client import limit_hub
 from rayembed.assets.hub_retries import causes_of, passes, status_of, with_retries
@@ -100,6 +101,10 @@ def _told(error: BaseException) -> tuple[str, str]:
 Outcome = dict[str, Any]
 """Result of a job: plain values for JSON."""
 
+OF_QUERIES = "ndcg_at_10_of_queries"
+"""Entry beside mteb's scores of a retrieval that is judged by nDCG@10: that of each query, in the
+order of their ids."""
+
 TASK_RESULT = "task_result"
 """Key of an outcome: mteb's result of the task as a mapping."""
 
@@ -168,6 +173,7 @@ class ScoreTask:
         """
         task = self.task.load()
         load_data(task)
+        _keep_queries(task)
         found = mteb.evaluate(
             model,
             task,
@@ -179,6 +185,22 @@ class ScoreTask:
         )
         task.unload_data()  # mteb leaves what it did not load itself
         return {TASK_RESULT: found.task_results[0].to_dict()}
+
+
+def _keep_queries(task: Any) -> None:
+    """Have a retrieval's result hold the scores of single queries, which mteb drops; of a task with
+    scores of its own it stays as it is.
+    """
+    is_plain = (
+        isinstance(task, AbsTaskRetrieval)
+        and type(task).task_specific_scores is AbsTaskRetrieval.task_specific_scores
+    )
+    if is_plain and task.metadata.main_score == "ndcg_at_10":
+        task.task_specific_scores = _of_queries
+
+
+def _of_queries(scores: Mapping[str, Mapping[str, float]], *_given: Any) -> dict[str, Any]:
+    return {OF_QUERIES: [scores[query]["ndcg_cut_10"] for query in sorted(scores)]}
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,6 @@ from rayembed.evaluation.own_tables import (
 from rayembed.evaluation.task_text import remember_prompt
 
 _LAYOUT = "2"
-
-OF_QUERIES = "ndcg_at_10_of_queries"
-"""Entry of a retrieval's result with the nDCG@10 of each query."""
 """Version of what is kept in the cache; another one is made anew."""
 
 MEASURES: Mapping[str, tuple[str, str]] = {
@@ -236,12 +233,6 @@ class OwnRetrieval(_Own, AbsTaskRetrieval):  # type: ignore[misc] # untyped
         (split,) = self.metadata.eval_splits
         self.dataset = {code: {split: _searched(at)} for code, at in self._folders.items()}
         self.data_loaded = True
-
-    def task_specific_scores(
-        self, scores: Mapping[str, Mapping[str, float]], *_given: Any, **_more: Any
-    ) -> dict[str, Any]:
-        """The score of each query, in the order of their ids, beside mteb's means."""
-        return {OF_QUERIES: [scores[query]["ndcg_cut_10"] for query in sorted(scores)]}
 
 
 def _searched(folder: Path) -> dict[str, Any]:

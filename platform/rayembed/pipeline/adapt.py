@@ -13,6 +13,7 @@ from rayembed.config.adaptation import Adaptation
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.mlm.make import find_corpus, prepare_sequences
 from rayembed.data.mlm.plan import SequencePlan
+from rayembed.errors import RayembedError
 from rayembed.evaluation.plots import loss_curve
 from rayembed.models.nomic_moe.adaptation import check_adaptable
 from rayembed.pipeline.adaptation_tables import corpus_table
@@ -25,7 +26,7 @@ from rayembed.pipeline.storage import placed
 from rayembed.pipeline.train import DATA, START, Tell, TrialOf
 from rayembed.pipeline.validation import SCORE
 from rayembed.progress import enter, overview
-from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
+from rayembed.registry.metrics_log import METRICS_FILE, LogReader, MetricsLog, record_of
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
@@ -173,19 +174,26 @@ def _train(
 
 @contextmanager
 def _scores_told(log: MetricsLog, on_scores: Tell) -> Iterator[None]:
-    """Tell the scores in the log, and while the block trains each that comes, in a thread."""
-    told, done = 0, threading.Event()
+    """Tell the scores in the log, and while the block trains each that comes, in a thread; also
+    those that came last where the block fails.
+
+    Of a step that is taken again after a resume the first score counts; the two differ by rounding.
+    """
+    reader, told, done = LogReader(log.path, record_of), 0, threading.Event()
 
     def tell() -> None:
         nonlocal told
-        for record in log.records():
+        for record in reader.read():
             if record["step"] > told and (scores := held_out_scores(record)):
                 told = record["step"]
                 on_scores("validation", scores, told)
 
     def watch() -> None:
         while not done.wait(_POLL_SECONDS):
-            tell()
+            try:
+                tell()
+            except RayembedError as error:
+                logger.warning("scores are looked for again: %s", error)
 
     thread = threading.Thread(target=watch, name="scores", daemon=True)
     thread.start()
@@ -194,7 +202,7 @@ def _scores_told(log: MetricsLog, on_scores: Tell) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-    tell()
+        tell()
 
 
 def _print(outcome: AdaptedEncoder, plan: SequencePlan, *, mlflow_complete: bool) -> None:

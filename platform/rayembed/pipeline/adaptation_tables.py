@@ -105,7 +105,9 @@ def _needs(run: Adaptation, size: ModelSize | None) -> Table:
         f"{training.steps:,} of {training.global_sequences:,} sequences of {corpus.max_length:,} "
         f"tokens, {corpus.layout}: {tokens:,} tokens at most"
     )
-    plan = f"{4 * tokens / 2**30:.2f} GiB at most, and as much again while it is made"
+    held_out = 0 if training.held_out is None else training.held_out.batches
+    planned = (training.steps + held_out) * training.global_sequences * corpus.max_length
+    plan = f"{4 * planned / 2**30:.2f} GiB at most, and as much again while it is made"
     facts["disk, plan"] = plan
     facts["disk, sequences"] = (
         "at most about 4 bytes for each token of the whole corpus, also of what no step draws; how "

@@ -11,6 +11,7 @@ from rayembed.config.run import Run
 from rayembed.evaluation.guard import Verdict, scored_by, verdict
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import ScoreKey
+from rayembed.models.merge import Method
 from rayembed.pipeline.merge_job import merge_models
 from rayembed.pipeline.run_folders import RunFolders
 from rayembed.pipeline.run_scorer import RunScorer
@@ -30,10 +31,12 @@ def mixtures(
     """
     guard, last = run.evaluation.guard, run.stages[-1].name
     found: dict[ScoreKey, ModelScores] = {}
-    for share in () if guard is None else guard.shares:
+    if guard is None:
+        return found
+    for share in guard.shares:
         key = ScoreKey(last, share=share)
         folder = folder_of(folders, key)
-        mix = partial(save_mixture, folders.model(scorer.untrained), share)
+        mix = partial(save_mixture, folders.model(scorer.untrained), guard.method, share)
         with doing(f"merging, {share:.0%} of {last}"):
             runtime.export(mix, run, folders.model(last), folder)
         found[key] = scorer.score(folder, f"{last}-merged-{share:g}")
@@ -46,19 +49,22 @@ def folder_of(folders: RunFolders, key: ScoreKey) -> str:
     return folders.model(key.stage if key.share is None else f"{key.stage}-merged-{key.share:g}")
 
 
-def save_mixture(base: str, share: float, run: Run, trained: str | None, folder: str) -> None:
+def save_mixture(
+    base: str, method: Method, share: float, run: Run, trained: str | None, folder: str
+) -> None:
     """Save the mixture of two models of the run in a storage folder, unless it is there.
 
     Args:
         base, trained: folders of the models, in storage.
-        share: of the trained one.
+        method, share: how they are mixed, and the share of the trained one.
     """
     assert trained is not None
     made_of = [read_bytes(join(place, MADE_OF_FILE)).decode() for place in (base, trained)]
-    note = json.dumps({"mixture_of": made_of, "share": share}, indent=1).encode()
+    note = json.dumps({"mixture_of": made_of, "method": method, "share": share}, indent=1).encode()
+    shares = (share,) if method == "slerp" else (1 - share, share)
 
     def save(place: Path) -> None:
-        merge_models([base, trained], place, shares=(1 - share, share))
+        merge_models([base, trained], place, method=method, shares=shares)
 
     upload_model(folder, note, save)
 

@@ -51,8 +51,8 @@ class Way:
 
     check: Callable[[Sequence[Any]], Any]
     """Checks the assets of runs before Ray starts."""
-    prepare: Callable[[Sequence[Any]], None]
-    """Prepares the data of runs, each of which needs other ones."""
+    prepare: Callable[[Sweep, Sequence[Any]], None]
+    """Prepares the data of runs of the sweep, each of which needs other ones."""
     run_trial: Execute
     hand_on: Callable[[Sweep, TrialRecord], Outcome | AdaptedEncoder]
     """Makes of the best trial, which is trained, what a run of its kind leaves."""
@@ -129,7 +129,7 @@ def _sweep(
     trials = known_trials(sweep)
     logger.info("%s", expected_time(sweep, trials))
     needed = data_runs(sweep, [trial.run for trial in trials])
-    way.prepare(needed)
+    way.prepare(sweep, needed)
     logger.info("the data are prepared: %d different ones for all trials", len(needed))
     trial_store = TrialStore(files.place)
     left = number_left(sweep, trials, trial_store.read())

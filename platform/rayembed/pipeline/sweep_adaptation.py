@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.document import fingerprint
+from rayembed.config.settings import nearest
 from rayembed.config.space import apply
 from rayembed.config.sweep import Sweep, deciding
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.mlm.make import find_corpus, prepare_sequences
+from rayembed.data.mlm.plan import SequencePlan
 from rayembed.data.on_ray import execute_with_ray_data
+from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.nomic_moe.adaptation import check_adaptable
 from rayembed.pipeline.adapt import AdaptedEncoder, adapt, adapt_trial, held_out_scores
 from rayembed.pipeline.train import TrialOf
@@ -35,15 +38,24 @@ def _different(runs: Sequence[Adaptation], part: str) -> Iterable[Adaptation]:
     return {fingerprint(run.model_dump(mode="json")[part]): run for run in runs}.values()
 
 
-def prepare_adaptations(runs: Sequence[Adaptation]) -> None:
+def prepare_adaptations(sweep: Sweep, runs: Sequence[Adaptation]) -> None:
     """Prepare the sequences of adaptations, each of which needs other ones.
 
     Raises:
+        ConfigError: a language that the metric weights has nothing held out.
         RayembedError: as `prepare_sequences`.
     """
     for run in runs:
         storage = run.placement.storage_path
-        prepare_sequences(run, PipelineContext(storage, run.seed, execute_with_ray_data))
+        context = PipelineContext(storage, run.seed, execute_with_ray_data)
+        plan = SequencePlan.open(prepare_sequences(run, context))
+        scored = [told["language"] for told in plan.languages_told if told["held_out"]]
+        for code in sweep.metric.weights:
+            if code not in scored:
+                raise ConfigError(
+                    f"metric.weights names the language {code!r}, of which nothing is held out "
+                    f"with seed {run.seed}; {nearest(code, scored)}"
+                )
 
 
 def run_trial(
@@ -62,6 +74,11 @@ def run_trial(
 
     adapted = adapt_trial(run, TrialOf(tags, on_scores))
     scores = held_out_scores(adapted.metrics)
+    if not scores:
+        raise ArtifactError(
+            f"the log of {run.name!r} has no score of what is held out at step {run.total_steps}; "
+            "the trial cannot be compared"
+        )
     tell(Event("final", run.total_steps, deciding(sweep, scores), scores))
 
 

@@ -36,7 +36,7 @@ def check_runs(runs: Sequence[Run]) -> dict[str, PromptTokenizer]:
     return tokenizers
 
 
-def prepare_runs(runs: Sequence[Run]) -> None:
+def prepare_runs(_: Sweep, runs: Sequence[Run]) -> None:
     """Prepare the data of runs, each of which needs other ones.
 
     Raises:

@@ -55,12 +55,15 @@ class MaskedLanguage(Objective):
     """Codes, of which batches have the places."""
     masking: MaskingConfig
     vocabulary: Vocabulary
+    held_out: MaskingConfig | None = None
 
     def batches(
         self, plan: SequencePlan, model: MaskedLanguageModel, stage: TrainLoopConfig, seed: int
     ) -> MaskedSteps:
         """Builder of this worker's share of each batch."""
-        return MaskedSteps(plan, self.masking, self.vocabulary, seed, rank(), world_size())
+        return MaskedSteps(
+            *(plan, self.masking, self.vocabulary, seed, rank(), world_size()), self.held_out
+        )
 
     def source(self, plan: SequencePlan, step: int) -> str:
         """The batch's languages."""
@@ -276,7 +279,9 @@ class AdaptationJob(Job):
         """Masked-language modelling with the encoder's own words."""
         run = self.run
         vocabulary = check_adaptable(resolve_model(run.model.backbone.path), run.model)
-        return MaskedLanguage(plan.languages, run.masking, vocabulary)
+        held_out = run.training.held_out
+        masking = None if held_out is None else held_out.masking
+        return MaskedLanguage(plan.languages, run.masking, vocabulary, masking)
 
     def trainer(self, callbacks: Sequence[Callback], stream: Stream) -> StageTrainer:
         """Trainer of this worker, which scores what is held out."""

@@ -116,6 +116,7 @@ def check_sweep(sweep: Sweep) -> None:
         )
     known = known_trials(sweep)
     trials = known or list(_corner_trials(sweep))
+    _check_comparable(trials)
     total = max(trial.run.total_steps for trial in trials)
     if sweep.scheduler.kind == "asha":
         grace = sweep.scheduler.grace_steps
@@ -126,6 +127,20 @@ def check_sweep(sweep: Sweep) -> None:
             )
     if not known:
         data_runs(sweep, [])
+
+
+def _check_comparable(trials: Sequence[Trial]) -> None:
+    """Return when all adaptations among the trials are scored on the same words.
+
+    Of each seed they are other ones, as held-out parts of training runs are.
+    """
+    exams = {fingerprint(t.run.scored_on()) for t in trials if isinstance(t.run, Adaptation)}
+    if len(exams) > 1:
+        raise ConfigError(
+            "the trials differ in what is held out, so that their scores cannot be compared: "
+            "corpus, training.global_sequences, training.held_out and model.backbone.path must be "
+            "the same in all; set them with --set path=value"
+        )
 
 
 def _corner_trials(sweep: Sweep) -> Iterator[Trial]:

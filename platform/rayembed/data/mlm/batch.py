@@ -37,9 +37,11 @@ class MaskedSteps:
     seed: int
     worker: int
     num_workers: int
+    held_out: MaskingConfig | None = None
+    """Masking of held-out batches, whose masks do not depend on the number of steps."""
 
     def __call__(self, step: int) -> MaskedBatch:
-        """Batch of a step.
+        """Batch of a step, or a held-out one.
 
         Raises:
             DataError: the workers cannot share a batch equally.
@@ -47,8 +49,12 @@ class MaskedSteps:
         """
         slots = self.plan.slots(self.worker, self.num_workers)
         sequences, codes = self.plan.read(step, slots)
+        masking, number_of_draw = self.masking, step
+        if step in self.plan.held_out:
+            assert self.held_out is not None
+            masking, number_of_draw = self.held_out, self.plan.num_steps - step - 1  # below 0
         masked = [
-            mask(ids, self.masking, self.vocabulary, seed=self.seed, step=step, slot=slot)
+            mask(ids, masking, self.vocabulary, seed=self.seed, step=number_of_draw, slot=slot)
             for ids, slot in zip(sequences, slots, strict=True)
         ]
         number = {code: place for place, code in enumerate(self.plan.languages)}

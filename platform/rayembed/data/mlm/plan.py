@@ -262,27 +262,36 @@ def order_sequences(
     A language with m of the sequences has the share m^α / Σ m^α of every batch, exact to one
     sequence over any number of steps. Its sequences are sampled by epoch in seeded permutations of
     a content-based order; none occurs twice in a batch. No sequence that equals a held-out one is
-    in the first array.
+    in the first array. Of a language that would lose more than half nothing is held out.
 
     Raises:
-        DataError: a language has fewer sequences than a batch takes of it, or more than half of
-            them would be held out.
+        DataError: a language has fewer sequences than a batch takes of it, or nothing can be held
+            out.
     """
     everything = np.arange(len(pool.hash))
     if not held_out:
         order = _order(pool, everything, global_sequences, num_steps, seed, alpha, _KEY)
         return order, np.empty((0, global_sequences), dtype=np.int64)
-    kept = _order(pool, everything, global_sequences, held_out, seed, alpha, "held-out")
-    rest = np.flatnonzero(~np.isin(pool.hash, pool.hash[kept.ravel()]))
-    left = np.bincount(pool.language[rest], minlength=len(pool.languages))
     there = np.bincount(pool.language, minlength=len(pool.languages))
-    for code, remaining, number in zip(pool.languages, left, there, strict=True):
-        if 2 * remaining < number:
+    small = np.zeros(len(pool.languages), dtype=bool)
+    while True:
+        among = np.flatnonzero(~small[pool.language])
+        if not len(among):
             raise DataError(
-                f"training.held_out.batches {held_out} would hold {number - remaining} of the "
-                f"{number} sequences of the language {code!r} out; lower it or "
-                "training.global_sequences, raise corpus.language_alpha, or add texts"
+                f"training.held_out.batches {held_out} of {global_sequences} sequences would take "
+                f"more than half of each language's ({len(everything)} in all); lower it, set "
+                "training.held_out=null, or add texts"
             )
+        kept = _order(pool, among, global_sequences, held_out, seed, alpha, "held-out")
+        rest = np.flatnonzero(~np.isin(pool.hash, pool.hash[kept.ravel()]))
+        left = np.bincount(pool.language[rest], minlength=len(pool.languages))
+        more = (2 * left < there) & ~small
+        if not more.any():
+            break
+        small |= more
+    if small.any():
+        codes = ", ".join(code for code, one in zip(pool.languages, small, strict=True) if one)
+        log.warning("too small to hold anything out, and without a score: %s", codes)
     return _order(pool, rest, global_sequences, num_steps, seed, alpha, _KEY), kept
 
 
@@ -297,20 +306,23 @@ def _order(
 ) -> np.ndarray:
     """(num_steps, G) int64 indices into the pool, of those given."""
     by_content = among[np.lexsort((among, pool.hash[among]))]
-    of_language = [by_content[pool.language[by_content] == i] for i in range(len(pool.languages))]
+    numbers = np.unique(pool.language[among])
+    of_language = [by_content[pool.language[by_content] == number] for number in numbers]
+    codes = [pool.languages[number] for number in numbers]
     sizes = [len(rows) for rows in of_language]
     share = shares([1.0] * len(sizes), sizes, 1 / alpha)
-    for code, size, part in zip(pool.languages, sizes, share.tolist(), strict=True):
+    for code, size, part in zip(codes, sizes, share.tolist(), strict=True):
         needed = min(global_sequences, math.ceil(part * global_sequences - 1e-9))
         if size < needed:
             raise DataError(
                 f"the language {code!r} has {size} sequences, but each batch of "
-                f"{global_sequences} takes up to {needed} of them (share {part:.4g}); lower "
-                "training.global_sequences, raise corpus.language_alpha, or add texts"
+                f"{global_sequences} takes up to {needed} of them (share {part:.4g}; what "
+                "training.held_out takes is not counted); lower training.global_sequences, raise "
+                "corpus.language_alpha, or add texts"
             )
     rows = [
         DatasetRows(code, 1.0, pool.hash[places])
-        for code, places in zip(pool.languages, of_language, strict=True)
+        for code, places in zip(codes, of_language, strict=True)
     ]
     order = np.empty((num_steps, global_sequences), dtype=np.int64)
     batches = blended(rows, global_sequences, num_steps, seed, key, 1 / alpha)
@@ -360,9 +372,10 @@ def _languages(
     prepared: Mapping[str, DatasetArtifact],
 ) -> list[dict[str, Any]]:
     """Available, drawn and held-out sequences of each language, with measured shares."""
-    sizes, drawn, kept = (
+    rest = np.flatnonzero(~np.isin(pool.hash, pool.hash[held_out.ravel()]))
+    sizes, left, drawn, kept = (
         np.bincount(pool.language[rows], minlength=len(pool.languages))
-        for rows in (np.arange(len(pool.language)), trained.ravel(), held_out.ravel())
+        for rows in (np.arange(len(pool.language)), rest, trained.ravel(), held_out.ravel())
     )
     told = []
     for place, code in enumerate(pool.languages):
@@ -379,7 +392,7 @@ def _languages(
                 "share": round(float(sizes[place] / sizes.sum()), 6),
                 "drawn": int(drawn[place]),
                 "drawn_share": round(float(drawn[place] / drawn.sum()), 6),
-                "epochs": round(float(drawn[place] / sizes[place]), 3),
+                "epochs": round(float(drawn[place] / left[place]), 3),
                 "held_out": int(kept[place]),
             }
         )

@@ -95,13 +95,14 @@ def write_manifest(folder: str, manifest: Mapping[str, Any]) -> None:
     """Write the manifest that finishes a plan, with the sizes of its files.
 
     Args:
-        manifest: `num_steps` and `steps_per_file` among others.
+        manifest: `num_steps` and `steps_per_file` among others; `held_out` steps follow the last.
 
     Raises:
         ArtifactError: a file is gone, of which an earlier try tells that it was written.
     """
     there = file_sizes(folder, recursive=False)
-    firsts = range(0, manifest["num_steps"], manifest["steps_per_file"])
+    steps = manifest["num_steps"] + manifest.get("held_out", 0)
+    firsts = range(0, steps, manifest["steps_per_file"])
     sizes = {name: there.get(name) for name in map(file_name, firsts)}
     gone = [name for name, size in sizes.items() if size is None]
     if gone:
