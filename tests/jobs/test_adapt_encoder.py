@@ -133,9 +133,9 @@ def test_a_sweep_of_adaptations_refuses_what_only_models_have(tmp_path, capsys):
     assert "one trains an embedding model and the other adapts an encoder" in (
         capsys.readouterr().err
     )
-    mixed.write_text("runs: {a: {corpus: {texts: [], max_lenght: 3}}}\n")
+    mixed.write_text("runs: {a: {corpus: {texts: [], longest: 3}}}\n")
     assert sweep_job()(["--sweep", str(mixed), "--dry-run"]) == 2
-    assert "did you mean 'max_length'" in capsys.readouterr().err
+    assert "no setting 'corpus.longest'" in capsys.readouterr().err
 
 
 def test_a_weight_of_a_language_that_is_not_held_out_is_refused_before_training(
