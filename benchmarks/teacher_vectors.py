@@ -1,4 +1,4 @@
-"""CPU-seconds of a training step with stored teacher vectors, over InfoNCE's alone.
+"""CPU-seconds of a training step with a teacher's stored scores or vectors, over InfoNCE's alone.
 
 all-MiniLM-L6-v2 is fine-tuned on pairs of the Wikipedia sample. It is its own teacher too, whose
 vectors `prepare` stores:
@@ -8,6 +8,12 @@ vectors `prepare` stores:
 - `vectors`: InfoNCE and the distance to the teacher's vectors, with a projection;
 - `relations`: InfoNCE and the divergence from the teacher's similarities;
 - `live`: InfoNCE alone, and the teacher embeds the batch, as distillation with it in the loop does.
+
+Mining stores its scores of three negatives of each query:
+
+- `negatives`: InfoNCE with these negatives, which `kl` and `margin` are compared with;
+- `kl`: InfoNCE and the divergence from the teacher's scores of the query's documents;
+- `margin`: InfoNCE and the squared difference from the teacher's margins.
 
 The sides differ in how a batch is made (vectors are looked up in mapped files), in the loss of the
 embeddings, forward and backward, and in what the teacher embeds. These parts are measured alone,
@@ -51,9 +57,16 @@ LOSSES = {
     "vectors": {"kind": "vector_distillation", "projection": True},
     "relations": {"kind": "similarity_distillation"},
     "live": {"kind": "infonce"},
+    "negatives": {"kind": "infonce"},
+    "kl": {"kind": "listwise_kl", "infonce_temperature": 0.05},
+    "margin": {"kind": "margin_mse", "infonce_temperature": 0.05},
 }
 
+BASES = dict.fromkeys(("kl", "margin"), "negatives")
+"""What a side is compared with, where that is not `infonce`."""
+
 TEACHER = Teacher(teacher=MINILM, dtype="float32")
+MINING = {**TEACHER.model_dump(), "num_negatives": 3, "candidates": 20}
 
 
 class Side:
@@ -62,8 +75,11 @@ class Side:
     def __init__(self, name: str, folder: Path, batch: int, rounds: int, dtype: str) -> None:
         run = make_run(folder, batch, rounds)
         changes = [f"stages.only.loss={json.dumps(LOSSES[name])}", f"model.backbone.dtype={dtype}"]
-        if name not in ("infonce", "live"):
+        if name in ("masks", "vectors", "relations"):
             changes.append(f"stages.only.teachers={json.dumps([TEACHER.model_dump()])}")
+        if name in ("negatives", *BASES):
+            changes.append(f"data.datasets.pairs.mining={json.dumps(MINING)}")
+            changes.append("stages.only.batch.num_negatives=3")
         run = override(run, changes)
         plan = BatchPlan.open(prepare(run, Here().data_context(data_of(run)))["only"])
         self.stage = run.stages[0]
@@ -139,20 +155,24 @@ def main() -> None:
         (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
         sides = {side: Side(side, folder, args.pairs, 1, args.dtype) for side in LOSSES}
         seldom = {
-            "step": partial(sides["infonce"].step, 0),
+            "infonce": partial(sides["infonce"].step, 0),
+            "negatives": partial(sides["negatives"].step, 0),
             "live": partial(sides["live"].embed, 0),
         }
-        whole, live = least(seldom, args.rounds).values()
+        whole = least(seldom, args.rounds)
+        live = whole.pop("live")
         batch = least({n: partial(side.batch, 0) for n, side in sides.items()}, 30)
         loss = least({n: side.loss for n, side in sides.items()}, 30)
-    print(f"a step of InfoNCE: {whole:.2f} CPU-s\n")
-    print("| side | batch, CPU-ms | loss, CPU-ms | teacher, CPU-s | step over infonce |")
+    alone, hard = whole["infonce"], whole["negatives"]
+    print(f"a step of InfoNCE: {alone:.2f} CPU-s, with the mined negatives {hard:.2f}\n")
+    print("| side | batch, CPU-ms | loss, CPU-ms | teacher, CPU-s | step over InfoNCE's |")
     print("|---|---|---|---|---|")
     for name in sides:
         teacher = live if name == "live" else 0.0
-        more = batch[name] + loss[name] + teacher - batch["infonce"] - loss["infonce"]
+        base = BASES.get(name, "negatives" if name == "negatives" else "infonce")
+        more = batch[name] + loss[name] + teacher - batch[base] - loss[base]
         parts = f"{1e3 * batch[name]:.1f} | {1e3 * loss[name]:.1f} | {teacher:.2f}"
-        print(f"| {name} | {parts} | {1 + more / whole:.4f} |")
+        print(f"| {name} | {parts} | {1 + more / whole[base]:.4f} |")
 
 
 if __name__ == "__main__":

@@ -94,6 +94,35 @@ def test_variants_stand_beside_the_model_and_are_made_once(given, capsys):
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == told
 
 
+def test_a_registered_model_is_compressed_with_the_texts_of_its_run(given, capsys):
+    asked = (
+        "--way",
+        "wanda,structure=2:4,minimum_texts=40",
+        "--name",
+        "registered",
+        "--set=speed=null",
+    )
+    number = "--set=calibration.number=40"
+    assert run(given, *asked, number, model="models:/own@candidate") == 0
+    (variant,) = (given.folder / "outputs" / "compressed" / "registered").glob("wanda*")
+    made = json.loads((variant / COMPRESSION_FILE).read_text())
+    assert made["compressed"] > 0
+    # The same texts and weights as of the folder, so the same variant to the byte.
+    again = (
+        "--way",
+        "wanda,structure=2:4,minimum_texts=40",
+        "--name",
+        "of-the-folder",
+        "--set=speed=null",
+    )
+    assert run(given, *again, number) == 0
+    (other,) = (given.folder / "outputs" / "compressed" / "of-the-folder").glob("wanda*")
+    assert variant.name == other.name, "the digits are of way, weights and texts"
+    for name in ("model.safetensors", COMPRESSION_FILE):
+        assert (variant / name).read_bytes() == (other / name).read_bytes()
+    capsys.readouterr()
+
+
 def test_gates_take_a_variant_or_refuse_it(given, capsys):
     assert run(given, "--way", "magnitude,sparsity=0.3", "--name", "gated", "--set=speed=null",
                "--set=placement.registered_model=gated") == 0  # fmt: skip

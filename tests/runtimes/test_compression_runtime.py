@@ -104,10 +104,26 @@ def test_a_graph_gives_the_vectors_of_its_model(given, kind, runtime):
     )
 
 
-@pytest.mark.parametrize("kind", ["biencoder", "nomic-moe"])
-def test_sentence_transformers_and_mlflow_read_the_folder(given, kind, tmp_path):
-    folder = given.graph(kind, "onnx")
-    model = load_model(given.source(kind), dtype="float32")
+READ_ELSEWHERE = [
+    ("biencoder", "onnx", "float32"),
+    ("nomic-moe", "openvino", "float32"),
+    ("biencoder", "onnx", "int8-static"),
+    ("biencoder", "openvino", "int8-static"),
+]
+"""Kind, runtime and precision of graphs that others read than our own loader."""
+
+
+def wanted_model(given, kind, folder, precision):
+    """Whose vectors a graph must give: the model's, of int8 those that our own loader reads."""
+    return load_model(given.source(kind) if precision == "float32" else folder, dtype="float32")
+
+
+@pytest.mark.parametrize(("kind", "runtime", "precision"), READ_ELSEWHERE)
+def test_sentence_transformers_and_mlflow_read_the_folder(
+    given, kind, runtime, precision, tmp_path
+):
+    folder = given.graph(kind, runtime, precision=precision)
+    model = wanted_model(given, kind, folder, precision)
     query, document = (encode(model, TEXTS, role=role) for role in ("query", "document"))
     theirs = SentenceTransformer(str(folder), device="cpu")
     theirs.save(str(tmp_path / "saved"))
@@ -198,8 +214,9 @@ def test_evaluation_takes_the_graph_as_it_is(given):
     ).shape == (len(TEXTS), 16)
 
 
-def test_a_server_answers_with_the_vectors_of_the_model(given):
-    folder = given.graph("biencoder", "onnx")
+@pytest.mark.parametrize(("kind", "runtime", "precision"), READ_ELSEWHERE)
+def test_a_server_answers_with_the_vectors_of_the_model(given, kind, runtime, precision):
+    folder = given.graph(kind, runtime, precision=precision)
     served = ServedModel(name="tiny", model=str(folder), dtype="bfloat16")
     threads = torch.get_num_threads()
     try:
@@ -208,7 +225,7 @@ def test_a_server_answers_with_the_vectors_of_the_model(given):
         torch.set_num_threads(threads)
     client = TestClient(make_app({"tiny": service}, Limits()))
     answer = client.post("/v1/embeddings", json={"input": TEXTS, "role": "query"}).json()
-    model = load_model(given.source("biencoder"), dtype="float32")
+    model = wanted_model(given, kind, folder, precision)
     found = [one["embedding"] for one in answer["data"]]
     np.testing.assert_allclose(found, encode(model, TEXTS, role="query"), atol=1e-5)
 

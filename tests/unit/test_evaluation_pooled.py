@@ -1,5 +1,7 @@
 """A pool of workers as a model of mteb: scores, what is embedded, what is kept."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from datasets import Dataset
@@ -12,6 +14,7 @@ from plain_scores import largest_difference, scores
 from plain_spec_model import PlainSpecModel, few_experiments
 from word_model import WordSpec
 
+from rayembed.evaluation.jobs import OF_QUERIES, TASK_RESULT, ScoreTask
 from rayembed.evaluation.pooled.best_documents import BestDocuments
 from rayembed.evaluation.pooled.embedding_store import (
     EmbeddingStore,
@@ -42,6 +45,23 @@ def test_scores_are_those_of_mteb(task, similarity, tmp_path):
         # By workers alone, kept in files, and read from files.
         for kept in (None, store, store):
             assert largest_difference(plain, scores(pooled(spec, kept), task)) < 1e-6
+
+
+def of_mteb(name):
+    """A factory of one of mteb's mock tasks."""
+    (task,) = (task for task in text_tasks() if task.metadata.name == name)
+    return SimpleNamespace(name=name, num_texts=10, load=type(task))
+
+
+@pytest.mark.parametrize("name", ["MockRetrievalTask", "MockMultilingualRetrievalTask"])
+def test_retrieval_has_the_score_of_each_query_beside_mtebs_mean(name):
+    outcome = ScoreTask(of_mteb(name)).run(pooled(WordSpec()))
+    rows = [row for split in outcome[TASK_RESULT]["scores"].values() for row in split]
+    for row in rows:
+        assert np.mean(row[OF_QUERIES]) == pytest.approx(row["ndcg_at_10"], abs=1e-5)
+        assert len(row[OF_QUERIES]) == 2
+    reranked = ScoreTask(of_mteb("MockRerankingTask")).run(pooled(WordSpec()))
+    assert OF_QUERIES not in reranked[TASK_RESULT]["scores"]["test"][0], "judged by another score"
 
 
 def all_scores(spec, corpus, queries):

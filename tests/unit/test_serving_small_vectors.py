@@ -1,5 +1,8 @@
 """Served int8 and binary vectors: their layout, and that evaluation searches the same ones."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
@@ -7,11 +10,14 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from tiny_folders import save_biencoder
 
 from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.small_vectors import Rescoring
 from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.make_spec import make_spec
+from rayembed.evaluation.pooled.best_documents import BestDocuments
 from rayembed.evaluation.pooled.encoding_worker import comparable
 from rayembed.models.load import load_model
 from rayembed.quantisation import from_bits, from_int8, to_bits, to_int8
+from rayembed.search.stored import best_by_bits
 from rayembed.serving.app import make_app
 from rayembed.serving.service import EmbeddingService
 
@@ -61,6 +67,35 @@ def test_served_vectors_are_those_that_evaluation_searches(client, folder, width
     assert np.array_equal(signs > 0, plain > 0)
     for name, bits in (("binary", ubinary - 128), ("ubinary", ubinary)):
         assert np.array_equal(quantize_embeddings(searched, name), bits)
+
+
+def test_the_pages_search_finds_what_evaluation_scores(client):
+    """The function of docs/serving.md on served vectors against the search of an evaluation."""
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    (code,) = re.findall(r"```python\n(import numpy\n.*?)```", page, flags=re.DOTALL)
+    search = {}
+    exec(code, search)
+    documents = [f"{text} {number}" for number in range(20) for text in TEXTS]
+
+    def vectors(texts, **asked):
+        answer = client.post("/v1/embeddings", json={"input": texts, **asked})
+        return np.array([item["embedding"] for item in answer.json()["data"]])
+
+    bits = vectors(documents, encoding_format="ubinary").astype(np.uint8)
+    int8 = vectors(documents, encoding_format="int8").astype(np.int8)
+    floats = vectors(documents).astype(np.float32)
+    asked = vectors(TEXTS, role="query").astype(np.float32)
+    found = best_by_bits(asked, floats, 5, Rescoring(candidates=12, precision="int8"))
+    best = BestDocuments(len(TEXTS), 5, 12)
+    best.add(found.row, found.place, found.score, found.again)
+    query, place, _ = best.results()
+    plain = np.argsort(-(asked @ floats.T), axis=1)[:, :5]
+    apart = 0
+    for number, one in enumerate(asked):
+        places = search["search"](one, bits, int8, k=5, candidates=12)
+        assert places.tolist() == place[query == number][:5].tolist()
+        apart += places.tolist() != plain[number].tolist()
+    assert apart, "the control: by floats they come in another order"
 
 
 def test_embed_has_the_same_formats(client):

@@ -199,7 +199,9 @@ def _keep_queries(task: Any) -> None:
         task.task_specific_scores = _of_queries
 
 
-def _of_queries(scores: Mapping[str, Mapping[str, float]], *_given: Any) -> dict[str, Any]:
+def _of_queries(
+    scores: Mapping[str, Mapping[str, float]], *_given: Any, **_more: Any
+) -> dict[str, Any]:
     return {OF_QUERIES: [scores[query]["ndcg_cut_10"] for query in sorted(scores)]}
 
 
