@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from own_pairs import own_run
+from own_pairs import own_run, write_pairs
 from tiny_job import run_here
 from tiny_models import save_encoder
 
@@ -113,6 +113,44 @@ def test_a_base_and_its_fine_tuned_model_become_one_that_loads(models, tmp_path)
         "shares": [0.25, 0.75],
     }
     assert rayembed.load(str(tmp_path / "merged")).encode("one text").shape == (32,)
+
+
+@pytest.mark.job
+def test_of_several_shares_the_one_with_the_highest_score_is_kept(models, tmp_path):
+    base, tuned = models
+    own = tmp_path / "shop"
+    (own / "qrels").mkdir(parents=True)
+    rows = write_pairs(tmp_path / "pairs.jsonl", 60)
+    unique = list({row["positive"]: row for row in rows}.values())
+    for name, column in (("corpus", "positive"), ("queries", "query")):
+        lines = [json.dumps({"_id": f"{i}", "text": r[column]}) for i, r in enumerate(unique)]
+        (own / f"{name}.jsonl").write_text("\n".join(lines))
+    judged = "".join(f"{i}\t{i}\t1\n" for i in range(len(unique)))
+    (own / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    given = (
+        *("--model", str(base), "--model", str(tuned), "--output", str(tmp_path / "merged")),
+        *("--storage-path", str(tmp_path / "outputs")),
+    )
+    several = ("--shares", "0.9,0.1", "--shares", "0.1,0.9")
+    done = run_here("merge_models", *given, *several)
+    assert done.returncode == 2
+    assert "2 candidates (--shares) and nothing to choose by" in done.stderr
+    done = run_here("merge_models", *given, *several, "--own-set", f"shop={own}")
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads((tmp_path / "merged" / "merge.json").read_text())
+    scores = {label: found["shop"] for label, found in told["scores"].items()}
+    assert scores.keys() == {"model 1", "model 2", "linear 0.9, 0.1", "linear 0.1, 0.9"}
+    kept = max(("linear 0.9, 0.1", "linear 0.1, 0.9"), key=scores.get)
+    assert len(set(scores.values())) == 4, "otherwise nothing is chosen"
+    assert f"linear {', '.join(f'{share:g}' for share in told['shares'])}" == kept
+    states = [load_model(path, dtype="float32").state_dict() for path in (base, tuned)]
+    found = load_model(tmp_path / "merged", dtype="float32").state_dict()
+    for name, weight in found.items():
+        first, second = told["shares"]
+        torch.testing.assert_close(weight, first * states[0][name] + second * states[1][name])
+    assert ("Better:" in done.stdout) == (max(scores, key=scores.get) != kept)
+    assert "kept" in (tmp_path / "merged" / "merge.md").read_text()
+    assert not list(tmp_path.glob(".candidate-*"))
 
 
 @pytest.mark.job

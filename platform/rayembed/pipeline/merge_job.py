@@ -7,8 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rayembed.config.named_benchmarks import named_benchmarks, with_own_sets
+from rayembed.config.scores import Scores
+from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.pipeline.job import Job, JobContext, option
+from rayembed.evaluation.mteb_names import check_names
+from rayembed.pipeline.evaluation_job import own_set
+from rayembed.pipeline.job import Job, JobContext, names_in, option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,12 +100,38 @@ def shares_in(text: str | None) -> tuple[float, ...] | None:
 
 
 def _merge(args: argparse.Namespace, context: JobContext) -> None:
-    output = Path(args.output)
-    merge_models(args.model, output, method=args.method, shares=shares_in(args.shares))
-    context.out.write(
-        f"Merged model: {args.output}\n"
-        f"Score it:     python jobs/evaluate_model.py --model {args.output} …\n"
+    output, candidates = Path(args.output), [shares_in(text) for text in args.shares or [None]]
+    asked = {
+        "benchmarks": args.benchmarks or (),
+        "tasks": args.tasks or (),
+        "languages": args.languages or (),
+        "own_sets": args.own_sets or (),
+    }
+    if not any(asked.values()):
+        if len(candidates) > 1:
+            raise ConfigError(
+                f"{len(candidates)} candidates (--shares) and nothing to choose by: name "
+                "--benchmark, --tasks or --own-set"
+            )
+        merge_models(args.model, output, method=args.method, shares=candidates[0])
+        context.out.write(
+            f"Merged model: {args.output}\n"
+            f"Score it:     python jobs/evaluate_model.py --model {args.output} …\n"
+        )
+        return
+    scores = with_own_sets(parse(Scores, asked))
+    check_names("", scores, tuple(named.name for named in named_benchmarks()))
+    from rayembed.pipeline.merge_choice import choose, print_choice
+
+    choice = choose(
+        args.model,
+        output,
+        method=args.method,
+        candidates=candidates,
+        scores=scores,
+        storage=args.storage_path,
     )
+    print_choice(choice, args.model, output, context.out)
 
 
 run_merge_job = Job(
@@ -111,8 +142,29 @@ run_merge_job = Job(
             "weighted mean, arc between two models, or base plus weighted changes",
             default="linear",
         ),
-        option("--shares NUMBERS", "share of each model, as 0.3,0.7; default: equal ones"),
+        option(
+            "--shares NUMBERS",
+            "share of each model, as 0.3,0.7; default: equal ones. Given several times, the "
+            "candidates of which the one with the highest mean score becomes the model",
+            often=True,
+        ),
         option("--output FOLDER", "where the model goes", required=True),
+        option(
+            "--benchmark NAME",
+            "a benchmark that scores the candidates and the models, as wikipedia or NanoBEIR",
+            often=True,
+            dest="benchmarks",
+        ),
+        option("--tasks A,B", "single tasks of mteb", type=names_in),
+        option("--languages eng,deu", "subsets in these only", type=names_in),
+        option(
+            "--own-set [NAME=]FOLDER",
+            "your own corpus, queries and qrels (BEIR's layout) as a task",
+            often=True,
+            type=own_set,
+            dest="own_sets",
+        ),
+        option("--storage-path FOLDER", "where scores are kept", default="outputs"),
     ),
     read=lambda args: args,
     run=_merge,
