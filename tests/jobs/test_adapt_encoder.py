@@ -6,8 +6,10 @@ from statistics import fmean
 import mlflow
 import pytest
 import torch
+from forked_workers import script
 from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 from tiny_job import run_here
+from tiny_sweep import submit
 
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.settings import parse
@@ -89,11 +91,12 @@ def test_steps_are_in_the_log_and_in_mlflow_with_metrics_by_language(adapted):
 def test_a_sweep_compares_adaptations_by_held_out_words_and_hands_the_best_on(adapted):
     """The best trial has the settings of the run that stands alone, and so its very scores."""
     folder, _ = adapted
-    done = run_here(
-        "sweep_recipe",
+    given = script(
+        "jobs/sweep_recipe.py",
         *("--recipe", f"{folder}/run.yaml", "--name", "rates"),
         *("--set", "training.optimizer.learning_rate=grid(1e-7, 0.01)"),
     )
+    done = submit(given, seconds=500)
     assert done.returncode == 0, done.stderr[-4000:]
     records = TrialStore(str(folder / "outputs" / "sweeps" / "rates")).read()
     worse, better = sorted(records.values(), key=lambda record: record.score)
