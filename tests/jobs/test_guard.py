@@ -11,7 +11,7 @@ from own_pairs import own_run
 from rayembed.config.override import override
 from rayembed.evaluation.tables import UNTRAINED
 from rayembed.models.load import load_model
-from rayembed.pipeline.merge_job import MERGE_FILE
+from rayembed.pipeline.merge import MERGE_FILE
 from rayembed.pipeline.train import train
 
 pytestmark = pytest.mark.job

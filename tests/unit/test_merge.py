@@ -13,7 +13,7 @@ import rayembed
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.load import load_model
 from rayembed.models.merge import check_shares, merge
-from rayembed.pipeline.merge_job import merge_models
+from rayembed.pipeline.merge import merge_models
 
 
 def weights(*values, places=(1, 2)):

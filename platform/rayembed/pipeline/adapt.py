@@ -84,6 +84,15 @@ def adapt_trial(run: Adaptation, trial: TrialOf) -> AdaptedEncoder:
         return _adapt(run, folders, OnRay(), trial)[0]
 
 
+def check_encoder(run: Adaptation) -> None:
+    """Fetch the run's encoder and check that it can be adapted.
+
+    Raises:
+        RayembedError: it cannot be had, or is of no family that can.
+    """
+    check_adaptable(resolve_model(run.model.backbone.path), run.model)
+
+
 def held_out_scores(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Probability that a masked held-out word is given, the geometric mean over words (1 /
     perplexity), by language, and as `score` the mean of languages; empty where the metrics of a
@@ -109,7 +118,7 @@ def _adapt(
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
-    check_adaptable(resolve_model(run.model.backbone.path), run.model)
+    check_encoder(run)
     runtime.start()
     runtime.check_now(run.placement)
     run = run_settled(run, runtime.precision)

@@ -12,7 +12,7 @@ from rayembed.evaluation.guard import Verdict, scored_by, verdict
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import ScoreKey
 from rayembed.models.merge import Method
-from rayembed.pipeline.merge_job import merge_models
+from rayembed.pipeline.merge import merge_models
 from rayembed.pipeline.run_folders import RunFolders
 from rayembed.pipeline.run_scorer import RunScorer
 from rayembed.pipeline.runtime import Runtime

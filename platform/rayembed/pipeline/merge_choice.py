@@ -16,7 +16,7 @@ from rayembed.config.scores import Scores
 from rayembed.models.export import check_target
 from rayembed.models.merge import Method, check_shares
 from rayembed.pipeline.evaluate import evaluate
-from rayembed.pipeline.merge_job import MERGE_FILE, merge_models
+from rayembed.pipeline.merge import MERGE_FILE, merge_models
 from rayembed.pipeline.storage import placed
 from rayembed.progress import doing
 from rayembed.tables import Table, console, show

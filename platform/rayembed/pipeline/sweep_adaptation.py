@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rayembed.assets.resolver import resolve_model
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.document import fingerprint
 from rayembed.config.settings import nearest
@@ -13,8 +12,13 @@ from rayembed.data.mlm.make import find_corpus, prepare_sequences
 from rayembed.data.mlm.plan import SequencePlan
 from rayembed.data.on_ray import execute_with_ray_data
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.nomic_moe.adaptation import check_adaptable
-from rayembed.pipeline.adapt import AdaptedEncoder, adapt, adapt_trial, held_out_scores
+from rayembed.pipeline.adapt import (
+    AdaptedEncoder,
+    adapt,
+    adapt_trial,
+    check_encoder,
+    held_out_scores,
+)
 from rayembed.pipeline.train import TrialOf
 from rayembed.tuning.events import Event
 from rayembed.tuning.trial_store import TrialRecord
@@ -25,10 +29,10 @@ def check_adaptations(runs: Sequence[Adaptation]) -> None:
     """Check the encoders and the texts of adaptations, each different ones once.
 
     Raises:
-        RayembedError: as `check_adaptable` and `find_corpus`.
+        RayembedError: as `check_encoder` and `find_corpus`.
     """
     for run in _different(runs, "model"):
-        check_adaptable(resolve_model(run.model.backbone.path), run.model)
+        check_encoder(run)
     for run in _different(runs, "corpus"):
         find_corpus(run)
 
