@@ -15,7 +15,7 @@ from plain_spec_model import PlainSpecModel, few_experiments
 from word_model import WordSpec
 
 from rayembed.evaluation.jobs import OF_QUERIES, TASK_RESULT, ScoreTask
-from rayembed.evaluation.pooled.best_documents import BestDocuments
+from rayembed.evaluation.pooled.best_documents import BestDocuments, _best_first
 from rayembed.evaluation.pooled.embedding_store import (
     EmbeddingStore,
     buckets_of,
@@ -77,6 +77,18 @@ def all_scores(spec, corpus, queries):
         for v in (documents, asked)
     )
     return asked @ documents.T
+
+
+def test_entries_are_ordered_by_query_score_and_document():
+    numbers = np.random.default_rng(0)
+    query = numbers.integers(0, 9, 5000).astype(np.int32)
+    document = numbers.permutation(5000).astype(np.int64)
+    score = numbers.standard_normal(5000).round(1).astype(np.float32)
+    score[::7] = -0.0
+    assert (score == 0).sum() > (np.signbit(score) & (score == 0)).sum(), "zeros of both signs"
+    for values in (score, numbers.standard_normal(5000).astype(np.float32)):
+        wanted = np.lexsort((document, -values, query))
+        np.testing.assert_array_equal(_best_first(query, values, document), wanted)
 
 
 @pytest.mark.parametrize("count", [40, 3000])

@@ -55,7 +55,7 @@ class BestDocuments:
         first = np.searchsorted(self._query, np.arange(self._num_queries))
         looked_at = np.arange(len(self._query)) - first[self._query] < self._candidates
         score = np.where(looked_at, self._again, self._score - _BEHIND).astype(np.float32)
-        order = np.lexsort((self._document, -score, self._query))
+        order = _best_first(self._query, score, self._document)
         return self._query[order], self._document[order], score[order]
 
     def _sort_out(self) -> None:
@@ -66,7 +66,7 @@ class BestDocuments:
         score = np.concatenate([self._score, *(entry[2] for entry in self._waiting)])
         again = np.concatenate([self._again, *(entry[3] for entry in self._waiting)])
         self._waiting, self._num_waiting = [], 0
-        order = np.lexsort((document, -score, query))
+        order = _best_first(query, score, document)
         query = query[order]
         first = np.searchsorted(query, np.arange(self._num_queries))
         rank = np.arange(len(query)) - first[query]
@@ -76,3 +76,21 @@ class BestDocuments:
         self.lowest = np.full(self._num_queries, -np.inf, np.float32)
         last = rank == self._k - 1
         self.lowest[query[last]] = score[order[last]]
+
+
+def _best_first(query: np.ndarray, score: np.ndarray, document: np.ndarray) -> np.ndarray:
+    """Order of (R,) entries by rising query, falling score, rising document.
+
+    One key of 64 bits is sorted, several times faster than three keys; few scores are equal.
+    """
+    # Bits of floats rise with them, but for the sign; a zero has one sign only.
+    bits = (score + np.float32(0)).view(np.uint32)
+    rising = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
+    key = (query.astype(np.uint64) << np.uint64(32)) | (~rising).astype(np.uint64)
+    order = np.argsort(key)
+    same = key[order[1:]] == key[order[:-1]]
+    if same.any():
+        tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        among = order[tied]
+        order[tied] = among[np.lexsort((document[among], key[among]))]
+    return order
