@@ -123,17 +123,17 @@ def brute_force(folder, sample):
 
 
 @contextmanager
-def timed(rows, what, texts):
-    """Adds a row: seconds, CPU seconds of this process and those it waited for, its own peak."""
+def timed(what, texts):
+    """Prints a row: seconds, CPU seconds of this process and those it waited for, its own peak."""
     began, before = time.perf_counter(), _cpu()
     with own_peak() as peak:
         yield
     seconds = time.perf_counter() - began
-    rows.append(
+    print(
         f"| {what} | {seconds:,.1f} | {_cpu() - before:,.1f} | {texts / seconds:,.0f} | "
-        f"{peak[0] / 2**20:,.0f} | {peak[0] / texts:.0f} |"
+        f"{peak[0] / 2**20:,.0f} | {peak[0] / texts:.0f} |",
+        flush=True,
     )
-    print(rows[-1], flush=True)
 
 
 def _cpu():
@@ -191,13 +191,13 @@ def main():
     os.environ["RAYEMBED_CACHE"] = str(folder / "cache")
     if not (folder / "made").exists():
         make(folder, given.documents, given.queries, given.width)
-    rows, texts = [], given.documents + given.queries
+    texts = given.documents + given.queries
     print(f"{cpu_told()}; {given.documents:,} documents of {given.width} dimensions, ", end="")
     print(f"{given.queries:,} queries, embeddings {'kept' if given.keep else 'not kept'}")
     print("| step | seconds | CPU seconds | texts/s | own MiB | bytes a text |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     task = OwnTask(RetrievalSet(name="Scale", path=str(folder)))
-    with timed(rows, "read and check the set", texts):
+    with timed("read and check the set", texts):
         task.load()
     stamp = str(time.time_ns())
     meta, stored = model_meta("given", stamp), StoredVectors(precision=given.precision)
@@ -205,13 +205,13 @@ def main():
     kept = str(folder / "embeddings") if given.keep else None
     store = Store(str(folder / "results" / stamp), kept)
     pool = pool_of(given.workers, given.threads)
-    with timed(rows, f"score, {given.workers} × {given.threads}, {given.precision}", texts):
+    with timed(f"score, {given.workers} × {given.threads}, {given.precision}", texts):
         scored = score(spec, [task], pool, store)
     assert not scored.failed, scored.failed
     (entry,) = scored.tasks[0].result.scores["test"]
     names = sorted(f"q{n}" for n in range(given.queries))
     ours = dict(zip(names, entry[OF_QUERIES], strict=True))
-    with timed(rows, f"brute force, {given.sample} queries", texts):
+    with timed(f"brute force, {given.sample} queries", texts):
         wanted = brute_force(folder, given.sample)
     found = np.array([ours[f"q{n}"] for n in range(given.sample)])
     print(f"nDCG@10 {scored.scores['Scale']:.6f}; of the first {given.sample} queries ", end="")

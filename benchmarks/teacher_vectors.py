@@ -62,7 +62,7 @@ LOSSES = {
     "margin": {"kind": "margin_mse", "infonce_temperature": 0.05},
 }
 
-BASES = dict.fromkeys(("kl", "margin"), "negatives")
+BASES = dict.fromkeys(("negatives", "kl", "margin"), "negatives")
 """What a side is compared with, where that is not `infonce`."""
 
 TEACHER = Teacher(teacher=MINILM, dtype="float32")
@@ -77,7 +77,7 @@ class Side:
         changes = [f"stages.only.loss={json.dumps(LOSSES[name])}", f"model.backbone.dtype={dtype}"]
         if name in ("masks", "vectors", "relations"):
             changes.append(f"stages.only.teachers={json.dumps([TEACHER.model_dump()])}")
-        if name in ("negatives", *BASES):
+        if name in BASES:
             changes.append(f"data.datasets.pairs.mining={json.dumps(MINING)}")
             changes.append("stages.only.batch.num_negatives=3")
         run = override(run, changes)
@@ -169,7 +169,7 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for name in sides:
         teacher = live if name == "live" else 0.0
-        base = BASES.get(name, "negatives" if name == "negatives" else "infonce")
+        base = BASES.get(name, "infonce")
         more = batch[name] + loss[name] + teacher - batch[base] - loss[base]
         parts = f"{1e3 * batch[name]:.1f} | {1e3 * loss[name]:.1f} | {teacher:.2f}"
         print(f"| {name} | {parts} | {1 + more / whole[base]:.4f} |")

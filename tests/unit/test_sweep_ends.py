@@ -7,10 +7,13 @@ import mlflow
 import pytest
 from tiny_job import make_run
 
+from rayembed.config.override import override
+from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ArtifactError, WorkerError
 from rayembed.pipeline import sweep as job
+from rayembed.pipeline import sweep_trial
 from rayembed.pipeline.sweep_report import report_text
 from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import resolve_tracking_uri
@@ -88,6 +91,30 @@ def test_runs_in_mlflow_end_as_their_trials_did(tmp_path, caplog, monkeypatch):
     assert tags == {"stopped": "4", "failed": None}
     assert "gone was ended" in caplog.text
     assert "never-begun" not in caplog.text
+
+
+def test_trials_score_only_what_is_compared_and_the_best_one_everything(tmp_path, monkeypatch):
+    run = override(
+        make_run(tmp_path),
+        [
+            "evaluation.before_training=true",
+            "evaluation.guard={own_sets: [WikiSentenceRetrieval]}",
+            "placement.registered_model=null",
+        ],
+    )
+    sweep = make_sweep(tmp_path, runs={"": run.model_dump(mode="json")})
+    first = known_trials(sweep)[0]
+    evaluation = first.run.evaluation
+    assert (evaluation.guard, evaluation.before_training, evaluation.baselines) == (None, False, ())
+    parse(Run, first.run.model_dump(mode="json"))
+    trained = []
+    monkeypatch.setattr(sweep_trial, "train", trained.append)
+    sweep_trial.register_best(sweep, TrialRecord(first.key, "", first.values, state="finished"))
+    (best,) = trained
+    assert (best.name, best.fingerprint) == (first.key, first.run.fingerprint)
+    assert best.evaluation == run.evaluation
+    assert best.evaluation.guard is not None
+    assert best.placement.registered_model == "s"
 
 
 def test_a_papers_figures_stand_beside_what_was_measured_row_by_row():

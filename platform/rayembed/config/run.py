@@ -288,9 +288,10 @@ class Run(Document):
     def compared_as(self, name: str) -> "Run":
         """The run under another name with what a sweep compares and nothing more.
 
-        Baselines and the untrained model are left out: they would be scored anew for each trial.
+        Baselines, the untrained model and the guard's mixtures are left out: they would be scored
+        anew for each trial.
         """
-        only = {"baselines": (), "before_training": False}
+        only = {"baselines": (), "before_training": False, "guard": None}
         evaluation = self.evaluation.model_copy(update=only)
         return self.model_copy(update={"name": name, "evaluation": evaluation})
 

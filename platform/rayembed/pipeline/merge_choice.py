@@ -1,7 +1,6 @@
 """Candidates of a merge, scored beside the models that they are made of; the best one is kept."""
 
 import json
-import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from rayembed.pipeline.merge import MERGE_FILE, merge_models
 from rayembed.pipeline.storage import placed
 from rayembed.progress import doing
 from rayembed.tables import Table, console, show
-
-logger = logging.getLogger(__name__)
 
 TABLE_FILE = "merge.md"
 """Scores of candidates and models, in the folder of the merged model."""
@@ -90,10 +87,6 @@ def choose(
     """
     wanted = [check_shares(method, len(references), shares) for shares in candidates]
     check_target(output)
-    models = [
-        Scored(f"model {number}", _scores(one, one, scores, storage))
-        for number, one in enumerate(references, 1)
-    ]
     found = []
     output.parent.mkdir(parents=True, exist_ok=True)
     for shares in dict.fromkeys(wanted):
@@ -103,6 +96,11 @@ def choose(
             with doing(f"merging, {label}"):
                 merge_models(references, place, method=method, shares=shares)
             found.append(Scored(label, _scores(str(place), label, scores, storage), shares))
+    # After the candidates, so that models which do not fit each other are told before any score.
+    models = [
+        Scored(f"model {number}", _scores(one, one, scores, storage))
+        for number, one in enumerate(references, 1)
+    ]
     kept = max(found, key=lambda one: one.mean)
     choice = Choice((*models, *found), kept)
     merge_models(references, output, method=method, shares=kept.shares)

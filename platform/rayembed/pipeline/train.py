@@ -304,7 +304,7 @@ def _train_and_score(
             tell("eval", scores[key].scores, offset)
         folders.files.keep()
         start_weights = weights
-    if trial is None and run.evaluation.guard is not None:
+    if run.evaluation.guard is not None:
         enter(MIXTURES)
         scores |= mixtures(run, folders, scorer, runtime)
     if run.takes_scores:
