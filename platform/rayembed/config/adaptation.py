@@ -221,32 +221,6 @@ class Adaptation(Document):
         """Number of steps."""
         return self.training.steps
 
-    @property
-    def scores_while_training(self) -> bool:
-        """Whether weights are scored, on what is held out."""
-        return self.training.held_out is not None
-
-    @property
-    def takes_scores(self) -> bool:
-        """False: an encoder without a pooling is scored on no tasks."""
-        return False
-
-    @property
-    def first_score(self) -> int:
-        """Step of the first score."""
-        held_out = self.training.held_out
-        return (held_out.every_steps if held_out else None) or self.training.steps
-
-    def compared_as(self, name: str) -> "Adaptation":
-        """The run under another name."""
-        return self.model_copy(update={"name": name})
-
-    def scored_on(self) -> dict[str, Any]:
-        """What decides which words are scored; two runs' scores compare only where it is equal."""
-        training = self.training.model_dump(mode="json", include={"held_out", "global_sequences"})
-        corpus = self.corpus.model_dump(mode="json", exclude={"root"})
-        return {"tokens": self.model.backbone.path, "corpus": corpus, **training}
-
     def identity(self) -> dict[str, Any]:
         """Fingerprinted settings: everything that the trained weights depend on."""
         values = super().identity()

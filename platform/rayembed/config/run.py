@@ -274,32 +274,6 @@ class Run(Document):
             return f"{self.data.root.rstrip('/')}/{path}"
         return path
 
-    @property
-    def scores_while_training(self) -> bool:
-        """Whether weights are scored while the training goes on."""
-        return self.evaluation.validation is not None
-
-    @property
-    def first_score(self) -> int:
-        """Step of the first score."""
-        stage = self.stages[0]
-        return self.validation_interval(stage) if self.scores_while_training else stage.steps
-
-    def compared_as(self, name: str) -> "Run":
-        """The run under another name with what a sweep compares and nothing more.
-
-        Baselines, the untrained model and the guard's mixtures are left out: they would be scored
-        anew for each trial.
-        """
-        only = {"baselines": (), "before_training": False, "guard": None}
-        evaluation = self.evaluation.model_copy(update=only)
-        return self.model_copy(update={"name": name, "evaluation": evaluation})
-
-    def scored_on(self) -> dict[str, Any]:
-        """What decides the scores by which a sweep compares its runs, beside the weights."""
-        unscored = {"baselines", "before_training"}
-        return self.evaluation.model_dump(mode="json", exclude=unscored)
-
     def validation_interval(self, stage: StageConfig) -> int:
         """Steps between two scores of the stage; there must be validation."""
         assert self.evaluation.validation is not None

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.adaptation import Adaptation, AnyRun, kind_of_run
+from rayembed.config.compared import scored_on, scores_while_training
 from rayembed.config.document import Document
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings, nearest, parse
@@ -120,7 +121,7 @@ class Sweep(Document):
     @property
     def validates(self) -> bool:
         """Whether runs have their weights scored by tasks beside their workers."""
-        return any(isinstance(r, Run) and r.scores_while_training for r in self.runs.values())
+        return any(isinstance(r, Run) and scores_while_training(r) for r in self.runs.values())
 
     def at(self, storage: str) -> Self:
         """The sweep with all its runs in another storage."""
@@ -140,7 +141,7 @@ class Sweep(Document):
         values["search"].pop("trials", None)
         # A run's own identity leaves out what it is scored on, which decides here.
         values["runs"] = {
-            label: [run.fingerprint, run.scored_on()] for label, run in self.runs.items()
+            label: [run.fingerprint, scored_on(run)] for label, run in self.runs.items()
         }
         return values
 
@@ -184,8 +185,8 @@ def metric_source(sweep: Sweep) -> Literal["validation", "evaluation"]:
     Raises:
         ConfigError: the runs do not give it, or the scheduler needs scores while training goes on.
     """
-    validated = all(run.scores_while_training for run in sweep.runs.values())
-    evaluated = all(run.takes_scores for run in sweep.runs.values())
+    validated = all(scores_while_training(run) for run in sweep.runs.values())
+    evaluated = all(isinstance(r, Run) and r.takes_scores for r in sweep.runs.values())
     source = sweep.metric.of or ("validation" if validated or not evaluated else "evaluation")
     if source == "validation" and not validated and isinstance(sweep.base, Adaptation):
         raise ConfigError(

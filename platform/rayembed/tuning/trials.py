@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayembed.config.adaptation import Adaptation, AnyRun
+from rayembed.config.compared import compared_as, scored_on
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.space import Domain, all_values, apply, corners, draws
@@ -52,7 +53,7 @@ def make_trial(sweep: Sweep, label: str, values: Mapping[str, str]) -> Trial:
     """
     run = apply(sweep.runs[label], values)
     told = {"label": label, "values": dict(values), "run": run.fingerprint}
-    return Trial(run.compared_as(f"{sweep.name}-{fingerprint(told)[:8]}"), label, dict(values))
+    return Trial(compared_as(run, f"{sweep.name}-{fingerprint(told)[:8]}"), label, dict(values))
 
 
 def key_of(sweep: Sweep, label: str, values: Mapping[str, str]) -> str:
@@ -134,7 +135,7 @@ def _check_comparable(trials: Sequence[Trial]) -> None:
 
     Of each seed they are other ones, as held-out parts of training runs are.
     """
-    exams = {fingerprint(t.run.scored_on()) for t in trials if isinstance(t.run, Adaptation)}
+    exams = {fingerprint(scored_on(t.run)) for t in trials if isinstance(t.run, Adaptation)}
     if len(exams) > 1:
         raise ConfigError(
             "the trials differ in what is held out, so that their scores cannot be compared: "

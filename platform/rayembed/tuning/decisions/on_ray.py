@@ -7,6 +7,7 @@ from typing import Any
 
 from ray.tune.schedulers import ASHAScheduler
 
+from rayembed.config.compared import first_score
 from rayembed.config.sweep import AshaScheduler, OptunaSearch, Sweep
 from rayembed.tuning.optuna_space import distribution, typed
 from rayembed.tuning.trial_store import TrialRecord
@@ -67,7 +68,7 @@ def asha(
     sweep: Sweep, settings: AshaScheduler, done: Sequence[TrialRecord], total: int
 ) -> ASHAScheduler:
     """ASHA whose rungs include the scores of earlier trials."""
-    first = max(run.first_score for run in sweep.runs.values())
+    first = max(map(first_score, sweep.runs.values()))
     grace = settings.grace_steps or min(first, total)
     found = ASHAScheduler(
         time_attr=STEP,
