@@ -3,8 +3,8 @@
 import pytest
 
 from rayembed.tables import show
-from rayembed_papers.compression import figures
-from rayembed_papers.compression.job import NUM_CELLS
+from rayembed_papers.compression import figures, measure
+from rayembed_papers.compression.job import NUM_CELLS, run_compression_tables
 from rayembed_papers.compression.measure import BASE, Cell
 from rayembed_papers.compression.report import ORDERINGS, ordering_table, score_table
 from rayembed_papers.compression.runs import base_run, compression_run, recovery_run
@@ -109,3 +109,75 @@ def test_variants_are_scored_on_the_tasks_of_the_runs(seed, tmp_path):
     assert run.calibration.seed == seed
     assert run.speed is None
     assert run.placement.storage_path == str(tmp_path)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Names of what `measure` does in its order, in place of trainings and compressions."""
+    done = []
+
+    def trained(run):
+        done.append(run.name)
+        return f"{run.name}/model", 0.01 * len(done)
+
+    def compressed(base, model, ways, label):
+        assert model.startswith(base.name) or model.startswith("pruned")
+        done.append(f"{label} of {model}")
+        return [(f"pruned-{label}", 0.01 * len(done)) for _ in ways]
+
+    monkeypatch.setattr(measure, "_trained", trained)
+    monkeypatch.setattr(measure, "_compressed", compressed)
+    return done
+
+
+def test_a_seed_is_measured_in_order_and_each_step_reads_the_one_before(steps, tmp_path):
+    told = list(measure.measure(0, layers=1, steps=2, storage=str(tmp_path)))
+    assert {cell for cell, *_ in told} == set(made_up(0))
+    assert len(told) == NUM_CELLS
+    base = base_run(0, layers=1, steps=2, storage=str(tmp_path)).name
+    first = f"{METHODS[0]}-{STRUCTURES[0].replace(':', 'of')}"
+    assert steps[:4] == [
+        base,
+        f"{first} of {base}/model",
+        f"{base}-{first}-labels",
+        f"{base}-{first}-distilled",
+    ]
+    quantised = [step for step in steps if "quantised" in step]
+    assert len(quantised) == len(STRUCTURES)
+    assert all("-distilled/model" in step for step in quantised), "the distilled are quantised"
+
+
+def test_the_job_stops_at_its_time_and_the_same_command_goes_on(
+    steps, tmp_path, monkeypatch, capsys
+):
+    clock = iter(range(0, 10**6, 30))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    storage = ["--storage-path", str(tmp_path)]
+    assert run_compression_tables(["--seeds", "2", "--minutes", "5", *storage]) == 0
+    some, out = len(steps), capsys.readouterr().out
+    assert 1 < some < NUM_CELLS
+    assert "goes on" in out
+    table = tmp_path / "papers" / "nvembed-tables6-8.md"
+    assert "| magnitude, pruned |" in table.read_text()
+    steps.clear()
+    assert run_compression_tables(["--seeds", "2", *storage]) == 0
+    assert "goes on" not in capsys.readouterr().out
+    assert len(steps) == 2 * (NUM_CELLS - len(STRUCTURES)), "two quantised models are one step"
+    assert "±" in table.read_text()
+
+
+@pytest.mark.slow
+def test_one_structure_is_measured_in_earnest_and_read_the_second_time(tmp_path, monkeypatch):
+    """Slow: three trainings of a layer of MiniLM and their scores, two minutes on two cores."""
+    monkeypatch.setattr(measure, "METHODS", ("magnitude",))
+    monkeypatch.setattr(measure, "STRUCTURES", ("2:4",))
+    given = {"layers": 1, "steps": 2, "storage": str(tmp_path)}
+    first = list(measure.measure(0, **given))
+    assert [(c.method, c.structure, c.recovery) for c, *_ in first] == [
+        ("none", "", ""),
+        *(("magnitude", "2:4", recovery) for recovery in ("", "labels", "distilled")),
+    ]
+    assert first[1][1] < first[0][1], "half of the weights are gone"
+    again = list(measure.measure(0, **given))
+    assert [score for _, score, _ in again] == [score for _, score, _ in first]
+    assert sum(took for *_, took in again) < sum(took for *_, took in first) / 3

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,5 +90,35 @@ def test_what_cannot_be_made_is_refused_before_work(run, tmp_path, monkeypatch, 
 def test_a_file_may_say_which_tokens_are_kept(run, tmp_path):
     path = tmp_path / "texts.jsonl"
     path.write_text(json.dumps({"text": "Paris is the capital"}) + "\n")
-    (found,) = sizes_module._texts_of(run, str(path))
+    (found,) = sizes_module._texts_of(run, Family(run, SIZES, str(path)))
     assert found.text == "Paris is the capital"
+
+
+def test_languages_of_the_training_data_say_which_tokens_are_kept(run, tmp_path, capsys):
+    path = tmp_path / "pairs.jsonl"
+    rows = [
+        {"query": f"{query} {n}", "positive": f"{positive} {n}", "language": language}
+        for n in range(40)
+        for query, positive, language in (
+            ("capital", "Paris is the capital", "en"),
+            ("capitale", "Paris est la capitale", "fr"),
+            ("ciudad", "Lima es una ciudad", None),
+        )
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = "data.datasets.pairs.source"
+    many = override(run, [f"{source}.path={path}", f"{source}.language=language"])
+    family = Family(many, SIZES, None)
+    of_all = {one.text for one in sizes_module._texts_of(many, family)}
+    french = {one.text for one in sizes_module._texts_of(many, replace(family, languages=("fr",)))}
+    assert len(french) > 60
+    assert french < of_all
+    assert all("capitale" in text for text in french)
+    with pytest.raises(ConfigError, match=r"--language de: .* fr \(37\)"):
+        sizes_module._texts_of(many, replace(family, languages=("fr", "de")))
+    for words, told in (
+        (["--size", "vocabulary", "--texts", str(path), "--language", "fr"], "one of the two"),
+        (["--language", "fr"], "no size has one"),
+    ):
+        assert run_sizes_job(words) == 2
+        assert told in capsys.readouterr().err

@@ -30,6 +30,8 @@ class Family:
     sizes: tuple[Size, ...]
     texts: str | None
     """Files whose texts say which tokens are kept; None: the training data."""
+    languages: tuple[str, ...] = ()
+    """Languages of the training data's texts that say so; none: all."""
 
 
 def size_in(text: str) -> Size:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -94,7 +95,7 @@ def make_sizes(family: Family) -> list[Member]:
         check_at_hand(recovery(run, size.label, reference, str(folder)))
     known: list[CalibrationText] = []
     if any(way.needs_texts for size in sizes for way in size.ways):
-        known = _texts_of(run, family.texts)
+        known = _texts_of(run, family)
     whole = Member(WHOLE, folder, reference)
     members = []
     for size in sizes:
@@ -161,18 +162,33 @@ def _distilling(stage: StageConfig, teacher: Teacher) -> dict[str, Any]:
     }
 
 
-def _texts_of(run: Run, path: str | None) -> list[CalibrationText]:
-    """The texts whose tokens are kept: of files, or of the training data with its instructions."""
-    if path is not None:
-        return [CalibrationText(text) for text in documents_in(path, "text")]
+def _texts_of(run: Run, family: Family) -> list[CalibrationText]:
+    """The texts whose tokens are kept: of files, or of the training data with its instructions.
+
+    Raises:
+        ConfigError: no row is of a language that is asked for.
+    """
+    if family.texts is not None:
+        return [CalibrationText(text) for text in documents_in(family.texts, "text")]
     found: dict[CalibrationText, None] = {}
+    rows: Counter[str | None] = Counter()
     names = {name for stage in run.stages for name in stage.datasets}
     for folders in do_steps(data_of(run), names, "records").values():
         for part in folders[-1].parts:
             for record in read_records(part.path):
+                rows[record.language] += 1
+                if family.languages and record.language not in family.languages:
+                    continue
                 found[CalibrationText(record.query, "query", record.query_instruction)] = None
                 for text in (*record.positives, *(one.text for one in record.negatives)):
                     found[CalibrationText(text, "document", record.document_instruction)] = None
+    if missing := [one for one in family.languages if one not in rows]:
+        told = ", ".join(f"{one or 'none'} ({count:,})" for one, count in rows.most_common())
+        raise ConfigError(
+            f"--language {missing[0]}: no row of the training data is in it; its rows are in "
+            f"{told}. Name one of these, or say by data.datasets.NAME.source.language=COLUMN what "
+            "language rows are in"
+        )
     return list(found)
 
 

@@ -3,13 +3,14 @@ need.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from rayembed.config.compression import COMPRESSIONS
 from rayembed.config.run import Run
 from rayembed.config.settings import changed
 from rayembed.errors import ConfigError
-from rayembed.pipeline.family import Family, size_in
+from rayembed.pipeline.family import Family, Size, size_in
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.training_job import A_RECIPE, base_run
 
@@ -34,7 +35,22 @@ def _read(args: argparse.Namespace) -> Family:
     labels = [size.label for size in sizes]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise ConfigError(f"--size: two sizes are called {twice[0]!r}; name each once")
-    return Family(run, sizes, args.texts)
+    _check_texts(args, sizes)
+    return Family(run, sizes, args.texts, tuple(args.languages))
+
+
+def _check_texts(args: argparse.Namespace, sizes: Sequence[Size]) -> None:
+    """Raise where texts or languages are named that decide nothing."""
+    if args.texts is not None and args.languages:
+        raise ConfigError(
+            "--language chooses among the texts of the training data, and --texts names others; "
+            "give one of the two"
+        )
+    if args.languages and not any(way.needs_texts for size in sizes for way in size.ways):
+        raise ConfigError(
+            "--language says which tokens a smaller vocabulary keeps, and no size has one; add "
+            "--size vocabulary, or leave --language out"
+        )
 
 
 def _make(family: Family, context: JobContext) -> None:
@@ -80,6 +96,12 @@ run_sizes_job = Job(
             "--texts PATH",
             "texts whose tokens a smaller vocabulary keeps, Parquet, JSONL or CSV with a column "
             "`text`; default: the training data",
+        ),
+        option(
+            "--language CODE",
+            "a language of the training data whose tokens a smaller vocabulary keeps; default: all",
+            often=True,
+            dest="languages",
         ),
         *_READER.options,
     ),
