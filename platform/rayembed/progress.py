@@ -107,7 +107,7 @@ def detail(text: str) -> None:
         _teller.overview.detail(text)
 
 
-def bar(done: int, of: int) -> str:
+def bar(done: float, of: int) -> str:
     """`██████░░`, in plain characters where the log takes no others."""
     filled = round(_BAR * done / max(of, 1))
     full, empty = ("█", "░") if _takes("█░") else ("#", ".")

@@ -31,6 +31,7 @@ from rayembed.data.plan.step_batch import StepBatch
 from rayembed.data.plan.stream import PairSteps
 from rayembed.data.plan.write import write_plan
 from rayembed.errors import DataError, PlacementError, StorageFullError, WorkerError
+from rayembed.shares import hearing, pieces
 
 pytestmark = pytest.mark.ray
 
@@ -82,6 +83,15 @@ class Stops:
         if unit.value < 0 or (unit.value == 2 and not stopped.exists()):
             stopped.touch()
             os.kill(os.getpid(), signal.SIGSTOP)
+        return {"rows_in": 1, "value": unit.value}
+
+
+class Tells:
+    """Works for five seconds and tells how far it is."""
+
+    def __call__(self, unit: Number, device: str = "cpu") -> dict[str, Any]:
+        for _ in pieces(range(10 * unit.value)):
+            time.sleep(0.1)
         return {"rows_in": 1, "value": unit.value}
 
 
@@ -218,6 +228,15 @@ def test_a_process_that_hangs_is_replaced_and_a_unit_that_always_hangs_is_named(
         text.partition(" took longer than placement.unit_seconds=6; ")[0] for text in told
     )
     assert named == {"the unit 2": 1, "the unit -1": 3}
+
+
+def test_units_on_ray_tell_how_far_they_are(cluster) -> None:
+    heard: list[float] = []
+    with hearing(heard.append):
+        placement = TeacherPlacement(unit_seconds=8)
+        (found,) = execute_with_ray_data(Tells(), [Number(5)], "cpu", placement=placement)
+    assert found["value"] == 5
+    assert any(0 < share < 1 for share in heard), heard
 
 
 def step_actors() -> list[int]:

@@ -46,6 +46,23 @@ def test_a_unit_whose_process_died_is_as_old_as_its_next_process_has_it() -> Non
     assert watch.running("a") == [Running(7, "seven", THERE, 0)]
 
 
+def test_how_far_a_unit_is_belongs_to_its_process_and_ends_with_it() -> None:
+    watch = Watch(Clock())
+    watch.note("a", HERE, 0.5)
+    watch.begin("a", 0, "zero", HERE)
+    assert watch.running("a") == [Running(0, "zero", HERE, 0)]
+    watch.note("a", HERE, 0.5)
+    watch.begin("a", 1, "one", THERE)
+    watch.note("a", THERE, 0.25)
+    assert [unit.share for unit in watch.running("a")] == [0.5, 0.25]
+    watch.begin("a", 0, "zero", THERE)
+    assert watch.running("a") == [Running(0, "zero", THERE, 0)]
+    watch.note("a", THERE, 0.75)
+    watch.forget("a")
+    watch.begin("a", 0, "zero", THERE)
+    assert watch.running("a") == [Running(0, "zero", THERE, 0)]
+
+
 def test_only_units_whose_process_was_ended_count_as_late() -> None:
     watch = Watch(Clock())
     for ended in (True, False, True):

@@ -9,11 +9,12 @@ import types
 
 import pytest
 
-from rayembed.data.work_items import in_process, run_tasks
+from rayembed.data.work_items import _Done, in_process, run_tasks
 from rayembed.evaluation.jobs import Job as EvaluationJob
 from rayembed.evaluation.pooled.progress import ProgressLog
 from rayembed.pipeline.job import Job, work_begins
 from rayembed.progress import bar, detail, doing, enter, live_line, overview
+from rayembed.shares import hearing, pieces, tell
 
 QUICK = 0.02
 
@@ -173,6 +174,31 @@ def test_the_start_of_workers_counts_for_no_rate(caplog):
     head, rows, rate, end = line.split(", ")
     assert (head, rows, end) == (f"mine: {bar(2, 2)} 2/2", "200 rows", "0:00:00")
     assert 500 < float(rate.removesuffix(" rows/s").replace(",", "")) <= 1000
+
+
+def test_an_item_that_takes_long_is_told_by_its_share(monkeypatch, caplog):
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    shown = _Done("mine", 4)
+    lines = []
+
+    def work(item):
+        for _ in pieces(range(2)):
+            for tenth in range(10):
+                clock[0] += 1
+                tell(tenth / 10)
+                lines.append(shown.text())
+        return {}
+
+    with hearing(shown.note):
+        shown.add(work("a"), 20.0)
+        shown.add(work("b"), 20.0)
+    assert lines[0] == f"mine: {bar(0, 4)} 0/4"
+    assert lines[10] == f"mine: {bar(0.125, 1)} 0/4 (12 %), 0:01:10 left"
+    assert lines[30] == f"mine: {bar(0.375, 1)} 1/4 (38 %), 0:00:52 left"
+    assert shown.text() == f"mine: {bar(2, 4)} 2/4, 0:00:40 left"
+    tell(0.5)  # nobody hears it any more
+    assert shown.text() == f"mine: {bar(2, 4)} 2/4, 0:00:40 left"
 
 
 class FakeJob(EvaluationJob):

@@ -27,6 +27,7 @@ from rayembed.data.work_items import Needs, Result, Task
 from rayembed.errors import PlacementError
 from rayembed.hardware import Precision, auto_precision
 from rayembed.progress import doing
+from rayembed.shares import present_listener
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ def execute_with_ray_data(
     processes = (gpus or machines) if gpus or needs == "gpu or machine" else None
     cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
     numbered, first, seconds = list(enumerate(items)), 0, None
-    with watching(placement.unit_seconds) as guard:
+    with watching(placement.unit_seconds, present_listener()) as guard:
         while first < len(numbered):
             left = len(numbered) - first
             # Those that keep a process would load their model again in each execution.

@@ -35,6 +35,8 @@ class Running:
     place: Place
     seconds: float
     """Age in seconds."""
+    share: float = 0.0
+    """How much of it is done, as far as its process tells."""
 
 
 class Watch:
@@ -43,6 +45,7 @@ class Watch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._running: dict[str, dict[Place, tuple[int, str, float]]] = {}
+        self._shares: dict[tuple[str, Place], float] = {}
         self._late: Counter[tuple[str, int]] = Counter()
 
     def take(self, execution: str, numbers: list[int], name: str, place: Place) -> list[int]:
@@ -60,18 +63,28 @@ class Watch:
         running = self._running.setdefault(execution, {})
         # The process that had it before is dead.
         for other in [p for p, (one, _, _) in running.items() if one == number]:
-            del running[other]
+            self.end(execution, other)
         running[place] = number, name, self._clock()
+        self._shares.pop((execution, place), None)
+
+    def note(self, execution: str, place: Place, share: float) -> None:
+        """Note how much of a process's unit is done."""
+        if place in self._running.get(execution, {}):
+            self._shares[execution, place] = share
 
     def end(self, execution: str, place: Place) -> None:
         """Note that a process has ended its units."""
         self._running.get(execution, {}).pop(place, None)
+        self._shares.pop((execution, place), None)
 
     def running(self, execution: str) -> list[Running]:
         """Units that run, the oldest first."""
         now = self._clock()
         found = self._running.get(execution, {})
-        units = [Running(n, name, place, now - at) for place, (n, name, at) in found.items()]
+        units = [
+            Running(n, name, place, now - at, self._shares.get((execution, place), 0.0))
+            for place, (n, name, at) in found.items()
+        ]
         return sorted(units, key=lambda unit: -unit.seconds)
 
     def count_late(self, execution: str, unit: Running, *, ended: bool) -> None:
@@ -85,7 +98,8 @@ class Watch:
 
     def forget(self, execution: str) -> None:
         """Drop what is known of an execution that is over."""
-        self._running.pop(execution, None)
+        for place in self._running.pop(execution, {}):
+            self._shares.pop((execution, place), None)
         for key in [key for key in self._late if key[0] == execution]:
             del self._late[key]
 

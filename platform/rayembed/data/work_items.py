@@ -13,6 +13,7 @@ from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import join, list_files
 from rayembed.errors import ArtifactError, StorageError
 from rayembed.progress import bar, doing, duration
+from rayembed.shares import hearing
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ def run_tasks(
     if not items:
         return []
     shown = _Done(what, len(items))
-    with doing(shown.text):
+    with doing(shown.text), hearing(shown.note):
         for timed in execute(_TimedTask(task), items, needs):
             shown.add(timed["result"], timed["seconds"])
     log.info("%s", shown.text())
@@ -130,24 +131,38 @@ class _Done:
 
     def __init__(self, what: str, of: int) -> None:
         self._what, self._of, self._rows = what, of, 0
-        self._began = time.monotonic()
+        self._created = self._began = time.monotonic()
+        self._begun = self._begun_first = 0.0
         self.results: list[Result] = []
 
     def add(self, result: Result, seconds: float) -> None:
         """Count a result of a task that took so long."""
         if not self.results:  # without the start of workers
-            self._began = max(self._began, time.monotonic() - seconds)
+            self._began, self._begun_first = max(self._created, time.monotonic() - seconds), 0.0
         self.results.append(result)
+        self._begun = max(self._begun - 1, 0.0)
         self._rows += int(result.get("rows_in", 0))
 
+    def note(self, begun: float) -> None:
+        """Hear how much of the items that are begun is done, as a number of items."""
+        if begun and not self.results and not self._begun:
+            self._began, self._begun_first = time.monotonic(), begun
+        self._begun = begun
+
     def text(self) -> str:
-        """Bar, items, rows with their rate if counted, remaining time."""
+        """Bar, items, share of all where items take long, rows with their rate if counted,
+        remaining time.
+        """
         done, seconds = len(self.results), time.monotonic() - self._began
-        parts = [f"{self._what}: {bar(done, self._of)} {done}/{self._of}"]
+        share = min((done + self._begun) / self._of, 1.0)
+        since = share - self._begun_first / self._of
+        parts = [f"{self._what}: {bar(share, 1)} {done}/{self._of}"]
+        if self._begun:
+            parts[0] += f" ({100 * share:.0f} %)"
         if self._rows:
             parts.append(f"{self._rows:,} rows, {self._rows / max(seconds, 1e-9):,.0f} rows/s")
-        if 0 < done < self._of:
-            parts.append(f"{duration(seconds / done * (self._of - done))} left")
+        if since > 0 and done < self._of:
+            parts.append(f"{duration(seconds / since * (1 - share))} left")
         elif done:
             parts.append(duration(seconds))
         return ", ".join(parts)

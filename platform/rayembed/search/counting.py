@@ -10,6 +10,7 @@ import torch
 
 from rayembed.errors import DataError
 from rayembed.search.tiles import products, tiles_of
+from rayembed.shares import tell
 
 
 def count_above(
@@ -39,4 +40,5 @@ def count_above(
         part = torch.from_numpy(documents[start : start + tiles.chunk]).to(device)
         for rows, _, scores in products(wanted, part, tiles):
             counts[rows] += (scores > above[rows]).sum(1)
+        tell(min(start + tiles.chunk, len(documents)) / len(documents))
     return np.asarray(counts.cpu().numpy())

@@ -19,6 +19,7 @@ from rayembed.errors import DataError
 from rayembed.search.order import NO_RESULT, merged
 from rayembed.search.tiles import CPU, best_documents, tiles_of
 from rayembed.search.two_passes import CorpusChunk
+from rayembed.shares import tell
 
 TopK = tuple[np.ndarray, np.ndarray]
 """Scores (Q, k) float32 and ids (Q, k) int64, as `top_k` returns them."""
@@ -58,6 +59,7 @@ def top_k_of_blocks(
     k: int,
     device: str = "cpu",
     first_id: int = 0,
+    of: int | None = None,
 ) -> list[TopK]:
     """`top_k` of each block of queries, bit for bit, with one reading of the corpus for all.
 
@@ -66,7 +68,9 @@ def top_k_of_blocks(
     Args:
         first_id: id of the first document, a multiple of `SHARD_STEP` where shards of one corpus
             are searched apart: `merged_top_k` of them is then what one search finds on a CPU.
+        of: number of documents, by which it is told how far the search is.
     """
+    begin = first_id
     if k < 1:
         raise DataError(f"top_k: k is {k}; it must be at least 1")
     wanted = [_as_tensor(block).to(device) for block in blocks]
@@ -87,7 +91,9 @@ def top_k_of_blocks(
             for chunk in coming:
                 documents = chunk.to(device, non_blocking=True)
                 rounded = cache(partial(CorpusChunk.of, documents, tiles.queries))
-                for block, (scores, ids) in zip(wanted, found, strict=True):
+                for place, (block, (scores, ids)) in enumerate(zip(wanted, found, strict=True)):
+                    if of:
+                        tell((first_id - begin + len(documents) * place / len(wanted)) / of)
                     best = best_documents(block.float(), documents, k, tiles, rounded)
                     for rows, of_rows, places in best if len(block) else ():
                         kept = scores[rows], ids[rows]

@@ -91,13 +91,18 @@ class Corpus:
     vague_query: np.ndarray
     """int64, sorted: hashes of the queries with more positives than `MOST_SHARED`."""
 
+    @property
+    def num_documents(self) -> int:
+        """N."""
+        return int(self.starts[-1])
+
     def shards(
         self, vectors: Vectors, first: int = 0, stop: int | None = None
     ) -> Iterator[np.ndarray]:
         """Vectors of all documents by id, float16, part by part; or of those with ids from `first`
         to before `stop`.
         """
-        stop = int(self.starts[-1]) if stop is None else min(stop, int(self.starts[-1]))
+        stop = self.num_documents if stop is None else min(stop, self.num_documents)
         for number, part in enumerate(self.files.parts):
             start, end = self.starts[number : number + 2].tolist()
             if max(first, start) >= min(stop, end):

@@ -104,17 +104,20 @@ class CorpusSearch:
         queries = [vectors.queries(part) for part in unit.parts]
         if self.search.approximate:
             return self._approximate(queries, vectors)
-        return top_k_of_blocks(queries, corpus.shards(vectors), self.candidates, device)
+        return top_k_of_blocks(
+            queries, corpus.shards(vectors), self.candidates, device, of=corpus.num_documents
+        )
 
     def search_shard(self, item: SearchItem, vectors: Vectors, device: str) -> None:
         """Keep the candidates that a shard has for a unit, by one teacher."""
-        shard = self.shards[item.shard]
+        shard, corpus = self.shards[item.shard], open_corpus(self.files)
         found = top_k_of_blocks(
             [vectors.queries(part) for part in item.unit.parts],
-            open_corpus(self.files).shards(vectors, shard.first, shard.stop),
+            corpus.shards(vectors, shard.first, shard.stop),
             self.candidates,
             device,
             first_id=shard.first,
+            of=(corpus.num_documents if shard.stop is None else shard.stop) - shard.first,
         )
         scores, ids = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
         save_arrays(self._found(item.unit, item.shard, vectors), scores=scores, ids=ids)

@@ -3,6 +3,7 @@
 The model stays loaded in the process that uses it. N rows, C places of a list.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -19,12 +20,16 @@ from rayembed.data.mining.queries import lowest_of_queries
 from rayembed.data.mining.selection import copies_among
 from rayembed.errors import AssetError, DataError
 from rayembed.models.backbones import num_positions
+from rayembed.shares import piece, pieces, tell
 
 Scorer = Callable[[Sequence[tuple[str, str]]], np.ndarray]
 """Scores n query-document pairs: (n,) float32 in [0, 1]."""
 
 _QUERIES_AT_A_TIME = 512
 """Queries whose candidate texts are in memory together."""
+
+_OF_CANDIDATES = 0.9
+"""Share of the work that candidates are; the positives are the rest. For the progress alone."""
 
 _PAIRS_PER_BATCH_GPU = 256
 _PAIRS_PER_BATCH_CPU = 16
@@ -125,7 +130,7 @@ def rescore(
     scores = [np.full(one.ids.shape, -np.inf, dtype=np.float32) for one in lists]
     lowest = [np.empty(0, dtype=np.float32)]
     by_query = np.argsort(query_of, kind="stable")
-    for start in range(0, len(queries), _QUERIES_AT_A_TIME):
+    for start in pieces(range(0, len(queries), _QUERIES_AT_A_TIME)):
         some = range(start, min(start + _QUERIES_AT_A_TIME, len(queries)))
         edges = np.searchsorted(query_of[by_query], [some.start, some.stop])
         rows = by_query[slice(*edges)].tolist()
@@ -135,7 +140,8 @@ def rescore(
             refused = copies_among(open_, texts, query_of, positives, similarity)
             open_ = {row: documents - refused[row] for row, documents in open_.items()}
         pairs = sorted({(int(query_of[row]), document) for row in rows for document in open_[row]})
-        found = score([(queries[query], texts[document]) for query, document in pairs])
+        with piece(0.0, _OF_CANDIDATES):
+            found = score([(queries[query], texts[document]) for query, document in pairs])
         of_pair = dict(zip(pairs, found.tolist(), strict=True))
         for row in rows:
             query = int(query_of[row])
@@ -147,11 +153,11 @@ def rescore(
                     else:
                         scores[teacher][row, column] = of_document
         of = np.repeat(np.arange(len(some)), [len(positives[query]) for query in some])
-        lowest.append(
-            lowest_of_queries(
-                of, score([(queries[query], text) for query in some for text in positives[query]])
+        with piece(_OF_CANDIDATES, 1.0):
+            of_positives = score(
+                [(queries[query], text) for query in some for text in positives[query]]
             )
-        )
+        lowest.append(lowest_of_queries(of, of_positives))
     left = [without_near_duplicates(one, copy) for one, copy in zip(lists, copies, strict=True)]
     return left, scores, np.concatenate(lowest)[query_of]
 
@@ -177,12 +183,19 @@ def _load(reference: str, weights: str, max_length: int, device: str) -> Scorer:
     def score(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         if not pairs:
             return np.empty(0, dtype=np.float32)
-        found = model.predict(
-            list(pairs),
-            batch_size=batch,
-            show_progress_bar=False,
-            activation_fn=torch.nn.Sigmoid(),
+        batches = itertools.count(1)
+        heard = model.register_forward_hook(
+            lambda *_: tell(min(next(batches) * batch / len(pairs), 1.0))
         )
+        try:
+            found = model.predict(
+                list(pairs),
+                batch_size=batch,
+                show_progress_bar=False,
+                activation_fn=torch.nn.Sigmoid(),
+            )
+        finally:
+            heard.remove()
         scores = np.asarray(found, dtype=np.float32)
         bad = np.flatnonzero(~np.isfinite(scores))
         if len(bad):

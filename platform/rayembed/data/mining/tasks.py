@@ -51,6 +51,7 @@ from rayembed.data.records import Negative, Record
 from rayembed.data.vectors.embed import Vectors
 from rayembed.data.work_items import Result
 from rayembed.search.exact import TopK
+from rayembed.shares import piece, pieces
 
 _REFUSED_SHOWN = 3
 """Best refused candidates shown in an example."""
@@ -107,22 +108,27 @@ class MineParts:
     def __call__(self, item: MineUnit, device: str = "cpu") -> Result:
         """Report the new parts and the statistics that `counts.add_up_mining` aggregates."""
         found: list[list[TopK | None]] = [[None] * len(item.parts) for _ in self.teachers]
+        # A cross-encoder takes most of the time where there is one, else the search.
+        searched = 0.9 if self.config.rescoring is None else 0.1
         if self.config.pool == "corpus":
-            found = [
-                [*self.search.found(item, teacher.vectors, device)] for teacher in self.teachers
-            ]
+            with piece(0.0, searched):
+                found = [
+                    [*self.search.found(item, teacher.vectors, device)]
+                    for teacher in pieces(self.teachers)
+                ]
         by_part = list(zip(item.parts, zip(*found, strict=True), strict=True))
         results = []
         shown: dict[int, dict[str, Any]] = {}
         together = parts_of_texts(len(by_part))
-        for first in range(0, len(by_part), together):
-            parts = [
-                self._part(part, of_part, device)
-                for part, of_part in by_part[first : first + together]
-            ]
-            result, examples = self._mined(parts)
-            results.append(result)
-            shown |= examples
+        with piece(searched, 1.0):
+            for first in pieces(range(0, len(by_part), together)):
+                parts = [
+                    self._part(part, of_part, device)
+                    for part, of_part in pieces(by_part[first : first + together])
+                ]
+                result, examples = self._mined(parts)
+                results.append(result)
+                shown |= examples
         shown = dict(sorted(shown.items())[:EXAMPLES])
         write_examples(self.examples, item.key, shown)
         return {**add_up_blocks(results), "part": item.key, "examples_at": list(shown)}

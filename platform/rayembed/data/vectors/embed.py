@@ -14,6 +14,7 @@ from rayembed.assets.array_files import REMEDY, load_array, load_arrays, save_ar
 from rayembed.assets.local_copies import read_copied
 from rayembed.assets.storage import exists, file_name, join, list_files
 from rayembed.config.mining import Teacher
+from rayembed.config.types import Role
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.hashes import NO_HASH, label_hash, text_hash
 from rayembed.data.parts import Part, read_records
@@ -21,6 +22,7 @@ from rayembed.data.records import Record
 from rayembed.data.vectors.teacher import Encoder, embedding_settings, load_teacher
 from rayembed.data.work_items import Result, run_tasks
 from rayembed.errors import ArtifactError, DataError
+from rayembed.shares import pieces
 
 _LAST = "index.npz"
 """File written last, which marks a part's vectors as complete."""
@@ -159,9 +161,13 @@ class EmbedPart:
             records = read_records(item.part.path)
             texts, known = texts_of(records)
             encoder = self.load(self.config, self.vectors.weights, device)
-            asked = [record.query for record in records]
-            queries = finite(self.config, asked, encoder(asked, "query"))
-            documents = finite(self.config, texts, encoder(texts, "document"))
+            asked: list[tuple[list[str], Role]] = [
+                ([record.query for record in records], "query"),
+                (texts, "document"),
+            ]
+            queries, documents = (
+                finite(self.config, some, encoder(some, role)) for some, role in pieces(asked)
+            )
             self.vectors.save(item.part, queries, documents, known)
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 

@@ -23,6 +23,7 @@ from rayembed.models.encoding import encode
 from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import load_as_saved, load_model
 from rayembed.models.tokens import PrefixTokenizer
+from rayembed.shares import tell
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +134,7 @@ def _load(
 
     def encode_texts(texts: Sequence[str], role: Role) -> np.ndarray:
         def progress(done: int, count: int) -> None:
+            tell(done / count)
             if done == count or done // 2048 != (done - 1) // 2048:
                 log.debug("teacher: %d of %d %s texts", done, count, role)
 

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayembed.data.watched import TRIES, Place, Running, Watch, name_of, too_late
 from rayembed.errors import WorkerError
 from rayembed.progress import duration
+from rayembed.shares import Listener, hearing
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,9 @@ _SECONDS_BETWEEN_LOOKS = 10.0
 
 _TELLING_SECONDS = 60.0
 """Age in seconds from which a unit is told of, and seconds between two lines about the oldest."""
+
+_NOTE_SECONDS = 5.0
+"""Seconds between two notes of a process about its unit."""
 
 _KILL_SECONDS = 60.0
 """Seconds that a task on a worker's node may take to kill it."""
@@ -59,9 +64,22 @@ class Guard:
                     raise WorkerError(too_late(name, self.limit_seconds))
                 if number != numbers[0]:
                     self.watch.begin.remote(self.execution, number, name, place)
-                yield item
+                with hearing(self._noting(place)):
+                    yield item
         finally:
             self.watch.end.remote(self.execution, place)
+
+    def _noting(self, place: Place) -> Listener:
+        """What tells the watch now and then how far a unit is."""
+        last, pause = time.monotonic(), _pause(_NOTE_SECONDS, self.limit_seconds)
+
+        def note(share: float) -> None:
+            nonlocal last
+            if time.monotonic() - last >= pause:
+                last = time.monotonic()
+                self.watch.note.remote(self.execution, place, share)
+
+        return note
 
 
 def _late(answer: Any, number: int) -> list[int]:
@@ -75,12 +93,16 @@ def _late(answer: Any, number: int) -> list[int]:
 
 
 @contextmanager
-def watching(limit_seconds: float) -> Iterator[Guard]:
-    """A guard for one execution; inside the block slow units are told and hanging ones ended."""
+def watching(limit_seconds: float, listener: Listener | None = None) -> Iterator[Guard]:
+    """A guard for one execution; inside the block slow units are told and hanging ones ended.
+
+    Args:
+        listener: hears how much of the units that run is done, as a number of units.
+    """
     context = ray.get_runtime_context()
     watch = _watch(context.gcs_address, context.get_job_id())
     guard, stop = Guard(watch, uuid.uuid4().hex, limit_seconds), threading.Event()
-    thread = threading.Thread(target=_look, args=(guard, stop), name="watch", daemon=True)
+    thread = threading.Thread(target=_look, args=(guard, stop, listener), name="watch", daemon=True)
     thread.start()
     try:
         yield guard
@@ -97,9 +119,9 @@ def _watch(*driver: str) -> Any:
     return watch(Watch).remote()
 
 
-def _look(guard: Guard, stop: threading.Event) -> None:
+def _look(guard: Guard, stop: threading.Event, listener: Listener | None) -> None:
     told = 0.0
-    pause = min(_SECONDS_BETWEEN_LOOKS, guard.limit_seconds / 4)
+    pause = _pause(_SECONDS_BETWEEN_LOOKS, guard.limit_seconds)
     while not stop.wait(pause):
         try:
             running: list[Running] = ray.get(guard.watch.running.remote(guard.execution))
@@ -107,6 +129,8 @@ def _look(guard: Guard, stop: threading.Event) -> None:
             # Whoever waits for results hears what the cluster has.
             log.debug("units are not watched: %s", error)
             continue
+        if listener is not None:
+            listener(sum(unit.share for unit in running))
         for unit in running:
             if unit.seconds > guard.limit_seconds and not stop.is_set():
                 try:
@@ -117,6 +141,10 @@ def _look(guard: Guard, stop: threading.Event) -> None:
         if running and running[0].seconds >= _TELLING_SECONDS and told >= _TELLING_SECONDS:
             told = 0.0
             log.info("%s", _line(running, guard.limit_seconds))
+
+
+def _pause(usual: float, limit_seconds: float) -> float:
+    return min(usual, limit_seconds / 4)
 
 
 def _line(running: Sequence[Running], limit_seconds: float) -> str:
