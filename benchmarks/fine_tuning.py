@@ -9,7 +9,8 @@ interval.
     python benchmarks/fine_tuning.py --seeds 0 1 2
 
 The arm `guard` scores mixtures of the trained student with its start too, on the held-out part and
-on the sample's other tasks. Results are lines of a file; what is in it is not run again.
+on the sample's other tasks. The student is cut out of MiniLM and begins low; `guard, whole` trains
+all six layers, which have something to lose. Results are lines of a file; what is in it is not run again.
 """
 
 import statistics
@@ -74,6 +75,7 @@ ARMS = {
     "rescored": rescored,
     "rescored + kl": lambda reranker: {"loss": KL, **rescored(reranker)},
     "guard": lambda _: guarded(),
+    "guard, whole": lambda _: {**guarded(), "model.backbone.num_layers": None},
 }
 """Arm → arguments of `trained`, made of the reference of the cross-encoder."""
 
@@ -117,8 +119,9 @@ def main():
                 for arm in given.arms:
                     run = partial(trained, name, seed, output, **ARMS[arm](reranker))
                     scores = measured(given.results, name, arm, seed, run)
-                    if arm == "guard":
-                        of_guard.setdefault(name, []).append(scores)
+                    if arm.startswith("guard"):
+                        label = name + arm.removeprefix("guard")
+                        of_guard.setdefault(label, []).append(scores)
                     else:
                         found.setdefault(name, {}).setdefault(arm, []).append(own_score(scores))
     if found:
