@@ -8,7 +8,7 @@ from rayembed.config.loss import LOSSES, LossConfig
 from rayembed.config.mining import Teacher
 from rayembed.config.optimizer import OPTIMIZERS, OptimizerConfig
 from rayembed.config.settings import Settings
-from rayembed.config.types import SortedDict
+from rayembed.config.types import Reference, SortedDict
 from rayembed.errors import ConfigError
 
 # Members import the base classes, so that tables are read here and not where these stand.
@@ -42,6 +42,19 @@ class BatchConfig(Settings):
     """Whether other queries' documents count as negatives (stage 1 of NV-Embed: yes)."""
 
 
+class HiddenStates(Settings):
+    """Distillation of hidden states from a model that runs in the step (NV-Embed, arXiv 2405.17428,
+    appendix A.2), beside the stage's loss.
+    """
+
+    teacher: Reference
+    """Asset reference of the uncompressed or larger copy of the model that is trained, with its
+    architecture, width and tokenizer."""
+    weight: PositiveFloat = 1.0
+    """α: factor of the squared errors, which are summed over layers and averaged over tokens and
+    components."""
+
+
 class StageConfig(Settings):
     """One stage. Optimiser and schedule are reset in each; weights are carried over."""
 
@@ -56,6 +69,8 @@ class StageConfig(Settings):
     teachers: tuple[Teacher, ...] = Field(default=(), exclude_if=lambda teachers: not teachers)
     """Embedding models whose vectors of all texts are stored before the stage, for a loss that
     learns from them or masks by them; none of them runs in a step."""
+    hidden_states: HiddenStates | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Teacher whose hidden states are learnt too, with any loss; None: none are."""
     optimizer: AnyOptimizer
     steps: PositiveInt
     """Weight updates."""

@@ -222,6 +222,8 @@ def models_of(run: Run) -> Iterator[tuple[str, str]]:
     for stage in run.stages:
         for place, teacher in enumerate(stage.teachers):
             yield f"stages.{stage.name}.teachers.{place}.teacher", teacher.teacher
+        if stage.hidden_states is not None:
+            yield f"stages.{stage.name}.hidden_states.teacher", stage.hidden_states.teacher
     if run.takes_scores:
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:

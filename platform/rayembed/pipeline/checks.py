@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from rayembed.assets.resolver import is_unpacked, resolve, resolve_model
+from rayembed.compression.prune import empty_model
 from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25, Prompts
 from rayembed.config.loss import Widths
@@ -31,9 +32,12 @@ from rayembed.models.architecture import architecture_of
 from rayembed.models.build import check_buildable
 from rayembed.models.contract import PromptTokenizer
 from rayembed.models.load import check_loadable, saved_widths
+from rayembed.models.saved_folder import read_graph
+from rayembed.models.transformer_model import TransformerModel
 from rayembed.pipeline.reachable import check_asked
 from rayembed.search.faiss_library import require_faiss
 from rayembed.training.contrastive import stage_tokenizer
+from rayembed.training.hidden_states import check_comparable
 from rayembed.training.loss_parameters import loss_parameters
 from rayembed.training.optimizer import parameter_groups
 from rayembed.training.trainer import Objective
@@ -62,6 +66,7 @@ def check_inputs(run: Run) -> PromptTokenizer:
         widths = Widths(model.dimensions[0], _teacher_widths(stage))
         loss = loss_parameters(stage.loss, widths)
         parameter_groups(model, loss, stage.optimizer)  # whose patterns must match some weights
+        _check_states(stage, model)
     check_widths(run, model.dimensions[0])
     check_instructions(run, tokenizer)
     for dataset in run.data.datasets:
@@ -131,6 +136,20 @@ def _teacher_widths(stage: StageConfig) -> tuple[int, ...]:
     for place, teacher in enumerate(stage.teachers):
         _check_encoder(f"stages.{stage.name}.teachers.{place}.teacher", teacher.teacher)
     return tuple(saved_widths(resolve_model(teacher.teacher))[0] for teacher in stage.teachers)
+
+
+def _check_states(stage: StageConfig, model: TransformerModel) -> None:
+    """Return when the stage's teacher of hidden states, if it has one, fits the model."""
+    if stage.hidden_states is not None:
+        setting = f"stages.{stage.name}.hidden_states.teacher"
+        _check_encoder(setting, stage.hidden_states.teacher)
+        folder = resolve_model(stage.hidden_states.teacher)
+        if read_graph(folder) is not None:
+            raise ConfigError(
+                f"{setting}: {str(folder)!r} is a graph of a CPU runtime, which has no layers to "
+                "compare; name the model that it was made of"
+            )
+        check_comparable(setting, model, empty_model(folder))
 
 
 def check_teachers(datasets: Iterable[DatasetConfig]) -> None:

@@ -1,9 +1,12 @@
 """The contrastive objective: batches of a plan's pairs, and the step over them."""
 
 import copy
+from typing import cast
 
 from torch import nn
 
+from rayembed.assets.resolver import resolve_model
+from rayembed.config.backbone import Dtype
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.step_batch import StepBatch
@@ -19,7 +22,9 @@ from rayembed.models.contract import (
     Tokenizer,
     TrainingTokenizer,
 )
+from rayembed.models.load import load_model
 from rayembed.training.collated import CollatedStep
+from rayembed.training.hidden_states import check_comparable
 from rayembed.training.step import StepReport, StepSettings, collated_step, run_step
 from rayembed.training.trainer import Objective
 
@@ -40,6 +45,17 @@ class EmbeddingObjective(Objective):
     def teacher_widths(self, plan: BatchPlan) -> tuple[int, ...]:
         """Those of the stage's teachers."""
         return tuple(StoredVectors.open(folder).width for folder in plan.teachers)
+
+    def teacher(
+        self, model: EmbeddingModel, stage: StageConfig, dtype: str
+    ) -> EmbeddingModel | None:
+        """The stage's, of which `hidden_states` are learnt."""
+        if stage.hidden_states is None:
+            return None
+        reference = stage.hidden_states.teacher
+        teacher = load_model(resolve_model(reference), dtype=cast(Dtype, dtype))
+        check_comparable(f"stages.{stage.name}.hidden_states.teacher", model, teacher)
+        return teacher
 
     def batches(
         self, plan: BatchPlan, model: EmbeddingModel, stage: StageConfig, seed: int

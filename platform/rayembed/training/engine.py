@@ -17,6 +17,7 @@ from rayembed.models.contract import EmbeddingModel, TrainableModel
 from rayembed.optim.orthogonal import Fragment
 from rayembed.quiet import without
 from rayembed.training.expert_parallel import SpreadExperts, group_name
+from rayembed.training.hidden_states import StateErrors
 from rayembed.training.kept_zeros import KeptZeros
 from rayembed.training.optimizer import parameter_groups, set_learning_rates, trained_parameters
 from rayembed.training.step import EngineModule
@@ -99,6 +100,7 @@ class DeepSpeedEngine:
         dtype: str,
         num_workers: int,
         teacher_widths: tuple[int, ...] = (),
+        states: StateErrors | None = None,
     ) -> None:
         deepspeed = _deepspeed()
         self.model = model
@@ -110,7 +112,7 @@ class DeepSpeedEngine:
         module: nn.Module = model
         self._loss = None
         if isinstance(model, EmbeddingModel):
-            module = EngineModule(model, stage.loss, teacher_widths)
+            module = EngineModule(model, stage.loss, teacher_widths, states)
             self._loss = module.loss
         self._zeros = KeptZeros(model, self._own)
         groups = parameter_groups(model, self._loss, stage.optimizer)

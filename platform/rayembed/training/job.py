@@ -16,6 +16,7 @@ from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.vectors.lookup import StoredVectors
 from rayembed.models.architecture import architecture_of
 from rayembed.models.contract import EmbeddingModel, TrainableModel
+from rayembed.models.files import weights_fingerprint
 from rayembed.training.callbacks import WorkerValidation, WriteWeights
 from rayembed.training.trainer import Callback, Objective, StageTrainer, Stream
 from rayembed.training.validation.decision import validated_steps
@@ -77,6 +78,12 @@ class Job(ABC):
         return WriteWeights(self.weights, made_of)
 
     @property
+    def fingerprint(self) -> str:
+        """Fingerprint of what the trained weights depend on, beside the plan and the start."""
+        own: str = self.run.fingerprint
+        return own
+
+    @property
     def placement(self) -> Placement:
         """Workers and hardware."""
         placement: Placement = self.run.placement
@@ -109,7 +116,7 @@ class Job(ABC):
             seed=self.run.seed,
             number=self.number,
             dtype=self.run.model.backbone.dtype,
-            run_fingerprint=self.run.fingerprint,
+            run_fingerprint=self.fingerprint,
             # Further ones first: what they add to a step's record is logged.
             callbacks=[*self.callbacks, *callbacks, self.result(self._made_of(plan))],
             stream=stream,
@@ -118,7 +125,7 @@ class Job(ABC):
     def _made_of(self, plan: Any) -> dict[str, str]:
         """Inputs of the trained weights: the run, its data, the initial weights."""
         return {
-            "run": self.run.fingerprint,
+            "run": self.fingerprint,
             "plan": plan.fingerprint,
             "start": self.start(),
         }
@@ -146,8 +153,18 @@ class StageJob(Job):
 
     @property
     def pretrained(self) -> tuple[str, ...]:
-        """References of the pretrained models."""
-        return tuple(self.run.model.parts.values())
+        """References of the pretrained models, a teacher that runs in the step among them."""
+        states = self.stage.hidden_states
+        return (*self.run.model.parts.values(), *([] if states is None else [states.teacher]))
+
+    @property
+    def fingerprint(self) -> str:
+        """The run's, with that of the weights of a teacher that runs in the step."""
+        states = self.stage.hidden_states
+        if states is None:
+            return self.run.fingerprint
+        weights = weights_fingerprint(resolve_model(states.teacher))
+        return f"{self.run.fingerprint} with hidden states of {weights}"
 
     def plan(self) -> BatchPlan:
         """The stage's batch plan."""

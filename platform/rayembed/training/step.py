@@ -39,6 +39,7 @@ from rayembed.training.batch_loss import (
 from rayembed.training.collated import CollatedStep, collated
 from rayembed.training.dropped import without_gradient_unless_finite
 from rayembed.training.graph_room import GraphRoom, Tokens
+from rayembed.training.hidden_states import StateErrors, auxiliary_loss, statistics_metrics
 from rayembed.training.loss_parameters import (
     LossParameters,
     loss_parameters,
@@ -140,7 +141,7 @@ def run_step(
         loss = of_stage(embeddings[places], rows, targets, stage, parameters)
         if statistics is not None:
             total = sum_with_gradient(statistics)
-            loss = loss + model.auxiliary_loss(total)
+            loss = loss + auxiliary_loss(model, total, stage.hidden_states)
             told.append(total.detach())
         scalars.update(scalars_of(parameters))
         return without_gradient_unless_finite(loss)
@@ -158,7 +159,7 @@ def run_step(
     total_loss, texts, tokens, all_padded = sums.tolist()
     metrics = {name: float(told.pop()) for name in reversed(scalars)}
     if told:
-        metrics |= model.statistics_metrics(told.pop())
+        metrics |= statistics_metrics(model, told.pop(), stage.hidden_states)
     return StepReport(
         loss=total_loss / world_size(),
         texts=int(texts),
@@ -223,6 +224,7 @@ class EngineModule(nn.Module):
 
     Args:
         teachers: widths of the vectors of the stage's teachers.
+        states: adds the errors of the model's hidden states to its statistics.
 
     Raises:
         ConfigError: the loss cannot compare vectors of these widths.
@@ -233,9 +235,11 @@ class EngineModule(nn.Module):
         model: EmbeddingModel,
         loss: LossConfig | None = None,
         teachers: tuple[int, ...] = (),
+        states: StateErrors | None = None,
     ) -> None:
         super().__init__()
         self.model = model
+        self.states = states
         self.loss: LossParameters | None = None
         if loss is not None:
             found = loss_parameters(loss, Widths(model.dimensions[0], teachers))
@@ -258,5 +262,7 @@ class EngineModule(nn.Module):
         assert inputs is not None
         if only_context:
             return self.model.embed_context(inputs)
+        if self.states is not None:
+            return self.states(inputs)
         output: EmbedOutput = self.model(inputs, context)
         return output

@@ -37,6 +37,7 @@ from rayembed.training.dropped import DroppedSteps
 from rayembed.training.engine import DeepSpeedEngine, expert_group
 from rayembed.training.expert_parallel import spread_experts
 from rayembed.training.graph_room import GraphRoom
+from rayembed.training.hidden_states import StateErrors
 from rayembed.training.schedule import learning_rate_factor
 from rayembed.training.step import StepReport, StepSettings
 
@@ -102,6 +103,17 @@ class Objective(ABC):
     def teacher_widths(self, plan: Any) -> tuple[int, ...]:
         """Widths of the vectors of teachers that go with the plan's rows."""
         return ()
+
+    def teacher(self, model: Any, stage: Any, dtype: str) -> EmbeddingModel | None:
+        """Model whose hidden states the trained one learns, on the CPU; None: there is none.
+
+        Args:
+            dtype: of its weights.
+
+        Raises:
+            RayembedError: it cannot be loaded, or its states cannot be compared with the model's.
+        """
+        return None
 
     @abstractmethod
     def batches(self, plan: Any, model: Any, stage: Any, seed: int) -> MakeBatch:
@@ -232,10 +244,11 @@ class StageTrainer:
             load_trainable_state(model, start.weights())
         if placement.expert_parallel > 1:  # before they take room on a device
             spread_experts(model, expert_group(placement.expert_parallel))
-        model = model.to(self.device)
+        model, states = model.to(self.device), None
         if isinstance(model, EmbeddingModel):
             model.unpadded = placement.unpadded
             packs(model)  # tries the model before an engine partitions it
+            states = self._state_errors(model)
         room = GraphRoom(
             self.device,
             model,
@@ -260,6 +273,7 @@ class StageTrainer:
             self._dtype,
             world_size(),
             self.objective.teacher_widths(self.plan),
+            states,
         )
         position = self.position
         if start is not None:
@@ -268,6 +282,19 @@ class StageTrainer:
             logger.info("stage %s goes on after step %d", self.stage.name, position.step)
         self.train(engine, settings, position.step, position.dropped_steps)
         return engine
+
+    def _state_errors(self, model: EmbeddingModel) -> StateErrors | None:
+        """What compares the model's hidden states with a teacher's; None without a teacher."""
+        teacher = self.objective.teacher(model, self.stage, self._dtype)
+        if teacher is None:
+            return None
+        teacher = teacher.to(self.device)
+        teacher.unpadded = self.placement.unpadded
+        if packs(model) and not packs(teacher):  # both read the same micro-batches
+            model.unpadded = "never"
+        if self.placement.compile_layers:
+            teacher.compile_layers()
+        return StateErrors(model, teacher)
 
     def train(
         self, engine: Engine, settings: StepSettings, step: int = 0, dropped_steps: int = 0
