@@ -82,3 +82,20 @@ def test_texts_of_a_teacher_are_counted_once_and_not_those_that_it_mined(milan):
 
     assert seconds(mined) == estimate(run).seconds
     assert seconds(mined, "hf://org/other@main") > seconds(mined) + 5
+
+
+def test_a_teacher_in_the_step_takes_its_forward_passes(milan):
+    states = "stages.finetune.hidden_states={teacher: whole}"
+    apart = [
+        estimate(override(get_recipe("biencoder"), changes)).seconds
+        for changes in (
+            ["placement.grad_cache=false"],
+            ["placement.grad_cache=false", states],
+            ["placement.grad_cache=true"],
+            ["placement.grad_cache=true", states],
+        )
+    ]
+    forward = apart[1] - apart[0]
+    assert forward > 1
+    assert apart[2] - apart[0] == pytest.approx(forward)
+    assert apart[3] - apart[2] == pytest.approx(2 * forward)

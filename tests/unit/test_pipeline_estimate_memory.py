@@ -126,6 +126,11 @@ def test_a_gpu_holds_states_buffers_and_the_graphs_of_the_placement():
     alone = of("placement.workers=1", "placement.zero_stage=0", "placement.micro_batch_tokens=64")
     assert alone.buffers == 0
     assert host_bytes(RECIPE, size) == 2 * size.total
+    taught = of(f"stages.{RECIPE.stages[0].name}.hidden_states={{teacher: whole}}")
+    assert taught.states.teacher == 2 * (size.total - size.adapters)
+    assert taught.states.total == cached.states.total + taught.states.teacher
+    states = 16_384 * found.kept_recomputing
+    assert taught.activations == pytest.approx(cached.activations + states)
 
 
 def test_the_gpus_that_hold_it_are_named():

@@ -1,16 +1,20 @@
 """A run over a pruned model with the original as its teacher, from its settings to the export."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from own_pairs import own_run
 from pruned import moved_zeros, prune_folder
+from safetensors.torch import load_file, save_file
+from tiny_models import save_encoder
 
 from rayembed.config.override import override
-from rayembed.errors import ConfigError
+from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.models.compressed import read_compression
 from rayembed.models.load import load_model
 from rayembed.pipeline.train import train
+from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +54,52 @@ def test_a_start_that_was_not_pruned_is_refused_before_a_worker_starts(run, monk
     monkeypatch.setattr("rayembed.pipeline.train.prepare", lambda *_: pytest.fail("work began"))
     with pytest.raises(ConfigError, match=r"model\.keep_zeros.*was not pruned"):
         train(wrong)
+
+
+def of_states(run, teacher, *further):
+    """The run with the teacher's hidden states beside InfoNCE, in place of its vectors."""
+    return override(
+        run,
+        [
+            f"stages.finetune.hidden_states={{teacher: {teacher}, weight: 0.5}}",
+            "stages.finetune.loss={kind: infonce}",
+            "stages.finetune.teachers=[]",
+            *further,
+        ],
+    )
+
+
+def test_hidden_states_of_the_original_are_learnt(run, tmp_path):
+    """The zeros stay, errors fall and are logged, and a teacher of other weights is told."""
+    teacher = Path(run.stages[0].teachers[0].teacher)
+    copy = shutil.copytree(teacher, tmp_path / "teacher")
+    states = of_states(run, copy, "name=states")
+    assert states.fingerprint != of_states(run, teacher).fingerprint
+    outcome = train(states)
+    model = load_model(outcome.model_folder)
+    assert moved_zeros(run.model.backbone.path, model.state_dict())[0] == 0
+    log = MetricsLog(Path(outcome.run_folder) / METRICS_FILE).records()
+    errors = [record["hidden_states/error"] for record in log]
+    assert errors[-1] < errors[0]
+    train(states)  # goes on where it ended
+    weights = load_file(copy / "model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, copy / "model.safetensors")
+    with pytest.raises(ArtifactError, match="hidden states of"):
+        train(states)
+
+
+def test_a_teacher_whose_states_do_not_fit_is_refused_before_a_worker_starts(
+    run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("rayembed.pipeline.train.prepare", lambda *_: pytest.fail("work began"))
+    wide = save_encoder(tmp_path / "wide", hidden_size=64)
+    for teacher, error, match in (
+        (wide, ConfigError, r"finetune\.hidden_states\.teacher: the teacher's states are 64 wide"),
+        (tmp_path / "none", AssetError, r"finetune\.hidden_states\.teacher cannot be used"),
+    ):
+        with pytest.raises(error, match=match):
+            train(of_states(run, teacher, "name=unfit"))
+
+
+def test_a_run_without_hidden_states_does_not_name_them(run):
+    assert "hidden_states" not in run.to_yaml()

@@ -114,6 +114,10 @@ def test_the_card_names_the_teachers_whose_vectors_a_stage_reads():
     assert told == [
         "Stage first reads vectors of `hf://org/large@abc`, `own` (loss `vector_distillation`)."
     ]
+    states = override(make_run(), ["stages.second.hidden_states={teacher: /home/somebody/whole}"])
+    assert re.findall(r"Stage .*", card(states)) == [
+        "Stage second learns hidden states of `whole`."
+    ]
 
 
 @pytest.mark.parametrize("kind", ["nvembed", "biencoder"])

@@ -186,11 +186,7 @@ def test_an_identical_teacher_has_no_error(kind, folders):
     model = student_of(kind, folders[kind], change=False)
     # In training another kernel computes attention, with other rounding.
     assert 0 < step(model, folders[kind])[0].metrics["hidden_states/error"] < 1e-12
-    model.eval().zero_grad()
-    report, found = step(model, folders[kind])
-    assert report.metrics["hidden_states/error"] == 0.0
-    other, without = step(model.train(), folders[kind], weight=1e-9)
-    assert report.metrics != other.metrics
+    assert step(model.eval(), folders[kind])[0].metrics["hidden_states/error"] == 0.0
 
 
 def test_adapted_layers_are_compared(folders):
@@ -256,4 +252,9 @@ def test_a_teacher_whose_states_do_not_line_up_is_refused(folders, tmp_path):
     keep_layers(shallow.backbone, [0])
     refused(model, shallow, "1 layers, fewer than the model's 2")
     other = load_model(save_tiny("biencoder", tmp_path / "prefix", query_prefix="who "))
-    refused(model, other, r"a query becomes other ids.*query_prefix")
+    refused(model, other, r"before a query the teacher has 'who … ' and the model 'where … '")
+    silent = load_model(save_encoder(tmp_path / "silent"))
+    check_comparable("it", model, silent)
+    larger = load_model(folders["biencoder"])
+    larger.tokenizer.pretrained.add_tokens(["neverseen"])
+    refused(model, larger, "vocabulary has [0-9]+ tokens, .*, and 1 entries are in one of them")

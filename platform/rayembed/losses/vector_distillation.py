@@ -26,9 +26,9 @@ class VectorDistillation(BesideInfoNCE):
     """Distance of a row's texts to the vectors that teachers gave them, with InfoNCE beside it.
 
     A row's loss is half that of its query and half the mean of its positive's and its negatives',
-    averaged over the teachers. No teacher runs in the step. Of NV-Embed's distillation (arXiv
-    2405.17428, appendix A.2: the contrastive loss plus α times squared errors of the output and of
-    hidden states) it is the part of the output, with `form` mse and α = 1 / `infonce_weight`.
+    averaged over the teachers. No teacher runs in the step. NV-Embed's own distillation (arXiv
+    2405.17428, appendix A.2) compares hidden states, for which one must: the stage's
+    `hidden_states`.
     """
 
     kind: Literal["vector_distillation"] = "vector_distillation"

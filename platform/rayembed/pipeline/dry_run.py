@@ -14,6 +14,7 @@ from rayembed.pipeline.estimate_memory import (
     GpuMemory,
     gpu_memory,
     gpus_that_fit,
+    has_teacher_of_states,
     host_bytes,
     usable_bytes,
 )
@@ -91,7 +92,8 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
     else:
         precision = expected_precision(run)
         each = max(stage.optimizer.state_bytes for stage in run.stages)
-        memory = worker_memory(size, precision.dtype, placement, each)
+        teaches = has_teacher_of_states(run)
+        memory = worker_memory(size, precision.dtype, placement, each, teaches=teaches)
         share = size.trainable / size.total
         facts["parameters"] = (
             f"{size.total:,}, of which {size.trainable:,} trained ({share:.1%})"
@@ -102,6 +104,7 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
         states = (
             f"weights {_gib(memory.weights)}, gradients {_gib(memory.gradients)}, "
             f"optimiser {_gib(memory.optimizer)}"
+            + (f", teacher {_gib(memory.teacher)}" if teaches else "")
         )
         of = f"({precision.dtype}, ZeRO {placement.zero_stage})"
         if placement.use_gpu:
@@ -118,6 +121,9 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
     stored = {teacher.teacher for stage in run.stages for teacher in stage.teachers}
     if stored:
         facts["teachers of vectors"] = ", ".join(sorted(map(_short, stored)))
+    of_states = {s.hidden_states.teacher for s in run.stages if s.hidden_states is not None}
+    if of_states:
+        facts["teacher of hidden states"] = ", ".join(sorted(map(_short, of_states)))
     facts["scores"] = _scores(run)
     facts["machines"] = machines(placement)
     facts["data root"] = run.data.root or "the working directory"

@@ -101,8 +101,10 @@ def estimate_trials(trials: Sequence[AnyRun], prepared: Sequence[AnyRun]) -> Est
 
 def _of_step(run: Run, stage: StageConfig, a_token: float) -> float:
     passes = 2.0 if "backbone" in run.model.adapters else 3.0
-    if run.placement.grad_cache is True:
-        passes += 1
+    forward = 2.0 if run.placement.grad_cache is True else 1.0
+    passes += forward - 1
+    if stage.hidden_states is not None:  # its teacher, taken to be of the model's size
+        passes += forward
     return passes * _FILLED * step_load(run, stage).tokens * a_token
 
 

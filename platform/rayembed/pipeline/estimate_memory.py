@@ -62,7 +62,14 @@ def gpu_memory(run: Run, size: ModelSize) -> GpuMemory:
     needed = None
     if found is not None:
         needed = max(_activation_bytes(run, stage, found) for stage in run.stages)
-    return GpuMemory(worker_memory(size, dtype, run.placement, states), buffers, needed)
+    teaches = has_teacher_of_states(run)
+    memory = worker_memory(size, dtype, run.placement, states, teaches=teaches)
+    return GpuMemory(memory, buffers, needed)
+
+
+def has_teacher_of_states(run: Run) -> bool:
+    """Whether a teacher runs in the steps of a stage."""
+    return any(stage.hidden_states is not None for stage in run.stages)
 
 
 def host_bytes(run: Run, size: ModelSize) -> int:
@@ -91,6 +98,8 @@ def _activation_bytes(run: Run, stage: StageConfig, found: Activations) -> int:
     budget = placement.micro_batch_tokens or micro_batch_tokens("cuda")
     micro_batch = min(budget, of_worker)
     graphs = of_worker if placement.grad_cache is False else micro_batch
+    # A graph keeps a teacher's states beside the model's, about what it keeps of each layer anyhow.
+    states = graphs * found.kept_recomputing if stage.hidden_states is not None else 0
     if placement.gradient_checkpointing is False:
-        return int(graphs * found.kept)
-    return int(graphs * found.kept_recomputing + micro_batch * found.of_layer)
+        return int(graphs * found.kept + states)
+    return int(graphs * found.kept_recomputing + micro_batch * found.of_layer + states)

@@ -165,11 +165,13 @@ class WorkerMemory:
     weights: int
     gradients: int
     optimizer: int
+    teacher: int = 0
+    """Weights of a teacher of hidden states, which every worker has whole."""
 
     @property
     def total(self) -> int:
-        """Bytes of weights, gradients and optimiser together."""
-        return self.weights + self.gradients + self.optimizer
+        """Bytes of weights, gradients, optimiser and teacher together."""
+        return self.weights + self.gradients + self.optimizer + self.teacher
 
 
 @dataclass(frozen=True)
@@ -333,7 +335,12 @@ def expected_precision(run: Run | Adaptation) -> Precision:
 
 
 def worker_memory(
-    size: ModelSize, dtype: str, placement: Placement, state_bytes: int = 12
+    size: ModelSize,
+    dtype: str,
+    placement: Placement,
+    state_bytes: int = 12,
+    *,
+    teaches: bool = False,
 ) -> WorkerMemory:
     """Bytes of a worker under the placement's ZeRO stage (arXiv 1910.02054, figure 1).
 
@@ -344,6 +351,8 @@ def worker_memory(
     Args:
         state_bytes: of the optimiser for each trainable parameter, 12 for AdamW: a master weight in
             fp32 and two moments.
+        teaches: whether a teacher of hidden states runs in the step; it is counted as large as the
+            model, and may be larger.
     """
     zero, workers, width = placement.zero_stage, placement.fewest_workers, _BYTES[dtype]
     elsewhere = size.experts - size.experts // placement.expert_parallel
@@ -358,6 +367,7 @@ def worker_memory(
         weights=share(size.total, width, 3),
         gradients=share(size.trainable, _BYTES["float32"], 2 if each_reduced else 4),
         optimizer=share(size.trainable, state_bytes, 1),
+        teacher=(size.total - size.adapters) * width if teaches else 0,
     )
 
 

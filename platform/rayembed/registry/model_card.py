@@ -248,14 +248,21 @@ def _treatment(data: DatasetConfig) -> str:
 
 
 def _of_teachers(run: Run) -> str:
-    """A line for each stage that reads vectors of teachers."""
-    return "".join(
+    """A line for each stage that reads vectors of teachers or learns hidden states."""
+    vectors = "".join(
         f"\nStage {stage.name} reads vectors of "
         f"{', '.join(f'`{without_place(one.teacher)}`' for one in stage.teachers)} "
         f"(loss `{stage.loss.kind}`).\n"
         for stage in run.stages
         if stage.teachers
     )
+    states = "".join(
+        f"\nStage {stage.name} learns hidden states of "
+        f"`{without_place(stage.hidden_states.teacher)}`.\n"
+        for stage in run.stages
+        if stage.hidden_states is not None
+    )
+    return vectors + states
 
 
 def _row_counts(provenance: Mapping[str, Any]) -> dict[str, int]:

@@ -26,7 +26,7 @@ from rayembed.models.transformer_model import TransformerModel
 _ENTRIES = 2
 """Error and tokens, behind the model's own statistics."""
 
-_TEXT, _INSTRUCTION = "Hidden states of two models", "Find what answers it"
+_TEXT, _INSTRUCTION = "A word", "Find what answers it"
 
 
 class StateErrors:
@@ -153,17 +153,22 @@ def _why_other_ids(student: PromptTokenizer, teacher: PromptTokenizer) -> str | 
         )
     roles: tuple[Role, ...] = ("query", "document")
     for role in roles:
-        for instructions in (None, [_INSTRUCTION]):
-            own, others = (
-                one([_TEXT], role, instructions)[0]["input_ids"].tolist()
-                for one in (student, teacher)
+        own, others = (
+            one.with_prompts([_TEXT], [""], role)[0]["input_ids"].tolist()
+            for one in (student, teacher)
+        )
+        if own != others:
+            return f"a {role} becomes the ids {others} in the teacher and {own} in the model"
+        before, others_before = (
+            one.prompt(_INSTRUCTION, role).replace(_INSTRUCTION, "…") for one in (student, teacher)
+        )
+        # A folder that states no prompt says nothing of those that a run gives.
+        if others_before.strip() != "…" and before != others_before:
+            return (
+                f"before a {role} the teacher has {others_before!r} and the model {before!r}, … "
+                f"being an instruction; set model.{role}_prefix or the model's template as the "
+                "teacher's"
             )
-            if own != others:
-                return (
-                    f"a {role} becomes other ids in the teacher, {others[:12]} in place of "
-                    f"{own[:12]}: prefixes, templates, special tokens or lengths differ (model."
-                    f"{role}_prefix and its neighbours)"
-                )
     return None
 
 
