@@ -15,6 +15,9 @@ NAME = "nvembed-tables6-8-quickstart"
 LENGTH = 32
 """Tokens of a text."""
 
+WEIGHT = 1.0
+"""Factor of the hidden states' errors, of which the paper names none."""
+
 
 def base_run(seed: int, *, layers: int, steps: int, storage: str) -> Run:
     """The model that is compressed: first layers of all-MiniLM-L6-v2 on pairs of the sample."""
@@ -44,8 +47,8 @@ def recovery_run(base: Run, pruned: str, label: str, *, steps: int, teacher: str
     Args:
         pruned: the model's folder.
         label: of the pruned model.
-        teacher: folder of the uncompressed model, whose vectors are distilled beside the labels;
-            None: labels alone.
+        teacher: folder of the uncompressed model, whose hidden states are learnt beside the labels
+            (the paper's A.2); None: labels alone.
     """
     settings = {
         "name": f"{base.name}-{label}-{'labels' if teacher is None else 'distilled'}",
@@ -57,10 +60,7 @@ def recovery_run(base: Run, pruned: str, label: str, *, steps: int, teacher: str
         "evaluation.before_training": False,
     }
     if teacher is not None:
-        settings |= {
-            "stages.finetune.loss": {"kind": "vector_distillation", "infonce_temperature": 0.05},
-            "stages.finetune.teachers": [{"teacher": teacher, "max_length": LENGTH}],
-        }
+        settings["stages.finetune.hidden_states"] = {"teacher": teacher, "weight": WEIGHT}
     return override(base, assignments_of(settings))
 
 
