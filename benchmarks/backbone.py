@@ -152,6 +152,8 @@ def trained(name, seed, output, *, loss=None, rows=3200, given=None, steps=100, 
             "data.datasets.pairs.mining": mining(),
             "data.datasets.pairs.held_out.share": HELD_OUT / len(given),
             "evaluation.baselines": [],
+            "evaluation.guard": None,
+            "evaluation.benchmarks": [],
             **settings,
         },
     )

@@ -96,6 +96,8 @@ def rayembed_side(model, pairs, output, seed, given, told):
             "model.document_max_length": given["length"],
             "model.backbone.dtype": "float32",
             "evaluation.baselines": [],
+            "evaluation.guard": None,
+            "evaluation.benchmarks": [],
             "stages.finetune.optimizer.warmup_steps": given["steps"] // 10,
         },
     ).folder

@@ -81,6 +81,8 @@ def trained(rows, loss, seed, given, output):
             "model.query_max_length": given.length,
             "model.document_max_length": given.length,
             "data.datasets.pairs.held_out": None,
+            "evaluation.guard": None,
+            "evaluation.benchmarks": [],
             "evaluation.baselines": [],
             "placement.threads_per_worker": given.threads,
         },

@@ -338,6 +338,8 @@ def tasks_of(
         **case.settings,
         "data.datasets.pairs.source.path": folder / f"{key}.jsonl",
         "model.backbone.path": folder / key,
+        "evaluation.guard": None,
+        "evaluation.benchmarks": [],
         f"stages.{STAGE}.batch.global_pairs": case.pairs,
         f"stages.{STAGE}.optimizer.learning_rate": case.rate,
         "placement.use_gpu": device.type == "cuda",

@@ -49,6 +49,8 @@ def arguments(folder: Path, name: str) -> list[str]:
         "stages.adapt.batch.global_pairs": 8,
         "stages.adapt.optimizer.learning_rate": 0.01,
         "stages.adapt.steps": 4,
+        "evaluation.guard": "null",
+        "evaluation.benchmarks": "[]",
         "placement.storage_path": folder / "outputs",
     }
     return ["--name", name, *(f"--set={path}={value}" for path, value in settings.items())]

@@ -22,7 +22,7 @@ def candidates(folder):
     return client.get_registered_model("own").aliases
 
 
-def guarded(folder, most_loss):
+def guarded(folder, guard):
     """A run with a guard, whose general task is a set of other words."""
     general = folder / "general"
     (general / "qrels").mkdir(parents=True, exist_ok=True)
@@ -34,17 +34,20 @@ def guarded(folder, most_loss):
     return own_run(
         folder,
         f"evaluation.own_sets=[{{name: general, path: {general}}}]",
-        f"evaluation.guard={{shares: [0.5], most_loss: {most_loss}}}",
+        f"evaluation.guard={guard}",
         "evaluation.baselines=[]",
     )
 
 
 def test_the_kept_model_is_the_registered_one_and_a_harmful_one_is_no_candidate(tmp_path, capsys):
-    outcome = train(guarded(tmp_path, 1.0))
+    outcome = train(guarded(tmp_path, "{most_loss: 1.0}"))
     told = capsys.readouterr().out
     verdict = outcome.verdict
-    assert re.search(r"Guard +\S", told)
-    assert "merged, 50% trained" in told
+    assert re.match(r"Guard +\S.* is kept: own data \+", told.splitlines()[-1])
+    mixed = [f"merged, {share}% trained" for share in (75, 50, 25)]
+    assert list(outcome.table.rows) == ["untrained", "stage 1: finetune", *mixed]
+    assert set(outcome.table.rows["untrained"]) == {"general", "pairs-held-out"}
+    assert all(f"│ {name}" in told for name in ["stage 1: finetune", *mixed])
     mixture = tmp_path / "outputs" / "runs" / "own" / "models" / "finetune-merged-0.5"
     assert json.loads((mixture / MERGE_FILE).read_text())["shares"] == [0.5, 0.5]
     folders = [mixture.parent / name for name in ("untrained", "finetune")]
@@ -57,7 +60,8 @@ def test_the_kept_model_is_the_registered_one_and_a_harmful_one_is_no_candidate(
     best = max(verdict.judged, key=lambda one: one.own.mean)
     assert best.own.mean > 0, "otherwise nothing below is tested"
     assert verdict.kept == best.key
-    assert outcome.model_folder.endswith("-0.5") == (best.key.share == 0.5)
+    share = "" if best.key.share is None else f"-merged-{best.key.share:g}"
+    assert outcome.model_folder.endswith(f"/finetune{share}")
     assert candidates(tmp_path) == {"candidate": 1}
     assert all(one.own.interval is not None for one in verdict.judged)
     card = (tmp_path / "outputs" / "runs" / "own" / "scores.md").read_text()
@@ -65,11 +69,12 @@ def test_the_kept_model_is_the_registered_one_and_a_harmful_one_is_no_candidate(
 
 
 def test_a_model_that_is_no_better_than_its_base_is_no_candidate(tmp_path, capsys):
-    run = guarded(tmp_path, 0.0)
+    run = guarded(tmp_path, "{shares: [0.5], most_loss: 0.0}")
     worse = override(run, ["stages.finetune.optimizer.learning_rate=1.0"])
     outcome = train(worse)
     assert outcome.verdict.kept == UNTRAINED
     assert candidates(tmp_path) == {}
     told = capsys.readouterr().out
-    assert "training gives no better model than its base" in told
-    assert "no candidate: its base is the better one" in told
+    last = told.splitlines()[-1]
+    assert last.startswith("Guard      training gives no better model than its base: own data ")
+    assert "no candidate: no better than its base" in told

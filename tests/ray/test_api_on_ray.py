@@ -2,7 +2,7 @@
 
 import pytest
 import safetensors.torch
-from own_pairs import write_pairs
+from own_pairs import UNGUARDED, write_pairs
 from tiny_models import save_encoder
 
 import rayembed
@@ -14,6 +14,7 @@ FAST = {
     "model.query_max_length": 32,
     "model.document_max_length": 32,
     "model.backbone.dtype": "float32",
+    **UNGUARDED,
     "evaluation.before_training": False,
     "evaluation.baselines": [],
 }

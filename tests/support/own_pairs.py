@@ -9,6 +9,9 @@ from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.recipes.catalogue import get_recipe
 
+UNGUARDED = {"evaluation.guard": None, "evaluation.benchmarks": []}
+"""Settings of runs that take no scores but those of the held-out part."""
+
 WORDS = "cats dogs live fox jumps river ancient world Paris capital France bridge"
 
 
@@ -26,7 +29,9 @@ def write_pairs(path: Path, number: int = 200) -> list[dict[str, str]]:
 
 
 def own_run(folder: Path, *assignments: str) -> Run:
-    """The recipe for own pairs, with a tiny encoder and few steps; writes both beforehand."""
+    """The recipe for own pairs without general tasks, with a tiny encoder and few steps; writes
+    both beforehand.
+    """
     if not (folder / "encoder").exists():
         save_encoder(folder / "encoder")
         write_pairs(folder / "pairs.jsonl")
@@ -40,7 +45,8 @@ def own_run(folder: Path, *assignments: str) -> Run:
         "stages.finetune.optimizer.warmup_steps": 1,
         "stages.finetune.optimizer.learning_rate": 0.01,
         "stages.finetune.steps": 4,
+        **UNGUARDED,
         "placement.storage_path": folder / "outputs",
     }
-    given = [f"{path}={value}" for path, value in settings.items()]
+    given = [f"{path}={'null' if value is None else value}" for path, value in settings.items()]
     return override(get_recipe("biencoder"), ["name=own", *given, *assignments])

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from own_pairs import UNGUARDED
 from tiny_models import save_encoder
 
 import rayembed
@@ -62,6 +63,7 @@ def test_texts_alone_become_a_scored_model(tmp_path: Path) -> None:
         name="tiny",
         output=tmp_path / "out",
         settings={
+            **UNGUARDED,
             "data.datasets.corpus.consistency": None,
             "data.datasets.corpus.mining.candidates": 40,
             "data.datasets.corpus.mining.rule": {"kind": "top_k"},

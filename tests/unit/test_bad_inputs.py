@@ -314,7 +314,7 @@ def refused(files, monkeypatch, capsys):
     def run(assignments, *more):
         names = {"{PATH}": PATH, "{SOURCE}": SOURCE, "{DIR}": str(files)}
         names["{NO_PART}"] = "data.datasets.pairs.held_out=null"
-        words = []
+        words = ["--set", "evaluation.guard=null"]
         for assignment in assignments:
             for name, value in names.items():
                 assignment = assignment.replace(name, value)  # noqa: PLW2901

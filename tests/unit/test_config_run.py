@@ -46,6 +46,8 @@ def changeable(run: Run) -> Run:
     for stage in values["stages"]:
         stage["batch"]["num_negatives"] += 1
     values["placement"]["workers"] = 1
+    # It is refused without own data, general tasks and the untrained model.
+    values["evaluation"].pop("guard", None)
     if values["model"]["kind"] == "biencoder":
         values["model"]["projections"] = [{"width": 8}]
     return parse(Run, values)

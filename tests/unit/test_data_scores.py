@@ -174,7 +174,8 @@ def test_columns_are_those_that_the_loss_needs(monkeypatch) -> None:
 
 
 def test_a_loss_and_its_data_fit_each_other(monkeypatch) -> None:
-    recipe, pairs = get_recipe("biencoder"), "data.datasets.pairs"
+    recipe = override(get_recipe("biencoder"), ["evaluation.guard=null"])
+    pairs = "data.datasets.pairs"
     graded = [f"{pairs}.source={{kind: graded, path: graded.jsonl}}", f"{pairs}.held_out=null"]
     mined = [f"{pairs}.mining={{teacher: one}}", "stages.finetune.batch.num_negatives=7"]
     with pytest.raises(ConfigError, match="would take all for positives"):

@@ -21,6 +21,7 @@ PAGE = (PLATFORM.parent / "docs" / "own_source.md").read_text()
 SETTINGS = [
     "data.datasets.pairs.source={kind: turns, path: chats.jsonl, max_rejected_share: 0.5}",
     "data.datasets.pairs.held_out=null",
+    "evaluation.guard=null",
     "data.datasets.pairs.mining={teacher: one, rule: {kind: half_way, unrelated: 0.25}}",
     "stages.finetune.batch.num_negatives=7",
 ]
@@ -93,7 +94,7 @@ def test_without_the_page_the_kinds_are_refused() -> None:
     with pytest.raises(ConfigError, match="'turns': must be one of"):
         override(get_recipe("biencoder"), SETTINGS[:1])
     with pytest.raises(ConfigError, match="'half_way': must be one of"):
-        override(get_recipe("biencoder"), SETTINGS[2:])
+        override(get_recipe("biencoder"), SETTINGS[3:])
 
 
 @pytest.mark.parametrize("added", [in_the_house, in_a_package])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rayembed.config.guard import GuardConfig
+from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
 from rayembed.evaluation.guard import Scored, gain, verdict
@@ -91,7 +92,7 @@ def test_without_scores_of_queries_there_is_no_interval():
     ("changes", "told"),
     [
         (["evaluation.before_training=false"], "before_training=true"),
-        (["data.datasets.pairs.held_out=null"], "nothing is held out"),
+        (["data.datasets.pairs.held_out=null"], "held out; set evaluation.guard=null too"),
         (["evaluation.benchmarks=[]"], "needs general tasks"),
         (["evaluation.guard.own_sets=[mine]"], "own_sets lacks"),
         (["evaluation.guard.shares=[1.0]"], "shares"),
@@ -100,14 +101,24 @@ def test_without_scores_of_queries_there_is_no_interval():
     ],
 )
 def test_what_the_guard_cannot_do_is_refused(changes, told):
-    settings = ["evaluation.benchmarks=[NanoBEIR]", "evaluation.guard={}"]
-    guarded = override(get_recipe("biencoder"), settings)
     with pytest.raises(ConfigError, match=told):
-        override(guarded, ["data.datasets.pairs.source.path=x.jsonl", *changes])
+        override(get_recipe("biencoder"), ["data.datasets.pairs.source.path=x.jsonl", *changes])
+
+
+@pytest.mark.parametrize("recipe", ["biencoder", "biencoder-corpus", "cde"])
+def test_runs_on_own_data_are_guarded_and_one_setting_takes_it_away(recipe):
+    run = get_recipe(recipe)
+    (dataset,) = run.data.datasets
+    assert run.evaluation.guard == GuardConfig()
+    assert [own.kind for own in with_named_benchmarks(run).evaluation.own_sets].count("sts") == 1
+    whole = override(run, [f"data.datasets.{dataset.name}.held_out=null", "evaluation.guard=null"])
+    assert (whole.held_out_datasets, whole.evaluation.num_mixtures) == ([], 0)
+    hub = with_named_benchmarks(override(run, ["evaluation.benchmarks=[NanoBEIR]"]))
+    assert (hub.evaluation.benchmarks, hub.evaluation.own_sets) == (("NanoBEIR",), ())
 
 
 def test_a_run_without_a_guard_keeps_its_fingerprint():
-    plain = get_recipe("biencoder")
+    plain = get_recipe("biencoder-quickstart")
     assert "guard" not in plain.to_yaml()
     assert override(plain, ["evaluation.guard=null"]).fingerprint == plain.fingerprint
 

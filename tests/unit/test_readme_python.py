@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from own_pairs import write_pairs
+from own_pairs import UNGUARDED, write_pairs
 from tiny_models import save_encoder
 
 from rayembed.api import calls
@@ -19,6 +19,7 @@ TINY = """dict(
         "model.query_max_length": 32,
         "model.document_max_length": 32,
         "model.backbone.dtype": "float32",
+        **UNGUARDED,
     },
 )"""
 """What a tiny encoder of random weights needs beside what README writes."""
@@ -50,7 +51,7 @@ def test_a_dirty_file_becomes_a_better_model(tmp_path, monkeypatch, capsys):
     (tmp_path / "pairs.jsonl").write_text("\ufeff" + "\n".join(lines))
     monkeypatch.setitem(calls.MODELS, "all-MiniLM-L6-v2", str(save_encoder(tmp_path / "encoder")))
     monkeypatch.chdir(tmp_path)
-    names = {"pairs": str(tmp_path / "pairs.jsonl")}
+    names = {"UNGUARDED": UNGUARDED, "pairs": str(tmp_path / "pairs.jsonl")}
     exec(first_block(), names)
     scores = {name: row["pairs-held-out"] for name, row in names["trained"].scores.items()}
     assert scores["stage 1: finetune"] > scores["untrained"] + 0.1

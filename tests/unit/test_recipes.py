@@ -241,7 +241,7 @@ def test_own_pairs_need_one_setting():
     )
     assert run.data.datasets[0].source.path == "s3://bucket/pairs.jsonl"
     assert run.model.backbone.path == MINILM
-    assert not run.evaluation.any_tasks
+    assert run.evaluation.benchmarks == ("wikipedia",)
     assert [dataset.name for dataset in run.held_out_datasets] == ["pairs"]
 
 
@@ -257,10 +257,11 @@ def test_a_corpus_needs_one_setting_and_its_teacher_is_distilled():
 
 
 def test_every_recipe_ends_with_scores():
-    """Those of own pairs name no tasks: they are scored on a held-out part of the pairs."""
-    assert all(get_recipe(name).takes_scores for name in recipe_names())
-    unnamed = {name for name in recipe_names() if not get_recipe(name).evaluation.any_tasks}
-    assert unnamed == {"biencoder", "biencoder-corpus", "cde"}
+    """Those on a user's own data, of which a part is held out, end with a guard."""
+    assert all(get_recipe(name).evaluation.any_tasks for name in recipe_names())
+    guarded = {name for name in recipe_names() if get_recipe(name).evaluation.guard is not None}
+    held_out = {name for name in recipe_names() if get_recipe(name).held_out_datasets}
+    assert guarded == held_out == {"biencoder", "biencoder-corpus", "cde"}
     public = get_recipe("nvembed-v2-public")
     assert public.evaluation.benchmarks == ("NanoBEIR",)
     assert public.scores.benchmarks == ("NanoBEIR",)

@@ -7,20 +7,22 @@ import mlflow
 import pytest
 from tiny_job import make_run
 
+from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.config.sweep import Sweep
-from rayembed.errors import ArtifactError, WorkerError
+from rayembed.config.sweep import Sweep, deciding
+from rayembed.errors import ArtifactError, ConfigError, WorkerError
 from rayembed.pipeline import sweep as job
 from rayembed.pipeline import sweep_trial
 from rayembed.pipeline.sweep_report import report_text
+from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 from rayembed.tuning.importance import importance
 from rayembed.tuning.results import rows_of
 from rayembed.tuning.trial_store import Report, TrialRecord
-from rayembed.tuning.trials import known_trials
+from rayembed.tuning.trials import check_sweep, known_trials
 from rayembed_papers.tables.catalogue import get_table
 
 RATE = "stages.retrieval.optimizer.learning_rate"
@@ -115,6 +117,38 @@ def test_trials_score_only_what_is_compared_and_the_best_one_everything(tmp_path
     assert best.evaluation == run.evaluation
     assert best.evaluation.guard is not None
     assert best.placement.registered_model == "s"
+
+
+def test_trials_on_own_pairs_are_compared_by_what_is_held_out(tmp_path):
+    run = with_named_benchmarks(
+        override(
+            get_recipe("biencoder"),
+            ["data.datasets.pairs.source.path=p.jsonl", "evaluation.tasks=[SciFact, NFCorpus]"],
+        )
+    )
+    values = {"name": "s", "runs": {"": run}, "space": {"seed": "grid(0, 1)"}}
+    sweep = parse(Sweep, values)
+    check_sweep(sweep)
+    evaluation = known_trials(sweep)[0].run.evaluation
+    assert (evaluation.own_sets, evaluation.tasks, evaluation.guard) == ((), (), None)
+    assert deciding(sweep, {"pairs-held-out": 0.5}) == 0.5
+    weights = {"pairs-held-out": 3, "WikiSentenceRetrieval": 1, "SciFact": 1}
+    weighted = parse(Sweep, {**values, "metric": {"weights": weights}})
+    check_sweep(weighted)
+    evaluation = known_trials(weighted)[0].run.evaluation
+    assert [own.name for own in evaluation.own_sets] == ["WikiSentenceRetrieval"]
+    assert evaluation.tasks == ("SciFact",)
+    scores = {"pairs-held-out": 0.5, "WikiSentenceRetrieval": 1.0, "SciFact": 0.0}
+    assert deciding(weighted, scores) == pytest.approx(0.5)
+    with pytest.raises(ConfigError, match="did you mean 'pairs-held-out'"):
+        check_sweep(parse(Sweep, {**values, "metric": {"weights": {"pair-held-out": 1}}}))
+    # Which tasks a benchmark has is not known before it is loaded.
+    hub = override(run, ["evaluation.benchmarks=[NanoBEIR]"])
+    nano = {**values, "runs": {"": hub}, "metric": {"weights": {"NanoNQRetrieval": 1}}}
+    assert known_trials(parse(Sweep, nano))[0].run.evaluation.benchmarks == ("NanoBEIR",)
+    for weights in ({}, {"pairs-held-out": 1}):
+        left = parse(Sweep, {**nano, "metric": {"weights": weights}})
+        assert known_trials(left)[0].run.evaluation.benchmarks == ()
 
 
 def test_a_papers_figures_stand_beside_what_was_measured_row_by_row():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rayembed.api.calls import assignments_of, reference_of, shown
 from rayembed.api.embedder import Embedder, load
 from rayembed.config.loss import LossConfig
+from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.data.epochs import with_steps
@@ -28,6 +29,13 @@ logger = logging.getLogger(__name__)
 _DATASET = "data.datasets.pairs"
 _HELD_OUT = 10
 """Documents that are held out at least; fewer would say nothing of retrieval."""
+
+_UNSCORED = {
+    f"{_DATASET}.held_out": None,
+    "evaluation.guard": None,
+    "evaluation.benchmarks": [],
+}
+"""Settings of runs over rows of which none can be spared for scores."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,8 +100,10 @@ def train(
 ) -> Trained:
     """Fine-tune an encoder on pairs, score it beside its start, register it.
 
-    The run is the recipe for own pairs with what is given here. The same call goes on where a
-    former one stopped, and does nothing twice. One worker trains in this process, several on Ray.
+    Mixtures of the two are scored too, on general tasks as well, and that model is kept which gains
+    most on a held-out part of the pairs and hurts nowhere (docs/evaluation.md). The run is the
+    recipe for own pairs with what is given here. The same call goes on where a former one stopped,
+    and does nothing twice. One worker trains in this process, several on Ray.
 
     Args:
         model: what to start from: a folder of transformers or sentence-transformers, an asset
@@ -146,6 +156,7 @@ def trained_by(run: Run, callbacks: "Sequence[Callback]" = ()) -> Trained:
     """
     from rayembed.pipeline.at_hand import check_at_hand
 
+    run = with_named_benchmarks(run)
     for callback in callbacks:
         _check_callback(callback)
     with shown():
@@ -189,7 +200,7 @@ def training_run(
     }
     share = _share(look.documents)
     held_out = {} if share == 0.1 else {f"{_DATASET}.held_out.share": share}
-    found |= held_out if share else {f"{_DATASET}.held_out": None}
+    found |= held_out if share else _UNSCORED
     if graded:
         source = {"kind": "graded", "path": path, "max_rejected_share": OWN_REJECTED_SHARE}
         found |= {f"{_DATASET}.source": source}

@@ -1,8 +1,12 @@
 """What a sweep asks of the runs that it compares, of either kind."""
 
+from collections.abc import Collection
 from typing import Any
 
 from rayembed.config.adaptation import Adaptation, AnyRun
+from rayembed.config.held_out import held_out_set
+from rayembed.config.run import Run
+from rayembed.config.run_evaluation import EvaluationConfig
 
 
 def scores_while_training(run: AnyRun) -> bool:
@@ -23,17 +27,39 @@ def first_score(run: AnyRun) -> int:
     return run.validation_interval(stage) if scores_while_training(run) else stage.steps
 
 
-def compared_as(run: AnyRun, name: str) -> AnyRun:
+def compared_as(run: AnyRun, name: str, weighted: Collection[str] = ()) -> AnyRun:
     """The run under another name with what a sweep compares and nothing more.
 
-    Baselines, the untrained model and the guard's mixtures are left out: they would be scored anew
-    for each trial.
+    Baselines, the untrained model, the guard's mixtures and its general tasks are left out: they
+    would be scored anew for each trial.
+
+    Args:
+        weighted: names of the tasks that the sweep's metric weights, general ones among them.
     """
     changes: dict[str, Any] = {"name": name}
     if not isinstance(run, Adaptation):
         only = {"baselines": (), "before_training": False, "guard": None}
-        changes["evaluation"] = run.evaluation.model_copy(update=only)
+        compared = _without_general(run, weighted)
+        changes["evaluation"] = compared.model_copy(update=only)
     return run.model_copy(update=changes)
+
+
+def _without_general(run: Run, weighted: Collection[str]) -> EvaluationConfig:
+    """A run's evaluation without the general tasks of its guard, but with the weighted ones."""
+    evaluation = run.evaluation
+    if evaluation.guard is None:
+        return evaluation
+    kept = {*evaluation.guard.own_sets, *weighted}
+    named = {*evaluation.tasks, *(own.name for own in evaluation.own_sets)}
+    named.update(held_out_set(dataset.name) for dataset in run.held_out_datasets)
+    only: dict[str, Any] = {
+        "own_sets": tuple(own for own in evaluation.own_sets if own.name in kept),
+        "tasks": tuple(task for task in evaluation.tasks if task in kept),
+    }
+    # Which tasks a benchmark has is not known here.
+    if named.issuperset(weighted):
+        only["benchmarks"] = ()
+    return evaluation.model_copy(update=only)
 
 
 def scored_on(run: AnyRun) -> dict[str, Any]:

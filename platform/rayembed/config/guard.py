@@ -55,9 +55,10 @@ def check_guard(guard: GuardConfig, evaluation: "EvaluationConfig", holds_out: b
             )
     if not (holds_out or guard.own_sets):
         raise ValueError(
-            "evaluation.guard needs scores on own data, and nothing is held out; set "
-            "data.datasets.NAME.held_out={kind: fraction} or evaluation.guard.own_sets, or "
-            "evaluation.guard=null"
+            "evaluation.guard compares models on own data, and nothing is held out; set "
+            "evaluation.guard=null too, or name judged sets of your own in "
+            "evaluation.guard.own_sets, or hold a part out "
+            "(data.datasets.NAME.held_out={kind: fraction})"
         )
     if not (evaluation.benchmarks or evaluation.tasks or sets.difference(guard.own_sets)):
         raise ValueError(

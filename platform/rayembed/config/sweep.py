@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 from rayembed.config.adaptation import Adaptation, AnyRun, kind_of_run
 from rayembed.config.compared import scored_on, scores_while_training
 from rayembed.config.document import Document
+from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings, nearest, parse
 from rayembed.config.space import Domain, check_paths, parse_space
@@ -229,7 +230,8 @@ def check_metric(sweep: Sweep) -> None:
         if isinstance(run, Adaptation):  # scores have the names of languages, which rows may tell
             continue
         evaluation = run.evaluation
-        names = (*(own.name for own in evaluation.own_sets), *evaluation.tasks)
+        parts = (held_out_set(dataset.name) for dataset in run.held_out_datasets)
+        names = (*(own.name for own in evaluation.own_sets), *evaluation.tasks, *parts)
         if source == "validation":
             assert evaluation.validation is not None
             names = evaluation.validation.data.task_names
@@ -249,7 +251,7 @@ def deciding(sweep: Sweep, scores: Mapping[str, float]) -> float:
     Scores of an adaptation are 1 / perplexity of held-out words, by language.
 
     Without weights, after training own sets for retrieval in one language decide, without such
-    sets all tasks.
+    sets all tasks; a guard's general tasks are not scored and decide nothing.
 
     Raises:
         KeyError: a task has no score.
@@ -259,6 +261,7 @@ def deciding(sweep: Sweep, scores: Mapping[str, float]) -> float:
         if metric_source(sweep) == "validation":
             return scores["score"]
         own_sets = sweep.base.evaluation.own_sets if isinstance(sweep.base, Run) else ()
-        found = [o.name for o in own_sets if o.kind == "retrieval" and not o.languages]
+        retrieval = [o.name for o in own_sets if o.kind == "retrieval" and not o.languages]
+        found = [name for name in retrieval if name in scores]
         weights = dict.fromkeys(found or scores, 1.0)
     return sum(w * scores[task] for task, w in weights.items()) / sum(weights.values())

@@ -80,15 +80,15 @@ class Verdict:
             trained = self.judged[0]
             return (
                 f"training gives no better model than its base: own data {trained.own}, general "
-                f"tasks {trained.general}, and no mixture gains without losing over "
-                f"{self.most_loss:g} there; use the base, or train with more pairs, fewer steps or "
-                "a lower rate"
+                f"tasks {trained.general}; nor does a mixture gain on own data and lose at most "
+                f"{self.most_loss:g} in general. Use the base, or train with more pairs, fewer "
+                "steps or a lower rate"
             )
         (found,) = (one for one in self.judged if one.key == self.kept)
         what = "the trained model" if found.key.share is None else f"{found.key.share:.0%} of it"
         rest = "" if found.key.share is None else ", the rest its base,"
-        unsure = "" if found.own.is_sure else "; so little may be chance"
-        return f"{what}{rest} is kept: own data {found.own}{unsure}, general tasks {found.general}"
+        unsure = "" if found.own.is_sure else "; so small a gain on own data may be chance"
+        return f"{what}{rest} is kept: own data {found.own}, general tasks {found.general}{unsure}"
 
     def table(self, stages: Sequence[str]) -> Table:
         """Gains on the base, a row for each model."""

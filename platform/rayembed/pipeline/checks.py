@@ -82,7 +82,7 @@ def check_inputs(run: Run) -> PromptTokenizer:
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 _check_encoder(f"evaluation.baselines.{place}", baseline)
-        tasks = [factory.load() for factory in task_factories(run.scores)]
+        tasks = _tasks(run)
         settings = Prompts(instructions=run.evaluation.instructions)
         check_task_names(settings, own_names(run))
         check_prompts(tokenizer, tasks, run_prompts(run))
@@ -90,6 +90,24 @@ def check_inputs(run: Run) -> PromptTokenizer:
         check_validation(run)
         check_prompts(tokenizer, validation_tasks(run), validation_prompts(run))
     return tokenizer
+
+
+def _tasks(run: Run) -> list[Any]:
+    """The tasks that the run is scored on, after the samples' files were fetched.
+
+    Raises:
+        AssetError: they cannot be; of the guard's general tasks the message says how to do without.
+    """
+    try:
+        return [factory.load() for factory in task_factories(run.scores)]
+    except AssetError as error:
+        if run.evaluation.guard is None:
+            raise
+        raise AssetError(
+            f"{error}\nWithout general tasks: set evaluation.guard=null and "
+            "evaluation.benchmarks=[]; with others: evaluation.own_sets or evaluation.tasks in "
+            "place of evaluation.benchmarks"
+        ) from None
 
 
 def check_prompts(tokenizer: PromptTokenizer, tasks: Sequence[Any], prompts: ModelPrompts) -> None:

@@ -1,20 +1,18 @@
 """Several trained models of one architecture become one in a folder."""
 
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayembed.errors import ArtifactError
+from rayembed.progress import doing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rayembed.models.merge import Method
     from rayembed.models.transformer_model import TransformerModel
-
-logger = logging.getLogger(__name__)
 
 MERGE_FILE = "merge.json"
 """File of a merged model's folder: method, models and shares."""
@@ -54,8 +52,8 @@ def merge_models(
 
     def weights() -> Iterator[dict[str, "Tensor"]]:
         for reference, folder in zip(references, folders, strict=True):
-            logger.info("reading %s", reference)
-            model = load_model(folder, dtype="float32")
+            with doing(f"reading {reference}"):
+                model = load_model(folder, dtype="float32")
             _check_vocabulary(last, model, references[-1], reference)
             yield model.state_dict()
 

@@ -51,10 +51,8 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
     verdict = outcome.verdict
     if verdict is not None:
         out.print(verdict.table([stage.name for stage in outcome.run.stages]))
-        out.print(f"Guard      {verdict.summary}")
     if outcome.dropped_steps:
         out.print(dropped_line(outcome.dropped_steps))
-    version = outcome.version
     out.print(f"Model      {outcome.model_folder}")
     out.print(f"           {_how_to_load(outcome)}")
     if choices := outcome.run.query_choices:
@@ -62,15 +60,10 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
             "           queries were trained with different instructions and get none by default; "
             f"name one, prompt_name={' or '.join(map(repr, choices))}"
         )
+    version = outcome.version
     out.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
-    if verdict is not None and verdict.kept == UNTRAINED:
-        out.print("           the trained model, no candidate: its base is the better one")
-    elif version.alias_uri == version.uri:
-        placement = outcome.run.placement
-        how = how_to_score(
-            version.uri, storage=placement.storage_path, tracking_uri=placement.tracking_uri
-        )
-        out.print(f"           without scores, so no candidate; {how}")
+    if why := _why_no_candidate(outcome):
+        out.print(f"           {why}")
     further = "" if outcome.table is None else ", scores.png; table: scores.md"
     out.print(f"Plots      {outcome.run_folder}/loss.png{further}")
     for line in outcome.rejected:
@@ -83,6 +76,21 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
         out.print(f"MLflow     {outcome.tracking_uri}")
     else:
         out.print(f"MLflow     mlflow ui --backend-store-uri {outcome.tracking_uri}")
+    if verdict is not None:  # last, where it is seen
+        out.print(f"Guard      {verdict.summary}")
+
+
+def _why_no_candidate(outcome: Outcome) -> str | None:
+    """Why the registered version is no candidate; None: it is one."""
+    version, placement = outcome.version, outcome.run.placement
+    if outcome.verdict is not None and outcome.verdict.kept == UNTRAINED:
+        return "the trained model, no candidate: no better than its base"
+    if version.alias_uri != version.uri:
+        return None
+    how = how_to_score(
+        version.uri, storage=placement.storage_path, tracking_uri=placement.tracking_uri
+    )
+    return f"without scores, so no candidate; {how}"
 
 
 def dropped_line(steps: int) -> str:

@@ -145,7 +145,9 @@ def recovery(run: Run, label: str, reference: str, start: str) -> Run:
     # MLflow takes no dots in the name of a registered model.
     values |= {"name": f"{run.name}-{label}".replace(".", "_"), "model": model}
     values["stages"] = [_distilling(stage, teacher) for stage in run.stages]
-    values["evaluation"] |= {"before_training": True, "baselines": [reference]}
+    # Its start is cut, so that no mixture with it is wanted.
+    compared = {"before_training": True, "baselines": [reference], "guard": None}
+    values["evaluation"] |= compared
     return parse(Run, values)
 
 

@@ -17,7 +17,12 @@ from rayembed.losses.listwise_kl import ListwiseKL
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.optim.linear import Linear
-from rayembed.recipes.building_blocks import OWN_REJECTED_SHARE, on_a_laptop, own_dataset
+from rayembed.recipes.building_blocks import (
+    OWN_REJECTED_SHARE,
+    guarded_scores,
+    on_a_laptop,
+    own_dataset,
+)
 from rayembed.samples.assets import MINILM
 from rayembed.samples.wikipedia import Wikipedia
 
@@ -27,7 +32,8 @@ def own_pairs() -> Run:
 
     The pairs are named with `--set data.datasets.pairs.source.path=pairs.jsonl`, another encoder
     with `--set model.backbone.path=…`, its prefixes with `--set 'model.query_prefix=query: '`.
-    A tenth of the documents is held out and scored, unless `data.datasets.pairs.held_out=null`.
+    A tenth of the documents is held out and scored, unless `data.datasets.pairs.held_out=null` and
+    `evaluation.guard=null`. Kept is the model that gains most there and hurts nowhere.
     """
     return Run(
         name="biencoder",
@@ -36,7 +42,7 @@ def own_pairs() -> Run:
             datasets=(own_dataset(),),
         ),
         stages=(_stage("finetune", {"pairs": 1.0}, global_pairs=64, steps=1000),),
-        evaluation=EvaluationConfig(baselines=("bm25",)),
+        evaluation=guarded_scores(),
         placement=on_a_laptop(),
     )
 
@@ -47,7 +53,8 @@ def own_corpus() -> Run:
     The documents are named with `--set data.datasets.corpus.source.path=articles.jsonl`. Each gives
     a pair by its structure, of which those stay that MiniLM finds; MiniLM mines hard negatives, and
     its scores are distilled beside InfoNCE. A reranker's are distilled in their place with
-    `--set data.datasets.corpus.mining.rescoring.model=…`.
+    `--set data.datasets.corpus.mining.rescoring.model=…`. Kept is the model that gains most on the
+    held-out part and hurts nowhere.
     """
     source = StructureSource(path="corpus.jsonl", max_rejected_share=OWN_REJECTED_SHARE)
     dataset = DatasetConfig(
@@ -66,7 +73,7 @@ def own_corpus() -> Run:
         model=_minilm(max_length=128),
         data=DataConfig(datasets=(dataset,)),
         stages=(changed(stage, batch=batch, loss=loss),),
-        evaluation=EvaluationConfig(baselines=("bm25",)),
+        evaluation=guarded_scores(),
         placement=on_a_laptop(),
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from rayembed.config.data import DatasetConfig
+from rayembed.config.guard import GuardConfig
 from rayembed.config.held_out import HeldOutFraction
 from rayembed.config.own_sets import OwnSet
 from rayembed.config.placement import Placement, ZeroStage
@@ -39,6 +40,14 @@ def compared_scores(
         baselines=("bm25", MINILM),
         instructions=dict(instructions or {}),
     )
+
+
+def guarded_scores() -> EvaluationConfig:
+    """Scores on the held-out part of the user's own data and, for the guard, on the sample.
+
+    The sample comes from the package index, so that a machine without a hub has it too.
+    """
+    return EvaluationConfig(benchmarks=("wikipedia",), baselines=("bm25",), guard=GuardConfig())
 
 
 OWN_REJECTED_SHARE = 0.05

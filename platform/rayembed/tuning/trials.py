@@ -53,7 +53,8 @@ def make_trial(sweep: Sweep, label: str, values: Mapping[str, str]) -> Trial:
     """
     run = apply(sweep.runs[label], values)
     told = {"label": label, "values": dict(values), "run": run.fingerprint}
-    return Trial(compared_as(run, f"{sweep.name}-{fingerprint(told)[:8]}"), label, dict(values))
+    compared = compared_as(run, f"{sweep.name}-{fingerprint(told)[:8]}", sweep.metric.weights)
+    return Trial(compared, label, dict(values))
 
 
 def key_of(sweep: Sweep, label: str, values: Mapping[str, str]) -> str:
