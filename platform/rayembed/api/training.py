@@ -30,7 +30,7 @@ _DATASET = "data.datasets.pairs"
 _HELD_OUT = 10
 """Documents that are held out at least; fewer would say nothing of retrieval."""
 
-_UNSCORED = {
+_UNSCORED: Mapping[str, Any] = {
     f"{_DATASET}.held_out": None,
     "evaluation.guard": None,
     "evaluation.benchmarks": [],

@@ -85,10 +85,10 @@ class Verdict:
                 "steps or a lower rate"
             )
         (found,) = (one for one in self.judged if one.key == self.kept)
-        what = "the trained model" if found.key.share is None else f"{found.key.share:.0%} of it"
-        rest = "" if found.key.share is None else ", the rest its base,"
+        share = "" if found.key.share is None else f"the mixture with {found.key.share:.0%} of "
         unsure = "" if found.own.is_sure else "; so small a gain on own data may be chance"
-        return f"{what}{rest} is kept: own data {found.own}, general tasks {found.general}{unsure}"
+        kept = f"{share}the trained model is kept"
+        return f"{kept}: own data {found.own}, general tasks {found.general}{unsure}"
 
     def table(self, stages: Sequence[str]) -> Table:
         """Gains on the base, a row for each model."""

@@ -13,7 +13,9 @@ from rayembed.figures import COLOURS, grouped_bars, new_figure, set_title, write
 def score_bars(table: ScoreTable, path: str | Path) -> None:
     """Write a PNG with one group of bars a task and one bar a model; missing scores have none."""
     tasks, labels = table.tasks, list(table.rows)
-    figure, axes = new_figure(width=min(12.0, max(6.0, 0.36 * (len(labels) + 1) * len(tasks))))
+    bars = 0.36 * (len(labels) + 1) * len(tasks)
+    legend = sum(0.4 + 0.075 * len(label) for label in labels)  # inches, of one line
+    figure, axes = new_figure(width=min(12.0, max(6.0, bars, legend)))
     heights = {label: [table.score(label, task) for task in tasks] for label in labels}
     colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
     lowest = grouped_bars(axes, heights, colours, _short, width=0.86)

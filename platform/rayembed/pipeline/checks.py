@@ -104,9 +104,9 @@ def _tasks(run: Run) -> list[Any]:
         if run.evaluation.guard is None:
             raise
         raise AssetError(
-            f"{error}\nWithout general tasks: set evaluation.guard=null and "
-            "evaluation.benchmarks=[]; with others: evaluation.own_sets or evaluation.tasks in "
-            "place of evaluation.benchmarks"
+            f"{error}\nThe general tasks of evaluation.guard need it. With the hub's in their "
+            "place: set evaluation.benchmarks=[NanoBEIR]; without any: set evaluation.guard=null "
+            "and evaluation.benchmarks=[]"
         ) from None
 
 
