@@ -173,6 +173,12 @@ def test_joined_files_in_object_storage(tmp_path: Path, monkeypatch: pytest.Monk
         records, _ = made_records(storage, glob, root=root)
         assert [r.query for r in records] == [f"q {i}" for i in range(30)]
         assert records[-1].origin == ("train-1.parquet#4",)
+        names = ("a.md", "deep/b.md", "c.txt")
+        for name in names:
+            write_atomic(f"{root}/pages/{name}", f"Page {name}\nIt says this alone.".encode())
+        pages = {"kind": "structure", "path": "pages", "rules": {"title": 1}, "min_words": 1}
+        texts, _ = made_records(storage, pages, root=root)
+        assert {(r.query, r.origin) for r in texts} == {(f"Page {n}", (n,)) for n in names}
         taken, _ = made_records(f"{storage}/again", {"kind": "records", "path": made.folder})
         assert taken == [record]
         assert read_records(made.parts[0].path) == [record]

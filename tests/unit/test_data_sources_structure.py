@@ -1,24 +1,52 @@
 """Documents without queries: pairs by their structure, one of each, whatever files hold them."""
 
+import gzip
 import json
+import re
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rayembed.api.corpus import corpus_run
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
 from rayembed.data.artifacts import PipelineContext
+from rayembed.data.audit import audit_page
 from rayembed.data.held_out.part import make_part
 from rayembed.data.parts import read_records
-from rayembed.data.records import Record
+from rayembed.data.records import Record, has_content
 from rayembed.data.sentences import split_sentences
 from rayembed.data.sources.check import check_source
 from rayembed.data.sources.convert import make_records
-from rayembed.data.sources.document_pairs import RULES, draw_pair, sections
+from rayembed.data.sources.document_pairs import (
+    RULES,
+    _unwrapped,
+    _without,
+    draw_pair,
+    sections,
+)
+from rayembed.data.sources.files import list_pieces
+from rayembed.data.sources.head import look
 from rayembed.data.sources.tasks import HeldOut
+from rayembed.data.words import words
 from rayembed.errors import ConfigError, DataError
+
+PARTS = [
+    "It is here. ",
+    "It is here",
+    ".",
+    "x",
+    "利马是首都。",
+    "\n",
+    "\n\n",
+    "# Head\n",
+    "It is. ",
+]
 
 MARKDOWN = """\
 # Kettles
@@ -94,6 +122,32 @@ def test_sentences_and_the_rest() -> None:
     assert not any(query.startswith(("#", "==")) for query in queries)
 
 
+@given(st.lists(st.sampled_from(PARTS), min_size=1, max_size=24), st.integers(1, 9))
+def test_the_drawn_sentences_are_those_that_leave_enough(parts: list[str], min_words: int) -> None:
+    text = "".join(parts)
+    whole = _unwrapped(text)
+    rests = {one: _without(whole, one) for one in dict.fromkeys(split_sentences(whole))}
+    fitting = {
+        (sentence, rest)
+        for sentence, rest in rests.items()
+        if not sentence.startswith(("#", "=="))
+        and len(words(sentence)) >= min_words
+        and has_content(rest)
+        and len(words(rest)) >= min_words
+    }
+    drawn = {pair("sentence", "", text, seed, min_words) for seed in range(8)} - {None}
+    assert drawn <= fitting
+    assert bool(drawn) == bool(fitting)
+
+
+def test_a_long_document_is_no_work_of_minutes() -> None:
+    text = "".join(f"This is sentence number {i} of a long book.\n" for i in range(20_000))
+    began = time.process_time()
+    assert pair("sentence", "", text) is not None
+    # 5 s on an old core; with each sentence's rest made it is an hour.
+    assert time.process_time() - began < 60
+
+
 def test_full_width_punctuation_ends_sentences() -> None:
     assert split_sentences("利马是首都。它很大！「真的？」是。") == [
         "利马是首都。", "它很大！", "「真的？」", "是。",
@@ -104,17 +158,17 @@ def test_rules_are_drawn_by_weight_among_those_that_fit() -> None:
     weights = {"title": 1.0, "heading": 1.0, "sentence": 2.0}
     texts = [f"# Head {i}\nThe number {i} stands here. The other is not {i}." for i in range(800)]
     drawn = [draw_pair(f"Title {i}", text, weights, 0, 5) for i, text in enumerate(texts)]
-    kinds = Counter(
-        "title" if q.startswith("Title") and ":" not in q else "heading" if ":" in q else "sentence"
-        for q, _ in filter(None, drawn)
-    )
+    kinds = Counter(rule for rule, _ in filter(None, drawn))
     assert kinds.total() == 800
+    for i, (rule, made) in enumerate(filter(None, drawn)):
+        assert made == pair(rule, f"Title {i}", texts[i])
     # Three standard deviations of a share of a quarter are 37.
     assert abs(kinds["title"] - 200) < 40
     assert abs(kinds["heading"] - 200) < 40
     assert drawn != [draw_pair(f"Title {i}", t, weights, 1, 5) for i, t in enumerate(texts)]
     plain = "The number stands here alone. The other one does not."
-    assert draw_pair("", plain, weights, 0, 5) in {pair("sentence", "", plain, s) for s in range(9)}
+    sentences = {("sentence", pair("sentence", "", plain, seed)) for seed in range(9)}
+    assert draw_pair("", plain, weights, 0, 5) in sentences
     assert draw_pair("", plain, {"heading": 1.0}, 0, 5) is None
 
 
@@ -156,6 +210,14 @@ def test_a_document_gives_one_row_whatever_files_hold_it(tmp_path: Path) -> None
     pairs = {(r.id, r.query, r.positives) for r in found}
     assert pairs == {(r.id, r.query, r.positives) for r in several}
     assert len({r.query.startswith("Town") for r in found}) == 2  # titles and sentences
+    # Each says which rule gave it, and the manifest and its page how many each gave.
+    assert {r.pair_rule for r in found if r.query.startswith("Town")} == {"title"}
+    rules = Counter(r.pair_rule for r in found)
+    assert told["pair_rules"] == dict(sorted(rules.items()))
+    page = audit_page(told, found)
+    assert "Pairs by the rule that gave them, before duplicates are dropped" in page
+    assert re.search(rf"sentence</t[dh]><td[^>]*>{rules['sentence']}<", page)
+    assert "· by title" in page
 
 
 def test_no_text_of_a_held_out_document_is_trained_on(tmp_path: Path) -> None:
@@ -199,3 +261,78 @@ def test_a_corpus_without_titles_is_told_what_to_set(tmp_path: Path) -> None:
             dataset(path, source={"kind": "structure", "path": path, "text": "txt", "title": None}),
             "",
         )
+
+
+def write_texts(folder: Path, number: int = 40) -> str:
+    (folder / "in" / "deeper").mkdir(parents=True)
+    for i in range(number):
+        name = f"in/deeper/{i}.md" if i % 2 else f"in/{i}.txt"
+        text = f"# Town {i}\r\n\r\nIt lies by river number {i}. Its {i} people like it.\n"
+        (folder / name).write_bytes(text.encode("utf-8-sig"))
+    packed = (folder / "in" / "0.txt").rename(folder / "in" / "0.txt.gz")
+    packed.write_bytes(gzip.compress(packed.read_bytes()))
+    return str(folder / "in")
+
+
+def test_each_text_file_is_a_document(tmp_path: Path) -> None:
+    path = write_texts(tmp_path)
+    found, told = converted(tmp_path / "out", dataset(path))
+    assert told["rows_in"] == told["rows_out"] == 40
+    assert {r.origin for r in found} == {
+        (f"deeper/{i}.md" if i % 2 else f"{i}.txt{'' if i else '.gz'}",) for i in range(40)
+    }
+    titles = {r.query for r in found if r.pair_rule == "title"}
+    assert titles
+    assert titles < {f"Town {i}" for i in range(40)}
+    assert told["pair_rules"].keys() == {"title", "heading", "sentence"}
+    assert not any("\r" in text or "\ufeff" in text for r in found for text in r.positives)
+    (piece,) = list_pieces(path, texts=True)
+    assert len(piece.names) == 40
+    # By a pattern, with their paths as names, and by groups of these.
+    named = {"kind": "structure", "path": f"{path}/**/*.md", "id": "id"}
+    some, _ = converted(tmp_path / "some", dataset(path, source=named))
+    assert {r.id for r in some} == {f"d/deeper/{i}.md" for i in range(1, 40, 2)}
+    run = corpus_run(path, {}, {}, None)
+    assert run.data.datasets[0].source.title == "title"
+    head = look(dataset(path), "")
+    assert (head.rows, head.exact, len(head.files)) == (40, True, 40)
+
+
+def test_texts_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    path = write_texts(tmp_path)
+    (tmp_path / "in" / "empty.txt").write_text("")
+    latin = "# Café\nIt is a café by the river.".encode("latin-1")
+    (tmp_path / "in" / "latin.txt").write_bytes(latin)
+    source = {"kind": "structure", "path": path, "max_rejected_share": 0.1}
+    _, told = converted(tmp_path / "out", dataset(path, source=source))
+    assert told["rejected"] == {"no text": 1, "not UTF-8": 1}
+    assert {e["reason"]: e["row"] for e in told["examples"]}["not UTF-8"].startswith("latin.txt: ")
+    (tmp_path / "in" / "empty.txt").unlink()
+    source |= {"encoding": "latin-1"}
+    found, told = converted(tmp_path / "latin", dataset(path, source=source))
+    assert told["rejected"] == {}
+    assert any("café" in text.lower() for r in found for text in (r.query, *r.positives))
+    source |= {"encoding": "ascii"}
+    with pytest.raises(DataError, match="not ascii"):
+        converted(tmp_path / "ascii", dataset(path, source=source))
+
+
+def test_a_changed_text_is_another_source_and_pieces_hold_many(tmp_path: Path) -> None:
+    path = write_texts(tmp_path)
+    before = check_source(dataset(path), "").content
+    assert check_source(dataset(path), "").content == before
+    (tmp_path / "in" / "2.txt").write_text("# Other\nThis town has another text now.")
+    assert check_source(dataset(path), "").content != before
+    for i in range(1100):
+        (tmp_path / "in" / f"more-{i}.txt").write_text("x")
+    sizes = [len(piece.texts) for piece in list_pieces(path, texts=True, versions=False)]
+    assert sizes == [1024, 116]
+
+
+def test_texts_among_other_files_are_named_by_a_pattern(tmp_path: Path) -> None:
+    path = write_texts(tmp_path)
+    (tmp_path / "in" / "plot.png").write_text("")
+    with pytest.raises(DataError, match=r"'plot\.png'; name .* by a pattern: .*in/\*\*/\*\.txt"):
+        check_source(dataset(path), "")
+    with pytest.raises(DataError, match="ending is not one of"):
+        list_pieces(path)

@@ -38,9 +38,10 @@ def adapt(
 
     Args:
         model: what to start from; see `train`.
-        corpus: a path of files (JSONL, CSV, Parquet), a DataFrame, a `datasets.Dataset`, or a list
-            of texts, of tuples (title, text) or of dicts. Columns are `text` and, if there are any,
-            `title`; others are named by `settings`.
+        corpus: a path of files (JSONL, CSV, Parquet, or `.txt` and `.md`, each a document), a
+            DataFrame, a `datasets.Dataset`, or a list of texts, of tuples (title, text) or of
+            dicts. Columns are `text` and, if there are any, `title`; others are named by
+            `settings`.
         teacher: embedder whose negatives and scores are learnt; None: all-MiniLM-L6-v2.
         reranker: cross-encoder whose scores are learnt in place of the teacher's.
         steps: weight updates; None: the recipe's 300.
@@ -117,6 +118,7 @@ def _columns(path: str) -> set[str]:
     from rayembed.data.sources.files import list_pieces
     from rayembed.data.sources.rows import Row, read_rows
 
-    rows = (row for piece in list_pieces(path, versions=False) for row in read_rows(piece))
+    pieces = list_pieces(path, versions=False, texts=True)
+    rows = (row for piece in pieces for row in read_rows(piece))
     first = next(islice((row for row in rows if isinstance(row, Row)), 1), None)
     return set() if first is None else set(first.values)

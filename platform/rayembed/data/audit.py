@@ -40,6 +40,7 @@ _TITLES = {
     "refused": "Candidates refused (share of those looked at)",
     "examples": "Rejected and dropped rows",
     "unread_columns": "Columns that no setting reads, and what they look like",
+    "pair_rules": "Pairs by the rule that gave them, before duplicates are dropped",
     "masked_share": "share of in-batch negatives that are masked",
     "example_batches": "Batches to read",
 }

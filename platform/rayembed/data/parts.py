@@ -59,6 +59,7 @@ OPTIONAL = pa.schema(
     [
         ("similarity", pa.float32()),  # of query and positive in [0, 1], where pairs are graded
         ("positive_cross_score", pa.float32()),  # the cross-encoder's, where one rescored
+        ("pair_rule", pa.string()),  # how a source with several ways made the pair
     ]
 )
 """Further columns, which only files have of whose rows one has a value."""

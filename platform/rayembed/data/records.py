@@ -45,6 +45,8 @@ class Record:
     """Graded similarity of query and first positive in [0, 1]; None: the positive answers it."""
     positive_cross_score: float | None = None
     """The cross-encoder's score of the lowest-scoring positive, where one rescored."""
+    pair_rule: str | None = None
+    """How the source made the pair, where it has several ways."""
 
     def to_row(self) -> dict[str, Any]:
         """The record as a row of `parts.SCHEMA`."""

@@ -8,6 +8,7 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.data_run import DataRun
 from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.audit import AUDIT
+from rayembed.data.sources.accepted import counts_of
 from rayembed.pipeline.held_out import held_out_set_of
 from rayembed.recipes.datasets.catalogue import (
     data_recipe_names,
@@ -67,6 +68,8 @@ def print_prepared(run: DataRun, done: Mapping[str, Sequence[DatasetArtifact]]) 
         dataset = next(dataset for dataset in run.data.datasets if dataset.name == name)
         if (held_out := held_out_set_of(dataset, folders[0])) is not None:
             printer.print(f"  held out  {held_out.summary} ({held_out.path})")
+        if rules := folders[0].manifest.get("pair_rules"):
+            printer.print(f"  pairs  {counts_of(rules)}")
         if last.manifest["kind"] == "clustered":
             # As a source its rows would lose their batches.
             printer.print("  use    training with the same data set, seed and storage finds it")

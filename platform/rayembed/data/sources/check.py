@@ -54,7 +54,7 @@ def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[Re
     found = [check_source(dataset, run.data.root) for dataset in chosen]
     for checked in found:
         for setting, pieces in checked.files.items():
-            names_of = list(dict.fromkeys(piece.name for piece in pieces))
+            names_of = list(dict.fromkeys(name for piece in pieces for name in piece.names))
             if len(names_of) > 1:
                 logger.info(
                     "data.datasets.%s.source.%s stands for %d files, all of which are read: %s",

@@ -1,6 +1,7 @@
 """The first step: converts a source's rows to records, cleans, deduplicates and samples them."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,6 +96,9 @@ def _converted_and_cleaned(
         more["held_out"] = held_out_entry(context.storage, part)
     if lost := sum(result.get("negatives_held_out", 0) for result in results):
         more["negatives_held_out"] = lost
+    if rules := sum((Counter(result.get("pair_rules", {})) for result in results), Counter()):
+        more["pair_rules"] = dict(sorted(rules.items()))
+        log.info("records %s: pairs by rule: %s", dataset.name, counts_of(more["pair_rules"]))
     if cleaned.negatives:
         more["negatives_overlap"] = cleaned.negatives
     return writer.finish(results, cleaned.parts, cleaned.dropped, removed=cleaned.removed, **more)

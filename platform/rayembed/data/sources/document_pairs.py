@@ -64,13 +64,13 @@ def heading_pair(title: str, text: str, seed: int, min_words: int) -> Pair | Non
 def sentence_pair(title: str, text: str, seed: int, min_words: int) -> Pair | None:
     """A drawn sentence and the rest of the text, from which all its repetitions are taken."""
     whole = _unwrapped(text)
-    fitting = []
-    for sentence in dict.fromkeys(split_sentences(whole)):
-        if _heading(sentence) is None and len(words(sentence)) >= min_words:
-            rest = _without(whole, sentence)
-            if has_content(rest) and len(words(rest)) >= min_words:
-                fitting.append((sentence, rest))
-    return fitting[seeded_hash(seed, "sentence", text) % len(fitting)] if fitting else None
+    total = len(words(whole))
+    sentences = dict.fromkeys(split_sentences(whole))
+    fitting = [one for one in sentences if _leaves_a_rest(one, whole, total, min_words)]
+    if not fitting:
+        return None
+    drawn = fitting[seeded_hash(seed, "sentence", text) % len(fitting)]
+    return drawn, _without(whole, drawn)
 
 
 RULES: "Mapping[PairRule, _Rule]" = {
@@ -82,8 +82,8 @@ RULES: "Mapping[PairRule, _Rule]" = {
 
 def draw_pair(
     title: str, text: str, weights: "Mapping[PairRule, float]", seed: int, min_words: int
-) -> Pair | None:
-    """The pair of one rule, drawn by weight among those that the document has; None: it has none.
+) -> "tuple[PairRule, Pair] | None":
+    """A rule, drawn by weight among those that fit the document, and its pair; None: none fits.
 
     Args:
         title: empty for none.
@@ -92,14 +92,14 @@ def draw_pair(
         seed: of the draws; the text decides the rest.
         min_words: fewest words of a sentence that asks, and of what answers.
     """
-    pairs = {rule: RULES[rule](title, text, seed, min_words) for rule in weights}
-    left = {rule: weights[rule] for rule, pair in pairs.items() if pair is not None}
-    drawn = seeded_hash(seed, "rule", text) / 2**64 * sum(left.values())
-    for rule, weight in left.items():
-        drawn -= weight
+    found = ((rule, RULES[rule](title, text, seed, min_words)) for rule in weights)
+    pairs = [(rule, pair) for rule, pair in found if pair is not None]
+    drawn = seeded_hash(seed, "rule", text) / 2**64 * sum(weights[rule] for rule, _ in pairs)
+    for rule, pair in pairs:
+        drawn -= weights[rule]
         if drawn < 0:
-            return pairs[rule]
-    return pairs[list(left)[-1]] if left else None  # what rounding leaves
+            return rule, pair
+    return pairs[-1] if pairs else None  # what rounding leaves
 
 
 def sections(text: str) -> list[Pair]:
@@ -130,6 +130,19 @@ def _unwrapped(text: str) -> str:
         return " " if text[match.end()].islower() else match.group()
 
     return _WRAP.sub(joined, text)
+
+
+def _leaves_a_rest(sentence: str, whole: str, total: int, min_words: int) -> bool:
+    """Whether a sentence of a text with `total` words may ask for what is left without it."""
+    length = len(words(sentence))
+    if _heading(sentence) is not None or length < min_words:
+        return False
+    # Each repetition takes its words along, and what it parted may become one word. Where this
+    # leaves enough the rest need not be made, which takes longer the longer the text is.
+    if total - whole.count(sentence) * (length + 3) >= min_words:
+        return True
+    rest = _without(whole, sentence)
+    return has_content(rest) and len(words(rest)) >= min_words
 
 
 def _without(text: str, sentence: str) -> str:

@@ -97,6 +97,8 @@ class FileRows(FileSource, Source):
 
     columns_read: ClassVar[tuple[str, ...]] = ()
     """Settings that name columns of the files at `path`, beside `language`."""
+    takes_texts: ClassVar[bool] = False
+    """Whether files of texts are rows, each with the columns `id`, `title` and `text`."""
 
     @property
     def columns(self) -> dict[str, str]:
@@ -121,11 +123,14 @@ class FileRows(FileSource, Source):
         """Setting → pieces of its files; see `data.sources.files.list_pieces`."""
         from rayembed.data.sources.files import list_pieces
 
-        form = {"delimiter": self.delimiter, "encoding": self.encoding}
-        return {
-            name: tuple(list_pieces(path, **form, versions=versions))
-            for name, path in self.paths.items()
-        }
+        listed = partial(
+            list_pieces,
+            delimiter=self.delimiter,
+            encoding=self.encoding,
+            versions=versions,
+            texts=self.takes_texts,
+        )
+        return {name: tuple(listed(path)) for name, path in self.paths.items()}
 
     def check_found(self, dataset: DatasetConfig, files: Mapping[str, Sequence[FilePiece]]) -> None:
         """Check that the files have the columns that the settings name, each of them here.

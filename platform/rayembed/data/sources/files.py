@@ -1,7 +1,8 @@
-"""Row files (Parquet, JSONL, CSV, TSV) and their division into pieces.
+"""Row files (Parquet, JSONL, CSV, TSV), files of texts, and their division into pieces.
 
 A piece is what one task reads: a byte range of a JSONL file, a few row groups of a Parquet file,
-a whole CSV, TSV or compressed file. Pieces depend on the files alone, not on the cluster.
+a whole CSV, TSV or compressed file, or several texts. Pieces depend on the files alone, not on
+the cluster.
 """
 
 import difflib
@@ -25,7 +26,7 @@ from rayembed.assets.resolver import is_unpacked, resolve
 from rayembed.assets.storage import file_name, is_remote, join, open_storage
 from rayembed.errors import DataError
 
-Kind = Literal["jsonl", "csv", "tsv", "parquet"]
+Kind = Literal["jsonl", "csv", "tsv", "parquet", "text"]
 
 _KINDS: dict[str, Kind] = {
     ".jsonl": "jsonl",
@@ -35,10 +36,14 @@ _KINDS: dict[str, Kind] = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
+_TEXTS = (".txt", ".md")
+"""Endings of files that are one row each, of the kind `text`."""
 _BYTES_PER_PIECE = 32 << 20
 _OPENED_AT_ONCE = 16
 _NAMES_SHOWN = 8
 _BYTES_TO_TELL = 4096
+_LEAST_BYTES = 32 << 10
+"""Bytes that a text counts for at least, since opening it takes as long; 1,024 are a piece."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,13 @@ class FilePiece:
     """Encoding of texts; None: UTF-8."""
     origins: str | None = None
     """Column with the rows' own origins; None if their position in the file is their origin."""
+    texts: tuple[tuple[str, str], ...] = ()
+    """Path and name of each file of a piece of texts, of which `path` and `name` are the first."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of its files."""
+        return tuple(name for _, name in self.texts) or (self.name,)
 
     @property
     def key(self) -> str:
@@ -89,6 +101,7 @@ def list_pieces(
     delimiter: str | None = None,
     encoding: str | None = None,
     versions: bool = True,
+    texts: bool = False,
 ) -> list[FilePiece]:
     """All pieces of a file, folder, prefix or pattern (`*`, `**`), files sorted by name.
 
@@ -100,10 +113,12 @@ def list_pieces(
         encoding: of all but Parquet files; None: UTF-8.
         versions: whether pieces have the version of their file, for which local files are read
             whole.
+        texts: whether files of texts (`.txt`, `.md`) are rows; not those of the hub.
 
     Raises:
         DataError: nothing there, not to be reached, Parquet files without any rows, a file of an
-            unknown kind, a broken Parquet file, or a `.json` file that is one array.
+            unknown kind, texts among other files, a broken Parquet file, or a `.json` file that is
+            one array.
         AssetError: the hub does not give what the reference names.
     """
     try:
@@ -113,11 +128,14 @@ def list_pieces(
             files = _hub_files(path) if is_on_hub(path) else _stored_files(path)
         files.sort(key=lambda file: file.name)
         with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:  # opening a file waits for the network
-            pieces = [
-                piece
-                for found in pool.map(partial(_pieces_of, versions=versions), files)
-                for piece in found
-            ]
+            if texts and any(map(_is_text, files)):
+                _check_all_texts(path, files)
+                told = pool.map(partial(_version_of, versions=versions), files)
+                known = [replace(file, version=one) for file, one in zip(files, told, strict=True)]
+                pieces = _pieces_of_texts(known)
+            else:
+                found = pool.map(partial(_pieces_of, versions=versions), files)
+                pieces = [piece for several in found for piece in several]
     except (OSError, pa.ArrowException) as error:
         raise DataError(
             f"the rows at {path!r} cannot be reached: {error}. Check the address, the network, and "
@@ -285,15 +303,60 @@ def _kind(name: str) -> Kind | None:
     return None if kind == "parquet" and plain != name else kind
 
 
+def _is_text(file: _File) -> bool:
+    return file.name.removesuffix(".gz").endswith(_TEXTS)
+
+
+def _check_all_texts(path: str, files: Sequence[_File]) -> None:
+    """Raise when a folder of texts holds other files, of which nobody knows what they are for."""
+    other = next((file.name for file in files if not _is_text(file)), None)
+    if other is not None:
+        text = next(file.name for file in files if _is_text(file))
+        ending = next(one for one in _TEXTS if text.removesuffix(".gz").endswith(one))
+        pattern = "" if "*" in path else f": {path.rstrip('/')}/**/*{ending}"
+        raise DataError(
+            f"rows {path!r}: there are texts such as {text!r}, each a row, and other files such as "
+            f"{other!r}; name those that are meant by a pattern{pattern}"
+        )
+
+
+def _pieces_of_texts(files: Sequence[_File]) -> list[FilePiece]:
+    """Pieces of consecutive files, each file a row."""
+    sizes = [max(file.size, _LEAST_BYTES) for file in files]
+    starts = _starts(sizes)
+    pieces = []
+    for start, stop in zip(starts, [*starts[1:], len(files)], strict=True):
+        several, first = files[start:stop], files[start]
+        told = [[file.name, file.version] for file in several]
+        pieces.append(
+            FilePiece(
+                first.path,
+                first.name,
+                "text",
+                size=sum(file.size for file in several),
+                version=xxhash.xxh3_128_hexdigest(repr(told).encode()),
+                texts=tuple((file.path, file.name) for file in several),
+            )
+        )
+    return pieces
+
+
+def _version_of(file: _File, *, versions: bool) -> str:
+    """Version of a file; empty where it is not told and not wanted."""
+    if file.version or not versions:
+        return file.version
+    return _version(*open_source(file.path), file.size)
+
+
 def _pieces_of(file: _File, *, versions: bool) -> list[FilePiece]:
     kind = _kind(file.name)
     if kind is None:
         raise DataError(
             f"rows {file.path!r}: the file's ending is not one of {', '.join(_KINDS)} "
-            "(.gz after it for text files); rename it or take it out of the folder"
+            "(.gz after it for all but the last); rename it or take it out of the folder"
         )
     filesystem, inside = open_source(file.path)
-    version = file.version or (_version(filesystem, inside, file.size) if versions else "")
+    version = _version_of(file, versions=versions)
     piece = partial(FilePiece, file.path, file.name, kind, version=version)
     if kind == "parquet":
         try:

@@ -127,7 +127,7 @@ def _head(dataset: DatasetConfig, source: FileRows, pieces: Sequence[FilePiece])
         shown.setdefault(why, row.shown if isinstance(row, BadRow) else str(row.values))
     return Head(
         dataset,
-        tuple(dict.fromkeys(piece.name for piece in pieces)),
+        tuple(dict.fromkeys(name for piece in pieces for name in piece.names)),
         tuple(first.values) if first is not None else (),
         _shown(first.values) if first is not None else "",
         rows,
@@ -168,9 +168,11 @@ def _rows(pieces: Sequence[FilePiece]) -> Iterator[Row | BadRow]:
 
 
 def _count(pieces: Sequence[FilePiece], read: int) -> tuple[int | None, bool]:
-    """Rows of files, and whether they are counted: of Parquet files; of others by bytes."""
+    """Rows of files, and whether they are counted: of Parquet and texts; of others by bytes."""
     if all(piece.kind == "parquet" for piece in pieces):
         return sum(_parquet_rows(path) for path in {piece.path for piece in pieces}), True
+    if all(piece.kind == "text" for piece in pieces):
+        return sum(len(piece.texts) for piece in pieces), True
     if any(piece.name.endswith(".gz") or piece.kind == "parquet" for piece in pieces):
         return None, False
     filesystem, inside = open_source(pieces[0].path)

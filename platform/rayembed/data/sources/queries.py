@@ -21,6 +21,7 @@ class QueriesSource(AskedModel, FileRows):
     """
 
     columns_read: ClassVar = ("text",)
+    takes_texts: ClassVar = True
     can_hold_out: ClassVar = True
     held_out_columns: ClassVar = ("id", "language")
 

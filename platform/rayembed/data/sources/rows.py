@@ -2,6 +2,7 @@
 
     file#row        Parquet, CSV, TSV: number of the row in the file, from 0
     file@byte       JSONL: where its line starts, in the content that a .gz file holds
+    file            texts: the file's path below the folder
 
 TSV knows no quotes, as its registered media type has it: a tab ends a cell, a line ends a row.
 """
@@ -53,7 +54,8 @@ class BadRow:
 def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Iterator[Row | BadRow]:
     """Rows of a piece, in order.
 
-    A line of JSONL that is a list has columns `0`, `1`, ….
+    A line of JSONL that is a list has columns `0`, `1`, …; a file of a text has `id`, its path,
+    `title`, which is empty, and `text`.
 
     Args:
         columns: those that will be read; of Parquet files no others are. None: all.
@@ -74,6 +76,8 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
             case "parquet":
                 with filesystem.open_input_file(inside) as file:
                     yield from _read_parquet(file, piece, columns)
+            case "text":
+                yield from _read_texts(piece)
     except errors as error:
         raise ArtifactError(f"cannot read the rows {piece.path!r}: {error}") from error
 
@@ -227,6 +231,20 @@ def _lines(
             if line.strip():
                 yield place, line
             place += len(line)
+
+
+def _read_texts(piece: FilePiece) -> Iterator[Row | BadRow]:
+    for path, name in piece.texts:
+        filesystem, inside = open_source(path)
+        with filesystem.open_input_stream(inside) as stream:
+            content = stream.read()
+        try:
+            text = content.decode(piece.encoding or "utf-8-sig")
+        except UnicodeError:
+            reason = f"not {piece.encoding}" if piece.encoding else _NOT_UTF8
+            yield BadRow(name, reason, f"{name}: {content[:200]!r}")
+            continue
+        yield Row(name, {"id": name, "title": "", "text": text.replace("\r\n", "\n")})
 
 
 def _read_csv(stream: pyarrow.NativeFile, piece: FilePiece) -> Iterator[Row | BadRow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -25,13 +26,14 @@ NO_RULE = "no rule gives a pair"
 
 
 class StructureSource(NamedRows):
-    """A document in each row, which gives one pair: its title and body, a heading and its section,
-    or a sentence and the rest.
+    """A document in each row, or in each text file, which gives one pair: its title and body, a
+    heading and its section, or a sentence and the rest.
 
     Only one, so that no other row has the text of a held-out document.
     """
 
     columns_read: ClassVar = ("title", "text", "id")
+    takes_texts: ClassVar = True
     can_hold_out: ClassVar = True
     tolerated: ClassVar = frozenset({NO_RULE})
 
@@ -39,7 +41,7 @@ class StructureSource(NamedRows):
     text: Column = "text"
     """Column of the document, or several: `lead+body`."""
     title: Column | None = "title"
-    """Column of its title; None: the first line of a text that has more."""
+    """Column of its title; None, and of text files: the first line of a text that has more."""
     rules: SortedDict[PairRule, PositiveFloat] = Field(
         default={"title": 1.0, "heading": 1.0, "sentence": 1.0}, min_length=1
     )
@@ -78,10 +80,10 @@ class StructureSource(NamedRows):
         if text is None or not has_content(text):
             raise RowError("no text")
         title = (text_in(values, self.title) if self.title else None) or ""
-        pair = draw_pair(title, text, self.rules, self.seed, self.min_words)
-        if pair is None:
+        drawn = draw_pair(title, text, self.rules, self.seed, self.min_words)
+        if drawn is None:
             raise RowError(NO_RULE)
-        query, positive = pair
+        rule, (query, positive) = drawn
         made = record_of(
             dataset,
             query,
@@ -90,4 +92,4 @@ class StructureSource(NamedRows):
             language=text_in(values, self.language) if self.language else None,
             name=name_in(values, self.id) if self.id else None,
         )
-        return [made]
+        return [replace(made, pair_rule=rule)]

@@ -1,5 +1,6 @@
 """Conversion tasks: write parts of records and reject rows with reasons."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,6 +84,7 @@ class RecordWriter:
         self.parts: list[Part] = []
         self.rows_used = 0
         self.rejected: dict[str, int] = {}
+        self.pair_rules: Counter[str] = Counter()
         self.negatives_held_out = 0
         self.examples: list[dict[str, str]] = []
 
@@ -101,6 +103,8 @@ class RecordWriter:
         for record in records:
             kept, lost = self.held_out.without_negatives(record)
             self.negatives_held_out += lost
+            if record.pair_rule is not None:
+                self.pair_rules[record.pair_rule] += 1
             self.waiting.append(kept)
             if len(self.waiting) == self.rows_per_part:
                 self._flush()
@@ -122,6 +126,7 @@ class RecordWriter:
             "rows_out": sum(part.rows for part in self.parts),
             "rejected": self.rejected,
             "negatives_held_out": self.negatives_held_out,
+            "pair_rules": self.pair_rules,
             "examples": self.examples,
             "parts": [[part.name, part.rows] for part in self.parts],
         }
