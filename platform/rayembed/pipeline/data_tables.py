@@ -69,7 +69,7 @@ def print_prepared(run: DataRun, done: Mapping[str, Sequence[DatasetArtifact]]) 
         if (held_out := held_out_set_of(dataset, folders[0])) is not None:
             printer.print(f"  held out  {held_out.summary} ({held_out.path})")
         if rules := folders[0].manifest.get("pair_rules"):
-            printer.print(f"  pairs  {counts_of(rules)}")
+            printer.print(f"  rules  {counts_of(rules)}")
         if last.manifest["kind"] == "clustered":
             # As a source its rows would lose their batches.
             printer.print("  use    training with the same data set, seed and storage finds it")
