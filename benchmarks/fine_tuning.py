@@ -10,7 +10,8 @@ interval.
 
 The arm `guard` scores mixtures of the trained student with its start too, on the held-out part and
 on the sample's other tasks. The student is cut out of MiniLM and begins low; `guard, whole` trains
-all six layers, which have something to lose. Results are lines of a file; what is in it is not run again.
+all six layers, which have something to lose. Results are lines of a file; what is in it is not run
+again.
 """
 
 import statistics

@@ -35,6 +35,7 @@ def guarded(folder, guard):
         folder,
         f"evaluation.own_sets=[{{name: general, path: {general}}}]",
         f"evaluation.guard={guard}",
+        "evaluation.guard.own_sets=[]",
         "evaluation.baselines=[]",
     )
 

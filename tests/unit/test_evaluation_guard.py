@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayembed.config.guard import GuardConfig
+from rayembed.config.guard import GuardConfig, own_sets_of
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
@@ -116,6 +116,21 @@ def test_runs_on_own_data_are_guarded_and_one_setting_takes_it_away(recipe):
     assert (whole.held_out_datasets, whole.evaluation.num_mixtures) == ([], 0)
     hub = with_named_benchmarks(override(run, ["evaluation.benchmarks=[NanoBEIR]"]))
     assert (hub.evaluation.benchmarks, hub.evaluation.own_sets) == (("NanoBEIR",), ())
+
+
+def test_judged_sets_of_the_user_are_own_data_unless_named_otherwise():
+    mine = "evaluation.own_sets=[{name: mine, path: judged}, {name: other, path: elsewhere}]"
+    run = with_named_benchmarks(override(get_recipe("biencoder"), [mine]))
+
+    def own(*changes):
+        evaluation = override(run, list(changes)).evaluation
+        return own_sets_of(evaluation.guard, evaluation)
+
+    assert len(run.evaluation.own_sets) == 8, "the sample's six are general"
+    assert own() == ("mine", "other")
+    assert own("evaluation.guard.own_sets=[mine]") == ("mine",)
+    assert own("evaluation.guard.own_sets=[]") == ()
+    assert own("data.datasets.pairs.held_out=null") == ("mine", "other")
 
 
 def test_a_run_without_a_guard_keeps_its_fingerprint():

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from rayembed.config.adaptation import Adaptation, AnyRun
+from rayembed.config.guard import own_sets_of
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
@@ -49,7 +50,7 @@ def _without_general(run: Run, weighted: Collection[str]) -> EvaluationConfig:
     evaluation = run.evaluation
     if evaluation.guard is None:
         return evaluation
-    kept = {*evaluation.guard.own_sets, *weighted}
+    kept = {*own_sets_of(evaluation.guard, evaluation), *weighted}
     named = {*evaluation.tasks, *(own.name for own in evaluation.own_sets)}
     named.update(held_out_set(dataset.name) for dataset in run.held_out_datasets)
     only: dict[str, Any] = {

@@ -10,6 +10,8 @@ from rayembed.config.types import Distinct
 if TYPE_CHECKING:
     from rayembed.config.run_evaluation import EvaluationConfig
 
+_SAMPLE = "sample://"
+
 _Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
@@ -17,7 +19,8 @@ class GuardConfig(Settings):
     """After training, the model before and after it and mixtures of both are scored; that one is
     kept which gains the most on own data and loses no more than stated elsewhere.
 
-    Own data are the held-out parts of the data sets; all other tasks of the run are general ones.
+    Own data are the held-out parts of the data sets and `evaluation.own_sets` but for those of a
+    sample; all other tasks of the run are general ones.
     """
 
     shares: Distinct[_Share] = (0.75, 0.5, 0.25)
@@ -26,10 +29,18 @@ class GuardConfig(Settings):
     """How weights are mixed with those before training, θ₀. `linear`: θ₀ + share · (θ - θ₀)
     (WiSE-FT, arXiv 2109.01903; task arithmetic of one task). `slerp`: along the arc between them,
     tensor by tensor."""
-    own_sets: Distinct[str] = ()
-    """Names of `evaluation.own_sets` that are own data, too."""
+    own_sets: Distinct[str] | None = None
+    """Names of the `evaluation.own_sets` that are own data; None: all but those of a sample
+    (`sample://…`), which benchmarks are made of."""
     most_loss: float = Field(default=0.003, ge=0.0, le=1.0)
     """How much lower the mean score of general tasks may be than before training, of 1."""
+
+
+def own_sets_of(guard: GuardConfig, evaluation: "EvaluationConfig") -> tuple[str, ...]:
+    """Names of the own sets that are own data."""
+    if guard.own_sets is not None:
+        return guard.own_sets
+    return tuple(s.name for s in evaluation.own_sets if not s.path.startswith(_SAMPLE))
 
 
 def check_guard(guard: GuardConfig, evaluation: "EvaluationConfig", holds_out: bool) -> None:
@@ -47,20 +58,20 @@ def check_guard(guard: GuardConfig, evaluation: "EvaluationConfig", holds_out: b
             "evaluation.before_training=true, or evaluation.guard=null"
         )
     sets = {one.name for one in evaluation.own_sets}
-    for name in guard.own_sets:
+    own = own_sets_of(guard, evaluation)
+    for name in own:
         if name not in sets:
             raise ValueError(
                 f"evaluation.guard.own_sets names {name!r}, which evaluation.own_sets lacks; "
                 f"{nearest(name, sets)}"
             )
-    if not (holds_out or guard.own_sets):
+    if not (holds_out or own):
         raise ValueError(
             "evaluation.guard compares models on own data, and nothing is held out; set "
-            "evaluation.guard=null too, or name judged sets of your own in "
-            "evaluation.guard.own_sets, or hold a part out "
-            "(data.datasets.NAME.held_out={kind: fraction})"
+            "evaluation.guard=null too, or name judged sets of your own in evaluation.own_sets, or "
+            "hold a part out (data.datasets.NAME.held_out={kind: fraction})"
         )
-    if not (evaluation.benchmarks or evaluation.tasks or sets.difference(guard.own_sets)):
+    if not (evaluation.benchmarks or evaluation.tasks or sets.difference(own)):
         raise ValueError(
             "evaluation.guard needs general tasks beside the own ones; set "
             "evaluation.benchmarks=[NanoBEIR], or without a hub [wikipedia], or "

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from rayembed.assets.storage import join, read_bytes
+from rayembed.config.guard import own_sets_of
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
 from rayembed.evaluation.guard import Verdict, scored_by, verdict
@@ -80,5 +81,6 @@ def judge(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> Verdict | None:
         for key, scored in scores.items()
         if key == ScoreKey(key.stage, share=key.share)
     }
-    own = [*map(held_out_set, (d.name for d in run.held_out_datasets)), *guard.own_sets]
+    held_out = map(held_out_set, (dataset.name for dataset in run.held_out_datasets))
+    own = [*held_out, *own_sets_of(guard, run.evaluation)]
     return verdict(models, trained, own, guard)
