@@ -32,6 +32,7 @@ from rayembed.data.sources.document_pairs import (
 )
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.head import look
+from rayembed.data.sources.rows import Row, read_rows
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.words import words
 from rayembed.errors import ConfigError, DataError
@@ -296,6 +297,26 @@ def test_each_text_file_is_a_document(tmp_path: Path) -> None:
     assert run.data.datasets[0].source.title == "title"
     head = look(dataset(path), "")
     assert (head.rows, head.exact, len(head.files)) == (40, True, 40)
+
+
+@pytest.mark.parametrize(
+    ("written", "title", "text"),
+    [
+        ("---\ntitle: 'Night owls'\ntags: [a]\n---\n# One\nbody", "Night owls", "# One\nbody"),
+        ("---\r\ndate: 2020\r\n---\r\nbody", "", "body"),
+        ("---\nOnly a rule opens this.\n", "", "---\nOnly a rule opens this.\n"),
+        ("One\n---\ntitle: no\n---\n", "", "One\n---\ntitle: no\n---\n"),
+        ("---\ntitle: all\n---", "all", ""),
+    ],
+)
+def test_settings_above_a_text_are_no_part_of_it(
+    written: str, title: str, text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.md").write_text(written)
+    (piece,) = list_pieces(str(tmp_path), texts=True)
+    (row,) = read_rows(piece)
+    assert isinstance(row, Row)
+    assert (row.values["title"], row.values["text"]) == (title, text)
 
 
 def test_texts_that_cannot_be_read_are_counted(tmp_path: Path) -> None:

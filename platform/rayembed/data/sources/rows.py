@@ -10,6 +10,7 @@ TSV knows no quotes, as its registered media type has it: a tab ends a cell, a l
 import csv
 import io
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -30,6 +31,8 @@ _ROWS_AT_ONCE = 1024
 _FILES_LOOKED_AT = 64
 _LARGEST_CELL = 1 << 30
 _NOT_UTF8 = "not UTF-8"
+_FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+_TITLE = re.compile(r"^title:[ \t]*(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
     """Rows of a piece, in order.
 
     A line of JSONL that is a list has columns `0`, `1`, …; a file of a text has `id`, its path,
-    `title`, which is empty, and `text`.
+    `title`, which only the settings above it give, and `text`.
 
     Args:
         columns: those that will be read; of Parquet files no others are. None: all.
@@ -244,7 +247,17 @@ def _read_texts(piece: FilePiece) -> Iterator[Row | BadRow]:
             reason = f"not {piece.encoding}" if piece.encoding else _NOT_UTF8
             yield BadRow(name, reason, f"{name}: {content[:200]!r}")
             continue
-        yield Row(name, {"id": name, "title": "", "text": text.replace("\r\n", "\n")})
+        title, text = _without_front_matter(text.replace("\r\n", "\n"))
+        yield Row(name, {"id": name, "title": title, "text": text})
+
+
+def _without_front_matter(text: str) -> tuple[str, str]:
+    """Title in the settings that some tools write above a text, empty without one, and the text."""
+    found = _FRONT_MATTER.match(text)
+    if found is None:
+        return "", text
+    title = _TITLE.search(found[1])
+    return title[1].strip().strip("\"'") if title else "", text[found.end() :]
 
 
 def _read_csv(stream: pyarrow.NativeFile, piece: FilePiece) -> Iterator[Row | BadRow]:
