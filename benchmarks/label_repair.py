@@ -1,11 +1,11 @@
 """Planted false negatives: how many label repair finds, and what they do to quality.
 
-The articles of the sample's English sentences are cut in halves, one of which is the positive. Of a
-third of the rows the other half, which the query was as much taken from, stands among the
-negatives; the others are drawn. The judge is the cross-encoder of `backbone.py`, trained on other
-articles.
+The articles of a set of `backbone.py` are cut in halves, one of which is the positive. Of a third
+of the rows the other half, which the query was as much taken from, stands among the negatives; the
+others are drawn. The judge is the cross-encoder of `backbone.py`, trained on other articles in
+English; French and Spanish it meets as they come.
 
-    python benchmarks/label_repair.py --seeds 0 1 2
+    python benchmarks/label_repair.py --seeds 0 1 2 --sets en-sentence fr-sentence
 """
 
 import random
@@ -26,18 +26,17 @@ from backbone import (
     trained,
 )
 
-SET = "en-sentence"
 ARMS = {"none planted": None, "planted": None, "dropped": "drop", "relabelled": "relabel"}
 """Arm → action of label repair; None: there is none."""
 
 
-def halves(share=1 / 3):
-    """Rows with half of each article, and the false negatives of so many of them."""
+def halves(name, share=1 / 3):
+    """Rows of a set with half of each article, and the false negatives of so many of them."""
     from rayembed.data.sentences import split_sentences
 
     draw = random.Random(0)
     cut = []
-    for query, article in pairs(SET, 4000):
+    for query, article in pairs(name, 4000):
         sentences = split_sentences(article)
         middle = len(sentences) // 2
         if middle:
@@ -52,10 +51,10 @@ def halves(share=1 / 3):
     return rows, false
 
 
-def arm_settings(arm, reranker):
+def arm_settings(name, arm, reranker):
     """Arguments of `trained`."""
     found = {
-        "given": halves(share=0 if arm == "none planted" else 1 / 3)[0],
+        "given": halves(name, share=0 if arm == "none planted" else 1 / 3)[0],
         "data.datasets.pairs.mining": None,
         "data.datasets.pairs.source.max_rejected_share": 0.1,
     }
@@ -71,14 +70,14 @@ def arm_settings(arm, reranker):
     return found
 
 
-def shares(output):
+def shares(name, output):
     """How many of the planted negatives and of the others were dropped from training rows."""
     from rayembed.data.hashes import text_hash
     from rayembed.data.parts import read_records
 
     paths = Path(output).glob("data/repaired/*/**/*.parquet")
     records = {record.query: record for path in paths for record in read_records(str(path))}
-    rows, false = halves()
+    rows, false = halves(name)
     counts = {"planted": [0, 0], "others": [0, 0]}
     for query, _, negatives in rows:
         for text in negatives if query in records else ():
@@ -91,15 +90,18 @@ def shares(output):
 def main():
     given = parsed(__doc__, ARMS)
     reranker = cross_encoder(given.results.parent)
-    found = {SET: {}}
-    with tempfile.TemporaryDirectory() as output:
-        for seed in given.seeds:
-            for arm in given.arms:
-                run = partial(trained, SET, seed, output, **arm_settings(arm, reranker))
-                scores = measured(given.results, SET, arm, seed, run)
-                found[SET].setdefault(arm, []).append(own_score(scores))
-                if arm == "dropped" and list(Path(output).glob("data/repaired/*")):
-                    print(f"dropped of negatives: {shares(output)}", flush=True)
+    found = {name: {} for name in given.sets}
+    for name in given.sets:
+        with tempfile.TemporaryDirectory() as output:
+            for seed in given.seeds:
+                for arm in given.arms:
+                    settings = arm_settings(name, arm, reranker)
+                    run = partial(trained, name, seed, output, **settings)
+                    scores = measured(given.results, name, arm, seed, run)
+                    found[name].setdefault(arm, []).append(own_score(scores))
+                    if arm == "dropped" and list(Path(output).glob("data/repaired/*")):
+                        told = shares(name, output)
+                        print(f"{name}, dropped of negatives: {told}", flush=True)
     print(f"\n{table(found)}")
 
 
