@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import rayembed
+from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.pipeline.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 
@@ -44,7 +45,7 @@ def test_what_a_dry_run_prints_is_the_run(name, tmp_path, capsys):
     file = tmp_path / "run.yaml"
     file.write_text(captured.out)
     again, _ = training_job(name).resolve(["--recipe", str(file)])
-    run = get_recipe(name)
+    run = with_named_benchmarks(get_recipe(name))
     assert again == run
     assert run.fingerprint in captured.out.splitlines()[0]
     assert f"{name}, fingerprint {run.fingerprint}" in captured.err

@@ -6,6 +6,7 @@ import json
 import tempfile
 import tracemalloc
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -152,7 +153,7 @@ def test_scratch_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     killed = tmp_path / "rayembed-scratch-killed"
     killed.mkdir()
-    (killed / "lock").touch()
+    killed.with_suffix(".lock").touch()
     (killed / "run-0").write_bytes(b"rows")
     with scratch_folder("first", 0) as first:
         assert not killed.exists()
@@ -160,6 +161,20 @@ def test_scratch_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(
             assert first.exists()
             assert second.exists()
     assert not list(tmp_path.iterdir())
+
+
+def test_processes_that_sweep_while_others_end_harm_nobody(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def come_and_go(number: int) -> None:
+        for _ in range(100):
+            with scratch_folder("test", 0) as scratch:
+                (scratch / "run-0").write_bytes(b"rows")
+                assert (scratch / "run-0").exists()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(come_and_go, range(8))) == [None] * 8
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
 def test_an_index_that_cannot_be_kept_is_read_all_the_same(tmp_path: Path, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,6 @@ from filelock import FileLock, Timeout
 from rayembed.errors import StorageFullError
 
 _PREFIX = "rayembed-scratch-"
-_LOCK = "lock"
 
 
 @contextmanager
@@ -28,24 +28,46 @@ def scratch_folder(what: str, size: int) -> Iterator[Path]:
         StorageFullError: there is less room; before anything is written, as a file that is mapped
             into memory has no way to tell later.
     """
-    _sweep(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, FileLock(Path(folder, _LOCK)):
-        free = shutil.disk_usage(folder).free
-        if free < size:
-            raise StorageFullError(
-                f"{what} takes {size:,} bytes of scratch on the disk of this machine, and "
-                f"{tempfile.gettempdir()!r} has {free:,} free. Make room there, or set TMPDIR to "
-                "a folder on a larger local disk"
-            )
-        yield Path(folder)
+    place = Path(tempfile.gettempdir())
+    _sweep(place)
+    free = shutil.disk_usage(place).free
+    if free < size:
+        raise StorageFullError(
+            f"{what} takes {size:,} bytes of scratch on the disk of this machine, and "
+            f"{str(place)!r} has {free:,} free. Make room there, or set TMPDIR to a folder on a "
+            "larger local disk"
+        )
+    folder = place / f"{_PREFIX}{uuid.uuid4().hex}"
+    with _locked(folder):
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is there as long as the folder and stands beside it: another
+    process that looks whether anybody holds it can put nothing into the folder.
+
+    Raises:
+        Timeout: another process holds it.
+    """
+    lock = folder.with_suffix(".lock")
+    with FileLock(lock, timeout=0):
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def _sweep(place: Path) -> None:
     """Remove the folders of processes that were killed, whose locks nobody holds."""
-    for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
+    for folder in (path for path in place.glob(f"{_PREFIX}*") if path.is_dir()):
         try:
-            with FileLock(lock, timeout=0):
-                shutil.rmtree(lock.parent, ignore_errors=True)
+            with _locked(folder):
+                shutil.rmtree(folder, ignore_errors=True)
         except (Timeout, OSError):  # it lives, or is another user's
             continue
 
