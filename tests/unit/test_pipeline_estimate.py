@@ -40,6 +40,16 @@ def test_more_work_takes_longer(milan):
     assert all(estimate(override(run, [change])).seconds > base + 20 for change in changes)
 
 
+def test_held_out_parts_are_scored_for_each_model(milan):
+    run = get_recipe("biencoder")
+    unscored = override(run, ["data.datasets.pairs.held_out=null", "evaluation.guard=null"])
+    plain = override(run, ["evaluation.guard=null"])
+    twice = estimate(plain).seconds - estimate(unscored).seconds
+    assert twice > 10
+    five = estimate(run).seconds - estimate(unscored).seconds
+    assert five == pytest.approx(2.5 * twice)
+
+
 def test_every_step_with_a_teacher_counts_and_each_teacher_once(milan):
     teacher = "{teacher: hf://org/embedder@main}"
     run = get_recipe("biencoder")

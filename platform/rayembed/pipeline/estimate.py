@@ -34,6 +34,9 @@ _FILLED = 0.8
 _ROWS = 3000
 """Rows of a data set that is mined, where the run names no number."""
 
+_HELD_OUT = 0.1
+"""Share of the rows that is held out, where the run names none."""
+
 _MINILM = 2 * 10.6e6
 """Operations a token of teachers and baselines whose size is not known here."""
 
@@ -110,10 +113,21 @@ def _of_step(run: Run, stage: StageConfig, a_token: float) -> float:
 
 def _of_scores(run: Run, a_token: float) -> float:
     settings = run.evaluation
-    tokens = _FILLED * tokens_of_sets(settings.own_sets)
+    tokens = _FILLED * (tokens_of_sets(settings.own_sets) + _of_held_out(run))
     own = len(run.stages) + settings.before_training + settings.num_mixtures
     encoders = sum(reference != "bm25" for reference in settings.baselines)
     return tokens * (own * a_token + encoders * _MINILM)
+
+
+def _of_held_out(run: Run) -> float:
+    """Tokens at their maximum of a query and a document of each row that is held out."""
+    each = run.model.max_lengths["query"] + run.model.max_lengths["document"]
+    parts = ((dataset.held_out, dataset.num_samples or _ROWS) for dataset in run.held_out_datasets)
+    return sum(
+        each * min(held_out.max_queries, rows * (getattr(held_out, "share", None) or _HELD_OUT))
+        for held_out, rows in parts
+        if held_out is not None
+    )
 
 
 def _of_teachers(run: Run) -> float:
