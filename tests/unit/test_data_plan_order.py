@@ -151,7 +151,7 @@ def test_scratch_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(
     tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    killed = tmp_path / "rayembed-scratch-killed"
+    killed = tmp_path / "rayembed-rows-killed"
     killed.mkdir()
     killed.with_suffix(".lock").touch()
     (killed / "run-0").write_bytes(b"rows")

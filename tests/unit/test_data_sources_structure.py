@@ -35,7 +35,7 @@ from rayembed.data.sources.head import look
 from rayembed.data.sources.rows import Row, read_rows
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.words import words
-from rayembed.errors import ConfigError, DataError
+from rayembed.errors import ArtifactError, ConfigError, DataError
 
 PARTS = [
     "It is here. ",
@@ -307,6 +307,12 @@ def test_each_text_file_is_a_document(tmp_path: Path) -> None:
         ("---\nOnly a rule opens this.\n", "", "---\nOnly a rule opens this.\n"),
         ("One\n---\ntitle: no\n---\n", "", "One\n---\ntitle: no\n---\n"),
         ("---\ntitle: all\n---", "all", ""),
+        ("---\ntitle: >-\n  Two\n  lines\n---\nbody", "Two lines", "body"),
+        ("---\ntitle: One # two\n---\nbody", "One", "body"),
+        ("---\n---\nbody\n---\nrest", "", "body\n---\nrest"),
+        ("---\nA rule opens this\n\n---\nrest", "", "---\nA rule opens this\n\n---\nrest"),
+        ("---\n- a\n- list\n---\nrest", "", "---\n- a\n- list\n---\nrest"),
+        ("---\na: [b\n---\nrest", "", "---\na: [b\n---\nrest"),
     ],
 )
 def test_settings_above_a_text_are_no_part_of_it(
@@ -317,6 +323,18 @@ def test_settings_above_a_text_are_no_part_of_it(
     (row,) = read_rows(piece)
     assert isinstance(row, Row)
     assert (row.values["title"], row.values["text"]) == (title, text)
+    (tmp_path / "a.md").rename(tmp_path / "a.txt")
+    (plain,) = read_rows(*list_pieces(str(tmp_path), texts=True))
+    assert isinstance(plain, Row)
+    assert plain.values["text"] == written.replace("\r\n", "\n"), "of Markdown alone"
+
+
+def test_a_broken_text_is_named_among_the_others_of_its_piece(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("fine")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"text " * 100)[:-20])
+    (piece,) = list_pieces(str(tmp_path), texts=True)
+    with pytest.raises(ArtifactError, match=r"cannot read the text .*b\.txt\.gz"):
+        list(read_rows(piece))
 
 
 def test_texts_that_cannot_be_read_are_counted(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from rayembed.config.guard import GuardConfig, own_sets_of
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
-from rayembed.evaluation.guard import Scored, gain, verdict
+from rayembed.evaluation.guard import Gain, Judged, Scored, Verdict, gain, verdict
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.pipeline.estimate import estimate
 from rayembed.pipeline.requirements import export_bytes, model_size
@@ -106,7 +106,7 @@ def test_what_the_guard_cannot_do_is_refused(changes, told):
         override(get_recipe("biencoder"), ["data.datasets.pairs.source.path=x.jsonl", *changes])
 
 
-@pytest.mark.parametrize("recipe", ["biencoder", "biencoder-corpus", "cde"])
+@pytest.mark.parametrize("recipe", ["biencoder", "biencoder-corpus"])
 def test_runs_on_own_data_are_guarded_and_one_setting_takes_it_away(recipe):
     run = get_recipe(recipe)
     (dataset,) = run.data.datasets
@@ -116,6 +116,19 @@ def test_runs_on_own_data_are_guarded_and_one_setting_takes_it_away(recipe):
     assert (whole.held_out_datasets, whole.evaluation.num_mixtures) == ([], 0)
     hub = with_named_benchmarks(override(run, ["evaluation.benchmarks=[NanoBEIR]"]))
     assert (hub.evaluation.benchmarks, hub.evaluation.own_sets) == (("NanoBEIR",), ())
+
+
+def test_only_a_gain_with_an_interval_may_be_told_to_be_chance():
+    found = (Judged(TRAINED, Gain(0.3, None), Gain(0.1, None)),)
+    assert "chance" not in Verdict(found, TRAINED, 0.003).summary
+    small = (Judged(TRAINED, Gain(0.3, (-0.1, 0.5)), Gain(0.1, None)),)
+    assert "chance" in Verdict(small, TRAINED, 0.003).summary
+
+
+def test_an_own_set_with_the_name_of_a_task_is_refused():
+    mine = "evaluation.own_sets=[{name: WikiSentenceRetrieval, path: judged}]"
+    with pytest.raises(ConfigError, match="'WikiSentenceRetrieval' is the name of a task"):
+        with_named_benchmarks(override(get_recipe("biencoder"), [mine]))
 
 
 def test_judged_sets_of_the_user_are_own_data_unless_named_otherwise():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import weakref
 
 import pytest
 import torch
@@ -24,6 +25,21 @@ def test_linear_is_the_weighted_mean_and_keeps_whole_numbers():
     found = merge("linear", [weights(1.0, 2.0), weights(5.0, 0.0, places=(9, 9))], (0.25, 0.75))
     assert found["w"].tolist() == [4.0, 0.5]
     assert found["places"].tolist() == [1, 2]
+
+
+def test_no_model_is_held_while_the_next_one_is_read():
+    alive = []
+
+    def models():
+        for value in (1.0, 2.0, 3.0):
+            model = weights(value, value)
+            alive.append(weakref.ref(model["w"]))
+            assert [one() is not None for one in alive[:-1]] == [False] * (len(alive) - 1)
+            yield model
+            del model
+
+    found = merge("linear", models(), (0.5, 0.25, 0.25))
+    assert found["w"].tolist() == [1.75, 1.75]
 
 
 def test_task_arithmetic_adds_changes_to_the_base():

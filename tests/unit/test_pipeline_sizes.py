@@ -11,6 +11,7 @@ from tiny_models import save_modern_encoder
 
 from rayembed.compression.layers import Layers
 from rayembed.compression.vocabulary import Vocabulary
+from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
 from rayembed.models.load import load_model
@@ -43,6 +44,13 @@ def test_each_size_is_distilled_from_the_whole_model(run, tmp_path):
     own = run.stages[0].model_copy(update={"teachers": stage.teachers, "loss": stage.loss})
     kept = recovery(run.model_copy(update={"stages": (own,)}), "x", run.model.backbone.path, "cut")
     assert kept.stages[0] == own
+
+
+def test_sizes_of_a_guarded_run_are_compared_on_own_data(run):
+    guarded = override(run, ["evaluation.guard={}", "evaluation.benchmarks=[wikipedia]"])
+    small = recovery(with_named_benchmarks(guarded), "x", run.model.backbone.path, "cut")
+    assert (small.evaluation.own_sets, small.evaluation.guard) == ((), None)
+    assert small.held_out_datasets
 
 
 def test_the_family_stands_in_one_table_and_is_not_made_twice(run, monkeypatch):

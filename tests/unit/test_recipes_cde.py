@@ -85,5 +85,5 @@ def test_the_recipe_of_own_pairs_has_a_context_of_a_whole_batch():
     (dataset,) = run.data.datasets
     assert (dataset.source.kind, stage.batch.policy) == ("pairs", "clustered")
     assert dataset.clusters.false_negative_margin == 0.0
-    assert run.evaluation.guard is not None
+    assert not run.evaluation.any_tasks
     assert [dataset.name for dataset in run.held_out_datasets] == ["pairs"]

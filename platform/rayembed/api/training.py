@@ -56,9 +56,17 @@ class Trained:
 
     @property
     def scores(self) -> dict[str, dict[str, float]]:
-        """Model → task → main score: the start, each stage, baselines; empty without any."""
+        """Model → task → main score: the start, each stage, mixtures, baselines; empty without."""
         table = self.outcome.table
         return {} if table is None else {name: dict(row) for name, row in table.rows.items()}
+
+    @property
+    def verdict(self) -> str | None:
+        """What the guard found, in a sentence, such as that the start is better than `model`; None
+        without a guard.
+        """
+        verdict = self.outcome.verdict
+        return None if verdict is None else verdict.summary
 
     @property
     def run(self) -> Run:
@@ -79,6 +87,7 @@ class Trained:
 
         table = self.outcome.table
         told = "" if table is None else show(score_table(table, with_mean=True), "markdown")
+        told += "" if self.verdict is None else f"\n\nGuard: {self.verdict}"
         return f"{told}\n\nModel `{self.folder}`, registered as `{self.version}`"
 
 
@@ -101,7 +110,8 @@ def train(
     """Fine-tune an encoder on pairs, score it beside its start, register it.
 
     Mixtures of the two are scored too, on general tasks as well, and that model is kept which gains
-    most on a held-out part of the pairs and hurts nowhere (docs/evaluation.md). The run is the
+    most on a held-out part of the pairs and hurts nowhere (docs/evaluation.md); where none does,
+    the trained one is given, is no `candidate`, and `verdict` says so. The run is the
     recipe for own pairs with what is given here. The same call goes on where a former one stopped,
     and does nothing twice. One worker trains in this process, several on Ray.
 

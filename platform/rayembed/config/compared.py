@@ -40,12 +40,12 @@ def compared_as(run: AnyRun, name: str, weighted: Collection[str] = ()) -> AnyRu
     changes: dict[str, Any] = {"name": name}
     if not isinstance(run, Adaptation):
         only = {"baselines": (), "before_training": False, "guard": None}
-        compared = _without_general(run, weighted)
+        compared = without_general(run, weighted)
         changes["evaluation"] = compared.model_copy(update=only)
     return run.model_copy(update=changes)
 
 
-def _without_general(run: Run, weighted: Collection[str]) -> EvaluationConfig:
+def without_general(run: Run, weighted: Collection[str] = ()) -> EvaluationConfig:
     """A run's evaluation without the general tasks of its guard, but with the weighted ones."""
     evaluation = run.evaluation
     if evaluation.guard is None:

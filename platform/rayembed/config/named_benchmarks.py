@@ -16,6 +16,7 @@ from rayembed.config.run import Run
 from rayembed.config.scores import Scores
 from rayembed.config.settings import SettingsT, changed, parse
 from rayembed.config.table import load
+from rayembed.errors import ConfigError
 
 BUILT_IN = ("rayembed.samples.wikipedia:BENCHMARK",)
 
@@ -82,7 +83,7 @@ def with_own_sets(scores: ScoresT) -> ScoresT:
     """The scores with own sets in place of the benchmarks' names and of their tasks' names.
 
     Raises:
-        ConfigError: an unknown size.
+        ConfigError: an unknown size, or a set of the user's own with the name of a task.
     """
     found: list[OwnSet] = []
     names = {benchmark.name: benchmark for benchmark in named_benchmarks()}
@@ -98,6 +99,12 @@ def with_own_sets(scores: ScoresT) -> ScoresT:
     if not found:
         return scores
     known = {own.name for own in found}
+    for own in scores.own_sets:
+        if own.name in known and benchmark_of(own.path) is None:
+            raise ConfigError(
+                f"own_sets: {own.name!r} is the name of a task of {', '.join(names)}, which is "
+                "scored too; give your set another name, or take the benchmark out of benchmarks"
+            )
     return changed(
         scores,
         benchmarks=tuple(b for b in scores.benchmarks if b.partition("?")[0] not in names),

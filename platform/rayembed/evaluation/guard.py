@@ -86,7 +86,8 @@ class Verdict:
             )
         (found,) = (one for one in self.judged if one.key == self.kept)
         share = "" if found.key.share is None else f"the mixture with {found.key.share:.0%} of "
-        unsure = "" if found.own.is_sure else "; so small a gain on own data may be chance"
+        told = found.own.interval is None or found.own.is_sure
+        unsure = "" if told else "; so small a gain on own data may be chance"
         kept = f"{share}the trained model is kept"
         return f"{kept}: own data {found.own}, general tasks {found.general}{unsure}"
 

@@ -13,6 +13,7 @@ from rayembed.errors import ArtifactError, ConfigError
 
 Method = Literal["linear", "slerp", "task_arithmetic"]
 Weights = Mapping[str, Tensor]
+Shapes = Mapping[str, tuple[int, ...]]
 
 _PARALLEL = 1e-4
 """Angle in radians below which two directions are one, so that nothing is divided by its sine."""
@@ -37,26 +38,34 @@ def merge(method: Method, models: Iterable[Weights], shares: Sequence[float]) ->
     """
     first, *rest = _factors(method, shares)
     merged: dict[str, Tensor] = {}
-    base: Weights = {}
-    for place, model in enumerate(models):
-        if not place:
-            base = {name: tensor.detach().clone() for name, tensor in model.items()}
+    shapes: Shapes = {}
+    others = enumerate(rest, start=2)
+    # Nothing here may hold a model while the next one is read; `enumerate` would.
+    for model in models:
+        if shapes:
+            number, share = next(others)
+            _check_alike(shapes, _shapes(model), number)
+            _add(merged, model, method, share)
+        else:
+            shapes = _shapes(model)
             scale = 1.0 if method == "slerp" else first
             merged = {
-                name: scale * tensor.float() if tensor.is_floating_point() else tensor
-                for name, tensor in base.items()
+                name: scale * tensor.float() if tensor.is_floating_point() else tensor.clone()
+                for name, tensor in model.items()
             }
-            continue
-        _check_alike(base, model, place)
-        share = rest[place - 1]
-        for name, tensor in model.items():
-            if not tensor.is_floating_point():
-                continue
-            if method == "slerp":
-                merged[name] = _slerp(merged[name], tensor.float(), share)
-            else:
-                merged[name] += share * tensor.float()
+        del model
     return merged
+
+
+def _add(merged: dict[str, Tensor], model: Weights, method: Method, share: float) -> None:
+    """Take a further model into what is merged, in place."""
+    for name, tensor in model.items():
+        if not tensor.is_floating_point():
+            continue
+        if method == "slerp":
+            merged[name] = _slerp(merged[name], tensor.float(), share)
+        else:
+            merged[name].add_(tensor.float(), alpha=share)
 
 
 def check_shares(method: Method, number: int, shares: Sequence[float] | None) -> tuple[float, ...]:
@@ -102,14 +111,18 @@ def _factors(method: Method, shares: Sequence[float]) -> tuple[float, ...]:
     return of[method]()
 
 
-def _check_alike(base: Weights, model: Weights, place: int) -> None:
-    shapes = [{name: tuple(w.shape) for name, w in weights.items()} for weights in (base, model)]
+def _shapes(model: Weights) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in model.items()}
+
+
+def _check_alike(base: Shapes, model: Shapes, number: int) -> None:
+    shapes = (base, model)
     apart = sorted(name for name, _ in set(shapes[0].items()) ^ set(shapes[1].items()))
     if apart:
         name = apart[0]
         there = [str(shape.get(name, "absent")) for shape in shapes]
         raise ArtifactError(
-            f"model {place + 1} cannot be merged with the first one: {len(set(apart))} of their "
+            f"model {number} cannot be merged with the first one: {len(set(apart))} of their "
             f"weights differ in name or shape, such as {name} ({there[0]} and {there[1]}); merge "
             "models of one architecture, fine-tuned from the same start"
         )

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import join, read_bytes
 from rayembed.config.guard import own_sets_of
 from rayembed.config.held_out import held_out_set
@@ -12,6 +13,7 @@ from rayembed.config.run import Run
 from rayembed.evaluation.guard import Verdict, scored_by, verdict
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import ScoreKey
+from rayembed.models.compressed import read_compression, write_compression
 from rayembed.models.merge import Method
 from rayembed.pipeline.merge import merge_models
 from rayembed.pipeline.run_folders import RunFolders
@@ -66,6 +68,9 @@ def save_mixture(
 
     def save(place: Path) -> None:
         merge_models([base, trained], place, method=method, shares=shares)
+        # Both have the same zeros, so the mixture has them too.
+        if run.model.keep_zeros and (told := read_compression(resolve_model(trained))):
+            write_compression(place, told)
 
     upload_model(folder, note, save)
 

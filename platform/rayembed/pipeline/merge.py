@@ -1,7 +1,7 @@
 """Several trained models of one architecture become one in a folder."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rayembed.models.merge import Method
-    from rayembed.models.transformer_model import TransformerModel
 
 MERGE_FILE = "merge.json"
 """File of a merged model's folder: method, models and shares."""
@@ -28,7 +27,8 @@ def merge_models(
     """Save the merged model in `output`, with what it was made of beside it.
 
     Its settings, tokenizer and prompts are those of the last model, for a base that is merged with
-    its fine-tuned model stands first. One model is in memory at a time, beside the sum.
+    its fine-tuned model stands first. One model is in memory at a time, beside the sum, both in
+    float32.
 
     Args:
         references: asset references of models, in the order of the shares.
@@ -48,27 +48,25 @@ def merge_models(
     shares = check_shares(method, len(references), shares)
     check_target(output)
     folders = [resolve_model(reference) for reference in references]
+    words: dict[str, int] = {}
+
+    def read(reference: str, folder: Path) -> dict[str, "Tensor"]:
+        with doing(f"reading {reference}"):
+            model = load_model(folder, dtype="float32")
+        own = model.tokenizer.pretrained.get_vocab()
+        if words and own != words:
+            raise ArtifactError(
+                f"{reference} cannot be merged with {references[0]}: their tokenizers have other "
+                "vocabularies, so that equal places of their embeddings stand for other words"
+            )
+        words.update(own)
+        return model.state_dict()
+
+    # No model has a name here, under which it would outlive its turn.
+    weights = (read(*each) for each in zip(references, folders, strict=True))
+    merged = merge(method, weights, shares)
     last = load_model(folders[-1], dtype=saved_dtype(folders[-1]))
-
-    def weights() -> Iterator[dict[str, "Tensor"]]:
-        for reference, folder in zip(references, folders, strict=True):
-            with doing(f"reading {reference}"):
-                model = load_model(folder, dtype="float32")
-            _check_vocabulary(last, model, references[-1], reference)
-            yield model.state_dict()
-
-    last.load_state_dict(merge(method, weights(), shares))
+    last.load_state_dict(merged)
     last.save(output, instructions=saved_instructions(folders[-1], last.config.template or ""))
     made_of = {"method": method, "models": list(references), "shares": list(shares)}
     (output / MERGE_FILE).write_text(json.dumps(made_of, indent=2) + "\n")
-
-
-def _check_vocabulary(
-    last: "TransformerModel", model: "TransformerModel", of_last: str, of_model: str
-) -> None:
-    words = [one.tokenizer.pretrained.get_vocab() for one in (last, model)]
-    if words[0] != words[1]:
-        raise ArtifactError(
-            f"{of_model} cannot be merged with {of_last}: their tokenizers have other "
-            "vocabularies, so that equal places of their embeddings stand for other words"
-        )

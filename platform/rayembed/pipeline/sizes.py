@@ -14,6 +14,7 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import check_writable, join, write_atomic
 from rayembed.compression.contract import CalibrationText, Source
 from rayembed.compression.prune import empty_model
+from rayembed.config.compared import without_general
 from rayembed.config.data_run import data_of
 from rayembed.config.document import fingerprint
 from rayembed.config.mining import Teacher
@@ -145,9 +146,9 @@ def recovery(run: Run, label: str, reference: str, start: str) -> Run:
     # MLflow takes no dots in the name of a registered model.
     values |= {"name": f"{run.name}-{label}".replace(".", "_"), "model": model}
     values["stages"] = [_distilling(stage, teacher) for stage in run.stages]
-    # Its start is cut, so that no mixture with it is wanted.
+    # Its start is cut, so that no mixture with it is wanted; sizes are compared on own data.
     compared = {"before_training": True, "baselines": [reference], "guard": None}
-    values["evaluation"] |= compared
+    values["evaluation"] = without_general(run).model_dump(mode="json") | compared
     return parse(Run, values)
 
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import write_atomic
 from rayembed.config.data_run import data_of
 from rayembed.config.run import Run
@@ -21,6 +22,7 @@ from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey, run_table, score_csv, score_table
 from rayembed.models.contract import PromptTokenizer
+from rayembed.models.files import weights_fingerprint
 from rayembed.pipeline.checks import (
     check_inputs,
     check_instructions_at_hand,
@@ -205,8 +207,7 @@ def _train(
     try:
         found = collect_provenance(runtime.hardware(run.placement))
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
-        if any(stage.teachers for stage in run.stages):
-            found["teachers"] = {stage: teacher_provenance(plan) for stage, plan in plans.items()}
+        found |= _teachers(run, plans)
         found["data_warnings"] = _of_plans(data_warnings, plans)
         found["rejected_rows"] = _of_plans(rejected_rows, plans)
         found["held_out"] = [{"summary": one.summary, "path": one.path} for one in held_out]
@@ -310,6 +311,22 @@ def _train_and_score(
     if run.takes_scores:
         scores |= scorer.further(lambda name, values: tell(name, values, offset))
     return scores
+
+
+def _teachers(run: Run, plans: Mapping[str, str]) -> dict[str, Any]:
+    """Provenance of the teachers of a run's stages; empty where none has any."""
+    found: dict[str, Any] = {}
+    if any(stage.teachers for stage in run.stages):
+        found["teachers"] = {stage: teacher_provenance(plan) for stage, plan in plans.items()}
+    of_states = {
+        stage.name: {
+            "teacher": stage.hidden_states.teacher,
+            "weights": weights_fingerprint(resolve_model(stage.hidden_states.teacher)),
+        }
+        for stage in run.stages
+        if stage.hidden_states is not None
+    }
+    return {**found, "teachers_of_hidden_states": of_states} if of_states else found
 
 
 def _register(

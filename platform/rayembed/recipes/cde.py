@@ -20,7 +20,6 @@ from rayembed.optim.adamw import AdamW
 from rayembed.recipes.building_blocks import (
     PUBLISHED_SCORES,
     compared_scores,
-    guarded_scores,
     on_a_laptop,
     on_gpus,
     own_dataset,
@@ -100,7 +99,7 @@ def own_pairs() -> Run:
     The pairs are named with `--set data.datasets.pairs.source.path=pairs.jsonl`; other encoders of
     one family with `model.backbone.path` and `model.encoder.path`, which may both be one earlier
     CDE. A tenth of the documents is held out and scored, unless
-    `data.datasets.pairs.held_out=null` and `evaluation.guard=null`.
+    `data.datasets.pairs.held_out=null`.
     """
     run = quickstart()
     assert isinstance(run.model, CDEConfig)
@@ -122,7 +121,7 @@ def own_pairs() -> Run:
         model=changed(run.model, num_context=_PAIRS, **lengths),
         data=DataConfig(datasets=(pairs,)),
         stages=(stage,),
-        evaluation=guarded_scores(),
+        evaluation=EvaluationConfig(baselines=("bm25",)),
     )
 
 

@@ -183,7 +183,9 @@ def _check_enough(dataset: DatasetConfig, chosen: HeldOutRows, total: int | None
     if count >= MIN_DOCUMENTS:
         return
     setting = f"data.datasets.{dataset.name}.held_out"
-    off = f"set {setting}=null to train on all rows without scores of them"
+    off = (
+        f"set {setting}=null and evaluation.guard=null to train on all rows without scores of them"
+    )
     if total is None:
         raise DataError(
             f"data set {dataset.name!r}: its held-out rows have {count} distinct documents, and "

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from rayembed.errors import StorageFullError
 
-_PREFIX = "rayembed-scratch-"
+_PREFIX = "rayembed-rows-"
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs
+import yaml
 
 from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.reading import open_source, reading_errors
@@ -31,8 +32,10 @@ _ROWS_AT_ONCE = 1024
 _FILES_LOOKED_AT = 64
 _LARGEST_CELL = 1 << 30
 _NOT_UTF8 = "not UTF-8"
-_FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
-_TITLE = re.compile(r"^title:[ \t]*(.*)$", re.MULTILINE)
+_OF_TEXTS = ("id", "title", "text")
+"""Columns of files of texts."""
+
+_FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
                 with filesystem.open_input_file(inside) as file:
                     yield from _read_parquet(file, piece, columns)
             case "text":
-                yield from _read_texts(piece)
+                yield from _read_texts(piece, errors)
     except errors as error:
         raise ArtifactError(f"cannot read the rows {piece.path!r}: {error}") from error
 
@@ -97,8 +100,11 @@ def check_columns(
     Raises:
         ConfigError: one is not there; the message names the nearest that is.
     """
-    rows = islice(read_rows(piece, columns.values()), _ROWS_TO_FIND_COLUMNS)
-    seen = [row.values for row in rows if isinstance(row, Row)]
+    if piece.kind == "text":  # opening a thousand of them tells nothing more
+        seen: list[Mapping[str, Any]] = [dict.fromkeys(_OF_TEXTS, "")]
+    else:
+        rows = islice(read_rows(piece, columns.values()), _ROWS_TO_FIND_COLUMNS)
+        seen = [row.values for row in rows if isinstance(row, Row)]
     for setting, column in columns.items():
         missing = _missing(seen, column)
         fields = column.rpartition(".")[2].split("+")
@@ -236,28 +242,41 @@ def _lines(
             place += len(line)
 
 
-def _read_texts(piece: FilePiece) -> Iterator[Row | BadRow]:
+def _read_texts(piece: FilePiece, errors: tuple[type[Exception], ...]) -> Iterator[Row | BadRow]:
     for path, name in piece.texts:
         filesystem, inside = open_source(path)
-        with filesystem.open_input_stream(inside) as stream:
-            content = stream.read()
+        try:
+            with filesystem.open_input_stream(inside) as stream:
+                content = stream.read()
+        except errors as error:  # the piece has a thousand others
+            raise ArtifactError(f"cannot read the text {path!r}: {error}") from error
         try:
             text = content.decode(piece.encoding or "utf-8-sig")
         except UnicodeError:
             reason = f"not {piece.encoding}" if piece.encoding else _NOT_UTF8
             yield BadRow(name, reason, f"{name}: {content[:200]!r}")
             continue
-        title, text = _without_front_matter(text.replace("\r\n", "\n"))
+        text, title = text.replace("\r\n", "\n"), ""
+        if name.removesuffix(".gz").endswith(".md"):
+            title, text = _without_front_matter(text)
         yield Row(name, {"id": name, "title": title, "text": text})
 
 
 def _without_front_matter(text: str) -> tuple[str, str]:
-    """Title in the settings that some tools write above a text, empty without one, and the text."""
+    """Title in the YAML settings that some tools write above a text, empty without one, and the
+    text; what only looks like settings is text.
+    """
     found = _FRONT_MATTER.match(text)
     if found is None:
         return "", text
-    title = _TITLE.search(found[1])
-    return title[1].strip().strip("\"'") if title else "", text[found.end() :]
+    try:
+        settings = yaml.safe_load(found[1] or "{}")
+    except (yaml.YAMLError, ValueError):
+        return "", text
+    if not isinstance(settings, dict):
+        return "", text
+    title = settings.get("title")
+    return title.strip() if isinstance(title, str) else "", text[found.end() :]
 
 
 def _read_csv(stream: pyarrow.NativeFile, piece: FilePiece) -> Iterator[Row | BadRow]:
