@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from own_pairs import own_run
 
+from rayembed.api.training import Trained
 from rayembed.config.override import override
 from rayembed.evaluation.tables import UNTRAINED
 from rayembed.models.load import load_model
@@ -76,6 +77,9 @@ def test_a_model_that_is_no_better_than_its_base_is_no_candidate(tmp_path, capsy
     assert outcome.verdict.kept == UNTRAINED
     assert candidates(tmp_path) == {}
     told = capsys.readouterr().out
+    trained = Trained(outcome)
+    assert trained.verdict == outcome.verdict.summary
+    assert f"Guard: {trained.verdict}" in trained._repr_markdown_()
     last = told.splitlines()[-1]
     assert last.startswith("Guard      training gives no better model than its base: own data ")
     assert "no candidate: no better than its base" in told

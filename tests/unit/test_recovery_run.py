@@ -12,8 +12,10 @@ from tiny_models import save_encoder
 from rayembed.config.override import override
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.models.compressed import read_compression
+from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import load_model
-from rayembed.pipeline.train import train
+from rayembed.pipeline.guard import save_mixture
+from rayembed.pipeline.train import provenance_of_teachers, train
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 
 
@@ -34,7 +36,7 @@ def run(tmp_path_factory):
     )
 
 
-def test_it_ends_with_the_zeros_of_its_start(run):
+def test_it_ends_with_the_zeros_of_its_start(run, tmp_path):
     outcome = train(run)
     start = run.model.backbone.path
     model = load_model(outcome.model_folder)
@@ -46,6 +48,10 @@ def test_it_ends_with_the_zeros_of_its_start(run):
     assert told["settings"] == {"kind": "drawn"}
     assert told["matrices"] == read_compression(Path(start))["matrices"]
     assert outcome.table.rows["stage 1: finetune"]
+    base, mixture = f"{outcome.run_folder}/models/untrained", tmp_path / "mixture"
+    save_mixture(base, "linear", 0.5, run, outcome.model_folder, str(mixture))
+    assert read_compression(mixture) == told, "so that it is recovered further"
+    assert moved_zeros(start, load_model(mixture).state_dict())[0] == 0
 
 
 def test_a_start_that_was_not_pruned_is_refused_before_a_worker_starts(run, monkeypatch):
@@ -75,6 +81,8 @@ def test_hidden_states_of_the_original_are_learnt(run, tmp_path):
     copy = shutil.copytree(teacher, tmp_path / "teacher")
     states = of_states(run, copy, "name=states")
     assert states.fingerprint != of_states(run, teacher).fingerprint
+    found = provenance_of_teachers(states, {})["teachers_of_hidden_states"]
+    assert found["finetune"] == {"teacher": str(copy), "weights": weights_fingerprint(copy)}
     outcome = train(states)
     model = load_model(outcome.model_folder)
     assert moved_zeros(run.model.backbone.path, model.state_dict())[0] == 0

@@ -207,7 +207,7 @@ def _train(
     try:
         found = collect_provenance(runtime.hardware(run.placement))
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
-        found |= _teachers(run, plans)
+        found |= provenance_of_teachers(run, plans)
         found["data_warnings"] = _of_plans(data_warnings, plans)
         found["rejected_rows"] = _of_plans(rejected_rows, plans)
         found["held_out"] = [{"summary": one.summary, "path": one.path} for one in held_out]
@@ -313,7 +313,7 @@ def _train_and_score(
     return scores
 
 
-def _teachers(run: Run, plans: Mapping[str, str]) -> dict[str, Any]:
+def provenance_of_teachers(run: Run, plans: Mapping[str, str]) -> dict[str, Any]:
     """Provenance of the teachers of a run's stages; empty where none has any."""
     found: dict[str, Any] = {}
     if any(stage.teachers for stage in run.stages):
