@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import weakref
 
 import pytest
@@ -14,6 +15,7 @@ import rayembed
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.load import load_model
 from rayembed.models.merge import check_shares, merge
+from rayembed.pipeline.checkpoint_models import model_of
 from rayembed.pipeline.merge import merge_models
 
 
@@ -129,6 +131,75 @@ def test_a_base_and_its_fine_tuned_model_become_one_that_loads(models, tmp_path)
         "shares": [0.25, 0.75],
     }
     assert rayembed.load(str(tmp_path / "merged")).encode("one text").shape == (32,)
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """Storage of a run with two checkpoints."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    run = own_run(
+        folder,
+        *("stages.finetune.steps=8", "stages.finetune.checkpoint_every_steps=4"),
+        "model.lora={rank: 2, alpha: 4, target_modules: [query, value]}",
+    )
+    (folder / "run.yaml").write_text(run.to_yaml())
+    done = run_here("train_biencoder", "--recipe", str(folder / "run.yaml"))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "outputs"
+
+
+@pytest.fixture
+def checkpoints(outputs, tmp_path):
+    """Folders of a run's two checkpoints."""
+    shutil.copytree(outputs / "runs", tmp_path / "outputs" / "runs")
+    found = sorted((tmp_path / "outputs/runs/own/finetune/train").glob("step-*"))
+    assert len(found) == 2
+    return found
+
+
+@pytest.mark.job
+def test_checkpoints_of_a_stage_become_a_soup(checkpoints, tmp_path):
+    place = tmp_path / "soup"
+    given = [argument for one in checkpoints for argument in ("--model", str(one))]
+    done = run_here("merge_models", *given, "--output", str(place))
+    assert done.returncode == 0, done.stderr[-4000:]
+    exported = tmp_path / "outputs/runs/own/models"
+    states = [
+        load_model(exported / f"finetune-{one.name}", dtype="float32").state_dict()
+        for one in checkpoints
+    ]
+    found = load_model(place, dtype="float32").state_dict()
+    last = load_model(exported / "finetune", dtype="float32").state_dict()
+    moved = [name for name in last if not torch.equal(states[0][name], states[1][name])]
+    assert moved
+    for name, weight in found.items():
+        torch.testing.assert_close(weight, (states[0][name] + states[1][name]) / 2)
+        assert torch.equal(states[1][name], last[name]), "the last one is the stage's model"
+    made_of = json.loads((place / "merge.json").read_text())
+    assert made_of["models"] == [str(exported / f"finetune-{one.name}") for one in checkpoints]
+
+
+@pytest.mark.job
+def test_a_checkpoint_that_is_damaged_elsewhere_or_of_other_settings_is_refused(
+    checkpoints, tmp_path
+):
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(checkpoints[0], elsewhere)
+    with pytest.raises(ArtifactError, match="does not lie where its run has put it"):
+        model_of(str(elsewhere))
+    settings = tmp_path / "outputs/runs/own/run.yaml"
+    before = settings.read_text()
+    settings.write_text(before.replace("seed: 0", "seed: 1"))
+    assert settings.read_text() != before
+    with pytest.raises(ArtifactError, match="was made with run_fingerprint"):
+        model_of(str(checkpoints[0]))
+    settings.write_text(before)
+    next(checkpoints[0].glob("state-*")).unlink()
+    with pytest.raises(ArtifactError, match="is incomplete"):
+        model_of(str(checkpoints[0]))
+    assert not (tmp_path / "outputs/runs/own/models" / f"finetune-{checkpoints[0].name}").exists()
+    for reference in ("hf://org/name@main", "models:/own@candidate", str(tmp_path / "encoder")):
+        assert model_of(reference) == reference
 
 
 @pytest.mark.job

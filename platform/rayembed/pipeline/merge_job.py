@@ -66,7 +66,11 @@ def _merge(args: argparse.Namespace, context: JobContext) -> None:
 
 run_merge_job = Job(
     options=(
-        option("--model REFERENCE", "a model; the base first, if there is one", often=True),
+        option(
+            "--model REFERENCE",
+            "a model, or a checkpoint of a run's stage; the base first, if there is one",
+            often=True,
+        ),
         option(
             "--method {linear,slerp,task_arithmetic}",
             "weighted mean, arc between two models, or base plus weighted changes",

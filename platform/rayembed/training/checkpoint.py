@@ -8,18 +8,22 @@ how many workers there were or on the ZeRO stage, so a run goes on with other on
 
 import json
 import logging
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import pyarrow.fs
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rayembed.assets.finite import check_finite
-from rayembed.assets.storage import is_full, join, read_bytes
+from rayembed.assets.storage import exists, is_full, is_remote, join, open_storage, read_bytes
+from rayembed.config.run import Run
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import ArtifactError, StorageError
@@ -94,6 +98,37 @@ def save_checkpoint(folder: Path, engine: StatefulEngine, position: Position) ->
             f"node: {error}. Make room there or name another folder by TMPDIR, then submit the run "
             "again under the same name: it goes on from the checkpoint before."
         ) from error
+
+
+def is_checkpoint(folder: str) -> bool:
+    """Whether a folder of storage holds a checkpoint, whole or not.
+
+    Raises:
+        StorageError: the storage does not tell.
+    """
+    return exists(join(folder, POSITION))
+
+
+@contextmanager
+def checkpoint_on_disk(folder: str) -> Iterator[Path]:
+    """A checkpoint of storage on this machine's disk."""
+    if not is_remote(folder):
+        yield Path(folder)
+        return
+    filesystem, path = open_storage(folder)
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as place:
+        pyarrow.fs.copy_files(path, place, source_filesystem=filesystem)
+        yield Path(place)
+
+
+def checkpoint_weights(folder: Path, run: Run) -> dict[str, Tensor]:
+    """Full fp32 weights by name in a stage's checkpoint of a run.
+
+    Raises:
+        ArtifactError: the checkpoint is not whole, or of other settings than the run's.
+    """
+    found = replace(_read_position(str(folder)), run_fingerprint=run.fingerprint)
+    return dict(Checkpoint(folder, found).weights())
 
 
 def find_damage(folder: str) -> str | None:

@@ -18,11 +18,10 @@ from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 
-import pyarrow.fs
 import torch
 import torch.distributed as dist
 
-from rayembed.assets.storage import is_remote, join, open_storage, upload_folder
+from rayembed.assets.storage import join, upload_folder
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.data.plan.stream import prefetched
@@ -30,7 +29,7 @@ from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import PlacementError, RayembedError
 from rayembed.training.callbacks import Preemption
 from rayembed.training.capacity import validation_resources
-from rayembed.training.checkpoint import Checkpoint
+from rayembed.training.checkpoint import Checkpoint, checkpoint_on_disk
 from rayembed.training.checkpoint_list import (
     CHECKPOINTS,
     checkpoint_name,
@@ -121,7 +120,7 @@ def _train(
         trainer = job.trainer([timed, kept, *further], prefetched)
         names = listed_checkpoints(checkpoints)
         if names:
-            with _on_disk(join(checkpoints, names[-1])) as place:
+            with checkpoint_on_disk(join(checkpoints, names[-1])) as place:
                 trainer.fit(Checkpoint(place, trainer.position))
         else:
             trainer.fit()
@@ -305,15 +304,3 @@ def _one_worker(placement: Placement) -> Iterator[None]:
         # Whatever else trains in this process or is started by it would take itself for a worker.
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
-
-
-@contextmanager
-def _on_disk(folder: str) -> Iterator[Path]:
-    """A folder of storage on this machine's disk."""
-    if not is_remote(folder):
-        yield Path(folder)
-        return
-    filesystem, path = open_storage(folder)
-    with tempfile.TemporaryDirectory(prefix="checkpoint-") as place:
-        pyarrow.fs.copy_files(path, place, source_filesystem=filesystem)
-        yield Path(place)
