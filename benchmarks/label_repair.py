@@ -3,14 +3,20 @@
 The articles of a set of `backbone.py` are cut in halves, one of which is the positive. Of a third
 of the rows the other half, which the query was as much taken from, stands among the negatives; the
 others are drawn. The judge is the cross-encoder of `backbone.py`, trained on other articles in
-English; French and Spanish it meets as they come.
+English; French and Spanish it meets as they come. In the arms `by endpoint` it is a stub of a
+language model's endpoint on the loopback that knows what was planted: what the best judge gives.
 
     python benchmarks/label_repair.py --seeds 0 1 2 --sets en-sentence fr-sentence
 """
 
+import json
 import random
+import re
 import tempfile
+import threading
+from contextlib import contextmanager
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from backbone import (
@@ -26,7 +32,14 @@ from backbone import (
     trained,
 )
 
-ARMS = {"none planted": None, "planted": None, "dropped": "drop", "relabelled": "relabel"}
+ARMS = {
+    "none planted": None,
+    "planted": None,
+    "dropped": "drop",
+    "relabelled": "relabel",
+    "dropped by endpoint": "drop",
+    "relabelled by endpoint": "relabel",
+}
 """Arm → action of label repair; None: there is none."""
 
 
@@ -51,7 +64,35 @@ def halves(name, share=1 / 3):
     return rows, false
 
 
-def arm_settings(name, arm, reranker):
+@contextmanager
+def endpoint(false):
+    """Address of a chat endpoint that names the planted ones among the candidates."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            prompt = body["messages"][0]["content"]
+            query = re.search(r"\nQuery:\n(.*)\n\nKnown to answer it:", prompt)[1]
+            candidates = re.findall(r"^\[(\d+)\] (.*)$", prompt.split("\nCandidates:\n")[1], re.M)
+            named = [int(number) for number, text in candidates if (query, text) in false]
+            message = {"content": json.dumps({"relevant": named})}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            content = json.dumps({"choices": [choice]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+def arm_settings(name, arm, reranker, address):
     """Arguments of `trained`."""
     found = {
         "given": halves(name, share=0 if arm == "none planted" else 1 / 3)[0],
@@ -64,18 +105,21 @@ def arm_settings(name, arm, reranker):
             "model": reranker,
             "max_length": JUDGE_LENGTH,
             "margin": None,
+            "min_score": 0.4,
         }
-        repair = {"judge": {**judge, "min_score": 0.4}, "action": ARMS[arm]}
-        found["data.datasets.pairs.repair"] = repair
+        if arm.endswith("by endpoint"):
+            llm = {"url": address, "model": "stub that knows what was planted"}
+            judge = {"kind": "endpoint", "llm": llm, "max_words": 10_000}
+        found["data.datasets.pairs.repair"] = {"judge": judge, "action": ARMS[arm]}
     return found
 
 
-def shares(name, output):
+def shares(name, folders):
     """How many of the planted negatives and of the others were dropped from training rows."""
     from rayembed.data.hashes import text_hash
     from rayembed.data.parts import read_records
 
-    paths = Path(output).glob("data/repaired/*/**/*.parquet")
+    paths = [path for folder in folders for path in folder.glob("**/*.parquet")]
     records = {record.query: record for path in paths for record in read_records(str(path))}
     rows, false = halves(name)
     counts = {"planted": [0, 0], "others": [0, 0]}
@@ -92,16 +136,20 @@ def main():
     reranker = cross_encoder(given.results.parent)
     found = {name: {} for name in given.sets}
     for name in given.sets:
-        with tempfile.TemporaryDirectory() as output:
+        stub = endpoint(halves(name)[1])
+        with tempfile.TemporaryDirectory() as output, stub as address:
             for seed in given.seeds:
                 for arm in given.arms:
-                    settings = arm_settings(name, arm, reranker)
+                    repaired = Path(output) / "data" / "repaired"
+                    before = set(repaired.glob("*"))
+                    settings = arm_settings(name, arm, reranker, address)
                     run = partial(trained, name, seed, output, **settings)
                     scores = measured(given.results, name, arm, seed, run)
                     found[name].setdefault(arm, []).append(own_score(scores))
-                    if arm == "dropped" and list(Path(output).glob("data/repaired/*")):
-                        told = shares(name, output)
-                        print(f"{name}, dropped of negatives: {told}", flush=True)
+                    made = set(repaired.glob("*")) - before
+                    if arm.startswith("dropped") and made:
+                        told = shares(name, made)
+                        print(f"{name}, {arm}, of negatives: {told}", flush=True)
     print(f"\n{table(found)}")
 
 

@@ -2,7 +2,6 @@
 
 import re
 import tempfile
-from pathlib import Path
 
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import exists, join
