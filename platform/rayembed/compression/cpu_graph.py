@@ -32,8 +32,8 @@ class CpuGraph(Compression):
     weights, and activations scaled to int8 by what each batch holds. `int8-static`: activations
     scaled by what calibration texts showed. All but linear layers and experts stays float."""
     skip: tuple[str, ...] | None = None
-    """Patterns of names of parameters that stay float32, such as `*.output.dense.weight`; null:
-    routers of experts and all that stands outside of the transformers' layers."""
+    """Patterns of names of parameters that stay float32, such as `*.output.dense.weight`; null: all
+    that stands outside of the transformers' layers. Routers of experts always do."""
     max_texts: PositiveInt = 128
     """Calibration texts that are used, of all that there are."""
     least_cosine: float = Field(default=0.9, ge=-1, le=1)

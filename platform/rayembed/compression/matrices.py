@@ -51,8 +51,8 @@ def matrices_of(model: TransformerModel, skip: Sequence[str] | None) -> list[Mat
     """Matrices that are compressed, in the order of the model's parameters.
 
     Args:
-        skip: patterns of names of parameters that are left alone; None: those of the architecture,
-            and what is outside of the transformers' layers.
+        skip: patterns of names of parameters that are left alone beside the architecture's routers;
+            None: what is outside of the transformers' layers.
 
     Raises:
         ConfigError: a quantised model, a pattern that no parameter has, a matrix inside a layer
@@ -65,17 +65,17 @@ def matrices_of(model: TransformerModel, skip: Sequence[str] | None) -> list[Mat
         for matrix in _in_module(name, module)
     }
     inside = _names_inside(model)
-    _check_known(model, found, inside, skip)
-    if skip is None:
-        patterns: Sequence[str] = architecture_of(model.config).left_alone
-        chosen = [matrix for name, matrix in found.items() if name in inside]
-    else:
-        patterns, chosen = skip, list(found.values())
-        _check_patterns(model, skip)
-    chosen = [matrix for matrix in chosen if not matches(matrix.name, patterns)]
+    patterns = [*architecture_of(model.config).left_alone, *(skip or ())]
+    _check_known(model, found, inside, patterns)
+    _check_patterns(model, skip or ())
+    chosen = [
+        matrix
+        for name, matrix in found.items()
+        if (skip is not None or name in inside) and not matches(name, patterns)
+    ]
     if not chosen:
         raise ConfigError(
-            f"skip = {list(patterns)} leaves no matrix to compress; the model has "
+            f"skip = {list(skip or ())} leaves no matrix to compress; the model has "
             f"{', '.join(list(found)[:5])} and others"
         )
     return chosen
@@ -205,9 +205,8 @@ def _check_known(
     model: TransformerModel,
     found: Mapping[str, Matrix],
     inside: set[str],
-    skip: Sequence[str] | None,
+    patterns: Sequence[str],
 ) -> None:
-    patterns = architecture_of(model.config).left_alone if skip is None else skip
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }

@@ -4,7 +4,7 @@ import logging
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,13 +55,14 @@ def prune(way: "Pruning", source: Source, output: Path) -> Compressed:
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     chosen = matrices_of(model, way.skip)
     check_structure(way, chosen)
+    before = _zeros(chosen)
     with torch.no_grad():
         way.zero(model, chosen, source.texts)
     model.to("cpu")
     told = counted(model, chosen, tuple(matrix.name for matrix in chosen))
     with new_folder(output) as written:
         save_like(model, source.folder, written)
-        check_zeros(way, written, told.matrices)
+        check_zeros(way, written, told.matrices, before)
         write_told(way, told, source.folder, written)
     return told
 
@@ -129,11 +130,18 @@ def check_structure(way: "Pruning", chosen: Sequence[Matrix]) -> None:
             )
 
 
-def check_zeros(way: "Pruning", folder: Path, names: Sequence[str]) -> None:
+def check_zeros(
+    way: "Pruning", folder: Path, names: Sequence[str], before: Mapping[str, int]
+) -> None:
     """Count the zeros of a written model, as it is read back.
 
+    Args:
+        names: of the pruned matrices.
+        before: zeros that their slices had before.
+
     Raises:
-        ArtifactError: there are fewer than asked for, or they stand elsewhere.
+        ArtifactError: there are fewer than asked for, they stand elsewhere, or an exact way made
+            more.
     """
     model = load_model(folder, dtype=saved_dtype(folder))
     found = {matrix.name: matrix for matrix in matrices_of(model, way.skip)}
@@ -143,15 +151,25 @@ def check_zeros(way: "Pruning", folder: Path, names: Sequence[str]) -> None:
     for name in names:
         matrix = found[name]
         for place, weight in enumerate(matrix.slices):
-            _check_slice(way, weight, matrix.told(place))
+            told = matrix.told(place)
+            _check_slice(way, weight, told, before[told])
 
 
-def _check_slice(way: "Pruning", weight: torch.Tensor, told: str) -> None:
+def _zeros(matrices: Sequence[Matrix]) -> dict[str, int]:
+    """Zeros of each slice, by the name that messages have."""
+    return {
+        matrix.told(place): int((weight == 0).sum())
+        for matrix in matrices
+        for place, weight in enumerate(matrix.slices)
+    }
+
+
+def _check_slice(way: "Pruning", weight: torch.Tensor, told: str, before: int) -> None:
     zeros, asked = int((weight == 0).sum()), way.zeros_asked(*weight.shape)
-    if zeros < asked:
+    if zeros < asked or (way.is_exact and zeros - before > asked):
         raise ArtifactError(
-            f"{way.label}: {told} was written with {zeros} zeros of {weight.numel()} weights, "
-            f"asked for were {asked}; nothing is left of the attempt"
+            f"{way.label}: {told} was written with {zeros} zeros of {weight.numel()} weights, of "
+            f"which it had {before} before; asked for were {asked}; nothing is left of the attempt"
         )
     broken = 0 if way.structure not in GROUPS else broken_groups(weight, way.structure)
     if broken:

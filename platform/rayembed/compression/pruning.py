@@ -1,8 +1,9 @@
 """Settings that all ways to prune share, and what each of them adds."""
 
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
     from rayembed.models.transformer_model import TransformerModel
 
 
+def share_of(number: int, sparsity: float) -> int:
+    """So many's share, rounded down, of the decimal number that the setting is written as: 29 of
+    100 at 0.29, which as a float is a little less.
+    """
+    return int(number * Decimal(str(sparsity)))
+
+
 class Pruning(Compression):
     """Sets the least important weights of linear layers and experts to zero."""
 
@@ -23,9 +31,12 @@ class Pruning(Compression):
     sparsity: float = Field(default=0.5, gt=0, lt=1)
     """Share of zeros in each matrix; 0.5 for 2:4 and 4:8, which have no other."""
     skip: tuple[str, ...] | None = None
-    """Patterns of names of parameters that are left alone, such as `*.attention.*`; null: routers
-    of experts and all that stands outside of the transformers' layers, heads and poolings included,
-    as in NV-Embed (arXiv 2405.17428, A). Embeddings, norms and biases are never pruned."""
+    """Patterns of names of parameters that are left alone, such as `*.attention.*`; null: all that
+    stands outside of the transformers' layers, heads and poolings included, as in NV-Embed (arXiv
+    2405.17428, A). Routers of experts, embeddings, norms and biases are never pruned."""
+
+    is_exact: ClassVar[bool] = True
+    """Whether it makes no more zeros than `zeros_asked`."""
 
     @model_validator(mode="after")
     def _check_sparsity(self) -> Self:
@@ -69,4 +80,4 @@ class Pruning(Compression):
 
     def zeros_asked(self, num_outputs: int, num_inputs: int) -> int:
         """Minimum zeros of a matrix (F, H)."""
-        return int(num_outputs * num_inputs * self.sparsity)
+        return share_of(num_outputs * num_inputs, self.sparsity)

@@ -24,8 +24,8 @@ class Quantised(Compression):
 
     skip: tuple[str, ...] | None = None
     """Patterns of names of parameters that are left alone, such as `*.attention.*`; null: all that
-    stands outside of the transformers' layers, heads and poolings included. Embeddings, norms and
-    biases are never quantised."""
+    stands outside of the transformers' layers, heads and poolings included. Routers of experts,
+    embeddings, norms and biases are never quantised."""
 
     scheme: ClassVar[Scheme] = "INT8"
     packages: ClassVar[tuple[str, ...]] = ("compressed_tensors",)

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rayembed.compression.calibrated import Calibrated
 from rayembed.compression.contract import CalibrationText
 from rayembed.compression.library import check_installed
-from rayembed.compression.pruning import Pruning
+from rayembed.compression.pruning import Pruning, share_of
 
 if TYPE_CHECKING:
     from rayembed.compression.matrices import Matrix
@@ -26,6 +26,8 @@ class SparseGPT(Calibrated, Pruning):
     """
 
     kind: Literal["sparsegpt"] = "sparsegpt"
+
+    is_exact: ClassVar[bool] = False
 
     def check(self, folder: Path) -> None:
         """Check the package too."""
@@ -48,4 +50,4 @@ class SparseGPT(Calibrated, Pruning):
     def zeros_asked(self, num_outputs: int, num_inputs: int) -> int:
         """The share of each block, rounded down."""
         widths = [min(BLOCK, num_inputs - start) for start in range(0, num_inputs, BLOCK)]
-        return sum(int(num_outputs * width * self.sparsity) for width in widths)
+        return sum(share_of(num_outputs * width, self.sparsity) for width in widths)

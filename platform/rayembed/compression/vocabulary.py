@@ -27,6 +27,11 @@ class Vocabulary(Compression):
     needs_texts: ClassVar[bool] = True
 
     @property
+    def fewest_texts(self) -> int:
+        """Fewest of a draw; a family of sizes gives all texts of its training data."""
+        return 10_000
+
+    @property
     def label(self) -> str:
         """Short name: `vocabulary`, `vocabulary-8000`, `vocabulary-from-3`."""
         size = "" if self.size is None else f"-{self.size}"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rayembed.compression.calibrated import Calibrated
 from rayembed.compression.contract import CalibrationText
-from rayembed.compression.pruning import Pruning
+from rayembed.compression.pruning import Pruning, share_of
 
 if TYPE_CHECKING:
     from rayembed.compression.matrices import Matrix
@@ -35,4 +35,4 @@ class Wanda(Calibrated, Pruning):
 
     def zeros_asked(self, num_outputs: int, num_inputs: int) -> int:
         """The same number in each row."""
-        return num_outputs * int(num_inputs * self.sparsity)
+        return num_outputs * share_of(num_inputs, self.sparsity)

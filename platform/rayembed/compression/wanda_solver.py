@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from rayembed.compression.pruning import share_of
 from rayembed.compression.structures import GROUPS, group_mask, smallest_mask
 from rayembed.config.compression import Structure
 
@@ -40,4 +41,4 @@ class WandaSolver:
         scores = weight.double().abs() * squared_norms.sqrt()
         if self.structure in GROUPS:
             return group_mask(scores, self.structure)
-        return smallest_mask(scores, int(scores.shape[1] * self.sparsity))
+        return smallest_mask(scores, share_of(scores.shape[1], self.sparsity))

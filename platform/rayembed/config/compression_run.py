@@ -40,7 +40,8 @@ class SpeedConfig(Settings):
     """How the speed of each variant is measured."""
 
     documents: PositiveInt = 256
-    """Calibration texts that are embedded in a round; all where these are fewer."""
+    """Documents among the calibration texts that are embedded in a round; all where these are
+    fewer, and all kinds of texts where there are none."""
     rounds: PositiveInt = 3
     """Rounds, in each of which every variant has its turn in a process of its own; the fastest
     counts."""

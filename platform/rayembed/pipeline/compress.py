@@ -107,8 +107,7 @@ def compress(known: Ready) -> CompressionResult:
     variants = [original, *(_made(run, way, folder, weights, texts) for way in run.ways)]
     if run.any_tasks:
         variants = [replace(variant, scored=_scored(run, variant)) for variant in variants]
-    documents = list(dict.fromkeys(text.text for text in texts))
-    return CompressionResult(run, tuple(_measured(run, variants, documents)))
+    return CompressionResult(run, tuple(_measured(run, variants, _documents(texts))))
 
 
 def ready(run: CompressionRun) -> Ready:
@@ -142,7 +141,9 @@ def _texts(run: CompressionRun, known: Run | None, stage: str) -> list[Calibrati
         if number < way.fewest_texts:
             raise ConfigError(
                 f"{way.label} takes no fewer than {way.fewest_texts} calibration texts, but "
-                f"calibration.number = {number}; raise it"
+                f"calibration.number = {number}; raise it, and name files by --texts where what "
+                "the model was trained on has fewer"
+                + ("; jobs/make_sizes.py cuts by all of them" if way.is_cut else "")
             )
     needed = any(way.needs_texts for way in run.ways)
     if not needed and run.speed is None:
@@ -156,6 +157,12 @@ def _texts(run: CompressionRun, known: Run | None, stage: str) -> list[Calibrati
             f"{error}. Here only the measurement of speed needs them; --set speed=null leaves it "
             "out"
         ) from None
+
+
+def _documents(texts: Sequence[CalibrationText]) -> list[str]:
+    """Texts that speed is measured with: the different documents; all where there are none."""
+    documents = [text.text for text in texts if text.role == "document"]
+    return list(dict.fromkeys(documents or [text.text for text in texts]))
 
 
 def _way(way: CompressionConfig) -> Compression:

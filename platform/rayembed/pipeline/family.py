@@ -43,14 +43,17 @@ def size_in(text: str) -> Size:
     return Size(tuple(_way(part) for part in text.split("+")))
 
 
+def cuts() -> dict[str, type[Compression]]:
+    """Ways whose models are trained on, by their `kind`."""
+    classes = COMPRESSIONS.classes().items()
+    return {kind: way for kind, way in classes if issubclass(way, Compression) and way.is_cut}
+
+
 def _way(text: str) -> Compression:
-    found, classes = settings_in(text), COMPRESSIONS.classes()
-    cuts = [k for k, way in classes.items() if issubclass(way, Compression) and way.is_cut]
-    if found["kind"] not in cuts:
+    found, ways = settings_in(text), cuts()
+    if found["kind"] not in ways:
         raise ConfigError(
-            f"--size {text!r}: a size is made by {' or '.join(cuts)}, whose models are trained on; "
-            f"{nearest(found['kind'], cuts)} jobs/compress_model.py has the other ways"
+            f"--size {text!r}: a size is made by {' or '.join(ways)}, whose models are trained on; "
+            f"{nearest(found['kind'], ways)} jobs/compress_model.py has the other ways"
         )
-    way = parse(classes[found["kind"]], found)
-    assert isinstance(way, Compression)
-    return way
+    return parse(ways[found["kind"]], found)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -23,6 +24,8 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.parts import read_records
 from rayembed.errors import ConfigError
+from rayembed.evaluation.rayembed_spec import find_folder
+from rayembed.evaluation.registered_folder import pinned_reference
 from rayembed.evaluation.tables import ScoreTable
 from rayembed.losses.vector_distillation import VectorDistillation
 from rayembed.models.files import weights_fingerprint
@@ -36,6 +39,8 @@ from rayembed.pipeline.run_scorer import baseline_name
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.train import train
 from rayembed.progress import doing
+from rayembed.registry.registered_model import SCHEME
+from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import Cell, Table, show
 from rayembed.training.export import upload_model
 
@@ -88,7 +93,7 @@ def make_sizes(family: Family) -> list[Member]:
     """
     run, sizes = placed(family.run), family.sizes
     check_writable(run.placement.storage_path)
-    reference = run.model.backbone.path
+    reference = _whole(run)
     folder = resolve_model(reference)
     for size in sizes:
         for way in size.ways:
@@ -114,6 +119,22 @@ def make_sizes(family: Family) -> list[Member]:
         # After each size: what is done is seen, though a later one may fail.
         write_report(run, [whole, *members])
     return [whole, *members]
+
+
+def _whole(run: Run) -> str:
+    """Reference of the whole model that every node can resolve: of a registered one, the version's
+    copy in storage.
+    """
+    named, placement = run.model.backbone.path, run.placement
+    if not named.startswith(SCHEME):
+        return named
+    tracking_uri = reachable_tracking_uri(placement.tracking_uri, placement.storage_path)
+    pinned = pinned_reference(named, tracking_uri)
+    place = join(_folder(run), pinned.removeprefix(SCHEME).replace("/", "-"))
+    made_of = json.dumps({"registered": pinned, "tracking_uri": tracking_uri}).encode()
+    folder = find_folder(pinned, tracking_uri)
+    upload_model(place, made_of, lambda output: copytree(folder, output, dirs_exist_ok=True))
+    return place
 
 
 def recovery(run: Run, label: str, reference: str, start: str) -> Run:

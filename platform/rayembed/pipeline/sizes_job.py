@@ -6,11 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rayembed.config.compression import COMPRESSIONS
 from rayembed.config.run import Run
 from rayembed.config.settings import changed
 from rayembed.errors import ConfigError
-from rayembed.pipeline.family import Family, Size, size_in
+from rayembed.pipeline.family import Family, Size, cuts, size_in
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.training_job import A_RECIPE, base_run
 
@@ -66,7 +65,7 @@ def _make(family: Family, context: JobContext) -> None:
 
 
 def _list(context: JobContext) -> None:
-    for kind, way in COMPRESSIONS.classes().items():
+    for kind, way in cuts().items():
         context.out.write(f"{kind:<12} {(way.__doc__ or '').splitlines()[0]}\n")
 
 
@@ -83,7 +82,9 @@ def _show(family: Family, context: JobContext) -> None:
 run_sizes_job = Job(
     options=(
         option(
-            "--model REFERENCE", "the trained model to cut; default: the recipe's own start model"
+            "--model REFERENCE",
+            "the trained model to cut, a folder, hf://…, s3://…, pypi://… or models:/name@alias; "
+            "default: the recipe's own start model",
         ),
         option(
             "--size WAY[+WAY]",

@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rayembed.config.run import Run
 from rayembed.pipeline.compress import compress, ready
@@ -24,14 +24,6 @@ class Cell:
 
 
 BASE = Cell("none", "")
-
-
-@dataclass
-class Measurement:
-    """Scores of a seed, mean over the tasks, as they come."""
-
-    seed: int
-    scores: dict[Cell, float] = field(default_factory=dict)
 
 
 def measure(
