@@ -75,6 +75,18 @@ def test_variants_stand_beside_the_model_and_are_made_once(given, capsys):
     assert 0 < scores["original"] <= 1
 
     client = mlflow.MlflowClient(f"sqlite:///{given.folder}/outputs/mlflow.db")
+    experiment = client.get_experiment_by_name("rayembed-compression")
+    (tracked,) = client.search_runs([experiment.experiment_id])
+    for label in ("original", "magnitude-unstructured", "magnitude-2of4"):
+        assert tracked.data.metrics[f"size/{label}/bytes_on_disk"] > 0
+        assert tracked.data.metrics[f"size/{label}/documents_per_second"] > 0
+        assert any(key.startswith(f"score/{label}/") for key in tracked.data.metrics)
+    report = {file.path for file in client.list_artifacts(tracked.info.run_id, "report")}
+    assert report == {
+        f"report/{name}"
+        for name in ("compression.yaml", "variants.md", "variants.csv", "variants.png")
+    }
+
     versions = client.search_model_versions("name='shop'")
     assert {version.tags["compression"] for version in versions} == {
         path.name.rpartition("-")[0] for path in variants
@@ -170,6 +182,7 @@ def test_calibration_texts_are_those_of_the_run_and_of_files(given, tmp_path):
     ("arguments", "told"),
     [
         (("--way", "magnitude", "--way", "magnitude"), "two ways are called"),
+        (("--way", "vocabulary"), "jobs/make_sizes.py cuts by all of them"),
         (("--way", "magnitud"), "did you mean 'magnitude'"),
         (("--way", "magnitude,structure=2:4,sparsity=0.7"), "leave sparsity at 0.5"),
         (("--way", "magnitude", "--set=calibration.number=100000"), "--set speed=null"),

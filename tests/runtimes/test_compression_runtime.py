@@ -109,6 +109,8 @@ READ_ELSEWHERE = [
     ("nomic-moe", "openvino", "float32"),
     ("biencoder", "onnx", "int8-static"),
     ("biencoder", "openvino", "int8-static"),
+    ("biencoder", "onnx", "int8-dynamic"),
+    ("biencoder", "openvino", "int8-dynamic"),
 ]
 """Kind, runtime and precision of graphs that others read than our own loader."""
 

@@ -9,10 +9,12 @@ import torch
 from tiny_folders import TINY, save_biencoder, save_tiny
 from tiny_models import LINES, save_encoder
 
-from rayembed.compression.contract import Source
+from rayembed.compression.contract import CalibrationText, Source
 from rayembed.compression.layers import Layers
 from rayembed.compression.magnitude import Magnitude
 from rayembed.compression.matrices import matrices_of
+from rayembed.compression.wanda import Wanda
+from rayembed.compression.wanda_solver import WandaSolver
 from rayembed.config.compression import settings_in
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError
@@ -28,7 +30,7 @@ def magnitude_by_numpy(weight, structure, sparsity):
     kept = weight.copy()
     if structure == "unstructured":
         groups = kept.reshape(1, -1)
-        number = int(weight.size * sparsity)
+        number = weight.size * round(100 * sparsity) // 100
     else:
         number, size = map(int, structure.split(":"))
         groups = kept.reshape(-1, size)
@@ -46,6 +48,17 @@ def test_magnitude_equals_numpy_bit_for_bit(structure, tied):
     way = Magnitude(structure=structure, sparsity=0.5)
     found = weight.masked_fill(way.mask(weight), 0).numpy()
     np.testing.assert_array_equal(found, magnitude_by_numpy(weight.numpy(), structure, 0.5))
+
+
+@pytest.mark.parametrize(("percent", "size"), [(29, 100), (57, 100), (70, 30), (50, 35)])
+def test_a_share_of_weights_loses_none_to_the_error_of_its_float(percent, size):
+    weight = torch.randn(1, size, generator=torch.Generator().manual_seed(3))
+    way = Magnitude(sparsity=percent / 100)
+    found = weight.masked_fill(way.mask(weight), 0).numpy()
+    np.testing.assert_array_equal(
+        found, magnitude_by_numpy(weight.numpy(), "unstructured", percent / 100)
+    )
+    assert (found == 0).sum() == way.zeros_asked(1, size) == percent * size // 100
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -114,6 +127,10 @@ def test_what_is_left_alone_is_a_setting(tmp_path):
     state = load_model(tmp_path / "pruned").state_dict()
     for name in told.matrices:
         assert int((state[name] == 0).sum()) == state[name].numel() * 3 // 4
+    save_tiny("nomic-moe", tmp_path / "moe")
+    routed = Magnitude(skip=("*.w1",)).compress(Source(tmp_path / "moe"), tmp_path / "experts")
+    assert routed.by_part["experts"][1] > 0
+    assert routed.by_part["router"] == (96, 0), "routers are left alone by whatever skip"
     with pytest.raises(ConfigError, match=r"skip names '\*\.heed\.\*'"):
         Magnitude(skip=("*.heed.*",)).check(folder)
     with pytest.raises(ConfigError, match="leaves no matrix"):
@@ -243,3 +260,28 @@ def test_a_run_that_pruned_too_little_fails_and_leaves_nothing(structure, tmp_pa
     with pytest.raises(ArtifactError, match=r"zeros|groups"):
         way.compress(Source(folder), tmp_path / "pruned")
     assert [path.name for path in tmp_path.iterdir() if "pruned" in path.name] == []
+
+
+@pytest.mark.parametrize("kind", [Magnitude, Wanda])
+def test_a_run_that_pruned_too_much_fails_and_zeros_of_the_source_do_not_count(
+    kind, tmp_path, monkeypatch
+):
+    folder = save_biencoder(tmp_path / "model")
+    texts = [CalibrationText(line) for line in LINES[1:]]
+    way = kind() if kind is Magnitude else kind(minimum_texts=1)
+    Magnitude(sparsity=0.75).compress(Source(folder), tmp_path / "sparse")
+    told = way.compress(Source(tmp_path / "sparse", texts), tmp_path / "again")
+    state = load_model(tmp_path / "again").state_dict()
+    assert all(int((state[n] == 0).sum()) == state[n].numel() * 3 // 4 for n in told.matrices)
+    solver = Magnitude if kind is Magnitude else WandaSolver
+    mask = solver.mask
+
+    def one_more(self, weight, *given):
+        found = mask(self, weight, *given)
+        found.view(-1)[(~found).view(-1).nonzero()[0]] = True
+        return found
+
+    monkeypatch.setattr(solver, "mask", one_more)
+    with pytest.raises(ArtifactError, match="of which it had 0 before; asked for were 512"):
+        way.compress(Source(folder, texts), tmp_path / "pruned")
+    assert not (tmp_path / "pruned").exists()

@@ -65,7 +65,7 @@ def wanda_by_numpy(weight, norms, structure, sparsity):
     scores = np.abs(weight.astype(np.float64)) * norms
     for row, of_row in zip(kept, scores, strict=True):
         if structure == "unstructured":
-            number, size = int(len(row) * sparsity), len(row)
+            number, size = len(row) * round(100 * sparsity) // 100, len(row)
         else:
             number, size = map(int, structure.split(":"))
         for start in range(0, len(row), size):
@@ -85,6 +85,18 @@ def test_wanda_equals_numpy_bit_for_bit(structure, tied):
     np.testing.assert_array_equal(
         found.numpy(), wanda_by_numpy(weight.numpy(), norms, structure, 0.5)
     )
+
+
+def test_a_share_of_a_row_loses_none_to_the_error_of_its_float():
+    weight, norms = torch.randn(3, 100, generator=torch.Generator().manual_seed(3)), np.ones(100)
+    mask = WandaSolver("unstructured", 0.29).mask(weight, torch.ones(100))
+    np.testing.assert_array_equal(
+        weight.masked_fill(mask, 0).numpy(),
+        wanda_by_numpy(weight.numpy(), norms, "unstructured", 0.29),
+    )
+    assert mask.sum(dim=1).tolist() == [29] * 3
+    assert Wanda(sparsity=0.29).zeros_asked(3, 100) == 87
+    assert SparseGPT(sparsity=0.29).zeros_asked(1, 100) == 29
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -150,7 +162,7 @@ def test_more_texts_lose_less_on_texts_that_were_not_seen(kind):
 
 
 def test_more_texts_lose_less_by_wanda_on_texts_that_were_not_seen():
-    """Wanda looks at norms alone, which few texts tell: of many seeds the mean is below."""
+    """Wanda looks at norms alone, which few texts tell: the mean of five seeds is below."""
     errors = {8: [], 256: []}
     for seed in range(5):
         weight, unseen = layer(seed), inputs(500, seed=10_000 + seed, of=seed)

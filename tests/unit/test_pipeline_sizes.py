@@ -11,9 +11,11 @@ from tiny_models import save_modern_encoder
 
 from rayembed.compression.layers import Layers
 from rayembed.compression.vocabulary import Vocabulary
+from rayembed.config.compression import COMPRESSIONS
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
+from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import load_model
 from rayembed.pipeline import sizes as sizes_module
 from rayembed.pipeline.family import Family, Size
@@ -93,6 +95,45 @@ def test_what_cannot_be_made_is_refused_before_work(run, tmp_path, monkeypatch, 
     ):
         assert run_sizes_job(words) == 2
         assert told in capsys.readouterr().err
+
+
+def test_the_ways_that_make_a_size_are_listed(capsys):
+    assert run_sizes_job(["--list"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == ["layers", "vocabulary"]
+    for kind in COMPRESSIONS.classes():
+        if kind not in listed:
+            assert run_sizes_job(["--size", kind]) == 2
+
+
+def test_a_registered_model_is_pinned_and_every_node_reads_its_version(run, tmp_path, monkeypatch):
+    encoder, asked, trained = run.model.backbone.path, [], []
+
+    def pinned(reference, tracking_uri):
+        asked.append((reference, tracking_uri))
+        return "models:/own/3"
+
+    def training(small):
+        trained.append(small)
+        raise ConfigError("far enough")
+
+    found = {"models:/own/3": Path(encoder)}
+    monkeypatch.setattr(sizes_module, "pinned_reference", pinned)
+    monkeypatch.setattr(sizes_module, "find_folder", lambda reference, _: found[reference])
+    monkeypatch.setattr(sizes_module, "train", training)
+    named = override(
+        run,
+        ["model.backbone.path=models:/own@champion", f"placement.storage_path={tmp_path}"],
+    )
+    with pytest.raises(ConfigError, match="far enough"):
+        make_sizes(Family(named, SIZES[:1], None))
+    assert asked == [("models:/own@champion", f"sqlite:///{tmp_path}/mlflow.db")]
+    (small,), copy = trained, tmp_path / "sizes" / "own" / "own-3"
+    assert small.evaluation.baselines == (str(copy),)
+    assert [one.teacher for one in small.stages[0].teachers] == [str(copy)]
+    assert weights_fingerprint(copy) == weights_fingerprint(Path(encoder))
+    command = ["--model", "models:/own@champion", "--recipe", "biencoder-quickstart", "--dry-run"]
+    assert run_sizes_job(command) == 0
 
 
 def test_a_file_may_say_which_tokens_are_kept(run, tmp_path):
