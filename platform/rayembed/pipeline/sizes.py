@@ -133,7 +133,11 @@ def _whole(run: Run) -> str:
     place = join(_folder(run), pinned.removeprefix(SCHEME).replace("/", "-"))
     made_of = json.dumps({"registered": pinned, "tracking_uri": tracking_uri}).encode()
     folder = find_folder(pinned, tracking_uri)
-    upload_model(place, made_of, lambda output: copytree(folder, output, dirs_exist_ok=True))
+
+    def save(output: Path) -> None:
+        copytree(folder, output, dirs_exist_ok=True)
+
+    upload_model(place, made_of, save)
     return place
 
 
