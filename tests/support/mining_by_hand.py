@@ -114,7 +114,7 @@ def positives_of(row, rows, most_shared=1000):
 def allowed(rows, config, teacher, more=(), most_shared=1000):
     """For each row all that may be a negative by one teacher, best first.
 
-    As (text, rank, score, cross_score), with the positive's score beside the list.
+    As (text, rank, score, cross_score), with both scores of the first positive beside the list.
     """
     documents = list(dict.fromkeys([t for r in rows for t in r.positives] + list(more)))
     classes = {t: {r.label for r in rows if r.label and t in r.positives} for t in documents}
@@ -145,7 +145,9 @@ def allowed(rows, config, teacher, more=(), most_shared=1000):
             if near is not None and any(similarity(text, p) >= near for p in positives):
                 continue
             left.append((text, rank, score(text)))
+        first = row.positives[0]
         if config.rescoring is None:
+            crossed_first = None
             most = limit(config.rule, lowest)
             kept = [(*one, None) for one in left if one[2] <= most]
         else:
@@ -153,13 +155,14 @@ def allowed(rows, config, teacher, more=(), most_shared=1000):
             of_positives = [as_float32(cross_score(row.query, p)) for p in positives]
             most = limit(config.rule, min(of_positives))
             kept = sorted((one for one in crossed if one[3] <= most), key=lambda one: -one[3])
-        found.append((kept, lowest))
+            crossed_first = as_float32(cross_score(row.query, first))
+        found.append((kept, (score(first), crossed_first)))
     return found
 
 
 def mined(rows, config, more=(), most_shared=1000):
     """The rows with their negatives as (text, rank, score, rule, teacher, cross_score), and the
-    positive's score, for `sampling = best`."""
+    first positive's scores by both, for `sampling = best`."""
     teachers = [config.teacher, *(t.teacher for t in config.further_teachers)]
     by_teacher = [allowed(rows, config, teacher, more, most_shared) for teacher in teachers]
     result = []

@@ -63,7 +63,7 @@ def told(records) -> list:
     return [
         (
             [(n.text, n.rank, n.score, n.rule, n.teacher, n.cross_score) for n in r.negatives],
-            r.positive_score,
+            (r.positive_score, r.positive_cross_score),
         )
         for r in records
     ]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from toy_model import ToyTokenizer
 from rayembed.config.override import override
 from rayembed.config.settings import changed
 from rayembed.data.artifacts import PipelineContext
+from rayembed.data.mining.tasks import MineParts
 from rayembed.data.parts import Part, read_records, read_table, write_part
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for
@@ -158,12 +160,38 @@ def test_the_cross_encoders_score_of_the_positive_is_kept(tmp_path) -> None:
     shown = {e["query"]: e["positive_score"] for e in manifest["mining_examples"]}
     for record in found:
         assert record.positive_cross_score is not None
-        assert record.positive_cross_score == pytest.approx(shown[record.query], abs=1e-4)
+        if len(by_hand.positives_of(record, rows)) == 1:
+            assert record.positive_cross_score == pytest.approx(shown[record.query], abs=1e-4)
         limit = 0.9 * record.positive_cross_score
         assert all(n.cross_score <= limit + 1e-6 for n in record.negatives)
         assert record.positive_cross_score != record.positive_score
     plain, _ = mine(tmp_path / "plain", rows, configured())
     assert {r.positive_cross_score for r in plain} == {None}
+
+
+@pytest.mark.parametrize("rescoring", [None, {"model": "reranker"}], ids=["teacher", "reranker"])
+def test_a_step_has_the_score_of_the_positive_whose_text_it_trains(
+    rescoring: dict[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other positives of the query, of the row and of others, set the rule's limit alone."""
+    task = partial(MineParts, load_cross_encoder=by_hand.load_cross_encoder)
+    monkeypatch.setattr("rayembed.data.mining.mine.MineParts", task)
+
+    def score(query: str, text: str) -> float:
+        if rescoring is not None:
+            return by_hand.as_float32(by_hand.cross_score(query, text))
+        return float(np.prod(by_hand.vectors_of([query, text]), axis=0).sum())
+
+    rows = by_hand.made_up_rows(40, 5)
+    rule = {"kind": "top_k_margin_pos", "margin": 0.0}
+    found, _ = mine(tmp_path, rows, configured(rule=rule, rescoring=rescoring))
+    batch = make_step_batch(0, found, 4, ToyTokenizer())
+    wanted = [score(r.query, r.positives[0]) for r in found]
+    assert batch.positive_score.tolist() == wanted
+    lowest = [min(score(r.query, p) for p in by_hand.positives_of(r, rows)) for r in found]
+    assert np.mean(np.array(wanted) > lowest) > 0.3, "otherwise nothing is tested"
+    above = batch.negative_score > np.array(lowest)[:, None]
+    assert not above.any()
 
 
 def test_columns_are_those_that_the_loss_needs(monkeypatch) -> None:

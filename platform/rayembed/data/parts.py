@@ -47,7 +47,7 @@ SCHEMA = pa.schema(
         ("document_instruction", pa.string()),
         ("in_batch", pa.bool_()),
         ("label", pa.string()),  # class; rows of one class are never each other's negatives
-        ("positive_score", pa.float32()),  # the teacher's, where mined
+        ("positive_score", pa.float32()),  # of the first one, the teacher's, where mined
         ("language", pa.string()),  # code, where the source tells one
         ("origin", pa.list_(pa.string())),  # rows of the source: `file#row`, `file@byte`, …
         ("false_negatives", pa.list_(pa.int64())),  # hashes of documents that are no negatives
@@ -58,7 +58,7 @@ SCHEMA = pa.schema(
 OPTIONAL = pa.schema(
     [
         ("similarity", pa.float32()),  # of query and positive in [0, 1], where pairs are graded
-        ("positive_cross_score", pa.float32()),  # the cross-encoder's, where one rescored
+        ("positive_cross_score", pa.float32()),  # the same by the cross-encoder, if one rescored
         ("pair_rule", pa.string()),  # how a source with several ways made the pair
     ]
 )

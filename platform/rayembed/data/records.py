@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rayembed.errors import DataError
@@ -34,7 +34,8 @@ class Record:
     document_instruction: str = ""
     in_batch: bool = True
     label: str | None = None
-    positive_score: float | None = field(default=None)
+    positive_score: float | None = None
+    """The teacher's score of the first positive, where one mined."""
     language: str | None = None
     origin: tuple[str, ...] = ()
     """Source rows that the record was made from."""
@@ -44,7 +45,7 @@ class Record:
     similarity: float | None = None
     """Graded similarity of query and first positive in [0, 1]; None: the positive answers it."""
     positive_cross_score: float | None = None
-    """The cross-encoder's score of the lowest-scoring positive, where one rescored."""
+    """The cross-encoder's score of the first positive, where one rescored."""
     pair_rule: str | None = None
     """How the source made the pair, where it has several ways."""
 

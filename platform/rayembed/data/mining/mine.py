@@ -30,14 +30,11 @@ from rayembed.data.work_items import Execute, Needs, run_resumable, run_tasks
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 5
-"""Code version of mining; bump when the same inputs yield other negatives."""
+CODE_VERSION = 7
+"""Code version of mining; bump when the same inputs yield other negatives or scores."""
 
 _LOW_RECALL = 0.9
 """Recall below which a warning tells it."""
-
-_RESCORING_VERSION = 6
-"""Code version of mining with a cross-encoder, whose scores of positives are kept since."""
 
 
 def make_mined(
@@ -205,7 +202,7 @@ def _tell_recall(dataset: str, kind: str, measured: Mapping[str, Any]) -> None:
 def _inputs(config: MiningConfig, parent: DatasetArtifact, seed: int) -> dict[str, object]:
     """Inputs of the folder's fingerprint other than models and document files."""
     return {
-        "code": CODE_VERSION if config.rescoring is None else _RESCORING_VERSION,
+        "code": CODE_VERSION,
         "most_shared": MOST_SHARED,
         "settings": _settings(config),
         "records": parent.fingerprint,

@@ -36,7 +36,9 @@ class Queries:
     positive_of: np.ndarray
     """(P,) int64, sorted: query number of each positive; every query occurs."""
     positive: np.ndarray
-    """(P,) int64 document ids, distinct within a query."""
+    """(P,) int64 document ids, distinct and sorted within a query."""
+    first_positive: np.ndarray
+    """(N,) int64 place of each row's own first positive among the P."""
     given_of: np.ndarray
     """(G,) int64, sorted: row of each own negative."""
     given_hash: np.ndarray
@@ -51,10 +53,10 @@ def queries_of(records: Sequence[Record], corpus: Corpus) -> Queries:
     """
     query_hash = _array([text_hash(record.query) for record in records])
     shared = corpus.shares(query_hash)
-    first = np.arange(len(records))
+    asked = np.arange(len(records))
     _, places, same = np.unique(query_hash[shared], return_index=True, return_inverse=True)
-    first[shared] = np.flatnonzero(shared)[places][same]
-    first_row, of_row = np.unique(first, return_inverse=True)
+    asked[shared] = np.flatnonzero(shared)[places][same]
+    first_row, of_row = np.unique(asked, return_inverse=True)
     alone = np.flatnonzero(~shared[first_row])
     own_of, own = _flat(
         [[text_hash(t) for t in records[row].positives] for row in first_row[alone]]
@@ -66,6 +68,8 @@ def queries_of(records: Sequence[Record], corpus: Corpus) -> Queries:
         np.stack([of, np.concatenate([corpus.ids_of(own), shared_positive])]), axis=1
     )
     given_of, given = _flat([[text_hash(n.text) for n in r.negatives] for r in records])
+    first = corpus.ids_of(_array([text_hash(record.positives[0]) for record in records]))
+    width = len(corpus.text_hash)
     return Queries(
         query_hash=query_hash,
         label_hash=_array([label_hash(record.label) for record in records]),
@@ -73,6 +77,7 @@ def queries_of(records: Sequence[Record], corpus: Corpus) -> Queries:
         first_row=first_row,
         positive_of=positive_of,
         positive=positive,
+        first_positive=np.searchsorted(positive_of * width + positive, of_row * width + first),
         given_of=given_of,
         given_hash=given,
     )
@@ -94,10 +99,10 @@ def positive_texts(
     return [tuple(some) for some in own]
 
 
-def lowest_scores(
+def positive_scores(
     queries: Queries, query_vectors: np.ndarray, corpus: Corpus, vectors: Vectors
 ) -> np.ndarray:
-    """(N,) float32 teacher score of each row's query with its lowest-scoring positive.
+    """(P,) float32 teacher scores of the queries with their positives.
 
     Args:
         query_vectors: (N, D) of unit length.
@@ -113,7 +118,7 @@ def lowest_scores(
             found.append((of_queries * of_documents[few].astype(np.float32)).sum(1))
     scores = np.empty(len(order), dtype=np.float32)
     scores[order] = np.concatenate(found)
-    return np.asarray(lowest_of_queries(queries.positive_of, scores)[queries.of_row])
+    return scores
 
 
 def lowest_of_queries(query: np.ndarray, scores: np.ndarray) -> np.ndarray:

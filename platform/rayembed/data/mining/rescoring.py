@@ -16,7 +16,6 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.config.mining import CrossEncoder
 from rayembed.cores import num_cores
 from rayembed.data.mining.candidates import Candidates, without_near_duplicates
-from rayembed.data.mining.queries import lowest_of_queries
 from rayembed.data.mining.selection import copies_among
 from rayembed.errors import AssetError, DataError
 from rayembed.models.backbones import num_positions
@@ -124,11 +123,11 @@ def rescore(
 
     Returns:
         The lists without copies of positives; for each (N, C) float32 scores in [0, 1], `-inf`
-        where nothing is open; and (N,) float32 of the lowest-scoring positives.
+        where nothing is open; and float32 scores of all positives, query by query.
     """
     copies = [np.zeros(one.ids.shape, dtype=bool) for one in lists]
     scores = [np.full(one.ids.shape, -np.inf, dtype=np.float32) for one in lists]
-    lowest = [np.empty(0, dtype=np.float32)]
+    of_positives = [np.empty(0, dtype=np.float32)]
     by_query = np.argsort(query_of, kind="stable")
     for start in pieces(range(0, len(queries), _QUERIES_AT_A_TIME)):
         some = range(start, min(start + _QUERIES_AT_A_TIME, len(queries)))
@@ -152,14 +151,12 @@ def rescore(
                         copies[teacher][row, column] = True
                     else:
                         scores[teacher][row, column] = of_document
-        of = np.repeat(np.arange(len(some)), [len(positives[query]) for query in some])
         with piece(_OF_CANDIDATES, 1.0):
-            of_positives = score(
-                [(queries[query], text) for query in some for text in positives[query]]
+            of_positives.append(
+                score([(queries[query], text) for query in some for text in positives[query]])
             )
-        lowest.append(lowest_of_queries(of, of_positives))
     left = [without_near_duplicates(one, copy) for one, copy in zip(lists, copies, strict=True)]
-    return left, scores, np.concatenate(lowest)[query_of]
+    return left, scores, np.concatenate(of_positives)
 
 
 def _open_documents(lists: Sequence[Candidates], row: int) -> set[int]:

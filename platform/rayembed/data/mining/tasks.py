@@ -40,7 +40,8 @@ from rayembed.data.mining.queries import (
     Queries,
     given_lists,
     given_texts,
-    lowest_scores,
+    lowest_of_queries,
+    positive_scores,
     positive_texts,
     queries_of,
 )
@@ -80,8 +81,10 @@ class _MinedPart:
     """Own negatives that are positives of the same query in any row."""
     lists: list[Candidates]
     """Candidates by teacher, without certain non-negatives."""
-    lowest: list[np.ndarray]
-    """(N,) float32 score of each row's lowest-scoring positive, by teacher."""
+    first: np.ndarray
+    """(N,) float32 score of each row's first positive by the first teacher."""
+    first_crossed: np.ndarray | None
+    """(N,) float32 score of the same by the cross-encoder, if there is one."""
     decided: list[RankedCandidates]
     positives: list[tuple[str, ...]]
     """Texts of each query's positives."""
@@ -137,7 +140,7 @@ class MineParts:
         records = read_records(part.path)
         corpus = open_corpus(self.search.files)
         queries = queries_of(records, corpus)
-        lists, lowest = [], []
+        lists, lowest, first = [], [], []
         given = self.config.pool == "given"
         for teacher, of_corpus in zip(self.teachers, found, strict=True):
             vectors = teacher.vectors.queries(part)
@@ -152,13 +155,26 @@ class MineParts:
             lists.append(
                 without_ineligible(candidates, queries, corpus, skip=skip, given=not given)
             )
-            lowest.append(lowest_scores(queries, vectors, corpus, teacher.vectors))
+            scores = positive_scores(queries, vectors, corpus, teacher.vectors)
+            lowest.append(lowest_of_queries(queries.positive_of, scores)[queries.of_row])
+            first.append(scores[queries.first_positive])
         positives = positive_texts(records, queries, corpus)
         read = _reader(records, corpus, given)
-        decided = self._decided(records, queries, lists, lowest, positives, read, device)
+        decided, first_crossed = self._decided(
+            records, queries, lists, lowest, positives, read, device
+        )
         kept, dropped = self._kept(records, queries, corpus)
         return _MinedPart(
-            records, queries, corpus, kept, dropped, lists, lowest, decided, positives
+            records,
+            queries,
+            corpus,
+            kept,
+            dropped,
+            lists,
+            first[0],
+            first_crossed,
+            decided,
+            positives,
         )
 
     def _mined(self, parts: Sequence[_MinedPart]) -> tuple[Result, dict[int, dict[str, Any]]]:
@@ -176,11 +192,9 @@ class MineParts:
                         *part.kept[row],
                         *(self._negative(part, texts, row, one) for one in of_part[row]),
                     ),
-                    positive_score=float(part.lowest[0][row]),
+                    positive_score=float(part.first[row]),
                     positive_cross_score=(
-                        float(part.decided[0].positive_scores[row])
-                        if part.decided[0].rescored
-                        else None
+                        None if part.first_crossed is None else float(part.first_crossed[row])
                     ),
                 )
                 for row, record in enumerate(part.records)
@@ -232,8 +246,10 @@ class MineParts:
         positives: Sequence[Sequence[str]],
         read: ReadTexts,
         device: str,
-    ) -> list[RankedCandidates]:
+    ) -> tuple[list[RankedCandidates], np.ndarray | None]:
+        """Lists after the rule by teacher, and the cross-encoder's scores of first positives."""
         scores: Sequence[np.ndarray | None] = [None] * len(lists)
+        first = None
         if self.config.rescoring is not None:
             asked = [records[row].query for row in queries.first_row]
             score = self.load_cross_encoder(self.config.rescoring, self.cross_encoder, device)
@@ -241,11 +257,19 @@ class MineParts:
             lists, scores, of_positives = rescore(
                 lists, queries.of_row, asked, positives, read, near, score
             )
-            lowest = [of_positives] * len(lists)
-        return [
+            count = np.array([len(texts) for texts in positives])
+            of_queries = lowest_of_queries(np.repeat(np.arange(len(count)), count), of_positives)
+            lowest = [of_queries[queries.of_row]] * len(lists)
+            place = [
+                positives[query].index(record.positives[0])
+                for query, record in zip(queries.of_row.tolist(), records, strict=True)
+            ]
+            first = of_positives[(count.cumsum() - count)[queries.of_row] + place]
+        decided = [
             rank_candidates(*of_teacher, self.config, salts(records, self.seed, number))
             for number, of_teacher in enumerate(zip(lists, scores, lowest, strict=True))
         ]
+        return decided, first
 
     def _chosen(
         self, parts: Sequence[_MinedPart], read: ReadTexts

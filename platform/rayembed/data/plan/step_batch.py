@@ -55,10 +55,7 @@ class StepBatch:
     """(b,) float32 graded similarity of query and positive in [0, 1]; NaN: the row has none."""
     positive_score: np.ndarray
     """(b,) float32 score of the positive by the model that scored the row's negatives: the
-    cross-encoder where it rescored, else the teacher; NaN: nothing was mined for the row.
-
-    Of a query with several positives it is the lowest-scoring one's.
-    """
+    cross-encoder where it rescored, else the teacher; NaN: nothing was mined for the row."""
     negative_score: np.ndarray
     """(b, K) float32 score of each negative by the same model; NaN: missing, or not mined."""
     teacher_vectors: tuple[np.ndarray, ...] = ()
