@@ -1,4 +1,4 @@
-"""A guarded run ends with the model that hurts nowhere, and says so."""
+"""A guarded run ends with the model that gains most at little loss, and says so."""
 
 import json
 import re

@@ -29,7 +29,7 @@ def judged(**own_and_general):
     return verdict(models, TRAINED, ["mine", "not scored"], GuardConfig())
 
 
-def test_the_highest_gain_that_hurts_nowhere_is_kept():
+def test_the_highest_gain_is_kept_that_loses_little_on_the_mean_of_general_tasks():
     base, near = (0.5, 0.6), (0.7, 0.598)
     assert judged(base=base, trained=(0.8, 0.6), half=near).kept == TRAINED
     assert judged(base=base, trained=(0.8, 0.59), half=near).kept == HALF
@@ -48,6 +48,37 @@ def test_the_verdict_says_what_is_kept_and_why():
     assert [line.rstrip("| ").endswith("kept") for line in lines[-2:]] == [False, True]
     none = judged(base=(0.5, 0.6), trained=(0.4, 0.6))
     assert none.summary.startswith("training gives no better model than its base: own data -0.100")
+
+
+def in_general(*gains):
+    """Verdict on a trained model with such gains on general tasks `t0`, `t1`, …"""
+    base = {"mine": 0.5, **{f"t{i}": 0.5 for i in range(len(gains))}}
+    trained = {"mine": 0.8, **{f"t{i}": 0.5 + apart for i, apart in enumerate(gains)}}
+    models = {UNTRAINED: Scored(base, {}), TRAINED: Scored(trained, {})}
+    return verdict(models, TRAINED, ["mine"], GuardConfig())
+
+
+def test_tasks_that_lose_within_a_rising_mean_are_named_and_the_model_is_kept():
+    found = in_general(0.073, -0.0064, -0.0344, -0.0029)
+    assert found.kept == TRAINED
+    told = "general tasks +0.007; but t2 -0.034, t1 -0.006"
+    assert found.summary.endswith(told)
+    assert told.removeprefix("general tasks ") in show(found.table(["s"]), "markdown")
+
+
+def test_tasks_that_lose_no_more_than_stated_are_not_named():
+    found = in_general(0.0732, -0.0025, 0.0)
+    assert found.summary.endswith("general tasks +0.024")
+    assert "but" not in show(found.table(["s"]), "markdown")
+
+
+def test_of_many_tasks_that_lose_the_worst_are_named_and_the_others_counted():
+    found = in_general(0.5, *(-i / 100 for i in range(1, 6)))
+    assert found.summary.endswith("; but t5 -0.050, t4 -0.040, t3 -0.030, 2 more")
+    assert "t3 -0.030, t2 -0.020, t1 -0.010 |" in show(found.table(["s"]), "markdown")
+    none = in_general(-0.01, -0.02)
+    assert none.kept == UNTRAINED
+    assert "general tasks -0.015; but t1 -0.020, t0 -0.010; nor does" in none.summary
 
 
 def test_a_gain_over_queries_has_the_interval_of_its_standard_error():
@@ -119,9 +150,9 @@ def test_runs_on_own_data_are_guarded_and_one_setting_takes_it_away(recipe):
 
 
 def test_only_a_gain_with_an_interval_may_be_told_to_be_chance():
-    found = (Judged(TRAINED, Gain(0.3, None), Gain(0.1, None)),)
+    found = (Judged(TRAINED, Gain(0.3, None), Gain(0.1, None), {}),)
     assert "chance" not in Verdict(found, TRAINED, 0.003).summary
-    small = (Judged(TRAINED, Gain(0.3, (-0.1, 0.5)), Gain(0.1, None)),)
+    small = (Judged(TRAINED, Gain(0.3, (-0.1, 0.5)), Gain(0.1, None), {}),)
     assert "chance" in Verdict(small, TRAINED, 0.003).summary
 
 

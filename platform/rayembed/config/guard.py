@@ -33,7 +33,8 @@ class GuardConfig(Settings):
     """Names of the `evaluation.own_sets` that are own data; None: all but those of a sample
     (`sample://…`), which benchmarks are made of."""
     most_loss: float = Field(default=0.003, ge=0.0, le=1.0)
-    """How much lower the mean score of general tasks may be than before training, of 1."""
+    """How much lower the mean score of general tasks may be than before training, of 1. Single
+    tasks that lose more are named in the verdict."""
 
 
 def own_sets_of(guard: GuardConfig, evaluation: "EvaluationConfig") -> tuple[str, ...]:

@@ -16,6 +16,8 @@ from rayembed.tables import Table
 _DRAWS = 2_000
 _LIKELY = (2.5, 97.5)
 """Percentiles of a 95 % interval."""
+_NAMED = 3
+"""Losing tasks that a verdict names at most."""
 
 Queries = Mapping[str, Sequence[Sequence[float]]]
 """Task → score of each query of each of its subsets, in an order that all models share."""
@@ -61,6 +63,21 @@ class Judged:
     key: ScoreKey
     own: Gain
     general: Gain
+    lost: Mapping[str, float]
+    """General task → score less that of the base, where it is lower by more than `most_loss`; the
+    greatest loss first."""
+
+    def in_general(self, named: int | None = None) -> str:
+        """The general gain, and what the mean of tasks hides: `+0.009; but Topics -0.034`.
+
+        Args:
+            named: of the tasks that lose; None: all of them.
+        """
+        worst = [f"{task} {apart:+.3f}" for task, apart in self.lost.items()]
+        shown = worst[:named]
+        if len(shown) < len(worst):
+            shown.append(f"{len(worst) - len(shown)} more")
+        return f"{self.general}; but {', '.join(shown)}" if worst else str(self.general)
 
 
 @dataclass(frozen=True)
@@ -80,16 +97,16 @@ class Verdict:
             trained = self.judged[0]
             return (
                 f"training gives no better model than its base: own data {trained.own}, general "
-                f"tasks {trained.general}; nor does a mixture gain on own data and lose at most "
-                f"{self.most_loss:g} in general. Use the base, or train with more pairs, fewer "
-                "steps or a lower rate"
+                f"tasks {trained.in_general(_NAMED)}; nor does a mixture gain on own data and lose "
+                f"at most {self.most_loss:g} in general. Use the base, or train with more pairs, "
+                "fewer steps or a lower rate"
             )
         (found,) = (one for one in self.judged if one.key == self.kept)
         share = "" if found.key.share is None else f"the mixture with {found.key.share:.0%} of "
         told = found.own.interval is None or found.own.is_sure
         unsure = "" if told else "; so small a gain on own data may be chance"
         kept = f"{share}the trained model is kept"
-        return f"{kept}: own data {found.own}, general tasks {found.general}{unsure}"
+        return f"{kept}: own data {found.own}, general tasks {found.in_general(_NAMED)}{unsure}"
 
     def table(self, stages: Sequence[str]) -> Table:
         """Gains on the base, a row for each model."""
@@ -97,7 +114,7 @@ class Verdict:
             [
                 one.key.label(stages),
                 str(one.own),
-                str(one.general),
+                one.in_general(),
                 "kept" if one.key == self.kept else "",
             ]
             for one in self.judged
@@ -121,7 +138,8 @@ def verdict(
     models: Mapping[ScoreKey, Scored], trained: ScoreKey, own: Collection[str], guard: GuardConfig
 ) -> Verdict:
     """The model to keep: the highest mean on own tasks among those that gain there at all and
-    lose no more than `most_loss` on the others; the first of equals, the trained one first.
+    lose no more than `most_loss` on the mean of the others; the first of equals, the trained one
+    first. Which single tasks lose more decides nothing and is told.
 
     Args:
         models: the untrained model, the trained one and mixtures, all scored on the same tasks.
@@ -132,12 +150,25 @@ def verdict(
     general = [task for task in base.scores if task not in own]
     mixtures = [key for key in models if key.share is not None and key.stage == trained.stage]
     judged = tuple(
-        Judged(key, gain(models[key], base, mine), gain(models[key], base, general))
+        Judged(
+            key,
+            gain(models[key], base, mine),
+            gain(models[key], base, general),
+            _lost(models[key], base, general, guard.most_loss),
+        )
         for key in (trained, *mixtures)
     )
     fit = [one for one in judged if one.own.mean > 0 and one.general.mean >= -guard.most_loss]
     kept = max(fit, key=lambda one: one.own.mean).key if fit else UNTRAINED
     return Verdict(judged, kept, guard.most_loss)
+
+
+def _lost(model: Scored, base: Scored, tasks: Sequence[str], most: float) -> dict[str, float]:
+    """Task → score less the base's, of the tasks that lose more than `most`, the worst first."""
+    apart = {task: model.scores[task] - base.scores[task] for task in tasks}
+    return {
+        task: apart[task] for task in sorted(apart, key=apart.__getitem__) if apart[task] < -most
+    }
 
 
 def gain(model: Scored, base: Scored, tasks: Sequence[str]) -> Gain:
