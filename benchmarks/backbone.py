@@ -42,7 +42,7 @@ JUDGE_LENGTH = 64
 
 
 def pairs(name, count):
-    """So many rows of a set and, first of all, those that become its held-out part."""
+    """So many rows of a set and as many as are held out, which are drawn of all of them."""
     from rayembed.assets.resolver import resolve
     from rayembed.samples.wikipedia import Wikipedia
 
@@ -53,7 +53,7 @@ def pairs(name, count):
     return rows[: HELD_OUT + count]
 
 
-def cross_encoder(folder):
+def cross_encoder(folder=Path("outputs")):
     """Path of a cross-encoder in the folder, trained if it is not there, on English pairs of the
     sample: a sentence and its article against one drawn from all and one that the teacher takes for
     near.
@@ -72,7 +72,7 @@ def cross_encoder(folder):
     from rayembed.samples.assets import MINILM
 
     start = str(resolve_model(MINILM))
-    # Rows behind those that any arm learns from or is scored on.
+    # Rows behind those that any arm of English sentences learns from or is scored on.
     rows = pairs("en-sentence", 7400)[HELD_OUT + 3200 :]
     queries, documents = map(list, zip(*rows, strict=True))
     teacher = SentenceTransformer(start, device="cpu")

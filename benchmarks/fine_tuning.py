@@ -112,7 +112,7 @@ def main():
     given = parsed(__doc__, ARMS)
     reranker = ""
     if any(arm.startswith("rescored") for arm in given.arms):
-        reranker = cross_encoder(given.results.parent)
+        reranker = cross_encoder()
     found, of_guard = {}, {}
     for name in given.sets:
         with tempfile.TemporaryDirectory() as output:

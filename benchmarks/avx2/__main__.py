@@ -9,15 +9,21 @@ on x86-64, a C compiler and a CPU that lets CPUID fault (`cpuid_fault` in /proc/
     python -m benchmarks.avx2 make test
 """
 
+import ctypes
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from hashlib import sha256
 from pathlib import Path
 
+from rayembed.assets.cache import cache_folder
+
 SOURCE = Path(__file__).with_name("hide_units.c")
+
+
+OPTIONS = ("-O2", "-shared", "-fPIC", "-Wl,-z,initfirst")
+"""Its constructor runs before those of libraries that a program is linked with."""
 
 
 def library():
@@ -25,14 +31,16 @@ def library():
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         sys.exit("A C compiler is needed, cc or gcc (Debian: apt-get install gcc libc6-dev).")
-    name = f"hide_units-{os.getuid()}-{sha256(SOURCE.read_bytes()).hexdigest()[:16]}.so"
-    made = Path(tempfile.gettempdir()) / name
+    folder = cache_folder() / "avx2"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / f"hide_units-{sha256(SOURCE.read_bytes()).hexdigest()[:16]}.so"
+    if any(sign in str(made) for sign in " :"):
+        sys.exit(f"{str(made)!r} cannot be preloaded for its space or colon; set RAYEMBED_CACHE.")
     if not made.exists():
         part = made.with_suffix(f".{os.getpid()}")
-        subprocess.run(
-            [compiler, "-O2", "-shared", "-fPIC", "-o", str(part), str(SOURCE), "-ldl"], check=True
-        )
+        subprocess.run([compiler, *OPTIONS, "-o", str(part), str(SOURCE), "-ldl"], check=True)
         part.rename(made)
+    ctypes.CDLL(str(made))  # where nothing may be loaded from, the linker would only warn
     return made
 
 

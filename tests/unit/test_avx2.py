@@ -24,7 +24,7 @@ if os.fork() == 0:
     faulthandler.disable()
     os.kill(os.getpid(), 11)
     os._exit(0)
-print(os.waitpid(-1, 0)[1])
+print(os.WTERMSIG(os.waitpid(-1, 0)[1]))
 """
 
 

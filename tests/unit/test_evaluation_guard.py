@@ -78,7 +78,7 @@ def test_of_many_tasks_that_lose_the_worst_are_named_and_the_others_counted():
     assert "t3 -0.030, t2 -0.020, t1 -0.010 |" in show(found.table(["s"]), "markdown")
     none = in_general(-0.01, -0.02)
     assert none.kept == UNTRAINED
-    assert "general tasks -0.015; but t1 -0.020, t0 -0.010; nor does" in none.summary
+    assert "general tasks -0.015; of these t1 -0.020, t0 -0.010; nor does" in none.summary
 
 
 def test_a_gain_over_queries_has_the_interval_of_its_standard_error():

@@ -12,10 +12,10 @@ from tiny_job import run_here
 from tiny_models import save_encoder
 
 import rayembed
-from rayembed.errors import ArtifactError, ConfigError
+from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.models.load import load_model
 from rayembed.models.merge import check_shares, merge
-from rayembed.pipeline.checkpoint_models import model_of
+from rayembed.pipeline.checkpoint_models import models_of
 from rayembed.pipeline.merge import merge_models
 
 
@@ -99,7 +99,11 @@ def test_without_shares_they_are_equal():
 def models(tmp_path_factory):
     """A start model as transformers saves it, and its fine-tuned model."""
     folder = tmp_path_factory.mktemp("merge")
-    run = own_run(folder, "stages.finetune.steps=8")
+    run = own_run(
+        folder,
+        *("stages.finetune.steps=8", "stages.finetune.checkpoint_every_steps=4"),
+        "model.lora={rank: 2, alpha: 4, target_modules: [dense, key, query, value]}",
+    )
     (folder / "run.yaml").write_text(run.to_yaml())
     done = run_here("train_biencoder", "--recipe", str(folder / "run.yaml"))
     assert done.returncode == 0, done.stderr[-4000:]
@@ -133,24 +137,10 @@ def test_a_base_and_its_fine_tuned_model_become_one_that_loads(models, tmp_path)
     assert rayembed.load(str(tmp_path / "merged")).encode("one text").shape == (32,)
 
 
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory):
-    """Storage of a run with two checkpoints."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    run = own_run(
-        folder,
-        *("stages.finetune.steps=8", "stages.finetune.checkpoint_every_steps=4"),
-        "model.lora={rank: 2, alpha: 4, target_modules: [query, value]}",
-    )
-    (folder / "run.yaml").write_text(run.to_yaml())
-    done = run_here("train_biencoder", "--recipe", str(folder / "run.yaml"))
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder / "outputs"
-
-
 @pytest.fixture
-def checkpoints(outputs, tmp_path):
-    """Folders of a run's two checkpoints."""
+def checkpoints(models, tmp_path):
+    """Folders of the two checkpoints of a copy of the run."""
+    outputs = models[0].parent / "outputs"
     shutil.copytree(outputs / "runs", tmp_path / "outputs" / "runs")
     found = sorted((tmp_path / "outputs/runs/own/finetune/train").glob("step-*"))
     assert len(found) == 2
@@ -186,20 +176,32 @@ def test_a_checkpoint_that_is_damaged_elsewhere_or_of_other_settings_is_refused(
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(checkpoints[0], elsewhere)
     with pytest.raises(ArtifactError, match="does not lie where its run has put it"):
-        model_of(str(elsewhere))
+        models_of([str(elsewhere)])
     settings = tmp_path / "outputs/runs/own/run.yaml"
     before = settings.read_text()
     settings.write_text(before.replace("seed: 0", "seed: 1"))
     assert settings.read_text() != before
-    with pytest.raises(ArtifactError, match="was made with run_fingerprint"):
-        model_of(str(checkpoints[0]))
+    with pytest.raises(ArtifactError, match="were changed since, put them back"):
+        models_of([str(checkpoints[0])])
     settings.write_text(before)
     next(checkpoints[0].glob("state-*")).unlink()
     with pytest.raises(ArtifactError, match="is incomplete"):
-        model_of(str(checkpoints[0]))
+        models_of([str(checkpoints[0])])
     assert not (tmp_path / "outputs/runs/own/models" / f"finetune-{checkpoints[0].name}").exists()
-    for reference in ("hf://org/name@main", "models:/own@candidate", str(tmp_path / "encoder")):
-        assert model_of(reference) == reference
+    with pytest.raises(AssetError, match="missing"):
+        models_of([str(checkpoints[1]), str(tmp_path / "missing")])
+    assert not any((tmp_path / "outputs/runs/own/models").glob("finetune-step-*"))
+
+
+@pytest.mark.job
+def test_a_checkpoint_is_found_from_any_folder(checkpoints, tmp_path, monkeypatch):
+    model = str(tmp_path / "outputs/runs/own/models" / f"finetune-{checkpoints[1].name}")
+    monkeypatch.chdir(checkpoints[1].parent)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    last = f"finetune/train/{checkpoints[1].name}"
+    for reference in (checkpoints[1].name, f"~/outputs/runs/own/{last}/"):
+        assert models_of([reference]) == [model]
+    assert models_of([str(tmp_path / "outputs/runs/own/models/finetune")])[0].endswith("finetune")
 
 
 @pytest.mark.job

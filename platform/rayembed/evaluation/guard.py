@@ -16,6 +16,8 @@ from rayembed.tables import Table
 _DRAWS = 2_000
 _LIKELY = (2.5, 97.5)
 """Percentiles of a 95 % interval."""
+_ROUNDING = 1e-9
+"""Of differences of scores, which have five decimals."""
 _NAMED = 3
 """Losing tasks that a verdict names at most."""
 
@@ -68,7 +70,8 @@ class Judged:
     greatest loss first."""
 
     def in_general(self, named: int | None = None) -> str:
-        """The general gain, and what the mean of tasks hides: `+0.009; but Topics -0.034`.
+        """The general gain, and what the mean of tasks hides: `+0.009; but Topics -0.034`, or
+        `-0.009; of these Topics -0.034`.
 
         Args:
             named: of the tasks that lose; None: all of them.
@@ -77,7 +80,8 @@ class Judged:
         shown = worst[:named]
         if len(shown) < len(worst):
             shown.append(f"{len(worst) - len(shown)} more")
-        return f"{self.general}; but {', '.join(shown)}" if worst else str(self.general)
+        link = "but" if self.general.mean > 0 else "of these"
+        return f"{self.general}; {link} {', '.join(shown)}" if worst else str(self.general)
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,12 @@ def verdict(
 
 
 def _lost(model: Scored, base: Scored, tasks: Sequence[str], most: float) -> dict[str, float]:
-    """Task → score less the base's, of the tasks that lose more than `most`, the worst first."""
+    """Task → score less the base's, of several tasks that lose more than `most`, the worst first:
+    what a single one loses is the mean.
+    """
+    if len(tasks) == 1:
+        return {}
+    most += _ROUNDING
     apart = {task: model.scores[task] - base.scores[task] for task in tasks}
     return {
         task: apart[task] for task in sorted(apart, key=apart.__getitem__) if apart[task] < -most

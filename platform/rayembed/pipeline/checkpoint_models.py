@@ -2,8 +2,10 @@
 
 import re
 import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
-from rayembed.assets.resolver import resolve
+from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import exists, join
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError
@@ -12,38 +14,52 @@ from rayembed.registry.run_folder import RUN_FILE
 _PLACE = re.compile(r"(?P<run>.+)/(?P<stage>[^/]+)/train/(?P<checkpoint>[^/]+)/?")
 """Folder of a checkpoint within its run's."""
 
-_NO_STORAGE = re.compile(r"(?!s3|gs)\w+:/.*")
-"""References that name no folder of storage: of the hub, a package, the registry."""
+_STORAGE = re.compile(r"(?:s3|gs)://|(?!\w+:)")
+"""Beginning of references that may name a folder of storage, unlike those of the hub, of a package
+and of the registry.
+"""
 
 
-def model_of(reference: str) -> str:
-    """The reference of a model; for a checkpoint that of its model, which is exported beside those
-    of its run's stages, as `<run>/models/<stage>-<checkpoint>`.
+def models_of(references: Sequence[str]) -> list[str]:
+    """References of models; for a checkpoint that of its model, which is exported beside those of
+    its run's stages, as `<run>/models/<stage>-<checkpoint>`.
 
     Raises:
-        ArtifactError: the checkpoint is damaged, or lies in no run's folder.
-        RayembedError: as `rayembed.training.export.export`.
+        ArtifactError: a checkpoint is damaged, lies in no run's folder, or is of other settings
+            than the run's file tells.
+        RayembedError: a model is not there, or as `rayembed.training.export.export`.
     """
-    from rayembed.training.checkpoint import (
-        checkpoint_on_disk,
-        checkpoint_weights,
-        is_checkpoint,
-    )
+    from rayembed.training.checkpoint import is_checkpoint
+
+    found = {one: _STORAGE.match(one) is not None and is_checkpoint(one) for one in references}
+    for reference, has_checkpoint in found.items():
+        if not has_checkpoint:
+            resolve_model(reference)  # before anything is exported
+    return [_exported(one) if found[one] else one for one in references]
+
+
+def _exported(checkpoint: str) -> str:
+    from rayembed.training.checkpoint import checkpoint_on_disk, checkpoint_weights
     from rayembed.training.export import export
     from rayembed.training.weights import write_weights
 
-    place = _PLACE.fullmatch(reference)
-    if _NO_STORAGE.match(reference) or not is_checkpoint(reference):
-        return reference
-    if place is None or not exists(join(place["run"], RUN_FILE)):
+    place, question, query = checkpoint.partition("?")
+    if "://" not in checkpoint:
+        place, question, query = str(Path(checkpoint).expanduser().absolute()), "", ""
+    named = _PLACE.fullmatch(place)
+    folder = "" if named is None else named["run"] + question + query
+    if named is None or not exists(join(folder, RUN_FILE)):
         raise ArtifactError(
-            f"the checkpoint {reference!r} does not lie where its run has put it, "
+            f"the checkpoint {checkpoint!r} does not lie where its run has put it, "
             "<run>/<stage>/train/<checkpoint>, so its settings are not known; name it there"
         )
-    run = Run.read(resolve(join(place["run"], RUN_FILE)))
-    model = join(place["run"], "models", f"{place['stage']}-{place['checkpoint']}")
-    with checkpoint_on_disk(reference) as folder, tempfile.TemporaryDirectory() as scratch:
+    run = Run.read(resolve(join(folder, RUN_FILE)))
+    model = join(folder, "models", f"{named['stage']}-{named['checkpoint']}")
+    with (
+        checkpoint_on_disk(place + question + query) as files,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         weights = join(scratch, "weights.safetensors")
-        write_weights(weights, checkpoint_weights(folder, run), {"checkpoint": reference})
+        write_weights(weights, checkpoint_weights(files, run), {"checkpoint": checkpoint})
         export(run, weights, model)
     return model

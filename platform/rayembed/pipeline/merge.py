@@ -32,7 +32,7 @@ def merge_models(
 
     Args:
         references: asset references of models, in the order of the shares; checkpoints of stages
-            are exported first, see `model_of`.
+            are exported first, see `models_of`.
         method, shares: see `rayembed.models.merge.merge`.
 
     Raises:
@@ -45,11 +45,11 @@ def merge_models(
     from rayembed.models.load import load_model, saved_dtype
     from rayembed.models.merge import check_shares, merge
     from rayembed.models.saved_folder import saved_instructions
-    from rayembed.pipeline.checkpoint_models import model_of
+    from rayembed.pipeline.checkpoint_models import models_of
 
     shares = check_shares(method, len(references), shares)
     check_target(output)
-    references = [model_of(reference) for reference in references]
+    references = models_of(references)
     folders = [resolve_model(reference) for reference in references]
     words: dict[str, int] = {}
 

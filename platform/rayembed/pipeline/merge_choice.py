@@ -14,7 +14,7 @@ from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
 from rayembed.config.scores import Scores
 from rayembed.models.export import check_target
 from rayembed.models.merge import Method, check_shares
-from rayembed.pipeline.checkpoint_models import model_of
+from rayembed.pipeline.checkpoint_models import models_of
 from rayembed.pipeline.evaluate import evaluate
 from rayembed.pipeline.merge import MERGE_FILE, merge_models
 from rayembed.pipeline.storage import placed
@@ -88,7 +88,7 @@ def choose(
     """
     wanted = [check_shares(method, len(references), shares) for shares in candidates]
     check_target(output)
-    references = [model_of(reference) for reference in references]
+    references = models_of(references)
     found = []
     output.parent.mkdir(parents=True, exist_ok=True)
     for shares in dict.fromkeys(wanted):

@@ -102,6 +102,6 @@ run_merge_job = Job(
     ),
     read=lambda args: args,
     run=_merge,
-    stopped="stopped; nothing was written",
+    stopped="stopped; no merged model was written",
 )
 """The job that merges models."""

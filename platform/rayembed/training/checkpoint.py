@@ -127,8 +127,14 @@ def checkpoint_weights(folder: Path, run: Run) -> dict[str, Tensor]:
     Raises:
         ArtifactError: the checkpoint is not whole, or of other settings than the run's.
     """
-    found = replace(_read_position(str(folder)), run_fingerprint=run.fingerprint)
-    return dict(Checkpoint(folder, found).weights())
+    position = _read_position(str(folder))
+    if position.run_fingerprint != run.fingerprint:
+        raise ArtifactError(
+            f"checkpoint {str(folder)!r} was made by a run with the fingerprint "
+            f"{position.run_fingerprint}, and the settings in its run's folder have "
+            f"{run.fingerprint}: they were changed since, put them back"
+        )
+    return dict(Checkpoint(folder, position).weights())
 
 
 def find_damage(folder: str) -> str | None:
