@@ -114,7 +114,7 @@ UNBLOCKED(pthread_sigmask)
 
 __attribute__((constructor)) static void begin(void) {
     struct sigaction ours = {.sa_sigaction = on_fault,
-                             .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK | SA_RESTART};
+                             .sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART};
     sigset_t fault;
     real_sigaction(SIGSEGV, &ours, &theirs);
     sigemptyset(&fault);

@@ -122,6 +122,7 @@ def test_scores_of_mining_are_learnt_without_a_teacher(plain, kind):
         f"{STAGE}.batch.num_negatives=3",
         f"{STAGE}.loss.kind={kind}",
         f"{STAGE}.loss.infonce_weight=0",
+        f"{STAGE}.steps=36",  # of twelve the thirds differ by less than batches do
     )
     assert falls([step["loss"] for step in metrics(run)])
     assert metrics(run)[0]["loss"] > 0
