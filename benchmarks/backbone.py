@@ -10,8 +10,8 @@ a minute to three minutes on two cores.
 trains the student of each set and seed on all rows and on a quarter of them, which is known to be
 worse, and prints in how many seeds all rows win, and the spread of the seeds. Results are kept as
 lines of a file, and what is in it is not run again: `--results docs/measured/quality.jsonl` goes on
-with those that the docs tell. All runs are in float32, so that such lines of one seed may come from
-machines with and without bfloat16 units.
+with those that the docs tell. All runs are in float32. Rounding alone moves a seed's score by as
+much as seeds differ, so both sides of a difference must come from one kind of machine.
 """
 
 import argparse
