@@ -4,8 +4,8 @@ The articles of a set of `backbone.py` are cut in halves, one of which is the po
 of the rows the other half, which the query was as much taken from, stands among the negatives; the
 others are drawn. The judge is the cross-encoder of `backbone.py`, trained on sentences of other
 articles in English (of the descriptions' articles it has seen 45 %); French and Spanish it meets as
-they come. In the arms `by endpoint` it is a stub of a
-language model's endpoint on the loopback that knows what was planted: what the best judge gives.
+they come. In the arms `by endpoint` a server on the loopback answers as a language model that knows
+what was planted: what the best judge gives.
 
     python benchmarks/label_repair.py --seeds 0 1 2 --sets en-sentence fr-sentence
 """
@@ -109,7 +109,7 @@ def arm_settings(name, arm, reranker, address):
             "min_score": 0.4,
         }
         if arm.endswith("by endpoint"):
-            llm = {"url": address, "model": "stub that knows what was planted"}
+            llm = {"url": address, "model": "knows what was planted"}
             judge = {"kind": "endpoint", "llm": llm, "max_words": 10_000}
         found["data.datasets.pairs.repair"] = {"judge": judge, "action": ARMS[arm]}
     return found

@@ -21,7 +21,6 @@ from rayembed.assets.cache import cache_folder
 
 SOURCE = Path(__file__).with_name("hide_units.c")
 
-
 OPTIONS = ("-O2", "-shared", "-fPIC", "-Wl,-z,initfirst")
 """Its constructor runs before those of libraries that a program is linked with."""
 

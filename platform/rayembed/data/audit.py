@@ -133,7 +133,7 @@ def _mined(example: Mapping[str, Any]) -> dict[str, Any]:
     """One mined row: query, positive, negatives, and candidates that the rule refused."""
     return {
         "query": example["query"],
-        "positive": f"{example['positive']} [rule: {example['positive_score']:.3f}]",
+        "positive": f"{example['positive']} [lowest positive: {example['positive_score']:.3f}]",
         "negatives": [_scored(one) for one in example["negatives"]],
         "refused": [_scored(one) for one in example["refused"]],
     }

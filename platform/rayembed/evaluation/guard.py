@@ -17,7 +17,7 @@ _DRAWS = 2_000
 _LIKELY = (2.5, 97.5)
 """Percentiles of a 95 % interval."""
 _ROUNDING = 1e-9
-"""Of differences of scores, which have five decimals."""
+"""Error of a float that a difference of scores, which have five decimals, may have."""
 _NAMED = 3
 """Losing tasks that a verdict names at most."""
 

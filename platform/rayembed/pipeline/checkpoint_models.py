@@ -1,4 +1,4 @@
-"""Checkpoints of a run's stages as models, to be merged or scored."""
+"""Checkpoints of a run's stages as models that can be merged."""
 
 import re
 import tempfile
