@@ -86,9 +86,11 @@ def metaspace_tokenizer(add_bos=False):
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace()
     special = ["<unk>", "<s>", "</s>"]
-    tokenizer.train_from_iterator(
-        LINES * 3, trainers.BpeTrainer(vocab_size=300, special_tokens=special)
+    # Made-up texts differ by their numbers; unknown digits would make them the same tokens.
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=list("0123456789")
     )
+    tokenizer.train_from_iterator(LINES * 3, trainer)
     if add_bos:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]

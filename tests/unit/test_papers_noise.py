@@ -31,7 +31,7 @@ from rayembed_papers.noise.scores import (
     noise_scores,
 )
 
-SIZES = {"documents": 30, "queries": 15, "max_length": 24}
+SIZES = {"documents": 30, "queries": 15, "max_length": 20}
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def saved(tmp_path_factory):
     }
     config = {
         "backbone": {"path": "given", "dtype": "float32"},
-        "encoder": {"path": "given", "max_length": 40},
+        "encoder": {"path": "given", "max_length": 48},
         "query_max_length": 100,
         "document_max_length": 100,
     }
@@ -168,7 +168,7 @@ def test_noise_that_the_model_does_not_read_is_told(run, saved, caplog):
 
 
 def test_what_the_model_cannot_read_is_refused(run, saved, tmp_path):
-    with pytest.raises(ConfigError, match="the encoder would read 80 tokens, and it has learnt 64"):
+    with pytest.raises(ConfigError, match="the encoder would read 88 tokens, and it has learnt 64"):
         noise_scores(saved, run, name="x", results_folder=tmp_path, num_words=20)
     none = run.model_copy(update={"evaluation": run.evaluation.model_copy(update={"own_sets": ()})})
     with pytest.raises(ConfigError, match="no texts to put noise behind"):
