@@ -1,9 +1,11 @@
 """A run in this process, without Ray: when it is chosen, stopped, scored and given much to do."""
 
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +150,27 @@ def test_an_interrupted_training_makes_a_checkpoint_and_goes_on_bit_for_bit(
     found, steps = train(made, tmp_path / "run")
     assert steps == list(range(1, STEPS + 1))
     assert equal(found, whole)
+
+
+# ZeRO-3's hooks on modules stay, and one process has nothing to partition.
+@pytest.mark.parametrize("zero_stage", range(3))
+def test_a_training_leaves_nothing_in_memory_whether_it_ends_or_is_stopped(
+    made, tmp_path, zero_stage
+):
+    run = override(made[0], [f"placement.zero_stage={zero_stage}"])
+    held = []
+
+    class Holds(Callback):
+        def on_train_start(self, trainer, step):
+            held.extend(weakref.ref(p) for p in trainer.model.parameters())
+            held.append(weakref.ref(trainer.engine))
+
+    with hearing(), pytest.raises(KeyboardInterrupt):
+        train(made, tmp_path / "run", Holds(), Interrupts(7, signal.SIGINT), run=run)
+    train(made, tmp_path / "run", Holds(), run=run)
+    gc.collect()
+    assert len(held) > 10
+    assert not [ref() for ref in held if ref() is not None]
 
 
 def test_a_stage_with_a_teacher_trains_a_projection_and_goes_on_bit_for_bit(made, tmp_path):

@@ -145,6 +145,14 @@ class DeepSpeedEngine:
         if stage.optimizer.splits_matrices and self._zero_stage:
             self._inner().fragments = self._fragments()  # type: ignore[attr-defined] # its own
 
+    def close(self) -> None:
+        """Take DeepSpeed off the model, whose whole weights cannot be had from it afterwards.
+
+        Its hooks on gradients hold weights, gradients and optimiser states in circles through
+        autograd's own nodes, which Python's collector does not see. ZeRO-3's on modules stay.
+        """
+        self._engine.destroy()
+
     @property
     def forward(self) -> torch.nn.Module:
         """Module that `run_step` calls for forward passes."""

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -116,13 +116,13 @@ def _train(
         kept = _Kept(sink, offset, checkpoints, job.placement.keep_checkpoints, stops, uploads)
         minutes = job.placement.checkpoint_minutes
         timed = Preemption(lambda: stops.heard, look_seconds=0.0, every_minutes=minutes)
-        trainer = job.trainer([timed, kept, *further], prefetched)
         names = listed_checkpoints(checkpoints)
-        if names:
-            with checkpoint_on_disk(join(checkpoints, names[-1])) as place:
-                trainer.fit(Checkpoint(place, trainer.position))
-        else:
-            trainer.fit()
+        with closing(job.trainer([timed, kept, *further], prefetched)) as trainer:
+            if names:
+                with checkpoint_on_disk(join(checkpoints, names[-1])) as place:
+                    trainer.fit(Checkpoint(place, trainer.position))
+            else:
+                trainer.fit()
     # Weights and optimiser states, before the next thing needs room.
     del trainer, kept
     gc.collect()

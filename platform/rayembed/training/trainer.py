@@ -9,7 +9,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -230,6 +230,7 @@ class StageTrainer:
         self.engine: Engine
         self.settings: StepSettings
         self.seed, self._number, self._dtype, self._stream = seed, number, dtype, stream
+        self._engines = ExitStack()
 
     def fit(self, start: Checkpoint | None = None) -> DeepSpeedEngine:
         """Train from the beginning or from a checkpoint; the engine after the last step.
@@ -275,6 +276,7 @@ class StageTrainer:
             self.objective.teacher_widths(self.plan),
             states,
         )
+        self._engines.callback(engine.close)
         position = self.position
         if start is not None:
             start.restore(engine)
@@ -282,6 +284,10 @@ class StageTrainer:
             logger.info("stage %s goes on after step %d", self.stage.name, position.step)
         self.train(engine, settings, position.step, position.dropped_steps)
         return engine
+
+    def close(self) -> None:
+        """Let go of what `fit` trained with, for a process that goes on to other things."""
+        self._engines.close()
 
     def _state_errors(self, model: EmbeddingModel) -> StateErrors | None:
         """What compares the model's hidden states with a teacher's; None without a teacher."""
