@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 from scipy.stats import ttest_rel
 
+from rayembed.assets.resolver import resolve_model
 from rayembed.errors import ArtifactError, ConfigError, WorkerError
+from rayembed.models.build import check_buildable
 from rayembed.tables import show
 from rayembed_papers.directions import job, measure
 from rayembed_papers.directions.catalogue import directions, followed_up, get_directions
@@ -61,6 +63,19 @@ def test_both_runs_of_a_claim_differ_in_what_it_is_about_alone(claim, tmp_path):
     changed = {p for p in one.keys() | other.keys() if p != ".name" and one.get(p) != other.get(p)}
     rooms = {path.split(".")[1] for path in changed}
     assert len(rooms - {"evaluation"}) in (1, 2), sorted(changed)
+
+
+@pytest.mark.assets
+def test_every_claims_models_can_be_built():
+    models = {}
+    for claim in ALL:
+        for run in (claim.better(), claim.worse()):
+            models.setdefault(run.model.model_dump_json(), run.model)
+    kinds = set()
+    for model in models.values():
+        folders = {name: resolve_model(at) for name, at in model.parts.items()}
+        kinds.add(type(check_buildable(model, folders)).__name__)
+    assert len(kinds) >= 5
 
 
 def test_there_are_more_than_twenty_five_and_keys_are_checked():
