@@ -9,6 +9,7 @@ from scipy.stats import ttest_rel
 from rayembed.assets.resolver import resolve_model
 from rayembed.errors import ArtifactError, ConfigError, WorkerError
 from rayembed.models.build import check_buildable
+from rayembed.recipes import causal2vec
 from rayembed.tables import show
 from rayembed_papers.directions import job, measure
 from rayembed_papers.directions.catalogue import directions, followed_up, get_directions
@@ -84,6 +85,23 @@ def test_there_are_more_than_twenty_five_and_keys_are_checked():
     assert get_directions([])[3].key == ALL[3].key
     with pytest.raises(ConfigError, match="no direction 'mas'; did you mean 'mask'"):
         get_directions(["mas"])
+
+
+def test_shorter_queries_without_examples_stand_against_longer_ones_with_them():
+    (claim,) = get_directions(["lengths"])
+    short, long = claim.better(), claim.worse()
+    assert short.model.encoder is not None
+    assert short.model.examples is None
+    assert long.model.encoder is None
+    assert long.model.representation == "eos"
+    lengths = [run.model.query_max_length for run in (short, long)]
+    assert lengths[1] == lengths[0] + long.model.examples.max_tokens
+    assert lengths[1] > 4 * lengths[0]
+    assert short.model.document_max_length == long.model.document_max_length
+    without, with_them = (run.evaluation.instructions for run in (short, long))
+    for task in causal2vec.EXAMPLES:
+        assert without[task] in with_them[task]
+        assert len(with_them[task]) > 2 * len(without[task])
 
 
 def test_a_runs_name_is_of_its_settings_and_seed(tmp_path):

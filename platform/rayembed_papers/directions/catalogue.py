@@ -336,4 +336,13 @@ def _causal2vec() -> tuple[Direction, ...]:
             *("in-context", "in-context examples > none", 1, 0.75, with_examples),
             _with(base, f"model.query_max_length={with_room}"),
         ),
+        Direction(
+            # The paper's other model is bge-en-icl, with up to four times as many tokens.
+            *("lengths", "Contextual token loses nothing to last token with examples"),
+            *("Causal2Vec, Table 1 and Figure 6", base),
+            lambda: causal2vec.last_token(with_examples(), "last-token-with-examples"),
+            *(0.02, TASK_NAMES),
+            costs_nothing=True,
+            causes=(LONGER, DEEPER),
+        ),
     )
