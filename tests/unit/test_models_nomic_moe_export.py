@@ -49,7 +49,7 @@ def cut(found, width):
     return found[:, :width] / np.linalg.norm(found[:, :width], axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("start", ["dense", "preserving", "released", "published"])
+@pytest.mark.parametrize("start", ["dense", "preserving", "released", "random", "published"])
 def test_the_same_vectors_everywhere(tmp_path, start):
     if start == "published":
         source, settings = save_nomic(tmp_path / "start"), {}

@@ -1,6 +1,7 @@
 """Claims of the papers: their runs, the order and time of what is measured, and verdicts."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -111,6 +112,15 @@ def test_a_runs_name_is_of_its_settings_and_seed(tmp_path):
     assert first.name.rpartition("-")[0] == other.name.rpartition("-")[0]
     assert seeded(run, 0, str(tmp_path / "elsewhere")).name == first.name
     assert seeded(ALL[1].better(), 0, str(tmp_path)).name == first.name, "claims share their base"
+
+
+def test_what_is_measured_is_what_the_claims_ask_for(tmp_path):
+    pairs = [pair for claim in ALL for pair in pairs_of(claim, range(3), str(tmp_path))]
+    asked = {run.name: run.fingerprint for pair in pairs for run in pair}
+    files = sorted((Path(__file__).parents[2] / "docs" / "measured" / "papers").glob("*.json"))
+    assert files
+    for file in files:
+        assert json.loads(file.read_text())["fingerprint"] == asked[file.stem]
 
 
 def test_each_run_is_measured_once_and_cheap_claims_come_first(expected, tmp_path, monkeypatch):

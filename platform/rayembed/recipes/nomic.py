@@ -1,7 +1,7 @@
 """Runs of Nomic Embed v2 MoE (arXiv 2502.07972): the published one and one for a laptop.
 
 Ablations are settings of any of them: `model.experts=null` (dense), `model.experts.top_k=1` (Table
-9), `model.experts.every=1` (Table 7), `model.experts.start=released`.
+9), `model.experts.every=1` (Table 7), `model.experts.start=released` or `random`.
 """
 
 from rayembed.config.backbone import BackboneConfig

@@ -199,6 +199,12 @@ def _nomic() -> tuple[Direction, ...]:
             causes=longer,
         ),
         Direction(
+            *("upcycled", "upcycled experts > experts drawn anew"),
+            *(of("section 4.3; arXiv 2212.05055"), base),
+            _with(base, "model.experts.start=random"),
+            causes=longer,
+        ),
+        Direction(
             *("margin", "mining with a margin of 0.95 > without", of("Table 8"), mined),
             *(
                 _with(mined, *(f"data.datasets.{name}.mining.rule.kind=top_k" for name in pairs)),

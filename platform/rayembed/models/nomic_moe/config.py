@@ -40,12 +40,15 @@ class ExpertsConfig(Settings):
     probabilities, not renormalised."""
     every: PositiveInt = 2
     """Layer interval of mixtures. 2: every other MLP, from the second layer; 1: all (Table 7)."""
-    start: Literal["preserving", "released"] = "preserving"
+    start: Literal["preserving", "released", "random"] = "preserving"
     """Initialisation of experts from dense MLPs. `preserving`: the model's outputs are unchanged.
     Experts keep the dense biases, their output is scaled by E / top_k, and the router is near zero,
     so that it routes evenly. `released`: as in Nomic's code, though not described, the dense biases
     are dropped and the outputs are not scaled, so that the branch starts at a fraction of its size.
-    """
+    `random`: as `preserving`, but each expert's matrices are drawn anew, with the standard
+    deviation of the start model's `initializer_range` (0.02 where its config.json has none), and
+    all their biases are 0: what sparse upcycling (arXiv 2212.05055) is compared with. A start model
+    that has experts keeps them, whatever stands here."""
     balance: BalanceConfig = BalanceConfig()
 
     @model_validator(mode="after")

@@ -18,6 +18,7 @@ from rayembed.models.nomic_moe.config import BalanceConfig, ExpertsConfig, Nomic
 from rayembed.models.nomic_moe.encoder import NomicEncoder
 from rayembed.models.nomic_moe.shape import EncoderShape, is_nomic_layout, shape_of
 from rayembed.models.nomic_moe.upcycling import (
+    INITIALIZER_RANGE,
     rotary_shape,
     rotary_weights,
     upcycled_shape,
@@ -34,8 +35,8 @@ PUBLISHED_DIMENSION = 256
 def load_start(folder: Path, config: NomicMoeConfig, dtype: torch.dtype) -> NomicEncoder:
     """Load the encoder of the settings with the folder's weights, converted and upcycled as needed.
 
-    Routers are drawn from the global CPU generator. What is converted is so in float32; weights
-    that stay as they are get their type one by one.
+    Routers, and experts of the start `random`, are drawn from the global CPU generator. What is
+    converted is so in float32; weights that stay as they are get their type one by one.
 
     Raises:
         ArtifactError: no such model there, or damaged.
@@ -52,7 +53,8 @@ def load_start(folder: Path, config: NomicMoeConfig, dtype: torch.dtype) -> Nomi
         weights = load_encoder_weights(folder).state_dict()
     if config.experts is not None and dense.num_experts == 0:
         whole = {name: value.float() for name, value in weights.items()}
-        weights = upcycled_weights(whole, wanted, config.experts)
+        std = float(settings.get("initializer_range") or INITIALIZER_RANGE)
+        weights = upcycled_weights(whole, wanted, config.experts, initializer_range=std)
     weights = {name: value.to(dtype) for name, value in weights.items()}
     return filled(wanted, weights, str(folder))
 

@@ -23,6 +23,9 @@ _VOCABULARY_MULTIPLE = 64
 
 _PREFIXES = ("bert.", "roberta.")
 
+INITIALIZER_RANGE = 0.02
+"""Standard deviation of weights of BERT's families, where a config.json names no other."""
+
 _RELEASED_ROUTER_STD = 0.02
 _EVEN_ROUTER_STD = 1e-7
 """Standard deviation of an even router: probabilities differ by less than 1e-6 of their size, but
@@ -122,37 +125,65 @@ def upcycled_shape(shape: EncoderShape, experts: ExpertsConfig) -> EncoderShape:
         num_experts=experts.num_experts,
         top_k=experts.top_k,
         moe_every=experts.every,
-        expert_hidden_bias=experts.start == "preserving",
+        expert_hidden_bias=experts.start != "released",
     )
 
 
 def upcycled_weights(
-    weights: Mapping[str, Tensor], shape: EncoderShape, experts: ExpertsConfig
+    weights: Mapping[str, Tensor],
+    shape: EncoderShape,
+    experts: ExpertsConfig,
+    *,
+    initializer_range: float = INITIALIZER_RANGE,
 ) -> Weights:
     """Weights of a dense encoder after upcycling, by the settings' `start`.
 
-    Routers are drawn from the global CPU generator.
+    Routers and, where the start is `random`, experts are drawn from the global CPU generator;
+    routers first, so that they are the same for experts that are copied and that are drawn.
 
     Args:
         shape: what `upcycled_shape` gave.
+        initializer_range: standard deviation of experts that are drawn.
     """
-    preserving = experts.start == "preserving"
+    released = experts.start == "released"
     found = dict(weights)
     for layer in shape.moe_layers:
         name = f"encoder.layers.{layer}.mlp"
         fc1, fc2 = found.pop(f"{name}.fc1.weight"), found.pop(f"{name}.fc2.weight")
         b1, b2 = found.pop(f"{name}.fc1.bias"), found.pop(f"{name}.fc2.bias")
         copies = experts.num_experts
-        # The even router gives each of the k experts the probability 1 / E.
-        scale = copies / experts.top_k if preserving else 1.0
-        std = _EVEN_ROUTER_STD if preserving else _RELEASED_ROUTER_STD
+        std = _RELEASED_ROUTER_STD if released else _EVEN_ROUTER_STD
         router = torch.randn(copies, shape.hidden_size) * std
         found[f"{name}.router.layer.weight"] = router.to(fc1.dtype)
         found[f"{name}.experts.mlp.w1"] = fc1.repeat(copies, 1)
-        found[f"{name}.experts.mlp.w2"] = (fc2.T * scale).repeat(copies, 1)
-        found[f"{name}.experts.bias"] = b2.clone() if preserving else torch.zeros_like(b2)
-        if preserving:
+        found[f"{name}.experts.mlp.w2"] = (fc2.T * _output_scale(experts)).repeat(copies, 1)
+        found[f"{name}.experts.bias"] = torch.zeros_like(b2) if released else b2.clone()
+        if not released:
             found[f"{name}.experts.mlp.b1"] = b1.repeat(copies)
+    if experts.start == "random":
+        found |= _drawn_experts(found, shape, experts, initializer_range)
+    return found
+
+
+def _output_scale(experts: ExpertsConfig) -> float:
+    """Factor of experts' outputs: the even router gives each of the k the probability 1 / E."""
+    return 1.0 if experts.start == "released" else experts.num_experts / experts.top_k
+
+
+def _drawn_experts(
+    copied: Weights, shape: EncoderShape, experts: ExpertsConfig, std: float
+) -> Weights:
+    """Experts in place of the copied ones, each with matrices of its own and biases of zeros.
+
+    Their outputs are scaled as those of copies, so that the mixture is of the size of one such MLP.
+    """
+    found = {}
+    for layer in shape.moe_layers:
+        name = f"encoder.layers.{layer}.mlp.experts"
+        for part, size in (("mlp.w1", std), ("mlp.w2", std * _output_scale(experts))):
+            found[f"{name}.{part}"] = torch.randn_like(copied[f"{name}.{part}"]) * size
+        for part in ("mlp.b1", "bias"):
+            found[f"{name}.{part}"] = torch.zeros_like(copied[f"{name}.{part}"])
     return found
 
 
