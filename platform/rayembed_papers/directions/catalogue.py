@@ -12,6 +12,7 @@ from rayembed.models.causal2vec.config import ExamplesConfig
 from rayembed.recipes import causal2vec, nomic, nvembed
 from rayembed.samples.assets import MINILM
 from rayembed.samples.references import CROSS_LINGUAL, RETRIEVAL_TASKS, TASK_NAMES
+from rayembed_papers.directions import synthetic
 from rayembed_papers.directions.small import (
     causal2vec_small,
     cde_small,
@@ -38,6 +39,18 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class Preparation:
+    """A file that a run reads beside the sample, made once in a storage before the first seed."""
+
+    file: str
+    """Path below the storage."""
+    seconds_left: Callable[[str], float]
+    """Expected seconds of making it in the storage of this path; 0: it is there."""
+    make: Callable[[str], None]
+    """Makes it in the storage of this path, unless it is there."""
+
+
+@dataclass(frozen=True)
 class Direction:
     """What a paper finds better than what."""
 
@@ -54,6 +67,8 @@ class Direction:
     costs_nothing: bool = False
     """Whether the claim is that the first run loses nothing to the second."""
     causes: tuple[Cause, ...] = ()
+    preparation: Preparation | None = None
+    """Of what `better` reads; None: the sample is all."""
 
 
 def _steps(factor: int, run: Run) -> Run:
@@ -162,6 +177,15 @@ def _nvembed() -> tuple[Direction, ...]:
             _with(base, *(f"data.datasets.{name}.mining.rule.kind=top_k" for name in mined)),
             tasks=TASK_NAMES,
             causes=(LONGER, DEEPER),
+        ),
+        replace(
+            claim(
+                *("synthetic", "with synthetic pairs > without", 4, 0.24),
+                *(lambda: synthetic.with_questions(base(), "synthetic"), base),
+            ),
+            preparation=Preparation(
+                synthetic.PAIRS_FILE, synthetic.seconds_left, synthetic.write_pairs
+            ),
         ),
     )
 

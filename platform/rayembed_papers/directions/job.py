@@ -65,17 +65,18 @@ def _measured(
     """
     left = 0
     for number, task in enumerate(tasks):
-        late = until is not None and time.monotonic() + task.seconds > until
+        seconds = task.seconds_in(results.storage)
+        late = until is not None and time.monotonic() + seconds > until
         if late:
             left += 1
             continue
         ahead = sum(other.seconds for other in tasks[number:]) / 3600
         logger.info(
             "%s, run %d of %d: about %.0f minutes; all that are left about %.1f hours",
-            *(task.run.name, number + 1, len(tasks), task.seconds / 60, ahead),
+            *(task.run.name, number + 1, len(tasks), seconds / 60, ahead),
         )
         try:
-            results.measure(task.run)
+            results.measure(task)
         except RayembedError as error:
             logger.warning("%s failed: %s", task.run.name, error)
             failed[task.run.name] = error
@@ -169,9 +170,13 @@ def _plan(args: argparse.Namespace, context: JobContext) -> None:
 
     results = Results(absolute_storage(args.storage_path))
     tasks = tasks_left(get_directions(args.only), range(args.seeds), results)
-    rows = [[task.run.name, task.run.model.kind, f"{task.seconds / 60:.0f}"] for task in tasks]
+    made = {one.preparation.file: one.preparation for one in tasks if one.preparation is not None}
+    first = {file: one.seconds_left(results.storage) for file, one in made.items()}
+    rows = [[file, "is made first", f"{some / 60:.0f}"] for file, some in first.items() if some]
+    rows += [[task.run.name, task.run.model.kind, f"{task.seconds / 60:.0f}"] for task in tasks]
     heads = ["run", "architecture", "minutes"]
-    title = f"{len(tasks)} runs, {sum(task.seconds for task in tasks) / 3600:.1f} hours"
+    seconds = sum(task.seconds for task in tasks) + sum(first.values())
+    title = f"{len(tasks)} runs, {seconds / 3600:.1f} hours"
     console(context.out).print(Table(heads, rows, title=title, align="llr", look="open"))
 
 

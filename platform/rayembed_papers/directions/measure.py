@@ -15,7 +15,7 @@ from rayembed.errors import ArtifactError
 from rayembed.pipeline.estimate import estimate
 from rayembed.pipeline.train import train
 from rayembed.registry.provenance import cpu_told
-from rayembed_papers.directions.catalogue import Direction
+from rayembed_papers.directions.catalogue import Direction, Preparation
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,14 @@ class Task:
 
     run: Run
     seconds: float
-    """Expected."""
+    """Expected, without those of the preparation."""
+    preparation: Preparation | None = None
+    """What is made first; None: nothing is."""
+
+    def seconds_in(self, storage: str) -> float:
+        """Expected seconds, with those of what is not yet made in the storage of this path."""
+        made = self.preparation
+        return self.seconds + (0.0 if made is None else made.seconds_left(storage))
 
 
 @dataclass
@@ -66,13 +73,15 @@ class Results:
         """File of a run's result."""
         return join(self.storage, *FOLDER.split("/"), f"{run.name}.json")
 
-    def measure(self, run: Run) -> dict[str, float]:
+    def measure(self, task: Task) -> dict[str, float]:
         """Train and score a run, and keep the scores.
 
         Raises:
-            RayembedError: as `train`; the same call goes on there.
+            RayembedError: as `train` and the task's preparation; the same call goes on there.
         """
-        began = time.monotonic()
+        if task.preparation is not None:
+            task.preparation.make(self.storage)
+        run, began = task.run, time.monotonic()
         outcome = train(run)
         assert outcome.table is not None
         rows = outcome.table.rows
@@ -92,13 +101,17 @@ class Results:
 
 
 def seeded(run: Run, seed: int, storage: str) -> Run:
-    """The run with a seed, under a name that all its other settings decide."""
+    """The run with a seed, under a name that all its other settings decide.
+
+    Relative paths of its data lie below the storage, which decides nothing of the name.
+    """
     values = run.model_copy(update={"name": "", "seed": 0})
     known = fingerprint(values.model_dump(mode="json", exclude={"placement"}))
     settings = [
         f"name=papers-{known[:10]}-{seed}",
         f"seed={seed}",
         f"placement.storage_path={storage}",
+        f"data.root={storage}",
         "placement.registered_model=papers-directions",
     ]
     return override(run, settings)
@@ -128,9 +141,12 @@ def tasks_left(
 
     wanted: list[dict[str, Task]] = []
     for direction in directions:
-        runs = [run for pair in pairs_of(direction, seeds, results.storage) for run in pair]
-        missing = {run.name: run for run in runs if results.scores(run) is None}
-        wanted.append({name: Task(run, seconds(run)) for name, run in missing.items()})
+        tasks: dict[str, Task] = {}
+        for pair in pairs_of(direction, seeds, results.storage):
+            for run, preparation in zip(pair, (direction.preparation, None), strict=True):
+                if results.scores(run) is None:
+                    tasks[run.name] = Task(run, seconds(run), preparation)
+        wanted.append(tasks)
     ordered: dict[str, Task] = {}
     while any(wanted):
         # What is chosen already costs the others nothing more.

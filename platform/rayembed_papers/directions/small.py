@@ -17,7 +17,7 @@ from rayembed.samples.assets import MINILM
 from rayembed.samples.references import CROSS_LINGUAL, RETRIEVAL_TASKS, TASK_NAMES
 from rayembed.samples.wikipedia import Wikipedia
 
-_LENGTH = 40
+LENGTH = 40
 """Tokens of a text."""
 
 _PAIRS = ("wiki-description", "wiki-sentence")
@@ -50,7 +50,7 @@ def causal2vec_small() -> Run:
         run,
         [
             *_lengths(48),
-            f"model.encoder.max_length={_LENGTH}",
+            f"model.encoder.max_length={LENGTH}",
             "model.backbone.num_layers=2",
             "stages.retrieval.steps=80",
             "stages.retrieval.batch.global_pairs=24",
@@ -68,7 +68,7 @@ def nomic_small() -> Run:
     return override(
         run,
         [
-            *_lengths(_LENGTH),
+            *_lengths(LENGTH),
             "model.experts.top_k=1",  # as many parameters act as in the dense model
             "stages.pretrain.steps=60",
             "stages.pretrain.batch.global_pairs=32",
@@ -84,14 +84,14 @@ def cde_small() -> Run:
     return override(
         run,
         [
-            *_lengths(_LENGTH),
+            *_lengths(LENGTH),
             "model.backbone.num_layers=2",
             "stages.retrieval.steps=60",
             "stages.retrieval.batch.global_pairs=32",
             "stages.retrieval.optimizer.learning_rate=1e-4",
             *_of_pairs("num_samples=1600"),
             *_of_pairs("clusters.batch_pairs=32"),
-            *_of_pairs(f"clusters.max_length={_LENGTH}"),
+            *_of_pairs(f"clusters.max_length={LENGTH}"),
         ],
     )
 
@@ -102,7 +102,7 @@ def encoder_small() -> Run:
     return override(
         run,
         [
-            *_lengths(_LENGTH),
+            *_lengths(LENGTH),
             "model.backbone.num_layers=2",
             "stages.finetune.steps=100",
             "stages.finetune.batch.global_pairs=32",
@@ -115,7 +115,7 @@ def encoder_small() -> Run:
 
 
 def _lengths(of_query: int) -> tuple[str, ...]:
-    return f"model.query_max_length={of_query}", f"model.document_max_length={_LENGTH}"
+    return f"model.query_max_length={of_query}", f"model.document_max_length={LENGTH}"
 
 
 def _of_pairs(assignment: str) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def _scored(run: Run, tasks: Sequence[str], *, instructed: bool = False) -> Run:
     baseline.
     """
     languages = ("es", "fr") if CROSS_LINGUAL in tasks else ()
-    sets = Wikipedia().scores(documents=500, queries=500, max_length=_LENGTH, languages=languages)
+    sets = Wikipedia().scores(documents=500, queries=500, max_length=LENGTH, languages=languages)
     instructions = EVALUATION_INSTRUCTIONS.items() if instructed else ()
     evaluation = changed(
         run.evaluation,
