@@ -12,9 +12,10 @@ from rayembed.config.document import fingerprint
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError
+from rayembed.hardware import settled
 from rayembed.pipeline.estimate import estimate
 from rayembed.pipeline.train import train
-from rayembed.registry.provenance import cpu_told
+from rayembed.registry.provenance import collect_provenance, cpu_told, node_hardware
 from rayembed_papers.directions.catalogue import Direction, Preparation
 
 logger = logging.getLogger(__name__)
@@ -92,8 +93,12 @@ class Results:
             "seed": run.seed,
             "fingerprint": run.fingerprint,
             "machine": cpu_told(),
+            "bfloat16": settled("auto") == "bfloat16",
+            "provenance": collect_provenance(node_hardware()),
             "seconds": round(time.monotonic() - began),
+            "expected_seconds": round(task.seconds),
             "scores": dict(scores),
+            "rows": {label: dict(row) for label, row in rows.items()},
         }
         write_atomic(self.path(run), json.dumps(told, indent=1, sort_keys=True).encode())
         self.kept[run.name] = dict(scores)
