@@ -1,6 +1,7 @@
 """Claims of the papers: their runs, the order and time of what is measured, and verdicts."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,13 @@ from rayembed.tables import show
 from rayembed_papers.directions import job, measure
 from rayembed_papers.directions.catalogue import directions, followed_up, get_directions
 from rayembed_papers.directions.measure import Results, differences, pairs_of, seeded, tasks_left
-from rayembed_papers.directions.report import finding, findings_plot, findings_table
+from rayembed_papers.directions.notes import NOTES
+from rayembed_papers.directions.report import (
+    finding,
+    findings_plot,
+    findings_table,
+    notes_of,
+)
 
 ALL = directions()
 
@@ -82,6 +89,7 @@ def test_every_claims_models_can_be_built():
 
 def test_there_are_more_than_twenty_five_and_keys_are_checked():
     assert len({claim.key for claim in ALL}) == len(ALL) >= 25
+    assert {claim.key for claim in ALL if claim.note} == NOTES.keys()
     assert [one.key for one in get_directions(["mask", "moe"])] == ["mask", "moe"]
     assert get_directions([])[3].key == ALL[3].key
     with pytest.raises(ConfigError, match="no direction 'mas'; did you mean 'mask'"):
@@ -97,7 +105,7 @@ def test_shorter_queries_without_examples_stand_against_longer_ones_with_them():
     assert long.model.representation == "eos"
     lengths = [run.model.query_max_length for run in (short, long)]
     assert lengths[1] == lengths[0] + long.model.examples.max_tokens
-    assert lengths[1] > 4 * lengths[0]
+    assert lengths[1] > 3 * lengths[0]
     assert short.model.document_max_length == long.model.document_max_length
     without, with_them = (run.evaluation.instructions for run in (short, long))
     for task in causal2vec.EXAMPLES:
@@ -179,6 +187,49 @@ def test_verdicts_and_causes_are_told_of_paired_scores(expected, tmp_path, monke
     assert "| reversed |" in turned
     assert "bidirectional > causal attention, six layers" in turned
     assert "Report" in capsys.readouterr().out
+
+
+def kept(results, run, score, **told):
+    """A result's file, as a machine would write it."""
+    path = Path(results.path(run))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scores = dict.fromkeys((one.name for one in run.evaluation.own_sets), score)
+    path.write_text(json.dumps({"machine": "this", "scores": scores, **told}))
+
+
+def test_only_scores_of_one_kind_of_machine_are_compared(tmp_path, caplog):
+    results = Results(str(tmp_path))
+    (claim,) = get_directions(["filter"])
+    told = [
+        ({"bfloat16": True}, {"bfloat16": True}),
+        ({"bfloat16": True}, {"bfloat16": False}),
+        ({}, {"machine": "another"}),
+        ({}, {"bfloat16": False}),
+    ]
+    for pair, how in zip(pairs_of(claim, range(4), str(tmp_path)), told, strict=True):
+        for run, score, one in zip(pair, (0.5, 0.25), how, strict=True):
+            kept(results, run, score, **one)
+    assert differences(claim, range(4), results) == {0: (0.5, 0.25), 3: (0.5, 0.25)}
+    assert caplog.text.count("measured on unlike machines; remove") == 2
+
+
+def test_a_claim_is_followed_up_when_all_its_seeds_are_there():
+    (claim,) = get_directions(["mask"])
+    two = {0: (0.1, 0.2), 1: (0.1, 0.2001)}
+    found = [finding(claim, two)]
+    assert found[0].verdict == "reversed"
+    assert job._followed_up(found, 3) == []
+    assert len(job._followed_up(found, 2)) == len(claim.causes)
+
+
+def test_the_table_of_the_docs_is_that_of_the_kept_results(tmp_path):
+    docs = Path(__file__).parents[2] / "docs"
+    results = Results(str(tmp_path))
+    shutil.copytree(docs / "measured" / "papers", tmp_path / measure.FOLDER)
+    found = [finding(claim, differences(claim, range(3), results)) for claim in ALL]
+    told = [one for one in found if one.apart is not None and one.apart.number == 3]
+    assert show(findings_table(told, ""), "markdown") in (docs / "papers.md").read_text()
+    assert notes_of(told) in (docs / "papers.md").read_text()
 
 
 def test_a_claim_that_something_costs_nothing_allows_half_a_point():

@@ -132,7 +132,7 @@ def test_the_run_has_one_more_data_set_in_its_first_stage():
     assert run.data.datasets[:-1] == plain.data.datasets
     assert added.name == "synthetic"
     assert added.mining == plain.data.datasets[0].mining
-    assert run.stages[0].datasets == {**plain.stages[0].datasets, "synthetic": 2.0}
+    assert run.stages[0].datasets == {**plain.stages[0].datasets, "synthetic": 0.3}
     assert run.stages[0].steps == plain.stages[0].steps
     assert run.stages[0].batch == plain.stages[0].batch
     assert run.stages[1:] == plain.stages[1:]

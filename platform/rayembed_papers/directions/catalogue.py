@@ -13,6 +13,7 @@ from rayembed.recipes import causal2vec, nomic, nvembed
 from rayembed.samples.assets import MINILM
 from rayembed.samples.references import CROSS_LINGUAL, RETRIEVAL_TASKS, TASK_NAMES
 from rayembed_papers.directions import synthetic
+from rayembed_papers.directions.notes import NOTES
 from rayembed_papers.directions.small import (
     causal2vec_small,
     cde_small,
@@ -69,6 +70,8 @@ class Direction:
     causes: tuple[Cause, ...] = ()
     preparation: Preparation | None = None
     """Of what `better` reads; None: the sample is all."""
+    note: str = ""
+    """What a reader of the difference must know beside it."""
 
 
 def _steps(factor: int, run: Run) -> Run:
@@ -89,6 +92,26 @@ def _layers(number: int, run: Run) -> Run:
     return override(run, [f"model.backbone.num_layers={number}"])
 
 
+_EXAMPLE_TOKENS = 160
+"""Room for in-context examples before a query."""
+
+_EXAMPLES = {
+    **causal2vec.EXAMPLES,
+    "WikiTopicClassification": (
+        (
+            "It stands still in shallow water and waits for fish. It nests in colonies in trees.",
+            "Biology and health sciences",
+        ),
+    ),
+    "WikiTopicClustering": (
+        (
+            "It is a dark rock that forms where lava cools quickly, and covers most sea floors.",
+            "Physical sciences",
+        ),
+    ),
+}
+"""In-context examples of the tasks that have an instruction, written for these runs."""
+
 LONGER = Cause("three times the steps", partial(_steps, 3))
 DEEPER = Cause("six layers", partial(_layers, 6))
 COLDER = Cause("temperature 0.02", partial(_temperature, 0.02))
@@ -96,7 +119,8 @@ COLDER = Cause("temperature 0.02", partial(_temperature, 0.02))
 
 def directions() -> tuple[Direction, ...]:
     """All claims, paper by paper."""
-    return (*_nvembed(), *_nomic(), *_cde(), *_causal2vec())
+    found = (*_nvembed(), *_nomic(), *_cde(), *_causal2vec())
+    return tuple(replace(one, note=NOTES.get(one.key, "")) for one in found)
 
 
 def get_directions(keys: Sequence[str]) -> tuple[Direction, ...]:
@@ -149,21 +173,21 @@ def _nvembed() -> tuple[Direction, ...]:
         claim(
             "mask",
             "bidirectional > causal attention",
-            2,
-            0.85,
+            3,
+            0.70,
             base,
             _with(base, "model.mask=causal"),
         ),
-        claim("latent-mean", "latent attention > mean", 2, 0.35, base, pooled["mean"]),
-        claim("mean-eos", "mean > last token", 2, 1.12, pooled["mean"], pooled["eos"]),
-        claim("latent-self", "latent > self-attention", 2, 0.22, base, attended),
+        claim("latent-mean", "latent attention > mean", 3, 0.60, base, pooled["mean"]),
+        claim("mean-eos", "mean > last token", 3, 0.08, pooled["mean"], pooled["eos"]),
+        claim("latent-self", "latent > self-attention", 3, 0.70, base, attended),
         claim("two-stages", "two stages > one", 4, 0.37, base, single(in_batch=False)),
         claim(
             *("stage-order", "retrieval first > all data first", 4, 0.46, base),
             lambda: nvembed.reversed_stages(base(), "reversed"),
         ),
         claim(
-            *("in-batch", "no in-batch negatives among classes > some", 4, 1.11),
+            *("in-batch", "a single stage without in-batch negatives > with them", 4, 1.11),
             *(single(in_batch=False), single(in_batch=True)),
         ),
         claim(
@@ -214,7 +238,7 @@ def _nomic() -> tuple[Direction, ...]:
     return (
         Direction(
             *("moe", "experts > dense at equal active parameters", of("Table 9"), base),
-            lambda: nomic.dense(base(), "dense"),
+            *(lambda: nomic.dense(base(), "dense"), 0.29),
             causes=longer,
         ),
         Direction(
@@ -319,13 +343,14 @@ def _causal2vec() -> tuple[Direction, ...]:
     def represented(kind: str) -> MakeRun:
         return _with(base, f"model.representation={kind}")
 
-    with_room = 208
+    with_room = base().model.query_max_length + _EXAMPLE_TOKENS
 
     def with_examples() -> Run:
-        limits = ExamplesConfig(max_examples=2, query_tokens=24, response_tokens=32, max_tokens=160)
-        examples = causal2vec.EXAMPLES
+        limits = ExamplesConfig(
+            max_examples=2, query_tokens=24, response_tokens=32, max_tokens=_EXAMPLE_TOKENS
+        )
         return causal2vec.with_examples(
-            base(), "examples", limits, examples, query_max_length=with_room
+            base(), "examples", limits, _EXAMPLES, query_max_length=with_room
         )
 
     return (

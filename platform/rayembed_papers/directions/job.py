@@ -37,7 +37,7 @@ def _measure(args: argparse.Namespace, context: JobContext) -> None:
     failed: dict[str, RayembedError] = {}
     try:
         left = _measured(tasks_left(directions, seeds, results), results, until, failed)
-        causes = _followed_up(_findings(directions, seeds, results))
+        causes = _followed_up(_findings(directions, seeds, results), len(seeds))
         left += _measured(tasks_left(causes, seeds, results), results, until, failed)
     finally:
         place = _report(directions, seeds, results, context)
@@ -92,11 +92,17 @@ def _findings(
     return [finding(one, differences(one, seeds, results)) for one in directions]
 
 
-def _followed_up(found: "Sequence[Finding]") -> "list[Direction]":
-    """The claims that are reversed, each in runs where one of its likely causes does not act."""
+def _followed_up(found: "Sequence[Finding]", number: int) -> "list[Direction]":
+    """The claims that are reversed over so many seeds, each in runs where one of its likely causes
+    does not act.
+    """
     from rayembed_papers.directions.catalogue import followed_up
 
-    turned = [one.direction for one in found if one.verdict == "reversed"]
+    turned = [
+        one.direction
+        for one in found
+        if one.verdict == "reversed" and one.apart is not None and one.apart.number == number
+    ]
     return [followed_up(one, cause) for one in turned for cause in one.causes]
 
 
@@ -104,11 +110,11 @@ def _report(
     directions: "Sequence[Direction]", seeds: Sequence[int], results: "Results", context: JobContext
 ) -> str:
     """Write tables and plot to storage and MLflow; the path of the tables."""
-    from rayembed_papers.directions.report import findings_plot, findings_table
+    from rayembed_papers.directions.report import findings_plot, findings_table, notes_of
 
     found = _findings(directions, seeds, results)
     tables = [findings_table(found, f"Claims of the papers, {len(seeds)} seeds")]
-    causes = _followed_up(found)
+    causes = _followed_up(found, len(seeds))
     if causes:
         title = "Why some are reversed here: the same claims where a likely cause does not act"
         tables.append(findings_table(_findings(causes, seeds, results), title))
@@ -117,7 +123,8 @@ def _report(
     folder = join(results.storage, "papers")
     with tempfile.TemporaryDirectory() as scratch:
         text, plot = Path(scratch) / "directions.md", Path(scratch) / "directions.png"
-        text.write_text(_text(tables))
+        notes = notes_of([one for one in found if one.apart is not None])
+        text.write_text(f"{_text(tables)}\n{notes}")
         findings_plot(found, plot)
         for file in (text, plot):
             write_atomic(join(folder, file.name), file.read_bytes())

@@ -1,11 +1,13 @@
 """Runs of the claims: each once for a seed, its scores kept in a file of its own."""
 
+import hashlib
 import json
 import logging
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.document import fingerprint
@@ -43,15 +45,39 @@ class Task:
         return self.seconds + (0.0 if made is None else made.seconds_left(storage))
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Scores of a run, and where they come from."""
+
+    scores: Mapping[str, float]
+    """Main score by task."""
+    machine: str
+    bfloat16: bool | None
+    """Whether teachers worked in bfloat16; None: it was not written down."""
+
+    @classmethod
+    def told(cls, kept: Mapping[str, Any]) -> "Measured":
+        """Of the content of a result's file."""
+        scores = {name: float(score) for name, score in kept["scores"].items()}
+        return cls(scores, str(kept["machine"]), kept.get("bfloat16"))
+
+    def like(self, other: "Measured") -> bool:
+        """Whether both come from one kind of machine: rounding alone moves a score by as much as
+        seeds differ.
+        """
+        known = {self.bfloat16, other.bfloat16} - {None}
+        return self.machine == other.machine and len(known) <= 1
+
+
 @dataclass
 class Results:
-    """Scores of runs in storage, by the runs' names."""
+    """What was measured, in storage, by the runs' names."""
 
     storage: str
-    kept: dict[str, dict[str, float]] = field(default_factory=dict)
+    kept: dict[str, "Measured"] = field(default_factory=dict)
 
-    def scores(self, run: Run) -> dict[str, float] | None:
-        """Main score by task; None: the run is not measured.
+    def of(self, run: Run) -> "Measured | None":
+        """What was measured of a run; None: nothing yet.
 
         Raises:
             ArtifactError: its file is damaged.
@@ -61,8 +87,7 @@ class Results:
             if not exists(path):
                 return None
             try:
-                scores = json.loads(read_bytes(path))["scores"]
-                self.kept[run.name] = {name: float(score) for name, score in scores.items()}
+                self.kept[run.name] = Measured.told(json.loads(read_bytes(path)))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ArtifactError(
                     f"the result {path!r} is damaged ({error}); remove it, and the same command "
@@ -74,7 +99,7 @@ class Results:
         """File of a run's result."""
         return join(self.storage, *FOLDER.split("/"), f"{run.name}.json")
 
-    def measure(self, task: Task) -> dict[str, float]:
+    def measure(self, task: Task) -> None:
         """Train and score a run, and keep the scores.
 
         Raises:
@@ -88,6 +113,7 @@ class Results:
         rows = outcome.table.rows
         # Behind the stages stand further rows of the last one, as of fewer dimensions.
         scores = rows[[label for label in rows if label.startswith("stage ")][-1]]
+        made = task.preparation and read_bytes(join(self.storage, task.preparation.file))
         told = {
             "run": run.name,
             "seed": run.seed,
@@ -95,14 +121,20 @@ class Results:
             "machine": cpu_told(),
             "bfloat16": settled("auto") == "bfloat16",
             "provenance": collect_provenance(node_hardware()),
+            "prepared_sha256": made and hashlib.sha256(made).hexdigest(),
             "seconds": round(time.monotonic() - began),
             "expected_seconds": round(task.seconds),
             "scores": dict(scores),
             "rows": {label: dict(row) for label, row in rows.items()},
         }
         write_atomic(self.path(run), json.dumps(told, indent=1, sort_keys=True).encode())
-        self.kept[run.name] = dict(scores)
-        return self.kept[run.name]
+        self.kept[run.name] = Measured.told(told)
+
+
+def short_name(run: Run) -> str:
+    """What names a run beside its seed, and is decided by all its other settings."""
+    values = run.model_copy(update={"name": "", "seed": 0})
+    return fingerprint(values.model_dump(mode="json", exclude={"placement"}))[:10]
 
 
 def seeded(run: Run, seed: int, storage: str) -> Run:
@@ -110,10 +142,8 @@ def seeded(run: Run, seed: int, storage: str) -> Run:
 
     Relative paths of its data lie below the storage, which decides nothing of the name.
     """
-    values = run.model_copy(update={"name": "", "seed": 0})
-    known = fingerprint(values.model_dump(mode="json", exclude={"placement"}))
     settings = [
-        f"name=papers-{known[:10]}-{seed}",
+        f"name=papers-{short_name(run)}-{seed}",
         f"seed={seed}",
         f"placement.storage_path={storage}",
         f"data.root={storage}",
@@ -149,7 +179,7 @@ def tasks_left(
         tasks: dict[str, Task] = {}
         for pair in pairs_of(direction, seeds, results.storage):
             for run, preparation in zip(pair, (direction.preparation, None), strict=True):
-                if results.scores(run) is None:
+                if results.of(run) is None:
                     tasks[run.name] = Task(run, seconds(run), preparation)
         wanted.append(tasks)
     ordered: dict[str, Task] = {}
@@ -170,13 +200,21 @@ def _cost(tasks: Mapping[str, Task]) -> float:
 def differences(
     direction: Direction, seeds: Iterable[int], results: Results
 ) -> dict[int, tuple[float, float]]:
-    """Mean scores of both runs by seed, of those seeds in which both are measured."""
+    """Mean scores of both runs by seed, of seeds of which one kind of machine measured both."""
     found = {}
     for pair in pairs_of(direction, seeds, results.storage):
-        scores = [results.scores(run) for run in pair]
-        one, other = (None if of is None else _mean(of, direction.tasks) for of in scores)
-        if one is not None and other is not None:
-            found[pair[0].seed] = (one, other)
+        one, other = (results.of(run) for run in pair)
+        if one is None or other is None:
+            continue
+        if not one.like(other):
+            logger.warning(
+                "%s and %s are not compared, as they were measured on unlike machines; remove "
+                "one of %s to have it measured here",
+                *(pair[0].name, pair[1].name, [results.path(run) for run in pair]),
+            )
+            continue
+        tasks = direction.tasks
+        found[pair[0].seed] = (_mean(one.scores, tasks), _mean(other.scores, tasks))
     return found
 
 

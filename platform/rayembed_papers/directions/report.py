@@ -1,14 +1,16 @@
 """Which claims hold here: a table with intervals and verdicts, and a plot."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rayembed.figures import COLOURS, INK, new_figure, write_png
 from rayembed.paired import Difference, difference
+from rayembed.samples.references import CROSS_LINGUAL, RETRIEVAL_TASKS, TASK_NAMES
 from rayembed.tables import Table
 from rayembed_papers.directions.catalogue import NOTHING, Direction
+from rayembed_papers.directions.measure import short_name
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Finding:
         return self.apart.verdict(-NOTHING if self.direction.costs_nothing else 0.0)
 
 
-def finding(direction: Direction, scores: dict[int, tuple[float, float]]) -> Finding:
+def finding(direction: Direction, scores: Mapping[int, tuple[float, float]]) -> Finding:
     """The finding of both runs' scores by seed."""
     if not scores:
         return Finding(direction, None, None, None)
@@ -39,21 +41,38 @@ def finding(direction: Direction, scores: dict[int, tuple[float, float]]) -> Fin
 
 
 def findings_table(findings: Sequence[Finding], title: str) -> Table:
-    """A row for each claim; scores and differences are of 100."""
+    """A row for each claim; scores and differences are of 100, runs named without their seeds."""
     rows = [
         [
             one.direction.claim,
             one.direction.source,
+            _SCORED[tuple(one.direction.tasks)],
             "" if one.direction.printed is None else f"{one.direction.printed:+g}",
             "" if one.better is None else f"{100 * one.better:.2f}",
             "" if one.worse is None else f"{100 * one.worse:.2f}",
             "" if one.apart is None else one.apart.text(digits=2, times=100),
             one.verdict,
+            ", ".join(short_name(make()) for make in (one.direction.better, one.direction.worse)),
         ]
         for one in findings
     ]
-    heads = ["claim", "paper", "its difference", "first", "second", "difference here", "verdict"]
-    return Table(heads, rows, title=title, align="llrrrrl", look="open")
+    heads = ["claim", "paper", "scored on", "its difference", "first", "second"]
+    heads += ["difference here", "verdict", "runs"]
+    return Table(heads, rows, title=title, align="lllrrrrll", look="open")
+
+
+_SCORED: Mapping[tuple[str, ...], str] = {
+    tuple(RETRIEVAL_TASKS): "2 retrieval",
+    tuple(TASK_NAMES): "all 6",
+    (CROSS_LINGUAL,): "cross-lingual",
+}
+"""Name of the tasks whose mean is compared."""
+
+
+def notes_of(findings: Sequence[Finding]) -> str:
+    """What a reader must know beside the table, a line for each claim that has a note."""
+    directions = [one.direction for one in findings if one.direction.note]
+    return "".join(f"- {one.claim}: {one.note}\n" for one in directions)
 
 
 def findings_plot(findings: Sequence[Finding], path: Path) -> None:
