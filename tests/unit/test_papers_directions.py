@@ -1,6 +1,7 @@
 """Claims of the papers: their runs, the order and time of what is measured, and verdicts."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,12 @@ from rayembed.models.build import check_buildable
 from rayembed.recipes import causal2vec
 from rayembed.tables import show
 from rayembed_papers.directions import job, measure
-from rayembed_papers.directions.catalogue import directions, followed_up, get_directions
+from rayembed_papers.directions.catalogue import (
+    directions,
+    followed_up,
+    get_directions,
+    on_a_gpu,
+)
 from rayembed_papers.directions.measure import Results, differences, pairs_of, seeded, tasks_left
 from rayembed_papers.directions.notes import NOTES
 from rayembed_papers.directions.report import (
@@ -248,6 +254,31 @@ def test_every_cause_can_be_looked_at(claim, tmp_path):
     for cause in claim.causes:
         ((better, worse),) = pairs_of(followed_up(claim, cause), [0], str(tmp_path))
         assert better.name != worse.name
+
+
+@pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.key)
+def test_the_same_claims_at_a_larger_size(claim, tmp_path):
+    ((small, other),) = pairs_of(claim, [0], str(tmp_path))
+    larger = on_a_gpu(claim)
+    ((whole, worse),) = pairs_of(larger, [0], str(tmp_path))
+    assert whole.placement.use_gpu
+    assert worse.placement.use_gpu
+    assert whole.model.backbone.num_layers is None
+    assert sum(s.steps for s in whole.stages) == 5 * sum(s.steps for s in small.stages)
+    assert sum(s.steps for s in worse.stages) == 5 * sum(s.steps for s in other.stages)
+    assert len({small.name, other.name, whole.name, worse.name}) == 4
+    assert larger.causes
+
+
+def test_the_larger_size_is_asked_for_by_an_option(expected, tmp_path, capsys):
+    arguments = ["--only", "mask", "--seeds", "1", "--storage-path", str(tmp_path), "--dry-run"]
+    assert job.run_directions([*arguments, "--on-a-gpu"]) == 0
+    larger = capsys.readouterr().out
+    assert job.run_directions(arguments) == 0
+    assert "2 runs" in larger
+    names = set(re.findall(r"papers-\w+-0", larger))
+    assert len(names) == 2
+    assert not names & set(re.findall(r"papers-\w+-0", capsys.readouterr().out))
 
 
 def test_a_run_that_fails_stops_no_other(expected, tmp_path, monkeypatch, capsys):

@@ -148,6 +148,18 @@ def followed_up(direction: Direction, cause: Cause) -> Direction:
     )
 
 
+def on_a_gpu(direction: Direction) -> Direction:
+    """The same claim at a larger size: all layers of the backbones, five times the steps, a GPU."""
+
+    def larger(make: MakeRun) -> MakeRun:
+        whole = ["model.backbone.num_layers=null", "placement.use_gpu=true"]
+        return lambda: override(_steps(5, make()), whole)
+
+    causes = tuple(one for one in direction.causes if one is not DEEPER)
+    better, worse = larger(direction.better), larger(direction.worse)
+    return replace(direction, better=better, worse=worse, causes=causes)
+
+
 def _with(base: MakeRun, *assignments: str) -> MakeRun:
     return lambda: override(base(), list(assignments))
 

@@ -26,10 +26,9 @@ NAME = "papers-directions"
 
 
 def _measure(args: argparse.Namespace, context: JobContext) -> None:
-    from rayembed_papers.directions.catalogue import get_directions
     from rayembed_papers.directions.measure import Results, tasks_left
 
-    directions, seeds = get_directions(args.only), range(args.seeds)
+    directions, seeds = _asked(args), range(args.seeds)
     storage = absolute_storage(args.storage_path)
     check_writable(storage)
     results = Results(storage)
@@ -50,6 +49,14 @@ def _measure(args: argparse.Namespace, context: JobContext) -> None:
             f"{len(failed)} runs failed; the others are done. The same command tries them "
             f"again:\n{told}"
         )
+
+
+def _asked(args: argparse.Namespace) -> "Sequence[Direction]":
+    """The claims of the arguments, at their size."""
+    from rayembed_papers.directions.catalogue import get_directions, on_a_gpu
+
+    found = get_directions(args.only)
+    return [on_a_gpu(one) for one in found] if args.on_a_gpu else found
 
 
 def _measured(
@@ -172,11 +179,10 @@ def _list(context: JobContext) -> None:
 
 
 def _plan(args: argparse.Namespace, context: JobContext) -> None:
-    from rayembed_papers.directions.catalogue import get_directions
     from rayembed_papers.directions.measure import Results, tasks_left
 
     results = Results(absolute_storage(args.storage_path))
-    tasks = tasks_left(get_directions(args.only), range(args.seeds), results)
+    tasks = tasks_left(_asked(args), range(args.seeds), results)
     made = {one.preparation.file: one.preparation for one in tasks if one.preparation is not None}
     first = {file: one.seconds_left(results.storage) for file, one in made.items()}
     rows = [[file, "is made first", f"{some / 60:.0f}"] for file, some in first.items() if some]
@@ -191,6 +197,7 @@ run_directions = Job(
     options=(
         option("--only KEY", "a claim by its key (see --list); default: all", often=True),
         option("--seeds N", "seeds 0 to N - 1", type=at_least(1), default=3),
+        option("--on-a-gpu", "a larger size: all layers, five times the steps, on a GPU"),
         option("--hours H", "begin no run that would end later; default: all", type=float),
         option("--storage-path FOLDER", "where runs and results go", default="outputs"),
     ),
