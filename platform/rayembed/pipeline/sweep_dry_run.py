@@ -11,7 +11,7 @@ from rayembed.pipeline.estimate import estimate_trials
 from rayembed.tables import Table, console, facts_table
 from rayembed.training.capacity import validation_resources, worker_resources
 from rayembed.tuning.concurrency import trials_at_once
-from rayembed.tuning.trials import Trial, data_folders, data_runs, known_trials
+from rayembed.tuning.trials import Trial, counted, data_folders, data_runs, known_trials
 
 
 def print_sweep(sweep: Sweep, *, out: TextIO, tables: TextIO) -> None:
@@ -40,9 +40,10 @@ def expected_time(sweep: Sweep, trials: Sequence[Trial]) -> str:
     """
     runs = [trial.run for trial in trials]
     number = len(runs) or _number(sweep)
-    steps = sum(run.total_steps for run in runs or [sweep.base] * number)
+    taken = runs or [counted(sweep.base)] * number
+    steps = sum(run.total_steps for run in taken)
     told = f"{number} trials with {steps:,} steps in all"
-    found = estimate_trials(runs or [sweep.base] * number, data_runs(sweep, runs))
+    found = estimate_trials(taken, data_runs(sweep, runs))
     if found is None:
         return (
             f"{told}; how long they take is told of training recipes, on CPUs alone, where the "

@@ -19,7 +19,7 @@ from rayembed.pipeline.validation import SCORE, kept_step
 from rayembed.training.validation.folder import ValidationFolder
 from rayembed.tuning.events import Event
 from rayembed.tuning.trial_store import TrialRecord
-from rayembed.tuning.trials import Trial
+from rayembed.tuning.trials import Trial, counted
 
 
 def check_runs(runs: Sequence[Run]) -> dict[str, PromptTokenizer]:
@@ -80,7 +80,7 @@ def register_best(sweep: Sweep, found: TrialRecord) -> Outcome:
     Raises:
         RayembedError: as `train`.
     """
-    run = apply(sweep.runs[found.label], found.values)
+    run = counted(apply(sweep.runs[found.label], found.values))
     assert isinstance(run, Run)
     name = run.placement.registered_model or sweep.name
     placement = run.placement.model_copy(update={"registered_model": name})

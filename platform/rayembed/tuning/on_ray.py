@@ -42,7 +42,7 @@ from rayembed.tuning.events import Event, Execute
 from rayembed.tuning.optuna_space import texts, typed
 from rayembed.tuning.recorder import TrialRecorder
 from rayembed.tuning.trial_store import TrialRecord, TrialStore
-from rayembed.tuning.trials import Trial, key_of, make_trial, number_left, unfinished
+from rayembed.tuning.trials import Trial, counted, key_of, make_trial, number_left, unfinished
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ def _trials_that_fit(sweep: Sweep, wanted: int) -> int:
 
 
 def _total_steps(job: TuneJob) -> int:
-    runs = [trial.run for trial in job.trials] or list(job.sweep.runs.values())
+    runs = [trial.run for trial in job.trials] or list(map(counted, job.sweep.runs.values()))
     return max(run.total_steps for run in runs)
 
 

@@ -4,10 +4,12 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from rayembed.config.adaptation import Adaptation, AnyRun
 from rayembed.config.compared import compared_as, scored_on
+from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.space import Domain, all_values, apply, corners, draws
@@ -18,6 +20,7 @@ from rayembed.config.sweep import (
     Sweep,
     check_metric,
 )
+from rayembed.data.epochs import rows_trained_on, with_steps
 from rayembed.errors import ConfigError
 from rayembed.tuning.trial_store import TrialRecord
 
@@ -49,18 +52,40 @@ def make_trial(sweep: Sweep, label: str, values: Mapping[str, str]) -> Trial:
     """Build the trial of these values.
 
     Raises:
-        ConfigError: the settings refuse the values.
+        ConfigError: the settings refuse the values, or rows that `epochs` asks for have no number.
+        DataError: files whose rows `epochs` asks for cannot be read.
     """
     run = apply(sweep.runs[label], values)
+    name = _name(sweep, label, values, run)
+    return Trial(compared_as(counted(run), name, sweep.metric.weights), label, dict(values))
+
+
+def _name(sweep: Sweep, label: str, values: Mapping[str, str], run: AnyRun) -> str:
     told = {"label": label, "values": dict(values), "run": run.fingerprint}
-    compared = compared_as(run, f"{sweep.name}-{fingerprint(told)[:8]}", sweep.metric.weights)
-    return Trial(compared, label, dict(values))
+    return f"{sweep.name}-{fingerprint(told)[:8]}"
+
+
+def counted(run: AnyRun) -> AnyRun:
+    """The run with `steps` in place of its stages' `epochs`; a data set's rows are counted once for
+    all trials.
+
+    Raises:
+        ConfigError, DataError: as `with_steps`.
+    """
+    if isinstance(run, Adaptation):
+        return run
+    return with_steps(run, lambda data, root, stage: _rows(data.model_dump_json(), root, stage))
+
+
+@lru_cache(maxsize=1024)
+def _rows(dataset: str, root: str, stage: str) -> int:
+    return rows_trained_on(DatasetConfig.model_validate_json(dataset), root, stage)
 
 
 def key_of(sweep: Sweep, label: str, values: Mapping[str, str]) -> str:
     """Key of a trial, also for values that the settings reject, which fail at its start."""
     try:
-        return make_trial(sweep, label, values).key
+        return _name(sweep, label, values, apply(sweep.runs[label], values))
     except ConfigError:
         return f"{sweep.name}-{fingerprint([label, dict(values)])[:8]}"
 
@@ -111,6 +136,8 @@ def check_sweep(sweep: Sweep) -> None:
         ConfigError: a setting, a value, a metric or a scheduler that does not fit.
     """
     check_metric(sweep)
+    _rows.cache_clear()  # files may have changed since an earlier sweep of this process
+    _check_lengths(sweep)
     if sweep.base.placement.runtime == "local":
         raise ConfigError(
             "placement.runtime=local works in one process, but Ray Tune runs the trials of a "
@@ -129,6 +156,23 @@ def check_sweep(sweep: Sweep) -> None:
             )
     if not known:
         data_runs(sweep, [])
+
+
+def _check_lengths(sweep: Sweep) -> None:
+    """Return when no stage has its steps searched and its epochs set, which would decide alone."""
+    epochs = {
+        f"stages.{stage.name}.epochs"
+        for run in sweep.runs.values()
+        for stage in (run.stages if isinstance(run, Run) else ())
+        if stage.epochs is not None
+    }
+    for path in sweep.domains:
+        longer = f"{path.removesuffix('.steps')}.epochs"
+        if path.endswith(".steps") and longer in {*epochs, *sweep.domains}:
+            raise ConfigError(
+                f"{path} is searched and {longer} is set, from which the steps would follow in "
+                f"all trials; leave {path} out, or set {longer}=null"
+            )
 
 
 def _check_comparable(trials: Sequence[Trial]) -> None:

@@ -11,6 +11,7 @@ from rayembed.config.compared import first_score
 from rayembed.config.sweep import AshaScheduler, OptunaSearch, Sweep
 from rayembed.tuning.optuna_space import distribution, typed
 from rayembed.tuning.trial_store import TrialRecord
+from rayembed.tuning.trials import counted
 
 SCORE, STEP = "score", "global_step"
 """Result keys of the score and the step."""
@@ -68,7 +69,7 @@ def asha(
     sweep: Sweep, settings: AshaScheduler, done: Sequence[TrialRecord], total: int
 ) -> ASHAScheduler:
     """ASHA whose rungs include the scores of earlier trials."""
-    first = max(map(first_score, sweep.runs.values()))
+    first = max(map(first_score, map(counted, sweep.runs.values())))
     grace = settings.grace_steps or min(first, total)
     found = ASHAScheduler(
         time_attr=STEP,

@@ -1,0 +1,112 @@
+"""Sweeps over stages whose length is given in epochs."""
+
+import io
+
+import pytest
+from own_pairs import write_pairs
+
+from rayembed.config.sweep import Sweep
+from rayembed.errors import ConfigError, DataError
+from rayembed.pipeline import sweep_trial
+from rayembed.pipeline.sweep_dry_run import print_sweep
+from rayembed.pipeline.sweep_job import sweep_job
+from rayembed.tuning import trials as of_trials
+from rayembed.tuning.decisions.on_ray import asha
+from rayembed.tuning.trial_store import TrialRecord
+from rayembed.tuning.trials import check_sweep, known_trials, make_trial
+
+EPOCHS = "stages.finetune.epochs"
+
+
+def sweep_of(folder, *assignments: str, arguments=()) -> Sweep:
+    path = folder / "pairs.jsonl"
+    if not path.exists():
+        write_pairs(path, number=2000)
+    words = ["--recipe", "biencoder", "--set", f"data.datasets.pairs.source.path={path}"]
+    words += [word for one in assignments for word in ("--set", one)]
+    return sweep_job().resolve([*words, *arguments])[0].sweep
+
+
+def steps_of(folder, epochs: float) -> int:
+    rows = len((folder / "pairs.jsonl").read_text().splitlines())
+    return round(epochs * (rows - rows // 10) / 64)
+
+
+def test_each_trial_trains_for_its_epochs(tmp_path):
+    trials = known_trials(sweep_of(tmp_path, f"{EPOCHS}=grid(1, 3)"))
+    assert [t.run.total_steps for t in trials] == [steps_of(tmp_path, 1), steps_of(tmp_path, 3)]
+    assert len({trial.run.fingerprint for trial in trials}) == 2
+    fixed = sweep_of(tmp_path, f"{EPOCHS}=3", "seed=grid(0, 1)")
+    check_sweep(fixed)
+    assert [t.run.total_steps for t in known_trials(fixed)] == [steps_of(tmp_path, 3)] * 2
+    out, tables = io.StringIO(), io.StringIO()
+    print_sweep(fixed, out=out, tables=tables)
+    assert f"2 trials with {2 * steps_of(tmp_path, 3)} steps in all" in tables.getvalue()
+
+
+def test_the_best_trial_is_handed_on_as_it_was_trained(tmp_path, monkeypatch):
+    sweep = sweep_of(tmp_path, f"{EPOCHS}=grid(1, 3)")
+    trial = known_trials(sweep)[1]
+    trained = []
+    monkeypatch.setattr(sweep_trial, "train", trained.append)
+    sweep_trial.register_best(sweep, TrialRecord(trial.key, "", dict(trial.values)))
+    assert (trained[0].name, trained[0].fingerprint) == (trial.key, trial.run.fingerprint)
+
+
+def test_rows_are_counted_once_and_anew_for_the_next_sweep(tmp_path, monkeypatch):
+    counted, count = [], of_trials.rows_trained_on
+
+    def count_and_tell(dataset, root, stage):
+        counted.append(dataset.name)
+        return count(dataset, root, stage)
+
+    monkeypatch.setattr(of_trials, "rows_trained_on", count_and_tell)
+    sweep = sweep_of(tmp_path, f"{EPOCHS}=grid(1, 2)", "seed=grid(0, 1)")
+    check_sweep(sweep)
+    (before, *_), keys = known_trials(sweep), [trial.key for trial in known_trials(sweep)]
+    assert counted == ["pairs"]
+    write_pairs(tmp_path / "pairs.jsonl", number=4000)
+    check_sweep(sweep)
+    after = known_trials(sweep)[0]
+    assert counted == ["pairs"] * 2
+    assert after.run.total_steps > before.run.total_steps
+    assert [trial.key for trial in known_trials(sweep)] == keys
+
+
+def test_a_search_that_chooses_later_counts_them_too(tmp_path):
+    rate = "stages.finetune.optimizer.learning_rate=loguniform(1e-5, 1e-4)"
+    arguments = ("--search", "optuna", "--trials", "4")
+    sweep = sweep_of(tmp_path, f"{EPOCHS}=3", rate, arguments=arguments)
+    check_sweep(sweep)
+    tables = io.StringIO()
+    print_sweep(sweep, out=io.StringIO(), tables=tables)
+    assert f"4 trials with {4 * steps_of(tmp_path, 3)} steps in all" in tables.getvalue()
+    values = {"stages.finetune.optimizer.learning_rate": "2e-5"}
+    assert make_trial(sweep, "", values).run.total_steps == steps_of(tmp_path, 3)
+
+
+def test_the_first_rung_of_asha_lies_within_the_epochs(tmp_path):
+    judged = [
+        "evaluation.validation.data={kind: beir, path: judged/}",
+        "stages.finetune.checkpoint_every_steps=10",
+        f"{EPOCHS}=3",
+    ]
+    arguments = ("--scheduler", "asha")
+    sweep = sweep_of(tmp_path, *judged, "seed=grid(0, 1)", arguments=arguments)
+    total = known_trials(sweep)[0].run.total_steps
+    bracket = asha(sweep, sweep.scheduler, [], total)._brackets[0]
+    assert bracket._rungs[-1][0] == 10
+    with pytest.raises(ConfigError, match=r"set evaluation\.validation\.every_steps to less"):
+        check_sweep(sweep_of(tmp_path, *judged[::2], "seed=grid(0, 1)", arguments=arguments))
+
+
+def test_lengths_that_cannot_be_are_told(tmp_path):
+    with pytest.raises(ConfigError, match=r"steps is searched and stages\.finetune\.epochs is set"):
+        check_sweep(sweep_of(tmp_path, f"{EPOCHS}=2", "stages.finetune.steps=grid(10, 20)"))
+    warm = "stages.finetune.optimizer.warmup_steps=500"
+    none = "stages.finetune.optimizer.warmup_share=null"
+    with pytest.raises(ConfigError, match="must be below its"):
+        check_sweep(sweep_of(tmp_path, warm, none, f"{EPOCHS}=grid(1, 2)"))
+    away = "data.datasets.pairs.source.path=away.jsonl"
+    with pytest.raises(DataError, match=r"away\.jsonl"):
+        check_sweep(sweep_of(tmp_path, away, f"{EPOCHS}=grid(1, 2)"))
