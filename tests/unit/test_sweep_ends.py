@@ -16,6 +16,7 @@ from rayembed.errors import ArtifactError, ConfigError, WorkerError
 from rayembed.pipeline import sweep as job
 from rayembed.pipeline import sweep_trial
 from rayembed.pipeline.sweep_report import report_text
+from rayembed.recipes.adaptation import get_adaptation
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import resolve_tracking_uri
@@ -174,3 +175,31 @@ def test_a_papers_figures_stand_beside_what_was_measured_row_by_row():
         assert f"{table.printed[label]['NDCG@10']}" in line
     assert "among those with as many finished trials as any (3)" in text
     assert "![importance](importance.png)" in text
+
+
+def test_the_report_says_what_the_spread_over_seeds_covers():
+    told = {}
+    for kind, run in (
+        ("training", get_recipe("biencoder-quickstart")),
+        ("adaptation", get_adaptation("nomic-adapt-quickstart")),
+    ):
+        sweep = Sweep(name="s", runs={"": run}, space={"seed": "grid(0, 1)"})
+        records = {
+            seed: TrialRecord(seed, "", {"seed": seed}, state="finished", final=report(4))
+            for seed in ("0", "1")
+        }
+        told[kind] = report_text(sweep, records, rows_of(sweep, records), {}, {}, "")
+    assert "All seeds are scored on the same held-out texts" in told["training"]
+    assert "of its own" not in told["training"]
+    assert "Each seed has held-out words of its own" in told["adaptation"]
+    assert "same held-out" not in told["adaptation"]
+
+
+def test_the_held_out_part_is_that_of_all_seeds_of_a_training_run(tmp_path):
+    own = override(get_recipe("biencoder"), ["data.datasets.pairs.source.path=p.jsonl"])
+    for run in (own, get_recipe("biencoder-quickstart")):
+        exams = [
+            (one.evaluation, [dataset.held_out for dataset in one.held_out_datasets])
+            for one in (override(run, [f"seed={seed}"]) for seed in (0, 1))
+        ]
+        assert exams[0] == exams[1]

@@ -94,8 +94,10 @@ def report_text(
     if _has_rows(sweep):
         reference = reference_of(sweep, rows)
         compared = reference is not None and len(rows) > 1
+        exam = _of_the_exam(sweep) if SEED in sweep.domains else ""
         parts.append(
             "## Rows\n\nMean ± standard deviation over the seeds (n − 1), 100 times the score."
+            + exam
             + (_of_differences(sweep, reference) if reference is not None and compared else "")
             + "\n\n"
             + rows_table(rows, reference)
@@ -158,12 +160,25 @@ def print_swept(
         out.print(MLFLOW_AWAY)
 
 
+def _of_the_exam(sweep: Sweep) -> str:
+    """What ± over seeds covers, by the kind of run."""
+    if isinstance(sweep.base, Adaptation):
+        return (
+            " Each seed has held-out words of its own, so ± covers which words are asked for as "
+            "well as chance in training."
+        )
+    return (
+        " All seeds are scored on the same held-out texts, so ± covers chance in training and not "
+        "which queries are asked: with other queries all rows may score higher or lower."
+    )
+
+
 def _of_the_best_row(rows: list[Row], found: TrialRecord) -> str:
     score = next(row.scores["score"] for row in rows if found in row.records)
     return (
-        ". Each seed has held-out articles of its own, so settings are compared by their mean over "
-        f"the seeds: {percent(score)} for these, the highest among those with as many finished "
-        f"trials as any ({score.number}); of these trials this one has the highest score"
+        f". Settings are compared by their mean over the seeds: {percent(score)} for these, the "
+        f"highest among those with as many finished trials as any ({score.number}); of these "
+        "trials this one has the highest score"
     )
 
 

@@ -133,9 +133,10 @@ class TrialStore:
 def best(records: Mapping[str, TrialRecord]) -> TrialRecord | None:
     """The best finished trial; None without one.
 
-    Where the seed is searched, trials that differ in nothing else are repetitions, each on articles
-    of its own: of settings with as many finished repetitions as any those with the highest mean
-    win, and of their trials the one with the highest final score. Of equal ones it is the first.
+    Where the seed is searched, trials that differ in nothing else are repetitions (training runs
+    all on the same held-out texts, adaptations each on words of its own): of settings with as many
+    finished repetitions as any those with the highest mean win, and of their trials the one with
+    the highest final score. Of equal ones it is the first.
     """
     rows: dict[tuple[Any, ...], list[TrialRecord]] = {}
     for record in records.values():

@@ -178,7 +178,8 @@ def _check_lengths(sweep: Sweep) -> None:
 def _check_comparable(trials: Sequence[Trial]) -> None:
     """Return when all adaptations among the trials are scored on the same words.
 
-    Of each seed they are other ones, as held-out parts of training runs are.
+    Of each seed they are other ones, unlike held-out parts of training runs, whose choice has a
+    seed of its own.
     """
     exams = {fingerprint(scored_on(t.run)) for t in trials if isinstance(t.run, Adaptation)}
     if len(exams) > 1:
