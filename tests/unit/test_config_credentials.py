@@ -13,6 +13,7 @@ import rayembed_papers.backbone.settings
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.override import override
 from rayembed.config.settings import Settings
+from rayembed.config.space import apply, parse_space
 from rayembed.config.types import Reference
 from rayembed.errors import ConfigError
 from rayembed.recipes.catalogue import get_recipe
@@ -42,6 +43,57 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(setting):
 def test_a_password_of_a_baseline_is_refused():
     with pytest.raises(ConfigError, match=r"baselines\.1: the address"):
         override(get_recipe("biencoder"), ["evaluation.baselines=[bm25, 's3://k:s@bucket/x']"])
+
+
+PATH = "data.datasets.wiki-description.source.path"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "grid(a.jsonl, s3://KEYID:hunter2@bucket/x)",
+        "choice([a.jsonl, s3://KEYID:hunter2@bucket/x], b.jsonl)",
+        "choice({kind: beir, path: 's3://KEYID:hunter2@bucket/x'}, null)",
+        ["a.jsonl", "https://host/file?access_token=hunter2"],
+        # What is wrong with these is told first, and does not repeat the address either.
+        "grid(s3://KEYID:hunter2@bucket/x",
+        "grid(s3://KEYID:hunter2@bucket/x, )",
+        "grid(s3://KEYID:hunter2@bucket/x, s3://KEYID:hunter2@bucket/x)",
+        "grit(s3://KEYID:hunter2@bucket/x)",
+        "integers(s3://KEYID:hunter2@bucket/x, 3)",
+    ],
+)
+def test_a_password_in_a_search_space_is_refused_and_not_repeated(entry):
+    with pytest.raises(ConfigError, match="wiki-description") as error:
+        parse_space({PATH: entry})
+    assert "hunter2" not in str(error.value)
+    assert "KEYID" not in str(error.value)
+
+
+def test_a_space_of_addresses_without_passwords_is_searched():
+    entry = "grid([s3://bucket/a, hf://org/name@main], {path: http://host:9000/a@b})"
+    assert len(parse_space({PATH: entry})[PATH].values) == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {PATH: "s3://KEYID:hunter2@bucket/x"},
+        {"evaluation.baselines": "[bm25, s3://KEYID:hunter2@bucket/x]"},
+        {"evaluation.baselines": "[bm25, s3://KEYID:hunter2@bucket/x"},
+    ],
+)
+def test_a_combination_that_cannot_be_does_not_repeat_a_password(values):
+    with pytest.raises(ConfigError, match="cannot be") as error:
+        apply(get_recipe("nvembed-quickstart"), {"seed": "3", **values})
+    assert "hunter2" not in str(error.value)
+    assert "seed=3" in str(error.value)
+
+
+def test_what_is_no_assignment_does_not_repeat_a_password():
+    with pytest.raises(ConfigError, match="expected path") as error:
+        override(get_recipe("biencoder"), ["s3://KEYID:hunter2@bucket/x"])
+    assert "hunter2" not in str(error.value)
 
 
 ADDRESS = "s3://KEYID:hunter2@bucket/x"

@@ -11,6 +11,8 @@ _PASSWORD = re.compile(r"^[^:/]+://[^/?#@:]*:(?!\d+(?:[/?#]|$))[^@]*@")
 # A word before a reference names the library that loads the model.
 _LOADER = re.compile(r"^(?:st|mteb):(?!//)")
 _TOKEN = re.compile(r"^https?://[^/?#@]*@")
+_ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://")
+_APART = re.compile(r"[\s'\"\[\]{}]+")
 _SECRET = re.compile(r"passw|secret|token|signature|credential|(access|api|account)_?key|^sig$")
 
 
@@ -39,6 +41,27 @@ def refuse_credentials(address: str | None) -> str | None:
         "for gs://, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or "
         "MLFLOW_TRACKING_TOKEN) for an MLflow server, PGPASSWORD for PostgreSQL, HF_TOKEN for hf://"
     )
+
+
+def refuse_credentials_within(text: str) -> str:
+    """Return a text of `--set` unchanged; raise if an address in its lists and groups holds a
+    password, secret key or token.
+
+    Raises:
+        ValueError: as `refuse_credentials`.
+    """
+    for part in (text, *_APART.split(text)):
+        refuse_credentials(part.strip(","))
+    return text
+
+
+def without_credentials(text: str) -> str:
+    """The text as a message may repeat it: `…` where an address in it may hold a password, key or
+    token.
+    """
+    found = (text[match.start() :] for match in _ADDRESS.finditer(text))
+    parts = (*found, *_APART.split(text))
+    return "…" if any(map(holds_credentials, parts)) else text
 
 
 def holds_credentials(value: object) -> bool:

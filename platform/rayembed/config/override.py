@@ -7,6 +7,7 @@ from typing import Any, get_args, get_origin
 
 import yaml
 
+from rayembed.config.credentials import without_credentials
 from rayembed.config.settings import Settings, SettingsT, kind_of, members, nearest, parse
 from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError
@@ -43,7 +44,8 @@ def overridden(
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
-            raise ConfigError(f"--set {assignment!r}: expected path.to.setting=value")
+            shown = without_credentials(assignment)
+            raise ConfigError(f"--set {shown!r}: expected path.to.setting=value")
         _assign(kind, values, path, text)
     return parse(kind, values)
 
@@ -121,8 +123,8 @@ def _read(path: str, text: str, annotation: Any) -> Any:
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or error
         raise ConfigError(
-            f"--set {path}={text}: the value is not YAML: {problem}; quote texts in lists and "
-            "groups that hold one of ?:,#[]{}"
+            f"--set {path}={without_credentials(text)}: the value is not YAML: {problem}; quote "
+            "texts in lists and groups that hold one of ?:,#[]{}"
         ) from None
 
 

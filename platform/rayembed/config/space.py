@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import yaml
 
+from rayembed.config.credentials import refuse_credentials_within, without_credentials
 from rayembed.config.override import override
 from rayembed.config.settings import SettingsT, nearest
 from rayembed.config.yaml_text import read_yaml
@@ -98,7 +99,7 @@ def parse_domain(path: str, text: str) -> Domain:
         ConfigError: not of the form `kind(…)`, an unknown kind, no values, the same value twice,
             wrong limits.
     """
-    told = f"{path}={text}"
+    told = f"{path}={without_credentials(text)}"
     match = _CALL.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"{told}: expected one of {', '.join(f'{k}(…)' for k in _KINDS)}")
@@ -114,7 +115,9 @@ def parse_domain(path: str, text: str) -> Domain:
             raise ConfigError(f"{told}: an empty search space; name at least one value")
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
-            raise ConfigError(f"{told}: the value {twice!r} stands there twice")
+            raise ConfigError(
+                f"{told}: the value {without_credentials(twice)!r} stands there twice"
+            )
         return Domain(kind, tuple(values))
     low, high = _limits(told, kind, values)
     return Domain(kind, low=low, high=high)
@@ -124,7 +127,7 @@ def parse_space(entries: Mapping[str, Any]) -> dict[str, Domain]:
     """Parse a space: path → text of a domain, or a list of values (a grid).
 
     Raises:
-        ConfigError: as `parse_domain`.
+        ConfigError: as `parse_domain`; or a value is an address with a password, key or token.
     """
     space = {}
     for path, entry in entries.items():
@@ -135,6 +138,11 @@ def parse_space(entries: Mapping[str, Any]) -> dict[str, Domain]:
             space[path] = Domain("grid", values)
         else:
             space[path] = parse_domain(path, str(entry))
+        try:
+            for value in space[path].values:
+                refuse_credentials_within(value)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}") from None
     return space
 
 
@@ -241,7 +249,7 @@ def apply(run: SettingsT, values: Values) -> SettingsT:
     try:
         return override(run, [f"{path}={value}" for path, value in values.items()])
     except ConfigError as error:
-        shown = ", ".join(f"{path}={value}" for path, value in values.items())
+        shown = ", ".join(f"{path}={without_credentials(v)}" for path, v in values.items())
         raise ConfigError(
             f"the search space holds a run that cannot be: {shown}\n{error}"
         ) from None
