@@ -26,6 +26,7 @@ from rayembed.tuning.results import (
     reference_of,
     rows_of,
     rows_table,
+    short_names,
     trials_csv,
     trials_table,
 )
@@ -277,3 +278,16 @@ def test_pictures_are_drawn_with_ended_trials_and_single_points(tmp_path):
     parallel_coordinates(sweep, {}, tmp_path / "empty.png")
     for name in ("p", "i", "r", "empty"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_settings_whose_paths_end_alike_have_names_of_their_own(tmp_path):
+    second = "stages.blend.optimizer.learning_rate"
+    values = {RATE: "0.1", second: "0.2", RANK: "2"}
+    sweep = make_sweep(tmp_path, {path: f"grid({value})" for path, value in values.items()})
+    records = {"a": finished("a", 0.5, values)}
+    names = ["retrieval.optimizer.learning_rate", "blend.optimizer.learning_rate", "lora.rank"]
+    assert list(short_names(sweep.domains).values()) == names
+    (row,) = rows_of(sweep, records)
+    assert row.name == f"{names[0]}=0.1, {names[1]}=0.2, {names[2]}=2"
+    assert f"| {' | '.join(names)} |" in trials_table(sweep, records)
+    assert short_names(["a.b", "x.a.b", "seed"]) == {"a.b": "a.b", "x.a.b": "x.a.b", "seed": "seed"}

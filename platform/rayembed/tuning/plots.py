@@ -10,7 +10,7 @@ from rayembed.config.space import Domain
 from rayembed.config.sweep import Sweep
 from rayembed.figures import COLOURS, GRID, INK, new_figure, set_title, write_png
 from rayembed.paired import paired
-from rayembed.tuning.results import Row
+from rayembed.tuning.results import Row, short_names
 from rayembed.tuning.trial_store import TrialRecord
 
 
@@ -27,7 +27,7 @@ def parallel_coordinates(
     shown = [r for r in records.values() if r.score is not None and math.isfinite(r.score)]
     axes_of = list(sweep.domains.items())
     labels = list(sweep.runs)
-    names = (["run"] if len(labels) > 1 else []) + [".".join(p.split(".")[-2:]) for p, _ in axes_of]
+    names = (["run"] if len(labels) > 1 else []) + list(short_names(sweep.domains).values())
     figure, axes = new_figure(width=max(6.0, 2.2 * (len(names) + 1)))
     scores = [r.score for r in shown if r.score is not None]
     low, high = (min(scores), max(scores)) if scores else (0.0, 1.0)

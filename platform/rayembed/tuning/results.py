@@ -1,7 +1,7 @@
 """Result tables of a sweep: each trial, and rows with their spread over seeds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -19,11 +19,13 @@ class Row:
     values: Mapping[str, str]
     """Setting values without the seed."""
     records: tuple[TrialRecord, ...]
+    short: Mapping[str, str]
+    """Path of each setting → its name, as `short_names` gives it."""
 
     @property
     def name(self) -> str:
         """Label of the row."""
-        values = ", ".join(f"{_short(path)}={value}" for path, value in self.values.items())
+        values = ", ".join(f"{self.short[path]}={value}" for path, value in self.values.items())
         return ", ".join(part for part in (self.label, values) if part)
 
     @property
@@ -77,6 +79,7 @@ def rows_of(sweep: Sweep, records: Mapping[str, TrialRecord]) -> list[Row]:
     """
     order = {label: place for place, label in enumerate(sweep.runs)}
     grouped: dict[tuple[str, tuple[tuple[str, str], ...]], list[TrialRecord]] = {}
+    short = short_names({path for record in records.values() for path in record.values})
     for record in records.values():
         values = {path: value for path, value in record.values.items() if path != SEED}
         grouped.setdefault((record.label, tuple(values.items())), []).append(record)
@@ -91,7 +94,7 @@ def rows_of(sweep: Sweep, records: Mapping[str, TrialRecord]) -> list[Row]:
         return order.get(label, len(order)), places
 
     return [
-        Row(label, dict(values), tuple(grouped[label, values]))
+        Row(label, dict(values), tuple(grouped[label, values]), short)
         for label, values in sorted(grouped, key=place)
     ]
 
@@ -99,11 +102,11 @@ def rows_of(sweep: Sweep, records: Mapping[str, TrialRecord]) -> list[Row]:
 def trials_table(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
     """Markdown table of trials, best first."""
     paths = list(sweep.domains)
-    several = len(sweep.runs) > 1
+    several, short = len(sweep.runs) > 1, short_names(paths)
     header = [
         "trial",
         *(["run"] if several else []),
-        *map(_short, paths),
+        *(short[path] for path in paths),
         "state",
         "steps",
         "score",
@@ -202,9 +205,18 @@ def _highest_first(record: TrialRecord) -> tuple[int, float]:
     return rank, -score if score is not None and math.isfinite(score) else math.inf
 
 
-def _short(path: str) -> str:
-    """Last two parts of a path, which identify it."""
-    return ".".join(path.split(".")[-2:])
+def short_names(paths: Collection[str]) -> dict[str, str]:
+    """Each path with its last parts, two at least and as many as tell it from the others."""
+    return {path: _short(path, [other for other in paths if other != path]) for path in paths}
+
+
+def _short(path: str, others: Collection[str]) -> str:
+    parts = path.split(".")
+    for number in range(2, len(parts)):
+        short = parts[-number:]
+        if all(other.split(".")[-number:] != short for other in others):
+            return ".".join(short)
+    return path
 
 
 def _number(text: str) -> str:
