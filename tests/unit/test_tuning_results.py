@@ -7,14 +7,17 @@ import statistics
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 from scipy.stats import ttest_rel
 from tiny_job import make_run
 
 from rayembed.config.settings import parse
 from rayembed.config.sweep import RandomSearch, Sweep
 from rayembed.errors import ArtifactError
+from rayembed.paired import difference
 from rayembed.tuning.importance import importance
 from rayembed.tuning.plots import (
+    difference_limits,
     differences_by_seed,
     importance_bars,
     parallel_coordinates,
@@ -291,3 +294,36 @@ def test_settings_whose_paths_end_alike_have_names_of_their_own(tmp_path):
     assert row.name == f"{names[0]}=0.1, {names[1]}=0.2, {names[2]}=2"
     assert f"| {' | '.join(names)} |" in trials_table(sweep, records)
     assert short_names(["a.b", "x.a.b", "seed"]) == {"a.b": "a.b", "x.a.b": "x.a.b", "seed": "seed"}
+
+
+def test_names_of_rows_have_few_digits_and_pictures_have_room_for_each_row(tmp_path):
+    rates = [f"{1.2345678e-5 * (number + 1)!r}" for number in range(30)]
+    sweep = make_sweep(tmp_path, {RATE: "loguniform(1e-6, 1e-1)"})
+    records = {r: finished(r, 0.01 * place, {RATE: r}) for place, r in enumerate(rates)}
+    rows = rows_of(sweep, records)
+    assert max(len(row.name) for row in rows) <= len("optimizer.learning_rate=0.0001235")
+    for number in (3, 30):
+        rows_with_spread(rows[:number], tmp_path / f"rows{number}.png")
+        shares = {f"stages.a.setting{place}": 1 / number for place in range(number)}
+        importance_bars(shares, tmp_path / f"importance{number}.png")
+    for kind in ("rows", "importance"):
+        few, many = (Image.open(tmp_path / f"{kind}{number}.png").height for number in (3, 30))
+        assert few / 3 < 200, "three rows do not fill a page"
+        assert many - few == pytest.approx(27 * 0.34 * 160, abs=2)
+    long = "a, ".join(f"settings.with.long.names.number{place}=1" for place in range(9))
+    names = {f"{long}{place}": 0.5 for place in range(3)}
+    importance_bars(names, tmp_path / "long.png")
+    assert Image.open(tmp_path / "long.png").width < 12 * 160
+
+
+def test_intervals_of_two_seeds_do_not_stretch_the_axis_of_the_others():
+    three = (difference([0.01, 0.02, 0.03]), [1.0, 2.0, 3.0])
+    two = (difference([0.01, 0.05]), [1.0, 5.0])
+    assert 100 * two[0].half > 20
+    low, high = difference_limits([three, two])
+    half = 100 * three[0].half
+    assert low <= 2.0 - half < low + 1
+    assert high - 1 < 5.0 <= high
+    alone = difference_limits([two])
+    assert alone[0] < 3.0 - 100 * two[0].half
+    assert difference_limits([])[0] < 0.0 < difference_limits([])[1]

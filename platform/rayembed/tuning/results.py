@@ -25,7 +25,7 @@ class Row:
     @property
     def name(self) -> str:
         """Label of the row."""
-        values = ", ".join(f"{self.short[path]}={value}" for path, value in self.values.items())
+        values = ", ".join(f"{self.short[p]}={_number(v)}" for p, v in self.values.items())
         return ", ".join(part for part in (self.label, values) if part)
 
     @property
