@@ -211,6 +211,24 @@ def test_mining_settings_leave_the_records_alone(tmp_path):
     assert differ == ["mined", "plan"]
 
 
+def test_teachers_of_a_stage_and_what_its_loss_reads_make_another_plan(tmp_path):
+    learnt = ["stages.retrieval.loss.kind=similarity_distillation"]
+    learnt.append("stages.retrieval.teachers=[{teacher: a}]")
+    space = {
+        "stages.retrieval.teachers": "grid([{teacher: a}], [{teacher: b}])",
+        RATE: "grid(1, 2)",
+    }
+    runs = [trial.run for trial in known_trials(make_sweep(tmp_path, space, changes=learnt))]
+    assert [run.stages[0].teachers[0].teacher for run in runs_of_data(runs)] == ["a", "b"]
+    mined = override(
+        make_run(tmp_path),
+        ["data.datasets.sentences.mining={teacher: t}", "stages.retrieval.batch.num_negatives=2"],
+    )
+    scored = override(mined, ["stages.retrieval.loss.kind=margin_mse"])
+    pairs = zip(data_folders(mined), data_folders(scored), strict=True)
+    assert [(a.kind, a.name) for a, b in pairs if a != b] == [("plan", "retrieval")]
+
+
 def test_each_different_data_is_prepared_once(tmp_path):
     space = {RATE: "grid(0.1, 0.2, 0.3)", "stages.blend.batch.num_negatives": "grid(1, 2)"}
     runs = [trial.run for trial in known_trials(make_sweep(tmp_path, space))]

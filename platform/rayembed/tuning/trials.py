@@ -21,6 +21,7 @@ from rayembed.config.sweep import (
     check_metric,
 )
 from rayembed.data.epochs import rows_trained_on, with_steps
+from rayembed.data.plan.order import columns_for
 from rayembed.errors import ConfigError
 from rayembed.tuning.trial_store import TrialRecord
 
@@ -254,7 +255,9 @@ def _of_run(run: Run) -> tuple[DataFolder, ...]:
     for stage in run.stages:
         inputs = {name: last[name] for name in stage.datasets}
         batch = stage.batch.model_dump(mode="json")
+        teachers = [teacher.model_dump(mode="json") for teacher in stage.teachers]
         told = [stage.name, stage.datasets, batch, stage.steps, run.seed, inputs]
+        told += [teachers, columns_for(stage.loss)]
         found.append(DataFolder("plan", stage.name, fingerprint(told)))
     return tuple(found)
 
