@@ -39,8 +39,37 @@ def test_a_space_with_no_end_is_searched_at_random_unless_told_otherwise(tmp_pat
         "--set", f"{RATE}=loguniform(1e-5, 1e-3)", "--search", "optuna", "--trials", "7"
     )
     assert (drawn.search.kind, drawn.search.trials) == ("optuna", 7)
-    with pytest.raises(ConfigError, match=r"search\.trials|trials"):
-        sweep_of("--set", f"{RATE}=grid(1e-5)", "--search", "grid", "--trials", "7")
+    for words in (("--search", "grid"), ()):
+        with pytest.raises(ConfigError, match=r"--trials 7 is .* add --search random or optuna"):
+            sweep_of("--set", f"{RATE}=choice(1e-5, 1e-4)", *words, "--trials", "7")
+
+
+def test_settings_of_what_is_not_there_say_what_to_add():
+    space = ("--set", f"{RATE}=grid(1e-5, 1e-4)")
+    with pytest.raises(ConfigError, match=r"scheduler\.grace_steps: .*; add --scheduler asha"):
+        sweep_of(*space, "--with", "scheduler.grace_steps=200")
+    with pytest.raises(ConfigError, match=r"search\.seed: .*; add --search random or optuna"):
+        sweep_of(*space, "--with", "search.seed=1")
+    options = ("--with", "scheduler.kind=asha", "--with", "scheduler.grace_steps=20")
+    assert sweep_of(*space, *options).scheduler.grace_steps == 20
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("grid[1, 2]", r"expected one of grid\(…\), .*, with parentheses"),
+        ("grid(1, 2", "with parentheses"),
+        ("logunifrm(1e-6, 1e-4)", "did you mean 'loguniform'"),
+    ],
+)
+def test_a_misspelt_domain_says_how_it_is_written(value, message):
+    with pytest.raises(ConfigError, match=message):
+        sweep_of("--set", f"{RATE}={value}", "--set", "seed=grid(0, 1)")
+
+
+def test_a_text_that_is_like_a_domain_is_a_text():
+    sweep = sweep_of("--set", "model.query_prefix=uniforms(a)", "--set", "seed=grid(0, 1)")
+    assert sweep.base.model.query_prefix == "uniforms(a)"
 
 
 def test_settings_of_the_sweep_itself_are_set_by_with():

@@ -10,6 +10,7 @@ Values are written as in `--set`. A comma within brackets, braces, parentheses o
 nothing, so values may be lists and groups.
 """
 
+import difflib
 import itertools
 import math
 import random
@@ -33,6 +34,7 @@ Values = Mapping[str, str]
 Kind = Literal["grid", "choice", "uniform", "loguniform", "integers"]
 
 _KINDS: tuple[Kind, ...] = ("grid", "choice", "uniform", "loguniform", "integers")
+_BEGUN = re.compile(r"([A-Za-z_]\w*)\s*[(\[{]")
 _FINITE = ("grid", "choice")
 _CALL = re.compile(r"([A-Za-z_]\w*)\s*\((.*)\)\s*", re.DOTALL)
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
@@ -92,6 +94,14 @@ def is_domain(text: str) -> bool:
     return match is not None and match[1] in _KINDS
 
 
+def is_nearly_domain(text: str) -> bool:
+    """Whether a text may have been meant for a domain: its first word is nearly a kind's, and a
+    bracket follows.
+    """
+    match = _BEGUN.match(text)
+    return match is not None and bool(difflib.get_close_matches(match[1], _KINDS, n=1))
+
+
 def parse_domain(path: str, text: str) -> Domain:
     """Parse the text of a domain.
 
@@ -102,7 +112,9 @@ def parse_domain(path: str, text: str) -> Domain:
     told = f"{path}={without_credentials(text)}"
     match = _CALL.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{told}: expected one of {', '.join(f'{k}(…)' for k in _KINDS)}")
+        raise ConfigError(
+            f"{told}: expected one of {', '.join(f'{k}(…)' for k in _KINDS)}, with parentheses"
+        )
     if match[1] not in _KINDS:
         raise ConfigError(
             f"{told}: no search space {match[1]!r}; {nearest(match[1], _KINDS)} There are "

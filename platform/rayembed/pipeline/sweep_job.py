@@ -12,7 +12,14 @@ from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.config.run import Run, of_stages
 from rayembed.config.settings import nearest, parse
-from rayembed.config.space import as_text, is_domain, parse_space, read_space
+from rayembed.config.space import (
+    as_text,
+    is_domain,
+    is_nearly_domain,
+    parse_domain,
+    parse_space,
+    read_space,
+)
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, named_or_read, option
@@ -103,17 +110,23 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
         else:
             space.pop(path, None)  # set in all trials, it is searched no more
     runs = {
-        label: _of_stages(override(run, fixed), args.stages) for label, run in given["runs"].items()
+        label: _of_stages(_fixed(run, fixed), args.stages) for label, run in given["runs"].items()
     }
     domains = parse_space(space)
     search = dict(given.get("search", {"kind": _usual_search(domains)}))
     if args.search is not None and args.search != search.get("kind"):
         search = {"kind": args.search}
     if args.trials is not None:
+        if search["kind"] == "grid":
+            raise ConfigError(
+                f"--trials {args.trials} is a number of draws, and a grid takes every combination; "
+                "add --search random or optuna, or leave --trials out"
+            )
         search["trials"] = args.trials
     scheduler = given.get("scheduler", {})
     if args.scheduler is not None and args.scheduler != scheduler.get("kind"):
         scheduler = {"kind": args.scheduler}
+    _check_options(args.options, search["kind"], scheduler.get("kind", "none"))
     values: dict[str, Any] = {
         **{name: given[name] for name in given if name not in ("space", "runs", "scheduler")},
         "name": args.name or given["name"],
@@ -127,6 +140,34 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
     if scheduler:
         values["scheduler"] = scheduler
     return PrintedSweep(override(parse(Sweep, values), args.options), printed, source)
+
+
+def _fixed(run: AnyRun, assignments: Sequence[str]) -> AnyRun:
+    """The run with settings of all trials.
+
+    Raises:
+        ConfigError: as `override`; of a value that was meant for a domain, what is wrong with it.
+    """
+    try:
+        return override(run, assignments)
+    except ConfigError:
+        for text in assignments:
+            path, _, value = text.partition("=")
+            if is_nearly_domain(value):
+                parse_domain(path, value)
+        raise
+
+
+def _check_options(options: Sequence[str], search: str, scheduler: str) -> None:
+    """Return when each `--with` has what it is a setting of."""
+    kinds = {path: value for path, _, value in (option.partition("=") for option in options)}
+    for part, kind, none, instead in (
+        ("search", search, "grid", "--search random or optuna"),
+        ("scheduler", scheduler, "none", "--scheduler asha"),
+    ):
+        given = [path for path in kinds if path.startswith(f"{part}.") and path != f"{part}.kind"]
+        if given and kinds.get(f"{part}.kind", kind) == none:
+            raise ConfigError(f"--with {given[0]}: {part} {none!r} has no settings; add {instead}")
 
 
 def named_sweep(name: str, sweeps: Sweeps) -> PrintedSweep:
