@@ -1,6 +1,7 @@
 """From the arguments of the sweep job to a sweep; what a dry run prints."""
 
 import io
+import shlex
 import subprocess
 import sys
 
@@ -8,11 +9,13 @@ import pytest
 import yaml
 from tiny_job import ROOT, make_run
 
+from rayembed.config.compared import first_score
 from rayembed.config.override import override
+from rayembed.config.sweep import metric_source
 from rayembed.errors import ConfigError
 from rayembed.pipeline.sweep_dry_run import print_sweep
 from rayembed.pipeline.sweep_job import sweep_job
-from rayembed.tuning.trials import known_trials
+from rayembed.tuning.trials import check_sweep, known_trials
 
 RATE = "stages.finetune.optimizer.learning_rate"
 
@@ -65,6 +68,23 @@ def test_settings_of_what_is_not_there_say_what_to_add():
 def test_a_misspelt_domain_says_how_it_is_written(value, message):
     with pytest.raises(ConfigError, match=message):
         sweep_of("--set", f"{RATE}={value}", "--set", "seed=grid(0, 1)")
+
+
+def test_the_documented_asha_on_own_pairs_is_a_sweep():
+    words = shlex.split(
+        (ROOT / "docs/sweeps.md").read_text().partition("`--scheduler asha ")[2].partition("`")[0]
+    )
+    assert len(words) == 4
+    sweep = (
+        sweep_job()
+        .resolve(
+            ["--recipe", "biencoder", "--set", "seed=grid(0, 1)", "--scheduler", "asha", *words]
+        )[0]
+        .sweep
+    )
+    check_sweep(sweep)
+    assert metric_source(sweep) == "validation"
+    assert first_score(sweep.base) == 100
 
 
 def test_a_text_that_is_like_a_domain_is_a_text():
