@@ -77,7 +77,7 @@ def ours(reference, settings, dtype, number, threads):
     from rayembed.evaluation.pooled.workers import Workers
 
     spec = make_spec(ModelUnderTest(reference=reference, dtype=dtype))
-    workers = Workers(number=number, cpus=threads)
+    workers = Workers(number=number, cpus=threads, tasks_at_once=number + 1)
     with tempfile.TemporaryDirectory() as folder:
         store = EmbeddingStore(f"{folder}/kept")
         jobs = []

@@ -1,12 +1,9 @@
 """A model under evaluation before it is loaded: what travels to the workers that load it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
-from mteb.abstasks.task_metadata import TaskMetadata
-from mteb.models import ModelMeta
-from mteb.types import PromptType
 
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.small_vectors import StoredVectors
@@ -14,6 +11,11 @@ from rayembed.errors import ConfigError
 from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.prompts import ModelPrompts, role_of
 from rayembed.search.faiss_library import require_faiss
+
+if TYPE_CHECKING:
+    from mteb.abstasks.task_metadata import TaskMetadata
+    from mteb.models import ModelMeta
+    from mteb.types import PromptType
 
 EmbedTexts = Callable[[Sequence[str], EncodeSpec], np.ndarray]
 """Function from texts of one encode spec to their vectors (N, D) float32, in their order."""
@@ -43,7 +45,7 @@ class ModelSpec(Protocol):
     """Picklable and light: all but `load` work without the model's weights in memory."""
 
     @property
-    def meta(self) -> ModelMeta:
+    def meta(self) -> "ModelMeta":
         """Metadata for mteb; results are found by its name and revision.
 
         Two models that could give a text other vectors, or that put other prompts before it, never
@@ -67,7 +69,7 @@ class ModelSpec(Protocol):
         ...
 
     def encode_spec(
-        self, task_metadata: TaskMetadata, prompt_type: PromptType | None
+        self, task_metadata: "TaskMetadata", prompt_type: "PromptType | None"
     ) -> EncodeSpec:
         """Encode spec of the task's texts of this prompt type (None: of symmetric tasks)."""
         ...
@@ -98,7 +100,7 @@ class PromptedSpec:
     prompts: ModelPrompts
 
     def encode_spec(
-        self, task_metadata: TaskMetadata, prompt_type: PromptType | None
+        self, task_metadata: "TaskMetadata", prompt_type: "PromptType | None"
     ) -> EncodeSpec:
         """Role and prompt: texts of symmetric tasks are queries, and tasks with the same prompts
         share an encode spec.

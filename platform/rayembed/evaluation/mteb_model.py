@@ -1,15 +1,18 @@
 """Metadata of a model for mteb."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mteb.models import ModelMeta
+if TYPE_CHECKING:
+    from mteb.models import ModelMeta
 
 
-def model_meta(name: str, revision: str, **known: Any) -> ModelMeta:
+def model_meta(name: str, revision: str, **known: Any) -> "ModelMeta":
     """Metadata of a model for mteb; names without an organisation get `rayembed/`.
 
     The name and the revision are what mteb finds results by, so both must tell models apart.
     """
+    from mteb.models import ModelMeta
+
     unknown = dict.fromkeys(
         (
             "loader",

@@ -13,13 +13,7 @@ task's type. Documents get none. Other models get the prefix of the role.
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any, get_args
-
-import mteb
-from mteb.abstasks.abstask import get_abstask_prompt
-from mteb.abstasks.task_metadata import TaskMetadata, TaskType
-from mteb.models.abs_encoder import get_prompt_name
-from mteb.types import PromptType
+from typing import TYPE_CHECKING, Any, get_args
 
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import Prompts
@@ -34,12 +28,16 @@ from rayembed.evaluation.prompt_tables import (
     prefix_table,
 )
 
+if TYPE_CHECKING:
+    from mteb.abstasks.task_metadata import TaskMetadata
+    from mteb.types import PromptType
+
 PREFIX_TABLES = ("nomic", "cde")
 
 
-def role_of(prompt_type: PromptType | None) -> Role:
+def role_of(prompt_type: "PromptType | None") -> Role:
     """Document or query; texts of symmetric tasks are queries."""
-    return "document" if prompt_type == PromptType.document else "query"
+    return "document" if prompt_type == "document" else "query"
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ class ModelPrompts:
         settings = self.settings.model_dump(mode="json") | {"table": self.table}
         return fingerprint([settings, asdict(self.folder), table])
 
-    def instruction(self, metadata: TaskMetadata, prompt_type: PromptType | None) -> str:
+    def instruction(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
         """Value of `EncodeSpec.instruction`: task definition for a template, else literal text."""
         role = role_of(prompt_type)
         given = self._given(metadata, role)
@@ -161,7 +159,7 @@ class ModelPrompts:
             return instruction
         return self.folder.template.replace("{instruction}", instruction)
 
-    def _given(self, metadata: TaskMetadata, role: Role) -> str | None:
+    def _given(self, metadata: "TaskMetadata", role: Role) -> str | None:
         """The user's task definition; None: none is given."""
         keys = [f"{metadata.name}-{role}", metadata.name, f"{metadata.type}-{role}", metadata.type]
         if role == "document":
@@ -170,7 +168,7 @@ class ModelPrompts:
             (self.settings.instructions[k] for k in keys if k in self.settings.instructions), None
         )
 
-    def _definition(self, metadata: TaskMetadata, role: Role) -> str:
+    def _definition(self, metadata: "TaskMetadata", role: Role) -> str:
         """The task definition of a model with a template; none for documents."""
         if role == "document" or self.table == "none":
             return ""
@@ -180,10 +178,12 @@ class ModelPrompts:
         found = self._of_table(metadata, role)
         if found or self.table not in INSTRUCTION_TABLES:
             return found
+        from mteb.abstasks.abstask import get_abstask_prompt
+
         default: str = get_abstask_prompt(metadata.name)
         return default
 
-    def _saved(self, metadata: TaskMetadata, role: Role) -> str | None:
+    def _saved(self, metadata: "TaskMetadata", role: Role) -> str | None:
         """Prompt that the folder was saved with under the task's name; None: nothing that fits."""
         if role == "document" or self.table == "none":
             return None
@@ -193,7 +193,7 @@ class ModelPrompts:
         # Empty where the run that saved it took the instruction away.
         return instruction_in(head, self.folder.template) or None if head else head
 
-    def _of_table(self, metadata: TaskMetadata, role: Role) -> str:
+    def _of_table(self, metadata: "TaskMetadata", role: Role) -> str:
         """The words of an instruction table or of mteb's task; empty where neither has any."""
         if role == "document" or self.table not in INSTRUCTION_TABLES:
             return ""
@@ -203,8 +203,10 @@ class ModelPrompts:
             return of_task or paper
         return paper or of_task
 
-    def _prefix(self, metadata: TaskMetadata, prompt_type: PromptType | None) -> str:
+    def _prefix(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
         """Literal text from a table of prefixes or from the folder."""
+        from mteb.models.abs_encoder import get_prompt_name
+
         if self.table == "none":
             return ""
         if self.table in PREFIX_TABLES:
@@ -217,7 +219,7 @@ class ModelPrompts:
                 return self.folder.named[name] or ""
         return self._role_prefix(metadata, prompt_type)
 
-    def _role_prefix(self, metadata: TaskMetadata, prompt_type: PromptType | None) -> str:
+    def _role_prefix(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
         """Literal text that goes by the role alone."""
         if self.table == "none":
             return ""
@@ -228,7 +230,7 @@ class ModelPrompts:
         return self.folder.prefixes.get(role_of(prompt_type), "")
 
 
-def _words_of(metadata: TaskMetadata) -> str:
+def _words_of(metadata: "TaskMetadata") -> str:
     """The instruction of mteb's task, or of the task that it is a smaller or later cut of."""
     stated = metadata.prompt
     for name in base_names(metadata.name):
@@ -241,6 +243,8 @@ def _words_of(metadata: TaskMetadata) -> str:
 
 @cache
 def _known_prompt(name: str) -> Any:
+    import mteb
+
     return mteb.get_task(name).metadata.prompt if _is_task(name) else None
 
 
@@ -253,6 +257,9 @@ def check_instructions(prompts: Prompts, own_tasks: Iterable[str] = ()) -> None:
     Raises:
         ConfigError: it does not; the message names the nearest.
     """
+    import mteb
+    from mteb.abstasks.task_metadata import TaskType
+
     own = {*get_args(TaskType), *own_tasks}
     for key in prompts.instructions:
         name = key.removesuffix("-query").removesuffix("-document")
@@ -265,6 +272,8 @@ def check_instructions(prompts: Prompts, own_tasks: Iterable[str] = ()) -> None:
 
 
 def _is_task(name: str) -> bool:
+    import mteb
+
     try:
         mteb.get_task(name)
     except KeyError:

@@ -7,11 +7,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from mteb.models import ModelMeta
 from torch import Tensor
 
 from rayembed.assets.resolver import resolve_model
@@ -46,6 +45,9 @@ from rayembed.models.files import (
 from rayembed.models.load import check_loadable, load_model, saved_dtype, saved_widths
 from rayembed.models.saved_folder import read_graph
 from rayembed.models.tokens import PrefixTokenizer
+
+if TYPE_CHECKING:
+    from mteb.models import ModelMeta
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ class RayembedSpec(PromptedSpec):
         return self.settings.context_seed
 
     @property
-    def meta(self) -> ModelMeta:
+    def meta(self) -> "ModelMeta":
         """Name and a revision `<weights>-<all else that could change a score>`.
 
         That of cut vectors begins with `first256-`, that of small ones with `int8-` or `binary1-`,

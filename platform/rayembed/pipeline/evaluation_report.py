@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
+from rayembed.evaluation.air_bench.catalogue import VERSIONS
 from rayembed.evaluation.air_bench.scores import dev_file, dev_markdown, read_dev_scores
 from rayembed.evaluation.averages import averages, miracl_averages
 from rayembed.evaluation.benchmark_lines import BY_LANGUAGE
-from rayembed.evaluation.benchmarks import benchmark_names, benchmark_tasks
+from rayembed.evaluation.benchmarks import benchmark_tasks
 from rayembed.pipeline.evaluate import EvaluationResult
 from rayembed.tables import Cell, Table, console
 
@@ -21,13 +22,12 @@ def benchmark_averages(evaluated: EvaluationResult) -> dict[str, dict[str, float
 
     Of MIRACL: the languages that are scored, then the means over all 18 and over 16 of them.
     """
-    known = set(benchmark_names())
     found = {
         name: _by_language(name, evaluated)
         if name in BY_LANGUAGE
         else averages(name, _scores_in(name, evaluated))
         for name in evaluated.run.benchmarks
-        if name in known
+        if name not in VERSIONS
     }
     return {name: values for name, values in found.items() if values}
 

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_TELLS = 1.0
 _SECONDS_BETWEEN_LOOKS = 1.0
+_MOST_SECONDS_OF_A_START = 60.0
+"""A first runner that took longer waited for a place, and did not only import."""
 
 
 @contextmanager
@@ -185,16 +187,40 @@ def run_on_workers(
     )
     waiting = deque(longest_first(jobs))
     flying: dict[Any, Job] = {}
+    asked, began = time.monotonic(), None
     while waiting or flying:
-        while waiting and len(flying) < workers.runners:
+        at_once = runners_by_now(workers, time.monotonic(), asked, began)
+        while waiting and len(flying) < at_once:
             job = waiting.popleft()
             flying[run.remote(job, spec, handles, workers.tries, progress)] = job
         finished, _ = ray.wait(list(flying), timeout=_SECONDS_BETWEEN_LOOKS)
-        log.update(ray.get(progress.read.remote()))
+        told = ray.get(progress.read.remote())
+        log.update(told)
+        if told and began is None:
+            began = time.monotonic()
         for reference in finished:
             job = flying.pop(reference)
             log.finished.add(job.name)
             yield _done(job, reference)
+
+
+def runners_by_now(workers: Workers, now: float, asked: float, began: float | None) -> int:
+    """Number of tasks that may run side by side: as many as the settings name, else 1, then twice
+    as many each time that the first one has worked for as long as its start took. So small tasks
+    are not left to processes that import for longer than the tasks take.
+
+    Args:
+        now: seconds of a clock.
+        asked: when the first runner was asked for.
+        began: when it was there; None: it is not yet.
+    """
+    if workers.tasks_at_once is not None:
+        return workers.tasks_at_once
+    if began is None:
+        return 1
+    start = min(began - asked, _MOST_SECONDS_OF_A_START)
+    doublings = min(int((now - began) / start), workers.runners)
+    return min(workers.runners, 1 << doublings)
 
 
 def _done(job: Job, reference: Any) -> Done:
@@ -208,6 +234,7 @@ def _done(job: Job, reference: Any) -> Done:
 def _run(job: Job, spec: ModelSpec, handles: Sequence[Any], tries: int, progress: Any) -> Done:
     """The job with its outcome, or its error as a value; a Ray task."""
     logging.basicConfig(level="WARNING", format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+    progress.tell.remote(job.name, 0, 0)  # the runner is there
     tell, loads = _telling(progress), SharedLoads(progress, job.name)
 
     def make_model() -> PooledModel:

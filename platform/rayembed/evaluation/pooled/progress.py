@@ -3,9 +3,12 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from rayembed.evaluation.jobs import Job
 from rayembed.progress import duration
+
+if TYPE_CHECKING:
+    from rayembed.evaluation.jobs import Job
 
 _SECONDS_BEFORE_GUESSES = 30.0
 
@@ -49,7 +52,7 @@ class PoolProgress:
 class ProgressLog:
     """Tells of an evaluation: tasks done, texts with their rate, what runs now."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: "Sequence[Job]") -> None:
         self._sizes = {job.name: job.num_texts for job in jobs}
         self._texts: dict[str, tuple[int, int]] = {}
         self._first: tuple[float, int] | None = None
