@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import sys
 from pathlib import Path
 
 import prepared
@@ -12,6 +14,7 @@ from plain_scores import largest_difference, result_of
 from tiny_models import save_encoder
 
 import rayembed
+from rayembed.errors import TrackingError
 from rayembed.evaluation.benchmarks import MtebTask
 from rayembed.pipeline.evaluation_job import run_evaluation_job
 
@@ -92,6 +95,65 @@ def test_scores_are_those_of_plain_mteb_and_what_is_there_is_not_done_again(
     runs = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}").search_runs(["1"])
     assert len(runs) == 1
     assert set(runs[0].data.metrics) == {f"score/{name}" for name in (*SERVED, "Shop")}
+
+
+def test_an_evaluation_that_is_killed_is_one_run_with_all_scores(model, own_set, tmp_path):
+    import mlflow
+
+    names = ("First", "Second", "Third")
+    words = [f"--set=placement.storage_path={tmp_path / 'out'}", "--set=model.dtype=float32"]
+    words += [f"--own-set={name}={own_set}" for name in names]
+
+    def run_until(moment):
+        killed = str(ROOT / "tests" / "support" / "killed_evaluation.py")
+        command = [sys.executable, killed, moment, "--model", str(model), *words]
+        more = {"PYTHONPATH": str(ROOT / "platform"), "RAYEMBED_CACHE": str(tmp_path / "cache")}
+        done = prepared.run(command, env={**os.environ, **more}, timeout=400)
+        files = (tmp_path / "out" / "evaluation" / "results").rglob("*.json")
+        found = {path.stem: path.read_bytes() for path in files if path.stem in names}
+        return done, found
+
+    done, two = run_until("result-2")
+    assert done.returncode == -signal.SIGKILL
+    assert len(two) == 2
+    assert not (tmp_path / "out" / "mlflow.db").exists(), "nobody has been told"
+    done, all_of_them = run_until("sent")
+    assert done.returncode == -signal.SIGKILL
+    assert "2 of 3 tasks are scored already" in done.stderr
+    assert all_of_them.keys() == set(names)
+    assert two.items() <= all_of_them.items(), "what was scored was not done again"
+
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'out' / 'mlflow.db'}")
+    (killed,) = client.search_runs(["1"])
+    assert killed.info.status == "RUNNING", "the control: it was in the middle"
+    done, scored = run_until("never")
+    assert done.returncode == 0, done.stderr
+    assert scored == all_of_them
+    (tracked,) = client.search_runs(["1"])
+    assert tracked.info.run_id == killed.info.run_id
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.metrics.keys() == {f"score/{name}" for name in names}
+    for name in names:
+        (point,) = client.get_metric_history(tracked.info.run_id, f"score/{name}")
+        (of_split,) = json.loads(scored[name])["scores"]["test"]
+        assert point.value == pytest.approx(of_split["main_score"], abs=1e-6)
+    kept = {file.path for file in client.list_artifacts(tracked.info.run_id)}
+    assert kept >= {"results", "provenance.json"}
+
+
+def test_scores_are_shown_when_mlflow_has_gone(model, own_set, tmp_path, monkeypatch, capsys):
+    def gone(*_):
+        raise TrackingError("no MLflow server at http://made.up")
+
+    monkeypatch.setattr("rayembed.pipeline.evaluation_tracking.track", gone)
+    monkeypatch.setenv("RAYEMBED_CACHE", str(tmp_path / "cache"))
+    asked = ["--model", str(model), "--own-set", f"Shop={own_set}"]
+    asked += ["--set", f"placement.storage_path={tmp_path / 'out'}"]
+    assert run_evaluation_job(asked, about=None) == 1
+    told = capsys.readouterr()
+    assert "no MLflow server at http://made.up" in told.err
+    assert "ndcg_at_10" in told.out
+    assert "the same command sends the rest" in told.out
 
 
 @pytest.mark.parametrize(

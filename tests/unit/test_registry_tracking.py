@@ -157,10 +157,12 @@ def test_scores_files_and_provenance_arrive(opened, tmp_path):
     tracker.log_scores("eval", {"Wiki (en)": 0.5, "STS": 0.25}, 0)
     tracker.log_scores("eval", {"Wiki (en)": 0.75}, 10)
     opened().log_scores("eval", {"Wiki (en)": 0.75}, 10)  # submitted again
+    opened().log_scores("eval", {"Wiki (en)": 0.75, "STS": 0.5}, 10)  # with a further task
     tracker.log_artifact(plots, "plots")
     tracker.log_artifact(plots / "loss.svg")
     tracker.log_provenance({"code": {"version": "1", "commit": "c0", "uncommitted_changes": True}})
     assert stored(tracker, "eval/Wiki _en_") == [(0, 0.5), (10, 0.75)]
+    assert stored(tracker, "eval/STS") == [(0, 0.25), (10, 0.5)]
     client = MlflowClient(tracker.tracking_uri)
     names = {f.path for f in client.list_artifacts(tracker.run_id)}
     assert names == {"run.yaml", "plots", "loss.svg", "provenance.json"}

@@ -6,7 +6,7 @@ from rayembed.config.evaluation_run import EvaluationRun, ResultsPlace
 from rayembed.config.named_benchmarks import named_benchmarks
 from rayembed.config.override import override
 from rayembed.config.settings import parse
-from rayembed.errors import ConfigError
+from rayembed.errors import ConfigError, TrackingError
 from rayembed.pipeline.job import Job, JobContext, Reader, names_in, option
 
 
@@ -28,11 +28,15 @@ def _evaluate(run: EvaluationRun, context: JobContext) -> int:
 
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     evaluated = evaluate(run)
-    complete = track(evaluated, tracking_uri)
+    try:
+        complete = track(evaluated, tracking_uri)
+    except TrackingError as error:  # the scores are there, whatever became of MLflow
+        context.err.write(f"error: {error}\n")
+        complete = False
     print_evaluated(evaluated, context.out, tracking_uri=tracking_uri)
     if not complete:
         context.out.write("MLflow     has not got everything: the same command sends the rest\n")
-    return 1 if evaluated.failed else 0
+    return 0 if complete and not evaluated.failed else 1
 
 
 def _show(run: EvaluationRun, context: JobContext) -> None:

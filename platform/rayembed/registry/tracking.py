@@ -207,12 +207,17 @@ class Tracker:
         """Log scores as metrics `<name>/<task>` at the step.
 
         One name for one curve: `eval` for the model in training, at 0 before training and at the
-        step after each stage; the name of a baseline for a baseline. The same scores told again,
-        by a run that was submitted again, make no second point.
+        step after each stage; the name of a baseline for a baseline. A score that is told again,
+        by a run that was submitted again, makes no second point, whatever is told beside it.
         """
+        known: dict[str, float] = {}
+        for entry in self._outbox.entries():
+            if entry["kind"] == "scores" and entry["step"] == global_step:
+                known |= entry["values"]
         values = {f"{name}/{task}": float(score) for task, score in scores.items()}
-        told = {"kind": "scores", "values": values, "step": global_step}
-        if not any(told.items() <= entry.items() for entry in self._outbox.entries()):
+        new = {key: value for key, value in values.items() if known.get(key) != value}
+        if new:
+            told = {"kind": "scores", "values": new, "step": global_step}
             self._tell({**told, "time": time.time()})
 
     def log_artifact(self, path: str | Path, artifact_folder: str = "") -> None:
