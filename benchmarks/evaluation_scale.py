@@ -9,6 +9,13 @@ all vectors.
 
     python benchmarks/evaluation_scale.py --documents 8841823 --folder /tmp/scale
 
+`--air-bench` is a data set of AIR-Bench 24.05 in its place, of the size of qa's Wikipedia in
+English by default: 1,012,092 documents and 345 queries of the development split with labels, read
+as JSON Lines from a hub on loopback in a process of its own, then scored by a whole evaluation with
+its result file, in which the sample of queries is looked up.
+
+    python benchmarks/evaluation_scale.py --air-bench --folder /tmp/scale
+
 The folder is kept, and what lies in it is not made again. `--workers 2` works on Ray, whose
 processes are not counted in CPU seconds and memory.
 """
@@ -17,6 +24,7 @@ import argparse
 import json
 import os
 import resource
+import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +36,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from counted import own_peak
+from loopback import hub_beside
 
+MS_MARCO_SIZE = 8_841_823, 6980
+AIR_BENCH_SIZE = 1_012_092, 345
+"""Documents and queries."""
 FOUND = 10
 NOISE = 5.0
 """Length of the noise that is added to a document's unit vector to make a query's."""
@@ -72,33 +84,84 @@ class GivenVectors:
 ROLES = ("document", "query")
 
 
-def make(folder, documents, queries, width):
-    """Files of the set in BEIR's layout and of its vectors."""
+def make_vectors(folder, documents, queries, width):
+    """Files of the vectors, and of each query's relevant document."""
     rng = np.random.default_rng(0)
     vectors = np.lib.format.open_memmap(
         folder / "document.npy", "w+", np.float16, (documents, width)
     )
-    schema = pa.schema([("_id", pa.string()), ("title", pa.string()), ("text", pa.string())])
-    with pq.ParquetWriter(folder / "corpus.parquet", schema) as file:
-        for first in range(0, documents, _AT_ONCE):
-            count = min(_AT_ONCE, documents - first)
-            drawn = rng.standard_normal((count, width), dtype=np.float32)
-            vectors[first : first + count] = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
-            numbers = range(first, first + count)
-            texts = [f"{n} {_FILLER * (2 + n % 4)}" for n in numbers]
-            columns = [[f"d{n}" for n in numbers], [""] * count, texts]
-            file.write_table(pa.table(columns, schema))
+    for first in range(0, documents, _AT_ONCE):
+        count = min(_AT_ONCE, documents - first)
+        drawn = rng.standard_normal((count, width), dtype=np.float32)
+        vectors[first : first + count] = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
     relevant = rng.choice(documents, queries, replace=False)
     noise = rng.standard_normal((queries, width), dtype=np.float32)
     noise *= NOISE / np.linalg.norm(noise, axis=1, keepdims=True)
     np.save(folder / "query.npy", (vectors[relevant].astype(np.float32) + noise))
-    asked = [json.dumps({"_id": f"q{n}", "text": f"{n} which"}) for n in range(queries)]
+    np.save(folder / "relevant.npy", relevant)
+
+
+def document(number):
+    """Text of a document; its number names its vector."""
+    return f"{number} {_FILLER * (2 + number % 4)}"
+
+
+def make_set(folder, documents, relevant):
+    """Files of the set in BEIR's layout."""
+    schema = pa.schema([("_id", pa.string()), ("title", pa.string()), ("text", pa.string())])
+    with pq.ParquetWriter(folder / "corpus.parquet", schema) as file:
+        for first in range(0, documents, _AT_ONCE):
+            numbers = range(first, min(first + _AT_ONCE, documents))
+            columns = [[f"d{n}" for n in numbers], [""] * len(numbers), [*map(document, numbers)]]
+            file.write_table(pa.table(columns, schema))
+    asked = [json.dumps({"_id": f"q{n}", "text": f"{n} which"}) for n in range(len(relevant))]
     (folder / "queries.jsonl").write_text("\n".join(asked))
     (folder / "qrels").mkdir(exist_ok=True)
-    grades = [f"q{n}\td{document}\t1" for n, document in enumerate(relevant)]
+    grades = [f"q{n}\td{found}\t1" for n, found in enumerate(relevant)]
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(grades))
-    np.save(folder / "relevant.npy", relevant)
-    (folder / "made").touch()
+
+
+def make_data_set(folder, documents, relevant):
+    """Files of the data set as AIR-Bench has them, JSON Lines."""
+    numbers = range(len(relevant))
+    rows = {
+        "corpus": ({"id": f"d{n}", "text": document(n)} for n in range(documents)),
+        "queries": ({"id": f"q{n}", "text": f"{n} which"} for n in numbers),
+        "qrels": ({"qid": f"q{n}", "docid": f"d{relevant[n]}", "relevance": 1} for n in numbers),
+    }
+    for name, of_file in rows.items():
+        with (folder / f"{name}.jsonl").open("w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in of_file)
+
+
+def data_set():
+    """What the catalogue says of the data set."""
+    from rayembed.evaluation.air_bench.catalogue import air_bench_datasets
+
+    asked = {"tasks": ["qa"], "domains": ["wiki"], "languages": ["en"], "splits": ["dev"]}
+    (found,) = air_bench_datasets("AIR-Bench_24.05", **asked)
+    return found
+
+
+def repositories(folder):
+    """What the hub serves, and no revisions of its own."""
+    from air_bench_hub import card
+
+    about = data_set()
+    splits = {
+        "corpus": (about.repository, about.corpus_split),
+        "queries": (about.repository, about.queries_split("dev")),
+        "qrels": (about.labels_repository, about.labels_split("dev")),
+    }
+    files = {}
+    for name, (repository, split) in splits.items():
+        path = f"{about.version}/{about.name}/{name}.jsonl"
+        of_repository = files.setdefault(repository, {"listed": []})
+        of_repository[path] = (folder / f"{name}.jsonl").read_bytes()
+        of_repository["listed"].append({"split": split, "path": path})
+    for of_repository in files.values():
+        of_repository["README.md"] = card({about.version: of_repository.pop("listed")})
+    return files, {}
 
 
 def brute_force(folder, sample):
@@ -159,10 +222,11 @@ def pool_of(workers, threads):
     return partial(run_jobs, workers=asked)
 
 
-def settings():
+def settings(arguments):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--documents", type=int, default=8_841_823)
-    parser.add_argument("--queries", type=int, default=6980)
+    parser.add_argument("--air-bench", action="store_true", help="a data set of AIR-Bench")
+    parser.add_argument("--documents", type=int, help="default: 8,841,823; AIR-Bench: 1,012,092")
+    parser.add_argument("--queries", type=int, help="default: 6,980; AIR-Bench: 345")
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2, help="of each worker")
@@ -170,51 +234,101 @@ def settings():
     parser.add_argument("--keep", action="store_true", help="keep embeddings, as evaluations do")
     parser.add_argument("--sample", type=int, default=100, help="queries of brute force")
     parser.add_argument("--folder", type=Path, required=True)
-    return parser.parse_args()
+    given = parser.parse_args(arguments)
+    documents, queries = AIR_BENCH_SIZE if given.air_bench else MS_MARCO_SIZE
+    given.documents, given.queries = given.documents or documents, given.queries or queries
+    return given
 
 
-def main():
-    given = settings()
-    import torch
-
+def scored_set(given, folder, spec, store):
+    """Main score of the own set, and nDCG@10 of the first queries."""
     from rayembed.config.own_sets import RetrievalSet
-    from rayembed.config.small_vectors import StoredVectors
     from rayembed.evaluation.jobs import OF_QUERIES
-    from rayembed.evaluation.mteb_model import model_meta
     from rayembed.evaluation.own_set import OwnTask
-    from rayembed.evaluation.score import Store, score
-    from rayembed.registry.provenance import cpu_told
+    from rayembed.evaluation.score import score
 
-    torch.set_num_threads(given.threads)
-    folder = given.folder.absolute() / f"{given.documents}-{given.queries}-{given.width}"
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ["RAYEMBED_CACHE"] = str(folder / "cache")
-    if not (folder / "made").exists():
-        make(folder, given.documents, given.queries, given.width)
     texts = given.documents + given.queries
-    print(f"{cpu_told()}; {given.documents:,} documents of {given.width} dimensions, ", end="")
-    print(f"{given.queries:,} queries, embeddings {'kept' if given.keep else 'not kept'}")
-    print("| step | seconds | CPU seconds | texts/s | own MiB | bytes a text |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
     task = OwnTask(RetrievalSet(name="Scale", path=str(folder)))
     with timed("read and check the set", texts):
         task.load()
-    stamp = str(time.time_ns())
-    meta, stored = model_meta("given", stamp), StoredVectors(precision=given.precision)
-    spec = GivenVectors(str(folder), meta, stored=stored)
-    kept = str(folder / "embeddings") if given.keep else None
-    store = Store(str(folder / "results" / stamp), kept)
     pool = pool_of(given.workers, given.threads)
-    with timed(f"score, {given.workers} × {given.threads}, {given.precision}", texts):
+    with timed(shown(given), texts):
         scored = score(spec, [task], pool, store)
     assert not scored.failed, scored.failed
     (entry,) = scored.tasks[0].result.scores["test"]
     names = sorted(f"q{n}" for n in range(given.queries))
     ours = dict(zip(names, entry[OF_QUERIES], strict=True))
-    with timed(f"brute force, {given.sample} queries", texts):
+    return scored.scores["Scale"], np.array([ours[f"q{n}"] for n in range(given.sample)])
+
+
+def scored_data_set(given, folder, spec, store):
+    """The same of the data set of AIR-Bench."""
+    from rayembed.evaluation.air_bench.hub_data import load_data, load_labels
+    from rayembed.evaluation.air_bench.job import AIR_BENCH_RESULT, AirBenchJob
+    from rayembed.evaluation.score import score
+
+    texts, found = given.documents + given.queries, []
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as cache,
+        hub_beside(partial(repositories, folder), cache),
+    ):
+        job = AirBenchJob(data_set(), f"{store.results}/air-bench", cache=f"{cache}/arrow")
+        with timed("read from the hub", texts):
+            load_data(job.dataset, job.cache)
+            load_labels(job.dataset, job.cache)
+        pool = pool_of(given.workers, given.threads)
+        with timed(shown(given), texts):
+            score(spec, [], pool, store, beside=[job], on_done=found.append)
+    (done,) = found
+    assert done.error is None, done.error
+    outcome = done.outcome[AIR_BENCH_RESULT]["splits"]["dev"]
+    results = json.loads(Path(outcome["file"]).read_bytes())["search_results"]
+    gains = []
+    for n, document in enumerate(np.load(folder / "relevant.npy")[: given.sample]):
+        best = list(results[f"q{n}"])[:FOUND]
+        rank = best.index(f"d{document}") if f"d{document}" in best else np.inf
+        gains.append(1 / np.log2(rank + 2))
+    return outcome["scores"]["ndcg_at_10"], np.array(gains)
+
+
+def shown(given):
+    """What is scored, and how."""
+    return f"score, {given.workers} × {given.threads}, {given.precision}"
+
+
+def main(arguments=None):
+    given = settings(arguments)
+    import torch
+
+    from rayembed.config.small_vectors import StoredVectors
+    from rayembed.evaluation.mteb_model import model_meta
+    from rayembed.evaluation.score import Store
+    from rayembed.registry.provenance import cpu_told
+
+    torch.set_num_threads(given.threads)
+    kind = "air-bench-" if given.air_bench else ""
+    folder = given.folder.absolute() / f"{kind}{given.documents}-{given.queries}-{given.width}"
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["RAYEMBED_CACHE"] = str(folder / "cache")
+    if not (folder / "made").exists():
+        make_vectors(folder, given.documents, given.queries, given.width)
+        make_texts = make_data_set if given.air_bench else make_set
+        make_texts(folder, given.documents, np.load(folder / "relevant.npy"))
+        (folder / "made").touch()
+    print(f"{cpu_told()}; {given.documents:,} documents of {given.width} dimensions, ", end="")
+    print(f"{given.queries:,} queries, embeddings {'kept' if given.keep else 'not kept'}")
+    print("| step | seconds | CPU seconds | texts/s | own MiB | bytes a text |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    stamp = str(time.time_ns())
+    meta, stored = model_meta("given", stamp), StoredVectors(precision=given.precision)
+    spec = GivenVectors(str(folder), meta, stored=stored)
+    kept = str(folder / "embeddings") if given.keep else None
+    store = Store(str(folder / "results" / stamp), kept)
+    scored = scored_data_set if given.air_bench else scored_set
+    mean, found = scored(given, folder, spec, store)
+    with timed(f"brute force, {given.sample} queries", given.documents + given.queries):
         wanted = brute_force(folder, given.sample)
-    found = np.array([ours[f"q{n}"] for n in range(given.sample)])
-    print(f"nDCG@10 {scored.scores['Scale']:.6f}; of the first {given.sample} queries ", end="")
+    print(f"nDCG@10 {mean:.6f}; of the first {given.sample} queries ", end="")
     print(f"{found.mean():.6f}, by brute force {wanted.mean():.6f}; ", end="")
     print(f"{(np.abs(found - wanted) > 1e-5).sum()} of them differ by more than 1e-5")
 

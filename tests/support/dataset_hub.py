@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -54,6 +55,7 @@ class DatasetHub:
         return _sha1(repr(told).encode())
 
 
+@lru_cache(maxsize=1000)  # of a file with gigabytes it takes seconds, and each request wants it
 def _sha1(content: bytes) -> str:
     return hashlib.sha1(content, usedforsecurity=False).hexdigest()
 

@@ -100,9 +100,13 @@ def made_up_text(topic: str, number: int, *, words: int = 8) -> str:
     return " ".join(chance.choices([*TOPICS[topic], *_SPARE], k=words)) + f" {number}"
 
 
-def repositories_of(tasks: Sequence[Any]) -> dict[str, Files]:
-    """Name → path → content, of all repositories that mteb tasks read; aggregates' members too."""
-    return {task.metadata.dataset["path"]: _files_of(task) for task in _single(tasks)}
+def repositories_of(tasks: Sequence[Any], times: int = 1) -> dict[str, Files]:
+    """Name → path → content, of all repositories that mteb tasks read; aggregates' members too.
+
+    Args:
+        times: how many times as many documents, queries and rows there are.
+    """
+    return {task.metadata.dataset["path"]: _files_of(task, times) for task in _single(tasks)}
 
 
 def revisions_of(tasks: Sequence[Any]) -> dict[str, tuple[str, ...]]:
@@ -114,15 +118,16 @@ def revisions_of(tasks: Sequence[Any]) -> dict[str, tuple[str, ...]]:
 
 
 @contextmanager
-def mteb_hub(tasks: Sequence[Any], cache: Path) -> Iterator[DatasetHub]:
+def mteb_hub(tasks: Sequence[Any], cache: Path, times: int = 1) -> Iterator[DatasetHub]:
     """A hub with the repositories of these tasks, which `datasets` in this process reads.
 
     Processes that are started inside read it too: `HF_ENDPOINT` and `HF_HOME` are set.
 
     Args:
         cache: folder for what is downloaded; the user's own cache is left alone.
+        times: as `repositories_of` has it.
     """
-    served = dataset_hub(repositories_of(tasks), revisions=revisions_of(tasks))
+    served = dataset_hub(repositories_of(tasks, times), revisions=revisions_of(tasks))
     with served as hub, pytest.MonkeyPatch.context() as patch:
         read_from(patch, hub, cache)
         yield hub
@@ -153,30 +158,32 @@ def _single(tasks: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _files_of(task: Any) -> Files:
+def _files_of(task: Any, times: int) -> Files:
     metadata = task.metadata
     of_beir = metadata.dataset["path"].rpartition("/")[2].islower()
     files: Files
     match metadata.type:
         case "Retrieval" | "Reranking":
             ranked = metadata.type == "Reranking"
-            files = _beir_port(task) if of_beir and not ranked else _upload(task, ranked=ranked)
+            is_port = of_beir and not ranked
+            files = _beir_port(task, times) if is_port else _upload(task, times, ranked=ranked)
         case "Classification" if task.fast_loading:
-            files = _rows_with_languages(task, _classes, "json.gz")
+            files = _rows_with_languages(task, lambda split: _classes(split, times), "json.gz")
         case "Classification" if metadata.is_multilingual:
-            files = _classes_by_language(task)
+            files = _classes_by_language(task, times)
         case "Classification":
-            files = {f"{split}.jsonl": _lines(_classes(split)) for split in ("train", "test")}
+            splits = ("train", "test")
+            files = {f"{split}.jsonl": _lines(_classes(split, times)) for split in splits}
         case "Clustering":
-            files = {"test.jsonl.gz": gzip.compress(_lines(_cluster_sets()))}
+            files = {"test.jsonl.gz": gzip.compress(_lines(_cluster_sets(times)))}
         case "PairClassification":
-            files = {"test.jsonl.gz": gzip.compress(_lines([_pairs()]))}
+            files = {"test.jsonl.gz": gzip.compress(_lines([_pairs(times)]))}
         case "STS" if task.fast_loading:
-            files = _rows_with_languages(task, lambda split: _graded(task), "jsonl.gz")
+            files = _rows_with_languages(task, lambda split: _graded(task, times), "jsonl.gz")
         case "STS":
-            files = {"test.jsonl.gz": gzip.compress(_lines(_graded(task)))}
+            files = {"test.jsonl.gz": gzip.compress(_lines(_graded(task, times)))}
         case "Summarization":
-            files = {_SUMMEVAL: _parquet(_summaries())}
+            files = {_SUMMEVAL: _parquet(_summaries(times))}
         case kind:
             raise ValueError(f"no layout is known of {metadata.name}, a task of type {kind}")
     return files
@@ -202,7 +209,7 @@ def _parquet(rows: Rows) -> bytes:
     return buffer.getvalue()
 
 
-def _judged(*, ranked: bool = False, first: int = 0) -> dict[str, Rows]:
+def _judged(times: int, *, ranked: bool = False, first: int = 0) -> dict[str, Rows]:
     """Documents, queries, and judgements: two documents of its topic are relevant to a query.
 
     Queries are named `<impression>_<number>`, as MIND's are, whose queries with one impression are
@@ -219,9 +226,9 @@ def _judged(*, ranked: bool = False, first: int = 0) -> dict[str, Rows]:
             "title": topics[n % 4] if n % 3 else "",
             "text": made_up_text(topics[n % 4], first + n, words=16),
         }
-        for n in range(30)
+        for n in range(30 * times)
     ]
-    places = {f"q{n // 2}_{n}": n // 2 % 4 for n in range(6)}
+    places = {f"q{n // 2}_{n}": n // 2 for n in range(6 * times)}
     queries = [
         {"id": name, "text": _beginnings(documents[place + 4], documents[place + 8])}
         for name, place in places.items()
@@ -239,12 +246,19 @@ def _judged(*, ranked: bool = False, first: int = 0) -> dict[str, Rows]:
         ],
     }
     if ranked:
-        candidates = [f"d{n}" for n in range(16, 30)]
         found["top_ranked"] = [
-            {"query-id": query, "corpus-ids": [f"d{place + 4}", f"d{place + 8}", *candidates]}
+            {
+                "query-id": query,
+                "corpus-ids": [f"d{place + 4}", f"d{place + 8}", *_candidates(place, times)],
+            }
             for query, place in places.items()
         ]
     return found
+
+
+def _candidates(place: int, times: int) -> list[str]:
+    """Fourteen documents that are relevant to no query."""
+    return [f"d{16 * times + (14 * place + n) % (14 * times)}" for n in range(14)]
 
 
 def _beginnings(*documents: Mapping[str, str]) -> str:
@@ -256,9 +270,9 @@ def _first_text(task: Any) -> int:
     return 100_000 * (zlib.crc32(task.metadata.dataset["path"].encode()) % 1_000)
 
 
-def _beir_port(task: Any) -> Files:
+def _beir_port(task: Any, times: int) -> Files:
     (split,) = task.metadata.eval_splits
-    data = _judged(first=_first_text(task))
+    data = _judged(times, first=_first_text(task))
     texts = {
         part: [{"_id": row["id"], **row} for row in data[part]] for part in ("corpus", "queries")
     }
@@ -280,22 +294,23 @@ def _beir_port(task: Any) -> Files:
     }
 
 
-def _upload(task: Any, *, ranked: bool) -> Files:
+def _upload(task: Any, times: int, *, ranked: bool) -> Files:
     """As mteb's `push_dataset_to_hub` lays out retrieval and reranking."""
     (split,) = task.metadata.eval_splits
     files: Files = {}
     configs: dict[str, dict[str, str]] = {}
     for number, subset in enumerate(_LANGUAGES if task.metadata.is_multilingual else ("",)):
-        for part, rows in _judged(ranked=ranked, first=_first_text(task) + number * 5_000).items():
+        first = _first_text(task) + number * 5_000
+        for part, rows in _judged(times, ranked=ranked, first=first).items():
             config = f"{subset}-{part}" if subset else part
             configs[config] = {split: f"{config}/{split}-*"}
             files[f"{config}/{split}-{_SHARD}.parquet"] = _parquet(rows)
     return {"README.md": _card(configs), **files}
 
 
-def _classes(split: str) -> Rows:
+def _classes(split: str, times: int) -> Rows:
     """Enough rows of a class for the 32 examples that some tasks train on."""
-    num_of_class, first = (36, 0) if split == "train" else (8, 500)
+    num_of_class, first = (36 * times, 0) if split == "train" else (8 * times, 500 * times)
     return [
         {"text": made_up_text(topic, first + n), "label": label, "label_text": topic}
         for n in range(num_of_class)
@@ -303,7 +318,7 @@ def _classes(split: str) -> Rows:
     ]
 
 
-def _classes_by_language(task: Any) -> Files:
+def _classes_by_language(task: Any, times: int) -> Files:
     splits = ("train", *task.metadata.eval_splits)
     configs = {
         language: {split: f"{language}/{split}-*" for split in splits} for language in _LANGUAGES
@@ -311,7 +326,7 @@ def _classes_by_language(task: Any) -> Files:
     return {
         "README.md": _card(configs),
         **{
-            f"{language}/{split}-{_SHARD}.parquet": _parquet(_classes(split))
+            f"{language}/{split}-{_SHARD}.parquet": _parquet(_classes(split, times))
             for language in _LANGUAGES
             for split in splits
         },
@@ -341,22 +356,25 @@ def _rows_with_languages(task: Any, rows: Any, ending: str) -> Files:
     return files
 
 
-def _cluster_sets() -> Rows:
+def _cluster_sets(times: int) -> Rows:
     """Three sets of texts, each to be clustered by itself."""
+    size = 12 * times
     return [
         {
-            "sentences": [made_up_text(topic, 40 * s + n) for n in range(12) for topic in TOPICS],
-            "labels": [topic for _ in range(12) for topic in TOPICS],
+            "sentences": [
+                made_up_text(topic, 40 * times * s + n) for n in range(size) for topic in TOPICS
+            ],
+            "labels": [topic for _ in range(size) for topic in TOPICS],
         }
         for s in range(3)
     ]
 
 
-def _pairs() -> dict[str, list[Any]]:
+def _pairs(times: int) -> dict[str, list[Any]]:
     """All pairs in one row: alike, or of another topic."""
     topics = list(TOPICS)
-    first = [(topic, n) for n in range(10) for topic in topics]
-    other = [(t if n % 2 else topics[(topics.index(t) + 1) % 4], n + 200) for t, n in first]
+    first = [(topic, n) for n in range(10 * times) for topic in topics]
+    other = [(t if n % 2 else topics[(topics.index(t) + 1) % 4], n + 200 * times) for t, n in first]
     return {
         "sent1": [made_up_text(*place) for place in first],
         "sent2": [made_up_text(*place) for place in other],
@@ -364,31 +382,32 @@ def _pairs() -> dict[str, list[Any]]:
     }
 
 
-def _graded(task: Any) -> Rows:
+def _graded(task: Any, times: int) -> Rows:
     """Pairs whose grade is the share of words that they have in common, in the task's range."""
     topics = list(TOPICS)
     rows = []
-    for n in range(24):
+    for n in range(24 * times):
         text = made_up_text(topics[n % 4], n, words=10).split()
         kept = text[: n % 11]
-        other = kept + made_up_text(topics[(n + 1) % 4], n + 300, words=10).split()[len(kept) :]
+        other = made_up_text(topics[(n + 1) % 4], n + 300 * times, words=10).split()
+        other = kept + other[len(kept) :]
         grade = task.min_score + (task.max_score - task.min_score) * len(kept) / 10
         rows.append({"sentence1": " ".join(text), "sentence2": " ".join(other), "score": grade})
     return rows
 
 
-def _summaries() -> Rows:
+def _summaries(times: int) -> Rows:
     """Texts with summaries by people and by machines, these with grades."""
     rows = []
-    for n in range(4):
-        topic, other = list(TOPICS)[n], list(TOPICS)[(n + 1) % 4]
+    for n in range(4 * times):
+        topic, other = list(TOPICS)[n % 4], list(TOPICS)[(n + 1) % 4]
         good = [made_up_text(topic, 10 * n + k) for k in range(3)]
         bad = [made_up_text(other, 10 * n + k) for k in range(3)]
         rows.append(
             {
                 "id": f"s{n}",
                 "text": made_up_text(topic, n, words=40),
-                "human_summaries": [made_up_text(topic, 70 + n + k) for k in range(2)],
+                "human_summaries": [made_up_text(topic, 70 * times + n + k) for k in range(2)],
                 "machine_summaries": [*good, *bad],
                 "relevance": [5.0, 4.3, 4.0, 2.7, 2.0, 1.3],
                 "coherence": [5.0, 4.0, 4.0, 3.0, 2.0, 1.0],
