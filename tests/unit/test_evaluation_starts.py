@@ -24,9 +24,9 @@ told("progress", "mteb", "torch", "ray")
 from rayembed.evaluation.pooled.dispatch.on_ray import Worker
 worker = Worker(pickle.loads(Path(sys.argv[1]).read_bytes()), None, "cpu", 1)
 assert worker.ready() is None
-told("worker", "mteb", "datasets", "torch")
+told("worker", "mteb", "datasets", "sklearn", "torch")
 import rayembed.evaluation.pooled.on_ray
-told("runner", "mteb", "datasets", "torch")
+told("runner", "mteb", "datasets", "sklearn", "torch")
 """
 
 
@@ -36,7 +36,11 @@ def test_only_who_scores_imports_mteb(tmp_path):
     command = [sys.executable, "-c", SEEN, str(tmp_path / "spec")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["progress", "worker torch", "runner mteb datasets torch"]
+    assert done.stdout.splitlines() == [
+        "progress",
+        "worker torch",
+        "runner mteb datasets sklearn torch",
+    ]
 
 
 @pytest.mark.parametrize(
