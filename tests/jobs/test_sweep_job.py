@@ -8,6 +8,7 @@ import pytest
 from tiny_job import run_here, write_inputs
 from tiny_sweep import (
     RATE,
+    alone,
     command,
     kill_in_the_middle,
     submit,
@@ -15,6 +16,7 @@ from tiny_sweep import (
     sweep_over,
 )
 
+from rayembed.pipeline.validation import VALIDATION_FILE, read_validation_log
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.tuning.trial_store import TrialRecord, TrialStore
 
@@ -84,6 +86,23 @@ def check_tracked(folder: Path, records: dict[str, TrialRecord]) -> None:
     assert {"report.md", "trials.csv", "parallel_coordinates.png"} <= names
 
 
+def check_best_alone(folder: Path, records: dict[str, TrialRecord], *arguments: str) -> None:
+    """The best trial's settings, trained without a sweep, give its scores to the last digit."""
+    best = max((r for r in records.values() if r.final is not None), key=lambda r: r.final.score)
+    done = submit(alone(folder, best.values[RATE], *arguments), seconds=700)
+    assert done.returncode == 0, done.stderr[-4000:]
+    runs = folder / "outputs" / "runs"
+    scored, by_itself = (
+        read_validation_log(runs / name / VALIDATION_FILE) for name in (best.key, "alone")
+    )
+    assert scored == by_itself
+    assert best.final.score in {line["score"] for line in by_itself}
+    others = [
+        read_validation_log(runs / key / VALIDATION_FILE) for key in records if key != best.key
+    ]
+    assert by_itself not in others
+
+
 def check_no_traceback(printed: str) -> None:
     """The driver printed none. Lines of other processes have their names in front: Ray's own
     handler of SIGTERM leaves one in an actor that is ended while it drops a handle.
@@ -105,6 +124,21 @@ def test_a_killed_sweep_goes_on_and_repeats_no_trial(tmp_path):
     check_tracked(tmp_path, after)
     assert "rates version 1 (models:/rates@candidate)" in again.stdout
     check_no_traceback(again.stderr)
+    check_best_alone(tmp_path, after)
+
+
+@pytest.mark.slow("the sweep above, its trials side by side")
+@pytest.mark.timeout(1500)
+def test_side_by_side_trials_score_as_alone(tmp_path):
+    write_inputs(tmp_path)
+    beside = ("--set", "placement.validation_cpus=0.5", "--set", "placement.threads_per_worker=1")
+    rates = "grid(0.01, 0.003)"
+    done = submit(sweep_over(tmp_path, rates, *beside, "--with", "trials_at_once=2"), seconds=700)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "2 of 2 trials to run, 2 at a time" in done.stderr
+    records = TrialStore(str(tmp_path / "outputs" / "sweeps" / "rates")).read()
+    assert {record.state for record in records.values()} == {"finished"}
+    check_best_alone(tmp_path, records, *beside)
 
 
 @pytest.mark.slow("a soak: the smaller sweep above is killed and goes on in the same way")

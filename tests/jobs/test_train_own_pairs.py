@@ -12,6 +12,7 @@ import pytest
 from own_pairs import own_run
 from tiny_job import ROOT
 
+from rayembed.config.override import override
 from rayembed.data.artifacts import open_artifact
 from rayembed.data.parts import read_records
 
@@ -21,7 +22,8 @@ OUR_LINE = r"\d\d:\d\d:\d\d  \S"
 
 
 def test_base_trained_and_bm25_stand_side_by_side(tmp_path: Path) -> None:
-    run = own_run(tmp_path)
+    while_training = "{data: {kind: held_out}, keep: last, every_steps: 1}"
+    run = override(own_run(tmp_path), [f"evaluation.validation={while_training}"])
     (tmp_path / "run.yaml").write_text(run.to_yaml())
     job = (sys.executable, ROOT / "jobs" / "train_biencoder.py", "--recipe", tmp_path / "run.yaml")
     done = subprocess.run(job, check=False, capture_output=True, text=True)
@@ -36,6 +38,11 @@ def test_base_trained_and_bm25_stand_side_by_side(tmp_path: Path) -> None:
     scores = {name: float(score) for name, score in rows}
     assert scores.keys() == {"untrained", "stage 1: finetune", "BM25"}
     assert scores["untrained"] != scores["stage 1: finetune"]
+    lines = (folder / "validation.jsonl").read_text().splitlines()
+    assert len(lines) == run.total_steps
+    assert json.loads(lines[-1])["scores"] == pytest.approx(
+        {"pairs-held-out": scores["stage 1: finetune"]}, abs=1e-4
+    )
     assert "Held out   pairs-held-out: " in done.stdout
     assert "queries over 20 documents that no training row has" in done.stdout
     card = (folder / "models" / "finetune" / "README.md").read_text()

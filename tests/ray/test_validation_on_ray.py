@@ -132,7 +132,7 @@ def real(cluster, folder, plan):
     """Weights of the last step, and what MLflow is told, of a stage with real scores."""
     run = make_run(folder, validation=settings(keep="last"))
     told: list[tuple[str, dict[str, float], int]] = []
-    validation = validation_of(run, 100, lambda *given: told.append(given))
+    validation = validation_of(run, (), 100, lambda *given: told.append(given))
     return train(run, plan, folder / "out" / "real", validation), run, told
 
 
@@ -208,6 +208,6 @@ def test_real_scores_are_those_of_the_weights_and_tell_the_step_of_the_run(real,
     assert {name for name, _, _ in told} == {"validation"}
     last = {step: scores for _, scores, step in told}[112]
     with one_thread():
-        here = score_weights(run, str(folder / "out" / "real" / "weights.safetensors"), "cpu")
+        here = score_weights((), run, str(folder / "out" / "real" / "weights.safetensors"), "cpu")
     assert last == pytest.approx({**here, "score": here["validation"]}, abs=1e-4)
     assert len({scores["validation"] for _, scores, _ in told}) > 1

@@ -32,8 +32,23 @@ def sweep_over(
     folder: Path, rates: str, *arguments: str, steps: int = 8, every: int = 4
 ) -> list[str]:
     """A sweep over learning rates, with a score every so many steps."""
+    return [
+        *script("jobs/sweep_recipe.py", "--recipe", f"{folder}/run.yaml"),
+        *("--name", "rates", *_settings(rates, steps, every), *arguments),
+    ]
+
+
+def alone(folder: Path, rate: str, *arguments: str, steps: int = 8, every: int = 4) -> list[str]:
+    """The training, by itself and under another name, of a trial of this rate."""
+    return [
+        *script("jobs/train_nvembed.py", "--recipe", f"{folder}/run.yaml"),
+        *("--name", "alone", *_settings(rate, steps, every), *arguments),
+    ]
+
+
+def _settings(rate: str, steps: int, every: int) -> list[str]:
     settings = {
-        RATE: rates,
+        RATE: rate,
         "evaluation.benchmarks": "[]",
         "evaluation.validation.every_steps": str(every),
         "stages.retrieval.steps": str(steps),
@@ -41,10 +56,7 @@ def sweep_over(
         "placement.cpus_per_worker": "0.5",
     }
     given = [word for path, value in settings.items() for word in ("--set", f"{path}={value}")]
-    return [
-        *script("jobs/sweep_recipe.py", "--recipe", f"{folder}/run.yaml"),
-        *("--stage", "retrieval", "--name", "rates", *given, *arguments),
-    ]
+    return ["--stage", "retrieval", *given]
 
 
 def environment() -> dict[str, str]:

@@ -1,10 +1,11 @@
 """Settings of scores while training goes on, and which of them are part of a run's identity."""
 
 import pytest
+from own_pairs import own_run
 from settings_leaves import leaves, other_value, put
 
 from rayembed.config.override import override
-from rayembed.config.run import Run
+from rayembed.config.run import Run, of_stages
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.recipes.catalogue import get_recipe
@@ -95,6 +96,27 @@ def test_instructions_of_validation_tasks_alone_are_identity():
     assert elsewhere.fingerprint == run.fingerprint
 
 
+def test_what_is_refused_of_a_held_out_part(tmp_path):
+    held_out = "evaluation.validation={data: {kind: held_out}, every_steps: 1}"
+    run = own_run(tmp_path, held_out)
+    assert run.validation_names == ("pairs-held-out",)
+    told = override(run, ["evaluation.instructions={pairs-held-out: other words}"])
+    assert told.fingerprint != run.fingerprint
+    weighted = "evaluation.validation.weights={pears-held-out: 2}"
+    with pytest.raises(
+        ConfigError, match=r"evaluation\.validation\.weights names 'pears-held-out'"
+    ):
+        override(run, [weighted])
+    second = {**run.stages[0].model_dump(mode="json"), "name": "second", "datasets": {"more": 1}}
+    values = run.model_dump(mode="json")
+    more = {**values["data"]["datasets"][0], "name": "more", "held_out": None}
+    values["data"]["datasets"].append(more)
+    two = parse(Run, {**values, "stages": [*values["stages"], second]})
+    assert of_stages(two, ["finetune"]).validation_names == ("pairs-held-out",)
+    with pytest.raises(ConfigError, match="none of this run does"):
+        of_stages(two, ["second"])
+
+
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
@@ -104,6 +126,7 @@ def test_instructions_of_validation_tasks_alone_are_identity():
         ("evaluation.validation.data.sets=[]", "at least 1 item"),
         ("evaluation.validation.data.sets.topics.name=groups", "own sets have the name 'groups'"),
         ("evaluation.validation.data.kind=wiki", "must be one of"),
+        ("evaluation.validation.data={kind: held_out}", "none of this run does; set data.datasets"),
         ("evaluation.validation.patience=1", "no setting 'evaluation.validation.patience'"),
     ],
 )

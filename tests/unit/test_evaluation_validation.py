@@ -218,7 +218,7 @@ def test_a_nano_task_without_its_hub_is_told_before_training(tmp_path, monkeypat
 
     monkeypatch.setattr(type(mteb.get_task("NanoNQRetrieval")), "load_data", load_data)
     with pytest.raises(
-        DataError, match=r"'NanoNQRetrieval' \(ConnectionError\): no hub.*kind=beir"
+        DataError, match=r"'NanoNQRetrieval' \(ConnectionError\): no hub.*kind=held_out, or beir"
     ):
         check_validation(nano_run(tmp_path))
 

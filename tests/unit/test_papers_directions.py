@@ -29,6 +29,7 @@ from rayembed_papers.directions.report import (
     findings_table,
     notes_of,
 )
+from rayembed_papers.tables import encoder_rows, llm_rows
 
 ALL = directions()
 
@@ -100,6 +101,51 @@ def test_there_are_more_than_twenty_five_and_keys_are_checked():
     assert get_directions([])[3].key == ALL[3].key
     with pytest.raises(ConfigError, match="no direction 'mas'; did you mean 'mask'"):
         get_directions(["mas"])
+
+
+def test_printed_differences_are_those_of_the_printed_tables():
+    four, seven, eight, cde = (
+        llm_rows.printed_nvembed_4(),
+        encoder_rows.printed_nomic_7(),
+        encoder_rows.printed_nomic_8(),
+        encoder_rows.printed_cde_1(),
+    )
+    two, five, twelve = llm_rows.CAUSAL2VEC_2, llm_rows.CAUSAL2VEC_5, llm_rows.CAUSAL2VEC_12
+    expected = {
+        "two-stages": (four, "two stages", "single stage"),
+        "stage-order": (four, "two stages", "reversed stages"),
+        "in-batch": (four, "single stage", "single stage, in-batch"),
+        "examples": (four, "two stages", "labels for documents"),
+        "moe-layers": (seven, "every other layer, batch × 4", "every layer, batch × 4"),
+        "margin": (
+            *(eight, "Arctic Embed Large, margin 0.95, 4 negatives"),
+            "Arctic Embed Large, margin none, 4 negatives",
+        ),
+        "negatives": (
+            *(eight, "Stella 1.5B, margin 0.95, 10 negatives"),
+            "Stella 1.5B, margin 0.95, 4 negatives",
+        ),
+        "clusters": (cde, "contextual batches", "neither"),
+        "context": (cde, "contextual architecture", "neither"),
+        "context-clusters": (cde, "both", "contextual batches"),
+        "clusters-context": (cde, "both", "contextual architecture"),
+        "contextual-token": (two, "Contextual token", "neither"),
+        "concat": (two, "Contextual token and concatenation", "Contextual token"),
+        "one-token": (
+            *(five, "model.num_contextual_tokens=1"),
+            "model.num_contextual_tokens=8",
+        ),
+        "concat-average": (twelve, "model.representation=concat", "model.representation=average"),
+        "concat-encoder": (
+            *(twelve, "model.representation=concat"),
+            "model.representation=concat_encoder",
+        ),
+    }
+    of_key = {one.key: one.printed for one in ALL}
+    for key, (table, better, worse) in expected.items():
+        column = next(iter(table[better]))  # the average, or the small LLM's
+        difference = table[better][column] - table[worse][column]
+        assert of_key[key] == pytest.approx(difference, abs=1e-9), key
 
 
 def test_shorter_queries_without_examples_stand_against_longer_ones_with_them():

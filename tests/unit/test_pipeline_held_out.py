@@ -12,12 +12,15 @@ from rayembed.config.data_run import data_of
 from rayembed.config.override import override
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.prepare import prepare, prepare_datasets
-from rayembed.errors import ConfigError
+from rayembed.errors import ConfigError, DataError
+from rayembed.evaluation import validation
+from rayembed.evaluation.validation import validation_factories
 from rayembed.pipeline.at_hand import AtHand
 from rayembed.pipeline.data_tables import print_data_run, print_prepared
 from rayembed.pipeline.dry_run import print_dry_run
 from rayembed.pipeline.held_out import held_out_sets, with_sets
 from rayembed.pipeline.task_facts import task_facts
+from rayembed.pipeline.validation import check_validated
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.gates import decide, parse_requirement
 from rayembed.registry.scores import read_results
@@ -63,6 +66,21 @@ def test_base_and_baselines_are_scored_on_the_held_out_part(folder: Path, tmp_pa
     off = override(run, [NULL])
     none = prepare(off, PipelineContext(str(tmp_path / "out"), run.seed))
     assert held_out_sets(off, none) == []
+
+
+def test_training_is_scored_on_the_held_out_part_if_it_is_small(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = own_run(folder, "evaluation.validation={data: {kind: held_out}, every_steps: 1}")
+    assert validation_factories(run) == []  # before it is made there is nothing to look at
+    held_out = held_out_sets(run, prepare(run, PipelineContext(str(tmp_path), run.seed)))
+    check_validated(run, held_out)
+    (factory,) = validation_factories(with_sets(run, held_out))
+    assert (factory.name, factory.size) == ("pairs-held-out", (20, "documents"))
+    monkeypatch.setattr(validation, "MAX_SIZE", 19)
+    told = r"pairs-held-out has 20 documents, more than 19.*hold fewer out"
+    with pytest.raises(DataError, match=told):
+        check_validated(run, held_out)
 
 
 def test_a_run_ends_with_scores_unless_it_says_otherwise(folder: Path) -> None:

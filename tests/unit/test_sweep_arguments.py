@@ -74,17 +74,15 @@ def test_the_documented_asha_on_own_pairs_is_a_sweep():
     words = shlex.split(
         (ROOT / "docs/sweeps.md").read_text().partition("`--scheduler asha ")[2].partition("`")[0]
     )
-    assert len(words) == 4
-    sweep = (
-        sweep_job()
-        .resolve(
-            ["--recipe", "biencoder", "--set", "seed=grid(0, 1)", "--scheduler", "asha", *words]
-        )[0]
-        .sweep
-    )
-    check_sweep(sweep)
-    assert metric_source(sweep) == "validation"
-    assert first_score(sweep.base) == 100
+    assert len(words) == 2
+    judged = words[1].replace("{kind: held_out}", "{kind: beir, path: judged/}")
+    assert judged != words[1]
+    searched = ["--recipe", "biencoder", "--set", "seed=grid(0, 1)", "--scheduler", "asha", "--set"]
+    for validation in (words[1], judged):
+        sweep = sweep_job().resolve([*searched, validation])[0].sweep
+        check_sweep(sweep)
+        assert metric_source(sweep) == "validation"
+        assert first_score(sweep.base) == 100
 
 
 def test_a_text_that_is_like_a_domain_is_a_text():

@@ -15,6 +15,7 @@ from rayembed.config.sweep import Sweep, deciding
 from rayembed.errors import ArtifactError, ConfigError, WorkerError
 from rayembed.pipeline import sweep as job
 from rayembed.pipeline import sweep_trial
+from rayembed.pipeline.sweep_dry_run import expected_time
 from rayembed.pipeline.sweep_report import report_text
 from rayembed.recipes.adaptation import get_adaptation
 from rayembed.recipes.catalogue import get_recipe
@@ -55,6 +56,27 @@ def test_another_sweep_of_the_name_is_refused_and_the_same_goes_on(tmp_path):
     (place / job.SWEEP_FILE).write_text("name: [")
     with pytest.raises(ArtifactError, match="cannot be read"):
         job._as_begun(sweep, str(place))
+
+
+def test_a_sweep_goes_on_with_its_data_alone(tmp_path):
+    sweep, place = make_sweep(tmp_path), tmp_path / "s"
+    job._check_data(sweep, str(place), {"a": ["retrieval-1"]})  # nothing is begun
+    place.mkdir()
+    (place / job.DATA_FILE).write_text('{"a": ["retrieval-1"], "b": ["retrieval-2"]}')
+    job._check_data(sweep, str(place), {"a": ["retrieval-1"]})  # fewer trials are asked for
+    job._check_data(sweep, str(place), {"a": ["retrieval-1"], "c": ["retrieval-3"]})
+    told = r"plan retrieval-2 would be retrieval-4 now.*another --name"
+    with pytest.raises(ArtifactError, match=told):
+        job._check_data(sweep, str(place), {"a": ["retrieval-1"], "b": ["retrieval-4"]})
+
+
+def test_what_is_left_is_estimated(tmp_path):
+    sweep = make_sweep(tmp_path)
+    trials = known_trials(sweep)
+    whole, half = expected_time(sweep, trials, 2), expected_time(sweep, trials[:1], 1)
+    steps = trials[0].run.total_steps
+    assert whole.startswith(f"2 trials with {2 * steps} steps in all")
+    assert half.startswith(f"1 trial with {steps} steps in all")
 
 
 def test_failed_trials_are_told_at_the_end_with_what_to_do():

@@ -5,7 +5,7 @@ import io
 import pytest
 from own_pairs import write_pairs
 
-from rayembed.config.sweep import Sweep
+from rayembed.config.sweep import Sweep, metric_source
 from rayembed.errors import ConfigError, DataError
 from rayembed.pipeline import sweep_trial
 from rayembed.pipeline.sweep_dry_run import print_sweep
@@ -98,6 +98,24 @@ def test_the_first_rung_of_asha_lies_within_the_epochs(tmp_path):
     assert bracket._rungs[-1][0] == 10
     with pytest.raises(ConfigError, match=r"set evaluation\.validation\.every_steps to less"):
         check_sweep(sweep_of(tmp_path, *judged[::2], "seed=grid(0, 1)", arguments=arguments))
+
+
+def test_asha_on_pairs_alone_takes_what_they_hold_out(tmp_path):
+    arguments = ("--scheduler", "asha")
+    with pytest.raises(ConfigError, match=r"validation\.data to \{kind: held_out\}"):
+        check_sweep(sweep_of(tmp_path, "seed=grid(0, 1)", arguments=arguments))
+    held_out = "evaluation.validation={data: {kind: held_out}, every_steps: 10}"
+    sweep = sweep_of(tmp_path, held_out, "seed=grid(0, 1)", arguments=arguments)
+    check_sweep(sweep)
+    assert metric_source(sweep) == "validation"
+    assert sweep.base.validation_names == ("pairs-held-out",)
+    share = "data.datasets.pairs.held_out.share=grid(0.1, 0.2)"
+    for settings in ((held_out, share), (share,)):
+        with pytest.raises(ConfigError, match=r"by what their data sets hold out, and differ"):
+            check_sweep(sweep_of(tmp_path, *settings))
+    weighted = (*arguments, "--with", "metric.weights.pairs=1")
+    with pytest.raises(ConfigError, match=r"names 'pairs', which the validation .* not score"):
+        check_sweep(sweep_of(tmp_path, held_out, "seed=grid(0, 1)", arguments=weighted))
 
 
 def test_lengths_that_cannot_be_are_told(tmp_path):

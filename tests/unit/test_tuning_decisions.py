@@ -106,7 +106,7 @@ def test_optuna_draws_where_earlier_trials_scored_well(tmp_path):
         assert texts(sweep.domains, typed(sweep.domains, values)) == values
     assert searcher(make_sweep(tmp_path, {RATE: "grid(1)"}), []) is None
     begun = {RATE: "0.05", RANK: "3", MASK: "causal"}
-    first = searcher(sweep, [*done, record("x", {2: 0.1}, begun, state="running")]).suggest("0")
+    first = searcher(sweep, [*done, record("x", {2: 0.1}, begun, state="begun")]).suggest("0")
     assert texts(sweep.domains, first) == begun
 
 

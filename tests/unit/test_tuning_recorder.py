@@ -7,7 +7,7 @@ from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
-from rayembed.tuning.on_ray import trial_args
+from rayembed.tuning.on_ray import message_in, trial_args
 from rayembed.tuning.recorder import TrialRecorder
 from rayembed.tuning.trial_store import TrialRecord, TrialStore
 from rayembed.tuning.trials import known_trials, make_trial, number_left
@@ -52,7 +52,7 @@ def test_a_trial_is_known_from_its_start_on(trial_store):
     """A driver that is killed before the first score leaves it to the next submission."""
     recorder = TrialRecorder(trial_store, {})
     recorder.record_start(TrialRecord("a", "", {RATE: "1"}))
-    assert (trial_store.find("a").state, trial_store.find("a").score) == ("running", None)
+    assert (trial_store.find("a").state, trial_store.find("a").score) == ("begun", None)
     recorder.record("0", result("a", "score"))
     recorder.record_start(TrialRecord("a", "", {RATE: "1"}))  # after an error
     assert trial_store.find("a").score == 0.5
@@ -119,3 +119,39 @@ def test_values_that_the_settings_refuse_fail_their_trial_alone(tmp_path):
     assert given.key == trial_args(sweep, {RATE: "-1"}).key != trial_args(sweep, {RATE: "0.1"}).key
     with pytest.raises(ConfigError, match="learning_rate"):
         make_trial(sweep, given.label, given.values)
+
+
+@pytest.mark.parametrize(
+    ("traceback", "told"),
+    [
+        ("the process of the trial died", "the process of the trial died"),
+        (
+            """Traceback (most recent call last):
+  File "a.py", line 1, in f
+    raise ValueError("first")
+ValueError: first
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "b.py", line 7, in g
+    raise WorkerError(
+    ^^^^^^^^^^^^^^^^^^
+rayembed.errors.WorkerError: worker 1 of 2 ended: DataError: 'a.csv' has 3 rows that are too long
+  row 4: 9,000 characters
+
+Raise max_characters, or cut them
+""",
+            "rayembed.errors.WorkerError: worker 1 of 2 ended: DataError: 'a.csv' has 3 rows that "
+            "are too long\n  row 4: 9,000 characters\nRaise max_characters, or cut them",
+        ),
+        ('ray::f()\n  File "a.py", line 1, in f\n    g()\n    ^^^\nSystemExit: 3', "SystemExit: 3"),
+        (
+            'ray::f()\n  File "a.py", line 1, in f\nDataError: one\nDataError: two',
+            "DataError: one\nDataError: two",
+        ),
+        ("The actor died.\n\tclass_name: Trial", "The actor died.\n\tclass_name: Trial"),
+    ],
+)
+def test_all_lines_of_the_last_error_are_kept(traceback, told):
+    assert message_in(traceback) == told

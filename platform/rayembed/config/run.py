@@ -15,14 +15,16 @@ from rayembed.config.own_sets import ClassificationSet, OwnSet, RetrievalSet
 from rayembed.config.placement import Placement
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.scores import Scores
-from rayembed.config.settings import changed, nearest
+from rayembed.config.settings import changed, nearest, parse
 from rayembed.config.stage import StageConfig
 from rayembed.config.types import FileName, Seed, unique_names
 from rayembed.config.validation import (
     BeirValidation,
+    HeldOutValidation,
     MtebValidation,
     OwnSetsValidation,
     ValidationConfig,
+    check_names,
 )
 from rayembed.config.worker_numbers import check_shares
 from rayembed.errors import ConfigError
@@ -179,6 +181,19 @@ class Run(Document):
         return self
 
     @model_validator(mode="after")
+    def _validation_has_what_is_held_out(self) -> "Run":
+        validation = self.evaluation.validation
+        if validation is not None and isinstance(validation.data, HeldOutValidation):
+            if not self.held_out_datasets:
+                raise ValueError(
+                    "evaluation.validation.data.kind 'held_out' scores what data sets hold out, "
+                    "and none of this run does; set data.datasets.NAME.held_out={kind: fraction}, "
+                    "or data.kind=own_sets, beir or mteb"
+                )
+            check_names("evaluation.validation.weights", validation.weights, self.validation_names)
+        return self
+
+    @model_validator(mode="after")
     def _validation_has_a_choice(self) -> "Run":
         validation = self.evaluation.validation
         if validation is not None and validation.keep == "best":
@@ -249,8 +264,21 @@ class Run(Document):
         return Scores(**{name: getattr(self.evaluation, name) for name in Scores.model_fields})
 
     @property
+    def validation_names(self) -> tuple[str, ...]:
+        """Names of the tasks of the run's validation; none without it."""
+        validation = self.evaluation.validation
+        if validation is None:
+            return ()
+        if isinstance(validation.data, HeldOutValidation):
+            return tuple(held_out_set(dataset.name) for dataset in self.held_out_datasets)
+        return validation.data.task_names
+
+    @property
     def validation_scores(self) -> Scores:
-        """The tasks of the run's validation; there must be validation."""
+        """The tasks of the run's validation; there must be validation.
+
+        Held-out parts are among them when they are made and stand among the run's own sets.
+        """
         assert self.evaluation.validation is not None, "the run has no validation"
         match self.evaluation.validation.data:
             case OwnSetsValidation(sets=sets):
@@ -260,6 +288,9 @@ class Run(Document):
                 return Scores(own_sets=(self._below_root(own),))
             case MtebValidation(tasks=names):
                 return Scores(tasks=names)
+            case HeldOutValidation():
+                own_sets, parts = self.evaluation.own_sets, self.validation_names
+                return Scores(own_sets=tuple(own for own in own_sets if own.name in parts))
 
     def _below_root(self, own: OwnSet) -> OwnSet:
         """The set with relative paths taken from `data.root`."""
@@ -297,10 +328,8 @@ class Run(Document):
     def _what_chooses(self, validation: ValidationConfig) -> dict[str, Any]:
         values = validation.model_dump(mode="json", exclude={"every_steps"})
         values["every_steps"] = [self.validation_interval(stage) for stage in self.stages]
-        if isinstance(validation.data, OwnSetsValidation):
-            told = self.evaluation.instructions
-            names = validation.data.task_names
-            values["instructions"] = {name: told[name] for name in names if name in told}
+        told = self.evaluation.instructions
+        values["instructions"] = {n: told[n] for n in self.validation_names if n in told}
         return values
 
 
@@ -402,11 +431,13 @@ def of_stages(run: Run, names: Sequence[str]) -> Run:
     """The run with the named stages alone, in its own order; with all where none is named.
 
     Raises:
-        ConfigError: a name that no stage has.
+        ConfigError: a name that no stage has, or settings that the stages left out were needed for.
     """
     known = [stage.name for stage in run.stages]
     for name in names:
         if name not in known:
             raise ConfigError(f"the run {run.name!r} has no stage {name!r}; {nearest(name, known)}")
-    kept = tuple(stage for stage in run.stages if stage.name in names or not names)
-    return run.model_copy(update={"stages": kept})
+    if not names:
+        return run
+    kept = tuple(stage for stage in run.stages if stage.name in names)
+    return parse(Run, {**dict(run), "stages": kept})

@@ -197,8 +197,8 @@ def metric_source(sweep: Sweep) -> Literal["validation", "evaluation"]:
     if source == "validation" and not validated:
         raise ConfigError(
             f"the sweep {sweep.name!r} has no score to compare by: its runs have no validation; "
-            "set evaluation.validation.data.kind=own_sets, beir or mteb with --set, or metric.of="
-            "evaluation with evaluation.own_sets or evaluation.tasks"
+            "set evaluation.validation.data.kind=held_out, own_sets, beir or mteb with --set, or "
+            "metric.of=evaluation with evaluation.own_sets or evaluation.tasks"
         )
     if source == "evaluation" and isinstance(sweep.base, Adaptation):
         raise ConfigError(
@@ -212,9 +212,14 @@ def metric_source(sweep: Sweep) -> Literal["validation", "evaluation"]:
             "metric.of=validation"
         )
     if source == "evaluation" and sweep.scheduler.kind != "none":
+        while_training = (
+            "metric.of=validation"
+            if validated
+            else "evaluation.validation.data to {kind: held_out} (or own_sets, beir, mteb)"
+        )
         raise ConfigError(
             f"scheduler {sweep.scheduler.kind!r} compares trials while they train, and metric.of "
-            "'evaluation' is known only afterwards; set metric.of=validation, or scheduler=none"
+            f"'evaluation' is known only afterwards; set {while_training}, or scheduler=none"
         )
     return source
 
@@ -234,7 +239,7 @@ def check_metric(sweep: Sweep) -> None:
         names = (*(own.name for own in evaluation.own_sets), *evaluation.tasks, *parts)
         if source == "validation":
             assert evaluation.validation is not None
-            names = evaluation.validation.data.task_names
+            names = run.validation_names
         elif evaluation.benchmarks:  # whose tasks are not known here
             continue
         for task in sweep.metric.weights:
@@ -243,6 +248,17 @@ def check_metric(sweep: Sweep) -> None:
                     f"metric.weights names {task!r}, which the {source} of the run {label!r} does "
                     f"not score; {nearest(task, names)}"
                 )
+
+
+def held_out_decides(sweep: Sweep, run: Run) -> bool:
+    """Whether held-out parts of a trial's data sets are among the scores that it is compared by."""
+    parts = {held_out_set(dataset.name) for dataset in run.held_out_datasets}
+    if sweep.metric.weights:
+        return bool(parts & sweep.metric.weights.keys())
+    if metric_source(sweep) == "validation":
+        return bool(parts.intersection(run.validation_names))
+    others = (o for o in run.evaluation.own_sets if o.kind == "retrieval" and not o.languages)
+    return bool(parts) and not any(others)
 
 
 def deciding(sweep: Sweep, scores: Mapping[str, float]) -> float:

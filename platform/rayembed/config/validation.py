@@ -30,7 +30,7 @@ class MtebValidation(Settings):
 
     @model_validator(mode="after")
     def _instructions_are_of_tasks(self) -> "MtebValidation":
-        _check_names("instructions", self.instructions, self.tasks)
+        check_names("instructions", self.instructions, self.tasks)
         return self
 
 
@@ -71,6 +71,17 @@ class OwnSetsValidation(Settings):
         return tuple(own.name for own in self.sets)
 
 
+class HeldOutValidation(Settings):
+    """The held-out parts of the run's data sets, which the scores after training are taken on too.
+
+    Whatever is chosen by them (with `keep: best` a step, in a sweep also the trial) was chosen by
+    the texts that its score is reported of, which flatters it; where that matters, report it on
+    texts of another kind.
+    """
+
+    kind: Literal["held_out"] = "held_out"
+
+
 class EarlyStoppingConfig(Settings):
     """Rule by which a stage ends before its last step."""
 
@@ -85,7 +96,8 @@ class ValidationConfig(Settings):
     """Scores of a stage's weights as they were every so many steps, taken beside the training."""
 
     data: Annotated[
-        MtebValidation | BeirValidation | OwnSetsValidation, Field(discriminator="kind")
+        MtebValidation | BeirValidation | OwnSetsValidation | HeldOutValidation,
+        Field(discriminator="kind"),
     ]
 
     every_steps: PositiveInt | None = None
@@ -114,7 +126,8 @@ class ValidationConfig(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> "ValidationConfig":
-        _check_names("weights", self.weights, self.data.task_names)
+        if not isinstance(self.data, HeldOutValidation):  # whose names the run knows
+            check_names("weights", self.weights, self.data.task_names)
         if self.early_stopping is not None and self.keep == "last":
             raise ValueError(
                 "early_stopping with keep 'last' would hand on the weights of the step at which "
@@ -123,9 +136,14 @@ class ValidationConfig(Settings):
         return self
 
 
-def _check_names(
+def check_names(
     setting: str, given: dict[str, float] | dict[str, str], names: tuple[str, ...]
 ) -> None:
+    """Return when a setting names tasks of the validation alone.
+
+    Raises:
+        ValueError: it names another one; the message has the nearest.
+    """
     for name in given:
         if name not in names:
             raise ValueError(f"{setting} names {name!r}, no task of data; {nearest(name, names)}")

@@ -45,6 +45,7 @@ from rayembed.models.files import (
 from rayembed.models.load import check_loadable, load_model, saved_dtype, saved_widths
 from rayembed.models.saved_folder import read_graph
 from rayembed.models.tokens import PrefixTokenizer
+from rayembed.quiet import without
 
 if TYPE_CHECKING:
     from mteb.models import ModelMeta
@@ -157,7 +158,9 @@ class RayembedSpec(PromptedSpec):
             )
         asked = self.settings.dtype
         dtype = saved_dtype(folder) if asked == "saved" else settled(asked, device)
-        model: Any = load_model(folder, dtype=dtype).to(device)
+        # transformers takes it along for assisted generation: a sixth of a worker's imports.
+        with without("sklearn"):
+            model: Any = load_model(folder, dtype=dtype).to(device)
         model.tokenizer.max_lengths = dict(self.max_lengths)
         if self.places and self.settings.context != "random":
             # A saved corpus is not the task's, and what was asked for needs no warning.

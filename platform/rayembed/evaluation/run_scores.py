@@ -69,9 +69,7 @@ def own_names(run: Run) -> tuple[str, ...]:
     """Names of the run's own sets, those of its validation and held-out parts among them."""
     names = [own.name for own in run.evaluation.own_sets]
     names += [held_out_set(dataset.name) for dataset in run.held_out_datasets]
-    if run.evaluation.validation is not None:
-        names += run.evaluation.validation.data.task_names
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys((*names, *run.validation_names)))
 
 
 def bm25_revision() -> str:

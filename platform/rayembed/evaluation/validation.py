@@ -1,4 +1,4 @@
-"""Scores of a model in training, on small tasks that have no part in the scores after training."""
+"""Scores of a model in training, on small tasks."""
 
 import logging
 import math
@@ -15,7 +15,7 @@ from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import Prompts
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
-from rayembed.config.validation import BeirValidation, MtebValidation
+from rayembed.config.validation import BeirValidation, HeldOutValidation, MtebValidation
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.jobs import TaskFactory
 from rayembed.evaluation.loaded_spec import loaded_spec
@@ -52,7 +52,7 @@ def validation_factories(run: Run) -> list[TaskFactory]:
     factories = task_factories(run.validation_scores)
     for factory in factories:
         if isinstance(factory, OwnTask):
-            _check_size(factory)
+            _check_size(factory, held_out=isinstance(data, HeldOutValidation))
     return factories
 
 
@@ -60,7 +60,7 @@ def validation_tasks(run: Run) -> list[Any]:
     """Fresh mteb tasks of the run's validation. Data of the hub are not loaded yet.
 
     Raises:
-        ConfigError, DataError: as `validation_factories`, or held-out articles are too few.
+        ConfigError, DataError: as `validation_factories`.
     """
     return [factory.load() for factory in validation_factories(run)]
 
@@ -82,8 +82,8 @@ def check_validation(run: Run) -> None:
         except (OSError, ValueError, KeyError, httpx.HTTPError) as error:
             raise DataError(
                 f"mteb cannot load its task {name!r} ({type(error).__name__}): {error}. It comes "
-                "from the Hugging Face hub; without one set evaluation.validation.data.kind=beir "
-                "with files of your own, or evaluation.validation=null"
+                "from the Hugging Face hub; without one set evaluation.validation.data.kind="
+                "held_out, or beir with files of your own, or evaluation.validation=null"
             ) from error
 
 
@@ -140,13 +140,18 @@ def deciding_score(scores: Mapping[str, float], weights: Mapping[str, float]) ->
     return total / math.fsum(shares.values())
 
 
-def _check_size(own: OwnTask) -> None:
+def _check_size(own: OwnTask, *, held_out: bool) -> None:
     size, counted = own.size
     if size > MAX_SIZE:
+        remedy = (
+            "hold fewer out (data.datasets.NAME.held_out), or set evaluation.validation=null"
+            if held_out
+            else "take a sample of the corpus with all relevant documents"
+        )
+        what = own.settings.name if held_out else f"the set at {own.settings.path!r}"
         raise DataError(
-            f"the set at {own.settings.path!r} has {size:,} {counted}, more than "
-            f"{MAX_SIZE:,}: validation needs a small set that is scored in a minute; take a "
-            "sample of the corpus with all relevant documents"
+            f"{what} has {size:,} {counted}, more than {MAX_SIZE:,}: validation needs a small set "
+            f"that is scored in a minute; {remedy}"
         )
 
 

@@ -1,5 +1,6 @@
 """A sweep from its settings to a report and a registered model: check, prepare, run, compare."""
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.assets.storage import exists, file_name, join, read_bytes, write_atomic
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.run import Run
@@ -34,12 +35,22 @@ from rayembed.tuning.concurrency import trials_at_once
 from rayembed.tuning.events import Execute
 from rayembed.tuning.on_ray import TuneJob, check_dashboard, run_trials
 from rayembed.tuning.trial_store import TrialRecord, TrialStore, best
-from rayembed.tuning.trials import check_sweep, data_runs, known_trials, number_left
+from rayembed.tuning.trials import (
+    check_sweep,
+    data_key,
+    data_runs,
+    known_trials,
+    number_left,
+    unfinished,
+)
 
 logger = logging.getLogger(__name__)
 
 SWEEP_FILE = "sweep.yaml"
 """The resolved sweep, in its folder."""
+
+DATA_FILE = "data.json"
+"""Names of the plans that its trials read, by their settings' fingerprint, in its folder."""
 
 ENDED_TAG = "rayembed.sweep.ended_at_step"
 """Tag on the MLflow run of a trial that the scheduler ended."""
@@ -51,8 +62,10 @@ class Way:
 
     check: Callable[[Sequence[Any]], Any]
     """Checks the assets of runs before Ray starts."""
-    prepare: Callable[[Sweep, Sequence[Any]], None]
-    """Prepares the data of runs of the sweep, each of which needs other ones."""
+    prepare: Callable[[Sweep, Sequence[Any]], list[list[str]]]
+    """Prepares the data of runs of the sweep, each of which needs other ones; each one's plans'
+    folders.
+    """
     run_trial: Execute
     hand_on: Callable[[Sweep, TrialRecord], Outcome | AdaptedEncoder]
     """Makes of the best trial, which is trained, what a run of its kind leaves."""
@@ -127,16 +140,21 @@ def _sweep(
     check_dashboard()
     sweep = sweep_settled(sweep, worker_precision)
     trials = known_trials(sweep)
-    logger.info("%s", expected_time(sweep, trials))
-    needed = data_runs(sweep, [trial.run for trial in trials])
-    way.prepare(sweep, needed)
-    logger.info("the data are prepared: %d different ones for all trials", len(needed))
     trial_store = TrialStore(files.place)
-    left = number_left(sweep, trials, trial_store.read())
+    past = trial_store.read()
+    left = number_left(sweep, trials, past)
+    if left:
+        logger.info("%s", expected_time(sweep, unfinished(trials, past), left))
+    needed = data_runs(sweep, [trial.run for trial in trials])
+    folders = way.prepare(sweep, needed)
+    plans = {data_key(r): sorted(map(file_name, f)) for r, f in zip(needed, folders, strict=True)}
+    logger.info("the data are prepared: %d different ones for all trials", len(needed))
+    _check_data(sweep, files.place, plans)
     if left:
         runs = min(left, sweep.trials_at_once or 1)
         check_placement(placement, validates=validates, runs=runs)
     # Only now the name is taken: a mistake in the settings must not use it up.
+    write_atomic(files.local / DATA_FILE, json.dumps(plans, indent=1).encode())
     write_atomic(files.local / SWEEP_FILE, sweep.to_yaml().encode())
     files.keep()
     tracker = Tracker.open(
@@ -197,6 +215,27 @@ def _as_begun(sweep: Sweep, place: str) -> Sweep:
     return sweep
 
 
+def _check_data(sweep: Sweep, place: str, plans: Mapping[str, Sequence[str]]) -> None:
+    """Return when the sweep's trials read what those of its earlier submissions did.
+
+    Args:
+        plans: names by `data_key` of a run's settings.
+
+    Raises:
+        ArtifactError: equal settings give another plan, as files of a data set have changed.
+    """
+    path = join(place, DATA_FILE)
+    begun = json.loads(read_bytes(path)) if exists(path) else {}
+    known = [(begun[key], plans[key]) for key in plans if key in begun]
+    if changed := [(before, now) for before, now in known if before != now]:
+        before, now = (", ".join(names) for names in changed[0])
+        raise ArtifactError(
+            f"the sweep {sweep.name!r} cannot go on: since it was begun, files of its data or the "
+            f"version of rayembed have changed (the plan {before} would be {now} now), and trials "
+            "on other data cannot be compared. Give this one another --name, or put them back"
+        )
+
+
 def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
     """Tell MLflow of trials whose process was ended before it could."""
     statuses: dict[str, Status] = {"stopped": "KILLED", "failed": "FAILED"}
@@ -246,7 +285,8 @@ def _refuse_failed(records: Mapping[str, TrialRecord]) -> None:
     """
     failed = _failed(records)
     if failed:
-        told = "\n".join(f"  {record.key}: {record.problem}" for record in failed)
+        problems = {record.key: record.problem.replace("\n", "\n    ") for record in failed}
+        told = "\n".join(f"  {key}: {problem}" for key, problem in problems.items())
         raise WorkerError(
             f"{len(failed)} of {len(records)} trials failed; the others are done. Submit the sweep "
             f"again to try these anew:\n{told}"

@@ -42,17 +42,21 @@ def _different(runs: Sequence[Adaptation], part: str) -> Iterable[Adaptation]:
     return {fingerprint(run.model_dump(mode="json")[part]): run for run in runs}.values()
 
 
-def prepare_adaptations(sweep: Sweep, runs: Sequence[Adaptation]) -> None:
-    """Prepare the sequences of adaptations, each of which needs other ones.
+def prepare_adaptations(sweep: Sweep, runs: Sequence[Adaptation]) -> list[list[str]]:
+    """Prepare the sequences of adaptations, each of which needs other ones; the folder of each
+    one's plan.
 
     Raises:
         ConfigError: a language that the metric weights has nothing held out.
         RayembedError: as `prepare_sequences`.
     """
+    found = []
     for run in runs:
         storage = run.placement.storage_path
         context = PipelineContext(storage, run.seed, execute_with_ray_data)
-        plan = SequencePlan.open(prepare_sequences(run, context))
+        folder = prepare_sequences(run, context)
+        plan = SequencePlan.open(folder)
+        found.append([folder])
         scored = [told["language"] for told in plan.languages_told if told["held_out"]]
         for code in sweep.metric.weights:
             if code not in scored:
@@ -60,6 +64,7 @@ def prepare_adaptations(sweep: Sweep, runs: Sequence[Adaptation]) -> None:
                     f"metric.weights names the language {code!r}, of which nothing is held out "
                     f"with seed {run.seed}; {nearest(code, scored)}"
                 )
+    return found
 
 
 def run_trial(

@@ -29,20 +29,20 @@ def print_sweep(sweep: Sweep, *, out: TextIO, tables: TextIO) -> None:
     printer.print(_trials(sweep, trials))
     printer.print(_data(sweep, trials))
     printer.print(_at_once(sweep))
-    printer.print(expected_time(sweep, trials))
+    printer.print(expected_time(sweep, trials, len(trials) or _number(sweep)))
 
 
-def expected_time(sweep: Sweep, trials: Sequence[Trial]) -> str:
-    """How long all trials take, in a line.
+def expected_time(sweep: Sweep, trials: Sequence[Trial], number: int) -> str:
+    """How long trials take, in a line.
 
     Args:
-        trials: that are known; none: the search chooses them later.
+        trials: that are known and have to run; none: the search chooses them later.
+        number: of trials that have to run.
     """
     runs = [trial.run for trial in trials]
-    number = len(runs) or _number(sweep)
     taken = runs or [counted(sweep.base)] * number
     steps = sum(run.total_steps for run in taken)
-    told = f"{number} trials with {steps:,} steps in all"
+    told = f"{number} trial{'' if number == 1 else 's'} with {steps:,} steps in all"
     found = estimate_trials(taken, data_runs(sweep, runs))
     if found is None:
         return (

@@ -79,13 +79,15 @@ def report_text(
     found = best(records)
     states = {
         state: sum(record.state == state for record in records.values())
-        for state in ("finished", "stopped", "failed", "running")
+        for state in ("finished", "stopped", "failed", "begun")
     }
     told = ", ".join(f"{number} {state}" for state, number in states.items() if number)
+    begun = " `begun` ones go on when the sweep is submitted again." if states["begun"] else ""
     parts = [
         f"# Sweep {sweep.name}\n",
         f"{len(records)} trials: {told or 'none yet'}. Compared by {_metric(sweep)}; higher is "
-        "better. `stopped` trials were ended by the scheduler, their score is the last one.\n",
+        "better. `stopped` trials were ended by the scheduler, their score is the last one."
+        f"{begun}\n",
     ]
     if found is not None and found.final is not None:
         values = "".join(f"- `{path}={value}`\n" for path, value in found.values.items())

@@ -13,9 +13,10 @@ from rayembed.data.prepare import prepare
 from rayembed.errors import ArtifactError
 from rayembed.models.contract import PromptTokenizer
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
+from rayembed.pipeline.held_out import held_out_sets
 from rayembed.pipeline.report import Outcome
 from rayembed.pipeline.train import TrialOf, TrialResult, train, train_trial
-from rayembed.pipeline.validation import SCORE, kept_step
+from rayembed.pipeline.validation import SCORE, check_validated, kept_step
 from rayembed.training.validation.folder import ValidationFolder
 from rayembed.tuning.events import Event
 from rayembed.tuning.trial_store import TrialRecord
@@ -36,16 +37,20 @@ def check_runs(runs: Sequence[Run]) -> dict[str, PromptTokenizer]:
     return tokenizers
 
 
-def prepare_runs(_: Sweep, runs: Sequence[Run]) -> None:
-    """Prepare the data of runs, each of which needs other ones.
+def prepare_runs(_: Sweep, runs: Sequence[Run]) -> list[list[str]]:
+    """Prepare the data of runs, each of which needs other ones; the folders of each one's plans.
 
     Raises:
-        RayembedError: as `prepare`.
+        RayembedError: as `prepare`, or what is held out is too large to be scored in training.
     """
     tokenizers = check_runs(runs)
+    found = []
     for run in runs:
         plans = prepare(run, ray_pipeline_context(data_of(run)))
         check_row_instructions(run, plans, tokenizers[_assets(run)])
+        check_validated(run, held_out_sets(run, plans))
+        found.append(list(plans.values()))
+    return found
 
 
 def _assets(run: Run) -> str:

@@ -41,6 +41,7 @@ from rayembed.pipeline.runtime import Runtime, runtime_of
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.validation import (
     VALIDATION_FILE,
+    check_validated,
     kept_step,
     read_validation_log,
     validation_log,
@@ -193,12 +194,13 @@ def _train(
     enter(DATA)
     plans = prepare(run, runtime.data_context(data_of(run)))
     check_row_instructions(run, plans, tokenizer)
+    held_out = held_out_sets(run, plans)
+    check_validated(run, held_out)
     runtime.check(run.placement, validates=validates)
     # Only now the name is taken: a mistake in the settings must not use it up.
     claim_run_folder(folders.local, run)
     folders.keep_plans(plans)
     folders.files.keep()
-    held_out = held_out_sets(run, plans)
     tags = {} if trial is None else trial.tags
     tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags=tags)
     metrics = MetricsLog(folders.local / METRICS_FILE)
@@ -270,7 +272,7 @@ def _train_and_score(
     start_weights, offset = None, 0
     for index, stage in enumerate(run.stages):
         weights = folders.weights(stage.name)
-        validation = validation_of(run, offset, tell)
+        validation = validation_of(run, held_out, offset, tell)
         place = folders.stage(stage.name)
         job = StageJob(
             run,

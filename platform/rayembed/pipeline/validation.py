@@ -11,8 +11,10 @@ from rayembed.evaluation.validation import (
     data_revision,
     deciding_score,
     validate,
+    validation_factories,
     validation_tasks,
 )
+from rayembed.pipeline.held_out import HeldOutSet, with_sets
 from rayembed.registry.metrics_log import LogReader, Record
 from rayembed.training.validation.folder import STEP, ValidationFolder, ValidationResult
 from rayembed.training.validation.scoring import Validation
@@ -26,12 +28,29 @@ SCORE = "score"
 """Name of the mean that decides, beside the tasks of a curve."""
 
 
+def check_validated(run: Run, held_out: Sequence[HeldOutSet]) -> None:
+    """Return when what the run's data sets hold out can be scored while it trains, if it asks so.
+
+    Args:
+        held_out: sets over the held-out parts, which are known when the data are prepared.
+
+    Raises:
+        DataError: they are too large.
+    """
+    if run.evaluation.validation is not None:
+        validation_factories(with_sets(run, held_out))
+
+
 def validation_of(
-    run: Run, offset: int, log_scores: Callable[[str, dict[str, float], int], None]
+    run: Run,
+    held_out: Sequence[HeldOutSet],
+    offset: int,
+    log_scores: Callable[[str, dict[str, float], int], None],
 ) -> Validation | None:
     """Validation of a stage's weights; None: the run has none.
 
     Args:
+        held_out: sets over the held-out parts of the run's data sets.
         offset: steps of the stages before.
         log_scores: takes the name of a curve, scores and the step of the run.
 
@@ -48,18 +67,24 @@ def validation_of(
         log_scores("validation", values, offset + record.step)
 
     deciding = partial(deciding_score, weights=config.weights)
-    return Validation(score_weights, data_revision(validation_tasks(run)), deciding, on_scored)
+    data = data_revision(validation_tasks(with_sets(run, held_out)))
+    return Validation(partial(score_weights, held_out), data, deciding, on_scored)
 
 
-def score_weights(run: Run, weights: str, device: str) -> dict[str, float]:
+def score_weights(
+    held_out: Sequence[HeldOutSet], run: Run, weights: str, device: str
+) -> dict[str, float]:
     """Score by task of the run's model with trained weights of storage.
 
     The weights are whole whatever the ZeRO stage, so one process on one device takes them.
 
+    Args:
+        held_out: as in `validation_of`.
+
     Raises:
         RayembedError: backbone, weights or tasks cannot be had.
     """
-    return validate(load_weights(run, weights).to(device), run)
+    return validate(load_weights(run, weights).to(device), with_sets(run, held_out))
 
 
 def kept_step(weights: str) -> str | None:

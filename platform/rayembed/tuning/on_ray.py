@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import queue
+import re
 import tempfile
 import threading
 import time
@@ -48,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 _SAME_AGAIN = (ConfigError, DataError, ArtifactError, AssetError, DivergenceError)
 """Permanent errors, which a retry would raise again."""
+
+_FRAME = re.compile(r'\s+File ".+", line \d+')
 
 _GRAIN = 0.001
 
@@ -103,6 +106,15 @@ def trial_args(sweep: Sweep, config: Mapping[str, Any]) -> TrialArgs:
         label, values = next(iter(sweep.runs)), texts(sweep.domains, config)
         return TrialArgs(key_of(sweep, label, values), label, values)
     return TrialArgs(given["key"], given["label"], texts(sweep.domains, given["values"]))
+
+
+def message_in(traceback: str) -> str:
+    """All lines of a traceback's last error; of a text without frames all."""
+    lines = [line.rstrip() for line in traceback.splitlines() if line.strip()]
+    begin = max((place + 1 for place, line in enumerate(lines) if _FRAME.match(line)), default=0)
+    while 0 < begin < len(lines) - 1 and lines[begin][0].isspace():  # the frame's source
+        begin += 1
+    return "\n".join(lines[begin:])
 
 
 def check_dashboard() -> None:
@@ -359,8 +371,7 @@ class _Callback(tune.Callback):  # type: ignore[misc]  # Ray is not typed
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record the last tolerated error."""
         text = str(trial.get_pickled_error() or "the process of the trial died")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        self._recorder.record_failure(trial.trial_id, self._blank(trial), lines[-1])
+        self._recorder.record_failure(trial.trial_id, self._blank(trial), message_in(text))
 
     def _blank(self, trial: Any) -> TrialRecord:
         given = trial_args(self._sweep, trial.config)

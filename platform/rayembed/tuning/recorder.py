@@ -76,7 +76,7 @@ class TrialRecorder:
         if key is None or trial_id in self._ended:
             return
         self._ended.add(trial_id)
-        if self.records[key].state == "running":
+        if self.records[key].state == "begun":
             self._put(replace(self.records[key], state="stopped"))
             logger.info("%s  ended by the scheduler", key)
 
@@ -99,7 +99,8 @@ class TrialRecorder:
         values = ", ".join(f"{path}={value}" for path, value in record.values.items())
         top = best(self.records)
         told = "" if top is None or top.final is None else f"; best so far {top.final.score:.4f}"
+        state = "" if record.state == "begun" else f"{record.state} "
         logger.info(
-            "%s  step %d  %s %.4f  (%s)%s",
-            *(record.key, report.global_step, record.state, report.score, values, told),
+            "%s  step %d  %s%.4f  (%s)%s",
+            *(record.key, report.global_step, state, report.score, values, told),
         )

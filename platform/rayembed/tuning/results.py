@@ -121,10 +121,15 @@ def trials_table(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
                 *(_number(record.values.get(path, "")) for path in paths),
                 record.state,
                 str(report.global_step) if report else "",
-                f"{report.score:.4f}" if report else record.problem[:80].replace("|", "/"),
+                f"{report.score:.4f}" if report else _first_words(record.problem),
             ]
         )
     return show(Table(header, lines), "markdown")
+
+
+def _first_words(problem: str) -> str:
+    """The beginning of an error, in a cell of a table."""
+    return " ".join(problem.split())[:80].replace("|", "/")
 
 
 def rows_table(rows: Sequence[Row], reference: Row | None) -> str:
@@ -201,7 +206,7 @@ def percent(found: Spread) -> str:
 
 def _highest_first(record: TrialRecord) -> tuple[int, float]:
     score = record.score
-    rank = ("finished", "stopped", "running", "failed").index(record.state)
+    rank = ("finished", "stopped", "begun", "failed").index(record.state)
     return rank, -score if score is not None and math.isfinite(score) else math.inf
 
 

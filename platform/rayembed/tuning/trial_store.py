@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rayembed.assets.storage import exists, join, list_files, read_bytes, write_atomic
 from rayembed.errors import ArtifactError
@@ -19,7 +19,7 @@ from rayembed.errors import ArtifactError
 SEED = "seed"
 """Setting whose values count as repetitions of one configuration."""
 
-State = Literal["running", "finished", "stopped", "failed"]
+State = Literal["begun", "finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,10 @@ class TrialRecord:
     """Name of its run."""
     label: str
     values: dict[str, str]
-    state: State = "running"
-    """State of the trial. `stopped`: ended by the scheduler. `failed`: ended by an error."""
+    state: State = "begun"
+    """`begun`: runs, or goes on when the sweep is submitted again. `stopped`: ended by the
+    scheduler. `failed`: ended by an error.
+    """
     reports: list[Report] = field(default_factory=list)
     final: Report | None = None
     """Scores of the final weights; only for a finished trial."""
@@ -74,7 +76,7 @@ class TrialRecord:
     def reported(self, report: Report) -> "TrialRecord":
         """Record with an added score, which replaces scores of this and later steps."""
         kept = [r for r in self.reports if r.global_step < report.global_step]
-        return replace(self, state="running", problem="", reports=[*kept, report])
+        return replace(self, state="begun", problem="", reports=[*kept, report])
 
 
 class TrialStore:
@@ -121,6 +123,8 @@ class TrialStore:
             values = json.loads(read_bytes(path))
             reports = [Report(**report) for report in values.pop("reports")]
             final = values.pop("final")
+            if values["state"] not in get_args(State):
+                raise ValueError(f"it has the state {values['state']!r}")
             return TrialRecord(
                 **values, reports=reports, final=None if final is None else Report(**final)
             )

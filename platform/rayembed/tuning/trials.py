@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from rayembed.config.sweep import (
     RandomSearch,
     Sweep,
     check_metric,
+    held_out_decides,
 )
 from rayembed.data.epochs import rows_trained_on, with_steps
 from rayembed.data.plan.order import columns_for
@@ -147,6 +148,7 @@ def check_sweep(sweep: Sweep) -> None:
     known = known_trials(sweep)
     trials = known or list(_corner_trials(sweep))
     _check_comparable(trials)
+    _check_held_out(sweep, trials)
     total = max(trial.run.total_steps for trial in trials)
     if sweep.scheduler.kind == "asha":
         grace = sweep.scheduler.grace_steps
@@ -188,6 +190,26 @@ def _check_comparable(trials: Sequence[Trial]) -> None:
             "the trials differ in what is held out, so that their scores cannot be compared: "
             "corpus, training.global_sequences, training.held_out and model.backbone.path must be "
             "the same in all; set them with --set path=value"
+        )
+
+
+def _check_held_out(sweep: Sweep, trials: Sequence[Trial]) -> None:
+    """Return when trials that held-out parts decide between hold the same rows out."""
+    parts = {
+        fingerprint(
+            [
+                d.model_dump(mode="json", include={"name", "source", "held_out"})
+                for d in trial.run.held_out_datasets
+            ]
+        )
+        for trial in trials
+        if isinstance(trial.run, Run) and held_out_decides(sweep, trial.run)
+    }
+    if len(parts) > 1:
+        raise ConfigError(
+            "the trials are compared by what their data sets hold out, and differ in it: source "
+            "and held_out of data sets must be the same in all; set them with --set path=value, "
+            "or compare by sets of their own (evaluation.own_sets, with metric.of=evaluation)"
         )
 
 
@@ -260,6 +282,11 @@ def _of_run(run: Run) -> tuple[DataFolder, ...]:
         told += [teachers, columns_for(stage.loss)]
         found.append(DataFolder("plan", stage.name, fingerprint(told)))
     return tuple(found)
+
+
+def data_key(run: AnyRun) -> str:
+    """Fingerprint of all settings that decide a run's data."""
+    return fingerprint([asdict(folder) for folder in data_folders(run)])
 
 
 def runs_of_data(runs: Sequence[AnyRun]) -> list[AnyRun]:

@@ -19,7 +19,6 @@ from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.pool import Call, bucket_of, do
-from rayembed.quiet import without
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +57,7 @@ class Worker:
 
     def _loaded(self) -> EncodingWorker:
         if self._worker is None:
-            # transformers takes it along for assisted generation: a sixth of a worker's imports.
-            with without("sklearn"):
-                self._worker = EncodingWorker(*self._made)
+            self._worker = EncodingWorker(*self._made)
         return self._worker
 
 
