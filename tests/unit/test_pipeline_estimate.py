@@ -1,11 +1,14 @@
 """How long a run on CPUs will take, told before it starts."""
 
+import re
+
 import pytest
 
 from rayembed.config.override import override
 from rayembed.hardware import Precision
 from rayembed.pipeline import estimate as module
-from rayembed.pipeline.estimate import estimate, estimate_trials
+from rayembed.pipeline.estimate import estimate, estimate_trials, gpu_hours
+from rayembed.pipeline.requirements import step_load
 from rayembed.recipes.catalogue import get_recipe
 
 
@@ -69,6 +72,21 @@ def test_trials_share_their_data_and_the_cores(milan):
     apart = estimate_trials([run, run], [run, run])
     assert apart.seconds == pytest.approx(2 * alone.seconds)
     assert estimate_trials([run, override(run, ["placement.use_gpu=true"])], [run]) is None
+
+
+def test_operations_are_told_of_gpus(milan):
+    run = override(get_recipe("biencoder"), ["placement.use_gpu=true"])
+    told = gpu_hours([run])
+    operations = float(re.search(r"takes (\S+) floating", told)[1])
+    # Three passes of 6 operations a token and weight: all-MiniLM has 10.6 million beside its table.
+    tokens = sum(stage.steps * step_load(run, stage).tokens for stage in run.stages)
+    assert operations == pytest.approx(0.8 * tokens * 6 * 10.6e6, rel=0.15)
+    hours = float(re.search(r"about (\S+) GPU-hours", told)[1])
+    assert hours == pytest.approx(operations / 140e12 / 3600, rel=0.05)
+    twice = float(re.search(r"takes (\S+) floating", gpu_hours([run, run]))[1])
+    assert twice == pytest.approx(2 * operations, rel=0.1)
+    assert gpu_hours([run, get_recipe("biencoder")]) is None
+    assert gpu_hours([override(run, ["model.backbone.path=hf://nobody/nothing@main"])]) is None
 
 
 def test_nothing_is_told_of_gpus_and_of_models_that_only_the_hub_knows(milan):

@@ -40,6 +40,9 @@ _HELD_OUT = 0.1
 _MINILM = 2 * 10.6e6
 """Operations a token of teachers and baselines whose size is not known here."""
 
+_OF_GPU = 140e12
+"""Operations a second of one H200 with BERT base in bfloat16 (benchmarks/gpu/README.md)."""
+
 _START_SECONDS = 60.0
 """Ray, data and the registry."""
 
@@ -65,13 +68,8 @@ def estimate(run: Run) -> Estimate | None:
 
     Preparation of data that is there already, and stages that are done, are counted all the same.
     """
-    if run.placement.use_gpu:
-        return None
-    try:
-        a_token = flops_per_token(run.model)
-    except ConfigError:  # told with its remedy when the run is checked
-        return None
-    if a_token is None:
+    a_token = _of_token(run)
+    if run.placement.use_gpu or a_token is None:
         return None
     precision = expected_precision(run)
     speed = num_cores() * product_speed(precision.dtype)
@@ -100,6 +98,32 @@ def estimate_trials(trials: Sequence[AnyRun], prepared: Sequence[AnyRun]) -> Est
     trained = sum(one.seconds - one.data_seconds for one in known)
     data_seconds = sum(one.data_seconds for one in data)
     return Estimate(known[0].machine, trained + data_seconds, data_seconds)
+
+
+def gpu_hours(runs: Sequence[AnyRun]) -> str | None:
+    """What the training of runs takes on GPUs, in words; None: on CPUs, or not known.
+
+    Counted, and taken at the speed of the one training that a GPU has timed.
+    """
+    operations = 0.0
+    for run in runs:
+        a_token = _of_token(run) if isinstance(run, Run) else None
+        if a_token is None or not run.placement.use_gpu:
+            return None
+        operations += sum(stage.steps * _of_step(run, stage, a_token) for stage in run.stages)
+    hours = operations / _OF_GPU / 3600
+    return (
+        f"training takes {operations:.1e} floating-point operations, about {hours:.2g} GPU-hours "
+        f"at the {_OF_GPU / 1e12:.0f} TFLOP/s at which an H200 trained BERT base; larger models "
+        "reach more, and data, scores and starts come on top"
+    )
+
+
+def _of_token(run: Run) -> float | None:
+    try:
+        return flops_per_token(run.model)
+    except ConfigError:  # told with its remedy when the run is checked
+        return None
 
 
 def _of_step(run: Run, stage: StageConfig, a_token: float) -> float:

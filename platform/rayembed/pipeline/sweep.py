@@ -148,7 +148,7 @@ def _sweep(
     needed = data_runs(sweep, [trial.run for trial in trials])
     folders = way.prepare(sweep, needed)
     plans = {data_key(r): sorted(map(file_name, f)) for r, f in zip(needed, folders, strict=True)}
-    logger.info("the data are prepared: %d different ones for all trials", len(needed))
+    logger.info("the data of all trials are prepared (%d different)", len(needed))
     _check_data(sweep, files.place, plans)
     if left:
         runs = min(left, sweep.trials_at_once or 1)

@@ -7,7 +7,7 @@ from typing import TextIO
 from rayembed.config.sweep import Sweep, metric_source
 from rayembed.cores import num_cores
 from rayembed.errors import PlacementError
-from rayembed.pipeline.estimate import estimate_trials
+from rayembed.pipeline.estimate import estimate_trials, gpu_hours
 from rayembed.tables import Table, console, facts_table
 from rayembed.training.capacity import validation_resources, worker_resources
 from rayembed.tuning.concurrency import trials_at_once
@@ -45,10 +45,8 @@ def expected_time(sweep: Sweep, trials: Sequence[Trial], number: int) -> str:
     told = f"{number} trial{'' if number == 1 else 's'} with {steps:,} steps in all"
     found = estimate_trials(taken, data_runs(sweep, runs))
     if found is None:
-        return (
-            f"{told}; how long they take is told of training recipes, on CPUs alone, where the "
-            "model's size is known"
-        )
+        unknown = "how long they take is told of training recipes, where the model's size is known"
+        return f"{told}; {gpu_hours(taken) or unknown}"
     most = "" if sweep.scheduler.kind == "none" else " at most, as the scheduler ends some"
     return f"{told}. {found}{most}"
 

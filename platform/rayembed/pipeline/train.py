@@ -28,7 +28,7 @@ from rayembed.pipeline.checks import (
     check_instructions_at_hand,
     check_row_instructions,
 )
-from rayembed.pipeline.estimate import estimate
+from rayembed.pipeline.estimate import estimate, gpu_hours
 from rayembed.pipeline.guard import folder_of, judge, mixtures
 from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.on_ray import OnRay
@@ -112,7 +112,7 @@ def train(run: Run, *, callbacks: Sequence[Callback] = ()) -> Outcome:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
     with _claimed(run, wait=False) as (claimed, folders):
-        if expected := estimate(as_begun(claimed, folders.local)):
+        if expected := estimate(as_begun(claimed, folders.local)) or gpu_hours([claimed]):
             logger.info("%s", expected)
         runtime = runtime_of(run.placement)
         guarded = [MIXTURES] if run.evaluation.guard is not None else []

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from rayembed.config.override import override
 from rayembed.config.run import Run
@@ -13,6 +12,7 @@ from rayembed.recipes import causal2vec, nomic, nvembed
 from rayembed.samples.assets import MINILM
 from rayembed.samples.references import CROSS_LINGUAL, RETRIEVAL_TASKS, TASK_NAMES
 from rayembed_papers.directions import synthetic
+from rayembed_papers.directions.causes import COLDER, DEEPER, LARGER, LONGER, Cause, with_steps
 from rayembed_papers.directions.notes import NOTES
 from rayembed_papers.directions.small import (
     causal2vec_small,
@@ -28,15 +28,6 @@ MakeRun = Callable[[], Run]
 NOTHING = 0.005
 """Loss that counts as none, where a paper says that something costs nothing: half a point of a
 hundred."""
-
-
-@dataclass(frozen=True)
-class Cause:
-    """A likely cause why a direction is reversed at a small size, and what would show it."""
-
-    name: str
-    change: Callable[[Run], Run]
-    """Made of both runs."""
 
 
 @dataclass(frozen=True)
@@ -74,24 +65,6 @@ class Direction:
     """What a reader of the difference must know beside it."""
 
 
-def _steps(factor: int, run: Run) -> Run:
-    changes = [f"stages.{s.name}.steps={factor * s.steps}" for s in run.stages]
-    for stage in run.stages:
-        decay_steps = getattr(stage.optimizer, "decay_steps", None)
-        if decay_steps is not None:  # first, as it must be no fewer than the steps
-            path = f"stages.{stage.name}.optimizer.decay_steps"
-            changes.insert(0, f"{path}={factor * decay_steps}")
-    return override(run, changes)
-
-
-def _temperature(value: float, run: Run) -> Run:
-    return override(run, [f"stages.{s.name}.loss.temperature={value}" for s in run.stages])
-
-
-def _layers(number: int, run: Run) -> Run:
-    return override(run, [f"model.backbone.num_layers={number}"])
-
-
 _EXAMPLE_TOKENS = 160
 """Room for in-context examples before a query."""
 
@@ -111,10 +84,6 @@ _EXAMPLES = {
     ),
 }
 """In-context examples of the tasks that have an instruction, written for these runs."""
-
-LONGER = Cause("three times the steps", partial(_steps, 3))
-DEEPER = Cause("six layers", partial(_layers, 6))
-COLDER = Cause("temperature 0.02", partial(_temperature, 0.02))
 
 
 def directions() -> tuple[Direction, ...]:
@@ -153,7 +122,7 @@ def on_a_gpu(direction: Direction) -> Direction:
 
     def larger(make: MakeRun) -> MakeRun:
         whole = ["model.backbone.num_layers=null", "placement.use_gpu=true"]
-        return lambda: override(_steps(5, make()), whole)
+        return lambda: override(with_steps(5, make()), whole)
 
     causes = tuple(one for one in direction.causes if one is not DEEPER)
     better, worse = larger(direction.better), larger(direction.worse)
@@ -256,7 +225,7 @@ def _nomic() -> tuple[Direction, ...]:
         Direction(
             *("moe-layers", "experts in every other layer > in every layer", of("Table 7"), base),
             *(_with(base, "model.experts.every=1"), 0.41),
-            causes=longer,
+            causes=(LARGER, *longer),  # with its smallest batches the paper has it the other way
         ),
         Direction(
             *("upcycled", "upcycled experts > experts drawn anew"),
@@ -317,7 +286,8 @@ def _cde() -> tuple[Direction, ...]:
     def claim(
         key: str, claim: str, where: str, printed: float | None, better: MakeRun, worse: MakeRun
     ) -> Direction:
-        causes = (LONGER, DEEPER)
+        # What neighbours do to a batch depends on how many it has.
+        causes = (LARGER, LONGER, DEEPER) if key == "clusters" else (LONGER, DEEPER)
         return Direction(key, claim, f"CDE, {where}", better, worse, printed, causes=causes)
 
     return (
