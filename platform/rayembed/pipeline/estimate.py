@@ -107,8 +107,10 @@ def gpu_hours(runs: Sequence[AnyRun]) -> str | None:
     """
     operations = 0.0
     for run in runs:
-        a_token = _of_token(run) if isinstance(run, Run) else None
-        if a_token is None or not run.placement.use_gpu:
+        if not isinstance(run, Run) or not run.placement.use_gpu:
+            return None
+        a_token = _of_token(run)
+        if a_token is None:
             return None
         operations += sum(stage.steps * _of_step(run, stage, a_token) for stage in run.stages)
     hours = operations / _OF_GPU / 3600
