@@ -131,14 +131,18 @@ def test_a_killed_sweep_goes_on_and_repeats_no_trial(tmp_path):
 @pytest.mark.timeout(1500)
 def test_side_by_side_trials_score_as_alone(tmp_path):
     write_inputs(tmp_path)
-    beside = ("--set", "placement.validation_cpus=0.5", "--set", "placement.threads_per_worker=1")
-    rates = "grid(0.01, 0.003)"
-    done = submit(sweep_over(tmp_path, rates, *beside, "--with", "trials_at_once=2"), seconds=700)
+    validation = ("--set", "placement.validation_cpus=0.5")
+    asha = ("--scheduler", "asha", "--with", "scheduler.reduction_factor=2")
+    given = (*validation, "--set", "placement.threads_per_worker=2", *asha)
+    rates = "grid(0.01, 0.003, 1e-7)"
+    done = submit(sweep_over(tmp_path, rates, *given, "--with", "trials_at_once=2"), seconds=900)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "2 of 2 trials to run, 2 at a time" in done.stderr
+    assert "3 of 3 trials to run, 2 at a time" in done.stderr
+    told = "alone a trial gives the same digits with --set placement.threads_per_worker=1"
+    assert told in done.stderr
     records = TrialStore(str(tmp_path / "outputs" / "sweeps" / "rates")).read()
-    assert {record.state for record in records.values()} == {"finished"}
-    check_best_alone(tmp_path, records, *beside)
+    check_states(records, rung=4, last=8)
+    check_best_alone(tmp_path, records, *validation, "--set", "placement.threads_per_worker=1")
 
 
 @pytest.mark.slow("a soak: the smaller sweep above is killed and goes on in the same way")

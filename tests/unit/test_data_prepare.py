@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,32 @@ def test_what_is_there_is_not_done_again(root: Path, tmp_path: Path) -> None:
     changed = prepare(run, at(storage, counts))
     assert changed["first"] != plans["first"]
     assert changed["second"] == plans["second"]
+
+
+def test_seeds_share_what_they_do_not_decide(root: Path, tmp_path: Path) -> None:
+    """And what they share is what each would have made by itself, byte for byte."""
+
+    def made(storage: Path, seed: int) -> dict[str, dict[str, bytes]]:
+        prepare(override(make_run(root), [f"seed={seed}"]), replace(at(storage), seed=seed))
+        folders = [
+            *(storage / "data" / "records").iterdir(),
+            *(storage / "data" / "mined").iterdir(),
+        ]
+        return {
+            f"{folder.parent.name}/{folder.name}": {
+                path.name: path.read_bytes() for path in sorted((folder / "parts").iterdir())
+            }
+            for folder in folders
+        }
+
+    first, second = made(tmp_path / "a", 0), made(tmp_path / "b", 1)
+    shared = first.keys() & second.keys()
+    names = sorted(name.rpartition("-")[0] for name in shared)
+    assert names == ["mined/text", "records/own", "records/text"]
+    assert all(first[name] == second[name] for name in shared)
+    own = [name.rpartition("-")[0] for name in first.keys() ^ second.keys()]
+    assert own == ["records/topic"] * 2
+    assert first.items() <= made(tmp_path / "a", 1).items()  # one storage, nothing made twice
 
 
 def test_a_killed_preparation_goes_on_and_ends_the_same(root: Path, tmp_path: Path) -> None:

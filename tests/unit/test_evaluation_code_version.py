@@ -1,6 +1,8 @@
 """Other software, other results: nothing old is taken for new, and nothing old is touched."""
 
+import ast
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +13,14 @@ from tiny_folders import save_biencoder
 
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.graph import GraphConfig
 from rayembed.config.settings import parse
 from rayembed.errors import WorkerError
 from rayembed.evaluation import code_version as software
 from rayembed.evaluation import rayembed_spec
-from rayembed.evaluation.code_version import code_version, meaning
+from rayembed.evaluation.code_version import code_of, code_version, meaning
 from rayembed.evaluation.make_spec import make_spec
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.pipeline import evaluate as pipeline
 
 REAL = software.version
@@ -85,10 +89,61 @@ def test_libraries_count_and_the_hardware_that_they_are_built_for_does_not(insta
     installed["torch"] = "99.0+cu130"
     assert code_version() in found
     before = code_version()
-    installed["mteb"] = "99.0"
-    assert code_version().vectors == before.vectors
-    assert code_version().scores != before.scores
+    for name in ("mteb", "numpy", "scikit-learn", "scipy"):
+        installed[name] = "99.0"
+        assert code_version().vectors == before.vectors
+        assert code_version().scores != before.scores
+        del installed[name]
     assert code_version("sentence-transformers").vectors != before.vectors
+
+
+OF_NO_VECTOR = {
+    "ahead",
+    "assets.cache",
+    "assets.finite",
+    "config.adaptation",
+    "config.settings",
+    "cores",
+    "errors",
+    "progress",
+    "quiet",
+}
+"""What models import of other rooms and no vector depends on."""
+
+
+def test_all_that_models_import_counts():
+    root = Path(software.__file__).parents[1]
+    imported = set()
+    for path in (root / "models").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rayembed."):
+                imported.add(node.module.removeprefix("rayembed."))
+    others = {name for name in imported if not name.startswith("models")} - OF_NO_VECTOR
+    assert {"config.pooling", "hardware"} <= others
+    assert {f"{name.replace('.', '/')}.py" for name in others} <= set(software._VECTORS)
+
+
+def test_a_graphs_runtime_and_an_architecture_of_ones_own_count(installed, tmp_path, monkeypatch):
+    config = parse(BiEncoderConfig, {"backbone": {"path": "given"}})
+    graph = GraphConfig(runtime="onnx", precision="float32", file="graph.onnx")
+    plain, traced = code_of(config, None), code_of(config, graph)
+    assert plain == code_version()
+    assert traced.vectors != plain.vectors
+    installed["onnxruntime"] = "99.0"
+    assert code_of(config, graph) != traced
+    assert code_of(config, None) == plain
+    place = tmp_path / "my_architecture.py"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = set()
+    for width in (1, 2):
+        place.write_text(f"WIDTH = {width}\n")
+        software._foreign_source.cache_clear()
+        own = type(
+            "Own", (), {"__module__": "my_architecture", "architecture": "my_architecture:M"}
+        )
+        found.add(code_of(own(), None).vectors)
+    software._foreign_source.cache_clear()
+    assert len(found | {plain.vectors}) == 3
 
 
 class Silent(TableModel):

@@ -6,9 +6,15 @@ import math
 import pytest
 import safetensors.torch
 import torch
-from tiny_models import save_encoder
+from sentence_transformers import SentenceTransformer
+from tiny_folders import save_tiny
+from tiny_models import LINES, save_encoder
 
 from rayembed.assets.finite import check_finite, check_finite_files, is_finite
+from rayembed.assets.hub_upload import upload_model
+from rayembed.compression.contract import CalibrationText, Source
+from rayembed.compression.int8 import Int8
+from rayembed.compression.onnx_graph import Onnx
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
 from rayembed.models.biencoder.config import BiEncoderConfig
@@ -97,6 +103,41 @@ def test_an_export_is_refused_and_what_lies_there_stays(tmp_path, projections):
         model.save(folder)
     assert {path: path.read_bytes() for path in folder.rglob("*.safetensors")} == before
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def model_with_a_nan(folder):
+    """A saved model of which one number was made NaN on disk."""
+    save_tiny("nvembed", folder)  # whose module is ours
+    path = max(folder.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    tensors = safetensors.torch.load_file(path)
+    name = next(n for n, t in tensors.items() if "layer" in n and t.ndim == 2)
+    tensors[name].view(-1)[3] = math.nan
+    path.unlink()  # its content may be shared with other tests
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    return folder
+
+
+def ways_out(folder, target):
+    """Every other way by which weights of a folder become files, or leave the machine."""
+    texts = [CalibrationText(text) for text in LINES]
+    source = Source(folder, texts)
+    return {
+        "saved by sentence-transformers": lambda: SentenceTransformer(
+            str(folder), trust_remote_code=True
+        ).save(str(target)),
+        "int8": lambda: Int8().compress(source, target),
+        "a graph": lambda: Onnx().compress(source, target),
+        "the hub": lambda: upload_model(folder, "org/name", "card"),
+    }
+
+
+@pytest.mark.parametrize("way", ways_out(None, None))
+def test_no_other_way_hands_them_on(tmp_path, way):
+    folder = model_with_a_nan(tmp_path / "model")
+    with pytest.raises(ArtifactError, match="are not finite"):
+        ways_out(folder, tmp_path / "target")[way]()
+    assert not list((tmp_path / "target").rglob("*.safetensors"))
+    assert not list((tmp_path / "target").rglob("graph*"))
 
 
 def test_pickled_weights_are_looked_at_too(tmp_path):

@@ -1,10 +1,17 @@
 """A checkpoint is read by the run, the stage and the plan that it was made of, and by no other."""
 
+import json
+
 import pytest
 import torch
 
 from rayembed.errors import ArtifactError
-from rayembed.training.checkpoint import Checkpoint, expected_position, save_checkpoint
+from rayembed.training.checkpoint import (
+    Checkpoint,
+    expected_position,
+    find_damage,
+    save_checkpoint,
+)
 
 
 class Engine:
@@ -35,3 +42,33 @@ def test_a_checkpoint_of_another_run_stage_or_plan_is_refused(tmp_path):
     ):
         with pytest.raises(ArtifactError, match=name):
             Checkpoint(tmp_path, other)
+
+
+@pytest.mark.parametrize("name", ["state-00000.safetensors", "random-00000.safetensors"])
+def test_a_flipped_bit_is_not_trained_on(tmp_path, name):
+    ours = expected_position("s", "run", "plan")
+    save_checkpoint(tmp_path, Engine(4.0), ours.at(6))
+    path = tmp_path / name
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 4
+    path.write_bytes(content)
+    assert find_damage(str(tmp_path)) is None  # its header and length are as they were
+    with pytest.raises(ArtifactError, match=rf"is damaged: .* in {name} is not what was written"):
+        Checkpoint(tmp_path, ours).restore(Engine(0.0))
+    content[-2] ^= 4
+    path.write_bytes(content)
+    Checkpoint(tmp_path, ours).restore(Engine(0.0))
+
+
+def test_weights_are_compared_as_they_are_read(tmp_path):
+    ours = expected_position("s", "run", "plan")
+    save_checkpoint(tmp_path, Engine(4.0), ours.at(6))
+    path = tmp_path / "state-00000.safetensors"
+    (size,) = (int.from_bytes(path.read_bytes()[:8], "little"),)
+    header = json.loads(path.read_bytes()[8 : 8 + size])
+    first, _ = header["layer|weight"]["data_offsets"]
+    content = bytearray(path.read_bytes())
+    content[8 + size + first] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"'layer\|weight' in state-00000"):
+        dict(Checkpoint(tmp_path, ours).weights())

@@ -196,7 +196,22 @@ def test_only_steps_that_a_setting_touches_are_other_ones(tmp_path):
         ("records", "topics"),
         ("plan", "blend"),
     ]
-    assert len(kinds_that_differ("seed=3")) == len(data_folders(run))
+    # Classes draw their examples; pairs are the same rows for every seed.
+    own = [("plan", "retrieval"), ("plan", "blend")]
+    assert kinds_that_differ("seed=3") == [("records", "topics"), *own]
+    negatives = "stages.retrieval.batch.num_negatives=2"
+    mined = override(run, ["data.datasets.sentences.mining={teacher: t}", negatives])
+    for setting, differ in (
+        ("mining.sampling=best", []),
+        ("mining.sampling=uniform", ["mined"]),
+        ("mining.search.kind=ivf", ["mined"]),
+        ("num_samples=50", ["records", "mined"]),
+        ("sample_share=0.5", ["records", "mined"]),
+        ("clusters={teacher: t, batch_pairs: 8}", ["clustered"]),
+    ):
+        run = override(mined, [f"data.datasets.sentences.{setting}"])
+        found = [kind for kind, name in kinds_that_differ("seed=3") if name == "sentences"]
+        assert found == differ, setting
 
 
 def test_mining_settings_leave_the_records_alone(tmp_path):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rayembed.assets.finite import check_finite_files
 from rayembed.assets.hub_client import hub_api
 from rayembed.errors import AssetError, ConfigError
 
@@ -43,10 +44,12 @@ def upload_model(folder: Path, name: str, card: str) -> str:
 
     Raises:
         AssetError: the hub is away or refuses; nothing of the folder was changed.
+        ArtifactError: a weight is not finite.
     """
     import httpx
     from huggingface_hub import CommitOperationAdd
 
+    check_finite_files(folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     kept = [path for path in files if not any(path.match(one) for one in _OF_TRAINING)]
     content: dict[str, Path | bytes] = {p.relative_to(folder).as_posix(): p for p in kept}

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayembed.assets.finite import check_finite
 from rayembed.compression.contract import CalibrationText, Compressed, Source
 from rayembed.compression.matrices import Matrix, matrices_of, shares
 from rayembed.compression.prune import empty_model, new_folder, write_told
@@ -56,7 +57,9 @@ def check_traceable(way: "CpuGraph", folder: Path) -> None:
 
 
 def make_graph(way: "CpuGraph", source: Source, output: Path) -> Compressed:
-    """Write the graphs of a model into the folder `output`; raises as `CpuGraph.compress`."""
+    """Write the graphs of a model into the folder `output`; raises as `CpuGraph.compress`, and an
+    ArtifactError where a weight is not finite.
+    """
     check_target(output)
     _check_weights(source.folder)
     if way.precision == "int8-static" and len(source.texts) < way.fewest_texts:
@@ -65,6 +68,7 @@ def make_graph(way: "CpuGraph", source: Source, output: Path) -> Compressed:
             f"are given and {way.fewest_texts} are the least. Give more, or take int8-dynamic"
         )
     model = load_model(source.folder, dtype="float32").eval()
+    check_finite(model.state_dict().items(), f"the model {str(source.folder)!r}")
     _check_size(model)
     chosen = [] if way.precision == "float32" else matrices_of(model, way.skip)
     tokens = _tokens(model, source.texts[: way.max_texts])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rayembed.assets.finite import check_finite_files
 from rayembed.compression.calibrated import Calibrated
 from rayembed.compression.calibration import check_layers, check_texts
 from rayembed.compression.contract import Compressed, Source
@@ -79,6 +80,7 @@ def quantise(way: "Quantised", source: Source, output: Path) -> Compressed:
             weights = way.weights(model, chosen, source.texts)
         for name, part in model.parts.items():
             _write_part(way.scheme, name, part, weights, part_folder(written, name))
+        check_finite_files(written)
         _check_written(way, model, weights, written)
         write_told(way, told, source.folder, written)
     return told

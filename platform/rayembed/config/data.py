@@ -66,6 +66,12 @@ class DatasetConfig(Settings):
     """Clustering into batches of similar pairs, for stages with the policy `clustered`."""
 
     @property
+    def draws_by_seed(self) -> bool:
+        """Whether its records are other ones for each seed of a run."""
+        sampled = self.num_samples is not None or self.sample_share is not None
+        return sampled or self.source.draws_by_seed
+
+    @property
     def has_negatives(self) -> bool:
         """Whether its records can have hard negatives: mined, given, or from other classes."""
         return self.mining is not None or self.source.brings_negatives

@@ -97,6 +97,11 @@ class MiningConfig(Teacher):
     """How candidates are found: exactly, or in an index that misses some of them, for corpora that
     are too large for products of all queries with all documents."""
 
+    @property
+    def draws_by_seed(self) -> bool:
+        """Whether its negatives are other ones for each seed of a run, by a draw or an index."""
+        return self.sampling != "best" or self.search.approximate
+
     @model_validator(mode="after")
     def _deep_enough(self) -> "MiningConfig":
         if self.num_negatives + self.skip > self.candidates:

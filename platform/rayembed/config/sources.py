@@ -72,6 +72,11 @@ class Source(Settings):
         return None
 
     @property
+    def draws_by_seed(self) -> bool:
+        """Whether its records are other ones for each seed of a run, so that seeds share none."""
+        return True
+
+    @property
     def instruction_column(self) -> str | None:
         """Column of the rows' own instructions; None: they have none."""
         return None

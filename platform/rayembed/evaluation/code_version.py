@@ -9,16 +9,38 @@ import ast
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from rayembed.config.document import fingerprint
+from rayembed.config.graph import GraphConfig
+from rayembed.config.model import ModelConfig
+
+_PACKAGE = __name__.partition(".")[0]
 
 VECTORS = ("rayembed", "tokenizers", "torch", "transformers")
 """Packages by whose version a text's vector could be another."""
 
+_RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
+"""Runtime of a graph → the package that computes it."""
+
 _VECTORS = (
     "models",
+    "assets/sentence_modules.py",
+    "config/architecture.py",
+    "config/backbone.py",
+    "config/graph.py",
+    "config/instructions.py",
+    "config/lora.py",
+    "config/model.py",
+    "config/pooling.py",
+    "config/table.py",
+    "config/types.py",
+    "distributed/expert_group.py",
+    "hardware.py",
+    "evaluation/encode_spec.py",
+    "evaluation/folder_prompts.py",
     "evaluation/mteb_spec.py",
     "evaluation/rayembed_spec.py",
     "evaluation/sentence_spec.py",
@@ -46,14 +68,32 @@ class CodeVersion(NamedTuple):
     """Version of everything that could change a score, vectors included."""
 
 
-def code_version(*packages: str) -> CodeVersion:
+_SCORING = ("mteb", "numpy", "scikit-learn", "scipy")
+"""Packages by whose version a score of the same vectors could be another."""
+
+
+def code_version(*packages: str, modules: Sequence[str] = ()) -> CodeVersion:
     """Version of the software that embeds with rayembed's own models, and scores.
 
     Args:
         packages: further ones that embed.
+        modules: of other packages that embed, such as an architecture of the user's own.
     """
-    vectors = fingerprint([versions((*VECTORS, *packages)), _source(_VECTORS)])
-    return CodeVersion(vectors, fingerprint([vectors, versions(("mteb",)), _source(_SCORES)]))
+    embedding = [versions((*VECTORS, *packages)), _source(_VECTORS)]
+    vectors = fingerprint([*embedding, *map(_foreign_source, modules)])
+    return CodeVersion(vectors, fingerprint([vectors, versions(_SCORING), _source(_SCORES)]))
+
+
+def code_of(config: ModelConfig, graph: GraphConfig | None) -> CodeVersion:
+    """Version of the software that embeds with a model of these settings, and scores.
+
+    Args:
+        graph: what computes it in the place of torch; None: nothing does.
+    """
+    packages = [] if graph is None else [_RUNTIMES[graph.runtime]]
+    members = {type(config).__module__, type(config).architecture.partition(":")[0]}
+    foreign = sorted(name for name in members if not name.startswith(f"{_PACKAGE}."))
+    return code_version(*packages, modules=foreign)
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
@@ -72,6 +112,14 @@ def _source(parts: tuple[str, ...]) -> str:
             for path in _modules(root / part)
         }
     )
+
+
+@cache
+def _foreign_source(module: str) -> str:
+    """The meaning of a module of another package; empty where there is no text of it."""
+    found = find_spec(module)
+    path = None if found is None or found.origin is None else Path(found.origin)
+    return "" if path is None or path.suffix != ".py" else meaning(path.read_text(encoding="utf-8"))
 
 
 def meaning(source: str) -> str:

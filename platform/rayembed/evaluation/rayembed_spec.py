@@ -20,7 +20,7 @@ from rayembed.config.model import ModelConfig
 from rayembed.config.small_vectors import StoredVectors
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.evaluation.code_version import CodeVersion, code_version
+from rayembed.evaluation.code_version import CodeVersion, code_of, code_version
 from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.folder_prompts import folder_prompts
 from rayembed.evaluation.model_spec import (
@@ -312,6 +312,7 @@ def rayembed_spec(
         prompts=prompts,
         num_parameters=count_parameters(folder) if graph is None else _counted(folder),
         places=config.context_places,
+        code=code_of(config, graph),
     )
 
 

@@ -15,6 +15,7 @@ from sentence_transformers.base.modules import InputModule
 from sentence_transformers.util import load_dir_path
 from torch import Tensor
 
+from rayembed.assets.finite import check_finite
 from rayembed.assets.sentence_modules import OWN_MODULE
 from rayembed.config.types import Role
 from rayembed.errors import DataError
@@ -104,10 +105,15 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
         return features
 
     def save(self, output_path: str, *_: Any, **__: Any) -> None:
-        """Write the model's files into the folder that sentence-transformers saves to."""
+        """Write the model's files into the folder that sentence-transformers saves to.
+
+        Raises:
+            ArtifactError: a weight is not finite.
+        """
         if isinstance(self.model, RuntimeModel):
             self.model.write_files(Path(output_path))
         else:
+            check_finite(self.model.state_dict().items(), "the model")
             write_files(self.model, Path(output_path))
 
     @classmethod

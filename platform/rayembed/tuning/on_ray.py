@@ -160,7 +160,14 @@ def run_trials(job: TuneJob) -> None:
     at_once = min(_trials_that_fit(sweep, sweep.trials_at_once or number), number)
     told = len(keys) or number + len(done)
     logger.info("%d of %d trials to run, %d at a time", number, told, at_once)
-    sweep = with_cores_of_their_own(sweep, at_once)
+    own = with_cores_of_their_own(sweep, at_once)
+    if own is not sweep:
+        logger.info(
+            "side by side each worker takes %d thread(s); alone a trial gives the same digits with "
+            "--set placement.threads_per_worker=%d",
+            *(own.base.placement.threads_per_worker,) * 2,
+        )
+    sweep = own
     for name, value in _TUNE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # Its warnings do not concern us: results are in the trial store, and trials start slowly.

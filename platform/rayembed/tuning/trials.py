@@ -250,7 +250,7 @@ def _of_adaptation(run: Adaptation) -> tuple[DataFolder, ...]:
 
 
 def _of_run(run: Run) -> tuple[DataFolder, ...]:
-    common: list[Any] = [run.seed, run.data.root]
+    common: list[Any] = [run.data.root]
     # A held-out part decides the records of all data sets, which must not have its texts.
     for dataset in run.held_out_datasets:
         common.append(dataset.model_dump(mode="json", include={"name", "source", "held_out"}))
@@ -261,17 +261,18 @@ def _of_run(run: Run) -> tuple[DataFolder, ...]:
         if dataset.name not in used:
             continue
         values = dataset.model_dump(mode="json")
+        by_seed = dataset.mining is not None and dataset.mining.draws_by_seed
         steps = (
-            ("filtered", values.pop("consistency")),
-            ("mined", values.pop("mining")),
-            ("repaired", values.pop("repair", None)),
-            ("clustered", values.pop("clusters")),
+            ("filtered", values.pop("consistency"), True),
+            ("mined", values.pop("mining"), by_seed),
+            ("repaired", values.pop("repair", None), True),
+            ("clustered", values.pop("clusters"), True),
         )
-        made_of = fingerprint([*common, values])
+        made_of = fingerprint([*common, values, run.seed if dataset.draws_by_seed else None])
         found.append(DataFolder("records", dataset.name, made_of))
-        for kind, settings in steps:
+        for kind, settings, seeded in steps:
             if settings is not None:
-                made_of = fingerprint([made_of, kind, settings])
+                made_of = fingerprint([made_of, kind, settings, run.seed if seeded else None])
                 found.append(DataFolder(kind, dataset.name, made_of))
         last[dataset.name] = made_of
     for stage in run.stages:

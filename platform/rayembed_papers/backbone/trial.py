@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rayembed.assets.finite import check_finite
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import join, upload_folder, write_atomic
 from rayembed.config.backbone import Dtype
@@ -118,6 +119,7 @@ def run_trial(trial: Trial, *, use_gpu: bool, predict_batch: int) -> None:
         rows = {s.subset: load(trial.data[s.rows]) for s in one.scored if s.task == task}
         scores[task] = work.score(predict, task, rows)
     if trial.keeps_model:
+        check_finite(model.state_dict().items(), f"the fine-tuned {trial.backbone.reference!r}")
         with tempfile.TemporaryDirectory(prefix="model-") as scratch:
             save_with_head(model, Path(scratch))
             upload_folder(Path(scratch), trial.model_path)

@@ -206,7 +206,7 @@ def _inputs(config: MiningConfig, parent: DatasetArtifact, seed: int) -> dict[st
         "most_shared": MOST_SHARED,
         "settings": _settings(config),
         "records": parent.fingerprint,
-        "seed": seed if config.sampling != "best" or config.search.approximate else None,
+        "seed": seed if config.draws_by_seed else None,
     }
 
 

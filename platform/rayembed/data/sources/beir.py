@@ -77,6 +77,11 @@ class BeirSource(FileRows):
         told = {"source.query": self.query, "source.language": self.language}
         check_columns(queries, {name: column for name, column in told.items() if column})
 
+    @property
+    def draws_by_seed(self) -> bool:
+        """Nothing is drawn."""
+        return False
+
     def convert(self, conversion: Conversion) -> list[Result]:
         """Scatter judgements and texts by query, and make the records of each bucket."""
         from rayembed.assets.storage import join

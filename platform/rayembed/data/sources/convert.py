@@ -65,7 +65,7 @@ def make_records(
             "held_out": fingerprint(sorted(map(str, held_out.texts))),
             **({} if part is None else {"held_out_part": part.fingerprint}),
             "overlap": overlap_identity(dataset.cleaning.overlap, context.root),
-            "seed": context.seed,
+            "seed": context.seed if dataset.draws_by_seed else None,
         },
     )
     made = writer.get_or_make(

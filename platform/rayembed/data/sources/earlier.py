@@ -48,6 +48,11 @@ class RecordsSource(Source):
         content = fingerprint([earlier.fingerprint, earlier.manifest["parts"]])
         return ResolvedDataset(dataset, content)
 
+    @property
+    def draws_by_seed(self) -> bool:
+        """Nothing is drawn anew."""
+        return False
+
     def convert(self, conversion: Conversion) -> list[Result]:
         """Copy the records of every part."""
         folder = conversion.writer.parts_folder

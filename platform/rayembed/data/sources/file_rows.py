@@ -111,6 +111,11 @@ class FileRows(FileSource, Source):
         """Setting → path of its files; relative ones are taken from `data.root`."""
         return {"path": self.path}
 
+    @property
+    def draws_by_seed(self) -> bool:
+        """Not where rows become records by themselves, without the job's seed."""
+        return type(self).convert is not FileRows.convert
+
     def records(self, dataset: DatasetConfig, row: Row) -> list[Record]:
         """Records of a row, most often one; `cells` and `building` help.
 

@@ -53,6 +53,11 @@ class NLISource(FileRows):
         """Always: contradicting hypotheses."""
         return True
 
+    @property
+    def draws_by_seed(self) -> bool:
+        """Nothing is drawn."""
+        return False
+
     def convert(self, conversion: Conversion) -> list[Result]:
         """Scatter the rows by premise, and make a record of each premise."""
         from rayembed.assets.storage import join

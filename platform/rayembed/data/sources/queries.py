@@ -43,6 +43,11 @@ class QueriesSource(AskedModel, FileRows):
 
         check_endpoint(self, setting, storage)
 
+    @property
+    def draws_by_seed(self) -> bool:
+        """Documents and what the model is asked are drawn."""
+        return True
+
     def written(self, context: PipelineContext, checked: ResolvedDataset) -> ResolvedDataset:
         """Records of the queries, written or found.
 
