@@ -136,7 +136,7 @@ def test_what_a_dry_run_prints_is_read_back(tmp_path):
     told = tables.getvalue()
     for trial in known_trials(sweep):
         assert trial.key in told
-    assert "6 results of preparation for 2 different plans" in told
+    assert "4 results of preparation for 2 different plans" in told
     assert "a trial takes" in told
     assert "4 trials with" in told
 
