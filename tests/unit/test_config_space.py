@@ -16,7 +16,6 @@ from rayembed.config.space import (
     is_domain,
     parse_domain,
     parse_space,
-    read_space,
 )
 from rayembed.errors import ConfigError
 
@@ -73,25 +72,18 @@ def test_only_domains_are_taken_for_domains():
     assert not is_domain("Given a text (of any kind)")
 
 
-def test_a_file_holds_texts_and_lists(tmp_path):
-    path = tmp_path / "space.yaml"
-    path.write_text(f"{RATE}: loguniform(1e-5, 1e-3)\nmodel.mask: [causal, bidirectional]\n")
-    space = parse_space(read_space(str(path)))
+def test_entries_are_texts_and_lists():
+    space = parse_space({RATE: "loguniform(1e-5, 1e-3)", "model.mask": ["causal", "bidirectional"]})
     assert space[RATE].kind == "loguniform"
     assert space["model.mask"] == Domain("grid", ("causal", "bidirectional"))
-    path.write_text("- a\n")
-    with pytest.raises(ConfigError, match="must be a mapping"):
-        read_space(str(path))
-    with pytest.raises(ConfigError, match="cannot read"):
-        read_space(str(tmp_path / "none.yaml"))
     with pytest.raises(ConfigError, match="empty search space"):
         parse_space({"model.mask": []})
 
 
 def test_lists_and_nulls_of_a_file_reach_the_settings(tmp_path):
-    path = tmp_path / "space.yaml"
-    path.write_text("model.lora.target_modules: [[q_proj], [q_proj, v_proj]]\nmodel.lora: [null]\n")
-    space = parse_space(read_space(str(path)))
+    space = parse_space(
+        {"model.lora.target_modules": [["q_proj"], ["q_proj", "v_proj"]], "model.lora": [None]}
+    )
     run = make_run(tmp_path)
     modules = space["model.lora.target_modules"].values[1]
     changed = apply(run, {"model.lora.target_modules": modules})

@@ -69,8 +69,11 @@ def test_trials_share_their_data_and_the_cores(milan):
     assert 0 < alone.data_seconds < alone.seconds
     both = estimate_trials([run, run], [run])
     assert both.seconds == pytest.approx(2 * alone.seconds - alone.data_seconds)
-    apart = estimate_trials([run, run], [run, run])
-    assert apart.seconds == pytest.approx(2 * alone.seconds)
+    seeds = [run, override(run, ["seed=7"])]
+    assert estimate_trials(seeds, seeds).seconds == pytest.approx(both.seconds)
+    other = override(run, ["data.datasets.wiki-sentence.mining.teacher=another"])
+    apart = estimate_trials([run, other], [run, other])
+    assert both.seconds < apart.seconds < 2 * alone.seconds
     assert estimate_trials([run, override(run, ["placement.use_gpu=true"])], [run]) is None
 
 

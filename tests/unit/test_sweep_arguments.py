@@ -33,9 +33,10 @@ def test_domains_are_searched_and_values_are_set():
 
 
 def test_a_space_with_no_end_is_searched_at_random_unless_told_otherwise(tmp_path):
-    path = tmp_path / "space.yaml"
-    path.write_text(f"{RATE}: loguniform(1e-5, 1e-3)\nseed: [1, 2]\n")
-    sweep = sweep_of("--space", str(path), "--trials", "3")
+    path = tmp_path / "sweep.yaml"
+    space = f"{{{RATE}: 'loguniform(1e-5, 1e-3)', seed: [1, 2]}}"
+    path.write_text(f"recipe: biencoder-quickstart\nspace: {space}\n")
+    sweep = sweep_job().resolve(["--sweep", str(path), "--trials", "3"])[0].sweep
     assert sweep.search.kind == "random"
     assert len(known_trials(sweep)) == 6
     drawn = sweep_of(

@@ -17,7 +17,6 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -25,7 +24,6 @@ import yaml
 from rayembed.config.credentials import refuse_credentials_within, without_credentials
 from rayembed.config.override import override
 from rayembed.config.settings import SettingsT, nearest
-from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError
 
 Values = Mapping[str, str]
@@ -158,25 +156,8 @@ def parse_space(entries: Mapping[str, Any]) -> dict[str, Domain]:
     return space
 
 
-def read_space(path: str) -> dict[str, Any]:
-    """Read a space from a YAML file: path → text of a domain, or a list of values.
-
-    Raises:
-        ConfigError: no such file, not YAML, not a mapping.
-    """
-    try:
-        found = read_yaml(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the search space {path!r}: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(
-            f"the search space {path!r} must be a mapping: path.to.setting: choice(a, b)"
-        )
-    return found
-
-
 def as_text(value: Any) -> str:
-    """Text of a `read_yaml` value that `--set` reads back."""
+    """Text of a value of a YAML file that `--set` reads back."""
     if value is None:
         return "null"
     if isinstance(value, str):

@@ -75,7 +75,7 @@ def estimate(run: Run) -> Estimate | None:
     speed = num_cores() * product_speed(precision.dtype)
     trained = sum(stage.steps * _of_step(run, stage, a_token) for stage in run.stages)
     encoding = speed * _ENCODING[precision.dtype]
-    data_seconds = _of_teachers(run) / encoding
+    data_seconds = _of_teachers([run]) / encoding
     seconds = trained / (speed * _TRAINING[precision.dtype])
     seconds += _of_scores(run, a_token) / encoding + data_seconds
     seconds += _START_SECONDS + _STAGE_SECONDS * len(run.stages)
@@ -91,12 +91,14 @@ def estimate_trials(trials: Sequence[AnyRun], prepared: Sequence[AnyRun]) -> Est
         prepared: one run for each different data.
     """
     found = [estimate(run) for run in trials if isinstance(run, Run)]
-    shared = [estimate(run) for run in prepared if isinstance(run, Run)]
-    known, data = [one for one in found if one], [one for one in shared if one]
-    if not known or len(known) < len(found) or len(data) < len(shared):
+    known = [one for one in found if one]
+    of_data = [run for run in prepared if isinstance(run, Run)]
+    if not known or len(known) < len(found):
         return None
     trained = sum(one.seconds - one.data_seconds for one in known)
-    data_seconds = sum(one.data_seconds for one in data)
+    dtype = expected_precision(of_data[0]).dtype
+    encoding = num_cores() * product_speed(dtype) * _ENCODING[dtype]
+    data_seconds = _of_teachers(of_data) / encoding  # which seeds share
     return Estimate(known[0].machine, trained + data_seconds, data_seconds)
 
 
@@ -156,21 +158,25 @@ def _of_held_out(run: Run) -> float:
     )
 
 
-def _of_teachers(run: Run) -> float:
-    """Estimate what teachers embed, of data steps and of stages; each teacher embeds a data set
-    once.
+def _of_teachers(runs: Sequence[Run]) -> float:
+    """Operations of teachers, of data steps and of stages; each teacher embeds the texts of a data
+    set once for all runs.
     """
-    datasets = {dataset.name: dataset for dataset in run.data.datasets}
-    of_steps = [
-        (name, step)
-        for name, dataset in datasets.items()
-        for step in (dataset.consistency, dataset.mining, dataset.clusters)
-        if step is not None
-    ]
-    of_stages = [pair for stage in run.stages for pair in product(stage.datasets, stage.teachers)]
-    once: dict[tuple[str, str], float] = {}
-    for name, teacher in (*of_steps, *of_stages):
-        once.setdefault((name, teacher.teacher), _embedded(datasets[name], teacher))
+    once: dict[tuple[str, str, str], float] = {}
+    for run in runs:
+        datasets = {dataset.name: dataset for dataset in run.data.datasets}
+        of_steps = [
+            (name, step)
+            for name, dataset in datasets.items()
+            for step in (dataset.consistency, dataset.mining, dataset.clusters)
+            if step is not None
+        ]
+        of_stages = [
+            both for stage in run.stages for both in product(stage.datasets, stage.teachers)
+        ]
+        for name, teacher in (*of_steps, *of_stages):
+            texts = str(datasets[name].source.paths)
+            once.setdefault((name, texts, teacher.teacher), _embedded(datasets[name], teacher))
     return sum(once.values()) * _MINILM
 
 

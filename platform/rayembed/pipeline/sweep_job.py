@@ -18,7 +18,6 @@ from rayembed.config.space import (
     is_nearly_domain,
     parse_domain,
     parse_space,
-    read_space,
 )
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
@@ -95,14 +94,12 @@ def _sweep(asked: PrintedSweep, _: JobContext) -> None:
 
 
 def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
-    """The sweep that the arguments describe: first its name, file or recipe, then the space, each
+    """The sweep that the arguments describe: first its name, file or recipe, then each
     `--set` in its order, the search, each `--with`, the name.
     """
     given, printed, source = _given(args, sweeps)
     fixed = [text for text in args.assignments if not is_domain(text.partition("=")[2])]
     space: dict[str, Any] = dict(given.get("space", {}))
-    if args.space is not None:
-        space.update(read_space(args.space))
     for text in args.assignments:
         path, equals, domain = text.partition("=")
         if equals and is_domain(domain):
@@ -274,7 +271,6 @@ def _print_list(sweeps: Sweeps, out: TextIO) -> None:
 
 _OPTIONS = (
     option("--recipe NAME|run.yaml", f"run whose settings are searched; default: {_RECIPE}"),
-    option("--space space.yaml", "a file with path.to.setting: choice(a, b), …"),
     option(
         "--set path=value|domain",
         "change a setting of all runs, or search it: path=grid(a, b), choice(a, b), "
