@@ -282,6 +282,7 @@ def test_the_table_of_the_docs_is_that_of_the_kept_results(tmp_path):
     told = [one for one in found if one.apart is not None and one.apart.number == 3]
     assert show(findings_table(told, ""), "markdown") in (docs / "papers.md").read_text()
     assert notes_of(told) in (docs / "papers.md").read_text()
+    assert "](measured/directions.png)" in (docs / "papers.md").read_text()
 
 
 def test_a_claim_that_something_costs_nothing_allows_half_a_point():
