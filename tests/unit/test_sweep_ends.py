@@ -60,14 +60,17 @@ def test_another_sweep_of_the_name_is_refused_and_the_same_goes_on(tmp_path):
 
 def test_a_sweep_goes_on_with_its_data_alone(tmp_path):
     sweep, place = make_sweep(tmp_path), tmp_path / "s"
-    job._check_data(sweep, str(place), {"a": ["retrieval-1"]})  # nothing is begun
+    first = {"a": ["retrieval-1"]}
+    assert job._with_earlier(sweep, str(place), first) == first  # nothing is begun
     place.mkdir()
     (place / job.DATA_FILE).write_text('{"a": ["retrieval-1"], "b": ["retrieval-2"]}')
-    job._check_data(sweep, str(place), {"a": ["retrieval-1"]})  # fewer trials are asked for
-    job._check_data(sweep, str(place), {"a": ["retrieval-1"], "c": ["retrieval-3"]})
+    both = {**first, "b": ["retrieval-2"]}
+    assert job._with_earlier(sweep, str(place), first) == both  # fewer trials are asked for
+    further = {**first, "c": ["retrieval-3"]}
+    assert job._with_earlier(sweep, str(place), further) == {**both, **further}
     told = r"plan retrieval-2 would be retrieval-4 now.*another --name"
     with pytest.raises(ArtifactError, match=told):
-        job._check_data(sweep, str(place), {"a": ["retrieval-1"], "b": ["retrieval-4"]})
+        job._with_earlier(sweep, str(place), {**first, "b": ["retrieval-4"]})
 
 
 def test_what_is_left_is_estimated(tmp_path):

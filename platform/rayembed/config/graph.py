@@ -1,5 +1,6 @@
 """Settings of a model that is a graph for a runtime of CPUs, as its folder states them."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveInt
@@ -8,6 +9,9 @@ from rayembed.config.settings import Settings
 
 Runtime = Literal["onnx", "openvino"]
 """What computes a graph: onnxruntime or OpenVINO."""
+
+RUNTIME_PACKAGES: Mapping[Runtime, str] = {"onnx": "onnxruntime", "openvino": "openvino"}
+"""Runtime → the package, and the module of the same name, that computes its graphs."""
 
 GraphPrecision = Literal["float32", "int8-dynamic", "int8-static"]
 """Numbers of a graph's large products: float32, or int8 weights with int8 activations whose range

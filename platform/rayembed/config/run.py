@@ -17,6 +17,13 @@ from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.scores import Scores
 from rayembed.config.settings import changed, nearest, parse
 from rayembed.config.stage import StageConfig
+from rayembed.config.stage_data import (
+    check_clusters,
+    check_similarity,
+    check_teachers,
+    no_negatives,
+    origin_of_negatives,
+)
 from rayembed.config.types import FileName, Seed, unique_names
 from rayembed.config.validation import (
     BeirValidation,
@@ -72,7 +79,7 @@ class Run(Document):
                         "from, so its loss is always zero; set it to 2 or more, 64 is usual"
                     )
                 if stage.batch.policy == "clustered":
-                    _check_clusters(stage, dataset)
+                    check_clusters(stage, dataset)
             setting = f"stage {stage.name!r}: batch.global_pairs"
             workers = self.placement.fewest_workers, self.placement.workers
             check_shares(setting, stage.batch.global_pairs, *workers)
@@ -121,16 +128,16 @@ class Run(Document):
         datasets = {dataset.name: dataset for dataset in self.data.datasets}
         for stage in self.stages:
             used = [datasets[name] for name in stage.datasets]
-            _check_similarity(stage, used)
+            check_similarity(stage, used)
             if "teacher_scores" in stage.loss.needs:
-                _check_teachers(stage, used)
+                check_teachers(stage, used)
         return self
 
     @model_validator(mode="after")
     def _negatives_are_used(self) -> "Run":
         for dataset in self.data.datasets:
             using = [stage for stage in self.stages if dataset.name in stage.datasets]
-            origin = _origin_of_negatives(dataset)
+            origin = origin_of_negatives(dataset)
             if origin is None or not using or any(stage.batch.num_negatives for stage in using):
                 continue
             name = using[0].name
@@ -150,7 +157,7 @@ class Run(Document):
             wanted = stage.batch.num_negatives
             used = [datasets[name] for name in stage.datasets]
             if wanted and not any(dataset.has_negatives for dataset in used):
-                raise ValueError(_no_negatives(stage, used))
+                raise ValueError(no_negatives(stage, used))
             for dataset in used:
                 setting, most = dataset.most_negatives or ("", wanted)
                 if most < wanted:
@@ -331,100 +338,6 @@ class Run(Document):
         told = self.evaluation.instructions
         values["instructions"] = {n: told[n] for n in self.validation_names if n in told}
         return values
-
-
-def _check_clusters(stage: StageConfig, dataset: DatasetConfig) -> None:
-    """Return when the data set's clusters are batches of the stage.
-
-    Raises:
-        ValueError: it has none, or of another size, or takes no part in in-batch negatives.
-    """
-    pairs = stage.batch.global_pairs
-    wanted = f"data.datasets.{dataset.name}.clusters"
-    if dataset.clusters is None:
-        raise ValueError(
-            f"stage {stage.name!r} has the policy 'clustered', and the data set {dataset.name!r} "
-            f"has no clusters; set {wanted} with batch_pairs={pairs}, or another policy"
-        )
-    if dataset.clusters.batch_pairs != pairs:
-        raise ValueError(
-            f"{wanted}.batch_pairs {dataset.clusters.batch_pairs} must be batch.global_pairs "
-            f"{pairs} of stage {stage.name!r}, which takes its batches whole"
-        )
-    if not dataset.in_batch_negatives:
-        raise ValueError(
-            f"stage {stage.name!r} has the policy 'clustered', which puts pairs side by side that "
-            f"are hard negatives of each other; the data set {dataset.name!r} leaves them out by "
-            "in_batch_negatives=false"
-        )
-
-
-def _check_similarity(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
-    """Raise when graded pairs would be taken for positives, or a loss over them has none."""
-    wanted = "similarity" in stage.loss.needs
-    graded = [dataset.name for dataset in used if dataset.source.is_graded]
-    if graded and not wanted:
-        raise ValueError(
-            f"stage {stage.name!r}: pairs of the data set {graded[0]!r} are graded, dissimilar "
-            f"ones among them, and the loss {stage.loss.kind!r} would take all for positives; take "
-            f"a loss over graded pairs, or set data.datasets.{graded[0]}.source.kind=sts"
-        )
-    # Records of an earlier job may be graded: that is known when they are read.
-    if wanted and not graded and not any(d.source.has_records for d in used):
-        raise ValueError(
-            f"stage {stage.name!r}: the loss {stage.loss.kind!r} compares graded pairs, and none "
-            f"of its data sets ({', '.join(d.name for d in used)}) has any; name sentences with "
-            f"their similarity by data.datasets.{used[0].name}.source.kind=graded"
-        )
-
-
-def _check_teachers(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
-    """Raise when no row can have a teacher's scores, or a row those of different teachers."""
-    loss = stage.loss.kind
-    for dataset in used:
-        mining = dataset.mining
-        if mining is not None and mining.further_teachers and mining.rescoring is None:
-            raise ValueError(
-                f"stage {stage.name!r}: the loss {loss!r} compares scores of a row's texts, and "
-                f"those of the data set {dataset.name!r} are of several teachers; set "
-                f"data.datasets.{dataset.name}.mining.further_teachers=[], or have a cross-encoder "
-                "score them all (mining.rescoring.model)"
-            )
-    if not any(d.mining is not None or d.source.has_records for d in used):
-        raise ValueError(
-            f"stage {stage.name!r}: the loss {loss!r} learns from a teacher's scores, and none of "
-            f"its data sets ({', '.join(d.name for d in used)}) has any; have negatives mined "
-            f"(data.datasets.{used[0].name}.mining.teacher=…)"
-        )
-
-
-def _origin_of_negatives(dataset: DatasetConfig) -> str | None:
-    """The setting that gives a data set its hard negatives; None: no setting does.
-
-    Classes always give some; that a stage leaves these out is no contradiction.
-    """
-    if dataset.mining is not None:
-        return "mining"
-    setting = dataset.source.settings_by_look.get("negatives")
-    return f"source.{setting}" if setting and dataset.source.brings_negatives else None
-
-
-def _no_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> str:
-    """Message for a stage that asks for hard negatives of data sets without any."""
-    first = used[0].name
-    wanted, names = stage.batch.num_negatives, ", ".join(dataset.name for dataset in used)
-    columns = [
-        f"data.datasets.{dataset.name}.source.{setting}"
-        for dataset in used
-        if (setting := dataset.source.settings_by_look.get("negatives")) is not None
-    ]
-    told = f"name the column in which rows bring them ({columns[0]}=negatives), " if columns else ""
-    return (
-        f"stages.{stage.name}.batch.num_negatives asks for {wanted} hard negatives of each query, "
-        f"and none of the stage's data sets ({names}) has any: {told}have them mined "
-        f"(data.datasets.{first}.mining.teacher=…), or set "
-        f"stages.{stage.name}.batch.num_negatives=0"
-    )
 
 
 def of_stages(run: Run, names: Sequence[str]) -> Run:

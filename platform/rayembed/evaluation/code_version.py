@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rayembed.config.document import fingerprint
-from rayembed.config.graph import GraphConfig
+from rayembed.config.graph import RUNTIME_PACKAGES, GraphConfig
 from rayembed.config.model import ModelConfig
 
 _PACKAGE = __name__.partition(".")[0]
 
 VECTORS = ("rayembed", "tokenizers", "torch", "transformers")
 """Packages by whose version a text's vector could be another."""
-
-_RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
-"""Runtime of a graph → the package that computes it."""
 
 _VECTORS = (
     "models",
@@ -90,7 +87,7 @@ def code_of(config: ModelConfig, graph: GraphConfig | None) -> CodeVersion:
     Args:
         graph: what computes it in the place of torch; None: nothing does.
     """
-    packages = [] if graph is None else [_RUNTIMES[graph.runtime]]
+    packages = [] if graph is None else [RUNTIME_PACKAGES[graph.runtime]]
     members = {type(config).__module__, type(config).architecture.partition(":")[0]}
     foreign = sorted(name for name in members if not name.startswith(f"{_PACKAGE}."))
     return code_version(*packages, modules=foreign)

@@ -35,14 +35,7 @@ from rayembed.tuning.concurrency import trials_at_once
 from rayembed.tuning.events import Execute
 from rayembed.tuning.on_ray import TuneJob, check_dashboard, run_trials
 from rayembed.tuning.trial_store import TrialRecord, TrialStore, best
-from rayembed.tuning.trials import (
-    check_sweep,
-    data_key,
-    data_runs,
-    known_trials,
-    number_left,
-    unfinished,
-)
+from rayembed.tuning.trials import check_sweep, data_runs, known_trials, number_left, unfinished
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +43,7 @@ SWEEP_FILE = "sweep.yaml"
 """The resolved sweep, in its folder."""
 
 DATA_FILE = "data.json"
-"""Names of the plans that its trials read, by their settings' fingerprint, in its folder."""
+"""Names of the plans that its trials read, by the first trial of each different data."""
 
 ENDED_TAG = "rayembed.sweep.ended_at_step"
 """Tag on the MLflow run of a trial that the scheduler ended."""
@@ -147,9 +140,9 @@ def _sweep(
         logger.info("%s", expected_time(sweep, unfinished(trials, past), left))
     needed = data_runs(sweep, [trial.run for trial in trials])
     folders = way.prepare(sweep, needed)
-    plans = {data_key(r): sorted(map(file_name, f)) for r, f in zip(needed, folders, strict=True)}
+    made = {r.name: sorted(map(file_name, f)) for r, f in zip(needed, folders, strict=True)}
     logger.info("the data of all trials are prepared (%d different)", len(needed))
-    _check_data(sweep, files.place, plans)
+    plans = _with_earlier(sweep, files.place, made)
     if left:
         runs = min(left, sweep.trials_at_once or 1)
         check_placement(placement, validates=validates, runs=runs)
@@ -215,14 +208,13 @@ def _as_begun(sweep: Sweep, place: str) -> Sweep:
     return sweep
 
 
-def _check_data(sweep: Sweep, place: str, plans: Mapping[str, Sequence[str]]) -> None:
-    """Return when the sweep's trials read what those of its earlier submissions did.
-
-    Args:
-        plans: names by `data_key` of a run's settings.
+def _with_earlier(
+    sweep: Sweep, place: str, plans: Mapping[str, Sequence[str]]
+) -> dict[str, Sequence[str]]:
+    """Names of plans by trial, with those of the sweep's earlier submissions.
 
     Raises:
-        ArtifactError: equal settings give another plan, as files of a data set have changed.
+        ArtifactError: a trial would read another plan than then, as files have changed.
     """
     path = join(place, DATA_FILE)
     begun = json.loads(read_bytes(path)) if exists(path) else {}
@@ -234,6 +226,7 @@ def _check_data(sweep: Sweep, place: str, plans: Mapping[str, Sequence[str]]) ->
             f"version of rayembed have changed (the plan {before} would be {now} now), and trials "
             "on other data cannot be compared. Give this one another --name, or put them back"
         )
+    return {**begun, **plans}
 
 
 def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:

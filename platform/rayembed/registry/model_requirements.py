@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
+from rayembed.config.graph import RUNTIME_PACKAGES
 from rayembed.config.model import architecture_classes
 
 _ENTRIES = ("rayembed.registry.pyfunc_model", "rayembed.models.sentence_module")
@@ -21,7 +22,7 @@ _ROOT = Path(__file__).parents[2]
 _logger = logging.getLogger(__name__)
 
 
-_RUNTIMES = {"onnxruntime": "onnx", "openvino": "openvino"}
+_RUNTIMES = {package: runtime for runtime, package in RUNTIME_PACKAGES.items()}
 """Modules that only models of graphs need, by the runtime that their settings name."""
 
 

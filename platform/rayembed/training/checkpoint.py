@@ -19,7 +19,6 @@ from typing import Protocol
 
 import pyarrow.fs
 import torch
-import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -32,6 +31,7 @@ from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import ArtifactError, StorageError
 from rayembed.training.loss_parameters import PREFIX
 from rayembed.training.safetensors_header import read_header
+from rayembed.training.weights import tensors_digest
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def save_checkpoint(folder: Path, engine: StatefulEngine, position: Position) ->
     stamp = _stamp(position)
     try:
         for name, tensors in ((_state_file(rank()), mine), (_random_file(rank()), capture())):
-            told = {key: _digest(value) for key, value in tensors.items()}
+            told = {key: tensors_digest({key: value}) for key, value in tensors.items()}
             save_file(tensors, folder / name, metadata={**stamp, _DIGESTS: json.dumps(told)})
         if rank() == 0:
             text = json.dumps(asdict(position), indent=2)
@@ -235,7 +235,7 @@ class _Read(Mapping[str, Tensor]):
         path, digest = self._places[key]
         with safe_open(path, framework="pt") as file:
             value: Tensor = file.get_tensor(key)
-        if _digest(value) != digest:
+        if tensors_digest({key: value}) != digest:
             raise ArtifactError(
                 f"the checkpoint {str(path.parent)!r} is damaged: {key!r} in {path.name} is not "
                 "what was written. Remove that folder, and the run goes on from the checkpoint "
@@ -269,11 +269,6 @@ def _tensors_in(path: Path) -> dict[str, tuple[Path, str]]:
     with safe_open(path, framework="pt") as file:
         digests = json.loads(file.metadata()[_DIGESTS])
         return {key: (path, digests[key]) for key in file.keys()}  # noqa: SIM118  # no mapping
-
-
-def _digest(tensor: Tensor) -> str:
-    """Digest of a CPU tensor's bytes; a tenth of a second for each GB."""
-    return xxhash.xxh3_64_hexdigest(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def _stamp(position: Position) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -283,11 +283,6 @@ def _of_run(run: Run) -> tuple[DataFolder, ...]:
         told += [teachers, columns_for(stage.loss)]
         found.append(DataFolder("plan", stage.name, fingerprint(told)))
     return tuple(found)
-
-
-def data_key(run: AnyRun) -> str:
-    """Fingerprint of all settings that decide a run's data."""
-    return fingerprint([asdict(folder) for folder in data_folders(run)])
 
 
 def runs_of_data(runs: Sequence[AnyRun]) -> list[AnyRun]:

@@ -1,0 +1,100 @@
+"""What a stage asks of its data sets, and they can give."""
+
+from collections.abc import Sequence
+
+from rayembed.config.data import DatasetConfig
+from rayembed.config.stage import StageConfig
+
+
+def check_clusters(stage: StageConfig, dataset: DatasetConfig) -> None:
+    """Return when the data set's clusters are batches of the stage.
+
+    Raises:
+        ValueError: it has none, or of another size, or takes no part in in-batch negatives.
+    """
+    pairs = stage.batch.global_pairs
+    wanted = f"data.datasets.{dataset.name}.clusters"
+    if dataset.clusters is None:
+        raise ValueError(
+            f"stage {stage.name!r} has the policy 'clustered', and the data set {dataset.name!r} "
+            f"has no clusters; set {wanted} with batch_pairs={pairs}, or another policy"
+        )
+    if dataset.clusters.batch_pairs != pairs:
+        raise ValueError(
+            f"{wanted}.batch_pairs {dataset.clusters.batch_pairs} must be batch.global_pairs "
+            f"{pairs} of stage {stage.name!r}, which takes its batches whole"
+        )
+    if not dataset.in_batch_negatives:
+        raise ValueError(
+            f"stage {stage.name!r} has the policy 'clustered', which puts pairs side by side that "
+            f"are hard negatives of each other; the data set {dataset.name!r} leaves them out by "
+            "in_batch_negatives=false"
+        )
+
+
+def check_similarity(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
+    """Raise when graded pairs would be taken for positives, or a loss over them has none."""
+    wanted = "similarity" in stage.loss.needs
+    graded = [dataset.name for dataset in used if dataset.source.is_graded]
+    if graded and not wanted:
+        raise ValueError(
+            f"stage {stage.name!r}: pairs of the data set {graded[0]!r} are graded, dissimilar "
+            f"ones among them, and the loss {stage.loss.kind!r} would take all for positives; take "
+            f"a loss over graded pairs, or set data.datasets.{graded[0]}.source.kind=sts"
+        )
+    # Records of an earlier job may be graded: that is known when they are read.
+    if wanted and not graded and not any(d.source.has_records for d in used):
+        raise ValueError(
+            f"stage {stage.name!r}: the loss {stage.loss.kind!r} compares graded pairs, and none "
+            f"of its data sets ({', '.join(d.name for d in used)}) has any; name sentences with "
+            f"their similarity by data.datasets.{used[0].name}.source.kind=graded"
+        )
+
+
+def check_teachers(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
+    """Raise when no row can have a teacher's scores, or a row those of different teachers."""
+    loss = stage.loss.kind
+    for dataset in used:
+        mining = dataset.mining
+        if mining is not None and mining.further_teachers and mining.rescoring is None:
+            raise ValueError(
+                f"stage {stage.name!r}: the loss {loss!r} compares scores of a row's texts, and "
+                f"those of the data set {dataset.name!r} are of several teachers; set "
+                f"data.datasets.{dataset.name}.mining.further_teachers=[], or have a cross-encoder "
+                "score them all (mining.rescoring.model)"
+            )
+    if not any(d.mining is not None or d.source.has_records for d in used):
+        raise ValueError(
+            f"stage {stage.name!r}: the loss {loss!r} learns from a teacher's scores, and none of "
+            f"its data sets ({', '.join(d.name for d in used)}) has any; have negatives mined "
+            f"(data.datasets.{used[0].name}.mining.teacher=…)"
+        )
+
+
+def origin_of_negatives(dataset: DatasetConfig) -> str | None:
+    """The setting that gives a data set its hard negatives; None: no setting does.
+
+    Classes always give some; that a stage leaves these out is no contradiction.
+    """
+    if dataset.mining is not None:
+        return "mining"
+    setting = dataset.source.settings_by_look.get("negatives")
+    return f"source.{setting}" if setting and dataset.source.brings_negatives else None
+
+
+def no_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> str:
+    """Message for a stage that asks for hard negatives of data sets without any."""
+    first = used[0].name
+    wanted, names = stage.batch.num_negatives, ", ".join(dataset.name for dataset in used)
+    columns = [
+        f"data.datasets.{dataset.name}.source.{setting}"
+        for dataset in used
+        if (setting := dataset.source.settings_by_look.get("negatives")) is not None
+    ]
+    told = f"name the column in which rows bring them ({columns[0]}=negatives), " if columns else ""
+    return (
+        f"stages.{stage.name}.batch.num_negatives asks for {wanted} hard negatives of each query, "
+        f"and none of the stage's data sets ({names}) has any: {told}have them mined "
+        f"(data.datasets.{first}.mining.teacher=…), or set "
+        f"stages.{stage.name}.batch.num_negatives=0"
+    )
