@@ -165,7 +165,11 @@ def prepare(environment: Mapping[str, str] | None = None) -> str:
             subprocess.Popen(
                 [sys.executable, __file__, str(folder), session],
                 stdin=subprocess.DEVNULL,
-                env={**environment, "DS_ACCELERATOR": "cpu"},
+                # its first asker's PYTHONPATH is not that of the others
+                env={
+                    **{name: v for name, v in environment.items() if name != "PYTHONPATH"},
+                    "DS_ACCELERATOR": "cpu",
+                },
                 start_new_session=True,
             )
             started.write("yes")
@@ -204,8 +208,7 @@ def _serve(folder: str, owner: int) -> None:
     assert len(running) == 1, f"a fork would have but one of {running}"
     listener.listen(100)
     Path(folder, "socket.new").rename(f"{folder}/socket")
-    theirs = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = [path for path in sys.path[1:] if path not in theirs]
+    paths = sys.path[1:]
     forks: dict[socket.socket, tuple[int, int, bool]] = {}
     while Path(f"/proc/{owner}").exists():
         ended = {pidfd: asking for asking, (_, pidfd, _) in forks.items()}
