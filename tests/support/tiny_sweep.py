@@ -126,6 +126,6 @@ def _runners() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if any("_Runner" in word for word in process.cmdline()[:1]):
+            if any("run_events" in word for word in process.cmdline()[:1]):
                 found.append(process)
     return found

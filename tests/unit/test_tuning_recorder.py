@@ -7,7 +7,7 @@ from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
-from rayembed.tuning.on_ray import message_in, trial_args
+from rayembed.tuning.on_ray import given_to, message_in
 from rayembed.tuning.recorder import TrialRecorder
 from rayembed.tuning.trial_store import TrialRecord, TrialStore
 from rayembed.tuning.trials import known_trials, make_trial, number_left
@@ -83,10 +83,10 @@ def test_a_trial_that_fails_before_its_first_score_is_known_by_its_values(
     sweep = make_sweep(tmp_path, {RATE: "choice(0.1, 0.01)"}, search=search)
     trial = make_trial(sweep, "", {RATE: "0.01"})
     listed = {"key": trial.key, "label": "", "values": {RATE: "0.01"}}
-    given = trial_args(sweep, {RATE: "0.01"} if optuna else {"trial": listed})
+    given = given_to(sweep, {RATE: "0.01"} if optuna else {"trial": listed})
     assert (given.key, given.values) == (trial.key, {RATE: "0.01"})
     recorder = TrialRecorder(trial_store, {})
-    recorder.record_failure("0", TrialRecord(given.key, given.label, given.values), "out of memory")
+    recorder.record_failure("0", given, "out of memory")
     record = trial_store.find(trial.key)
     assert (record.state, record.problem) == ("failed", "out of memory")
     assert record.values == {RATE: "0.01"}
@@ -113,10 +113,10 @@ def test_values_that_the_settings_refuse_fail_their_trial_alone(tmp_path):
     """The driver must name it without an error of its own; it is refused when it begins."""
     search = {"kind": "optuna", "trials": 3}
     sweep = make_sweep(tmp_path, {RATE: "choice(0.1, -1)"}, search=search)
-    given = trial_args(sweep, {RATE: "-1"})
+    given = given_to(sweep, {RATE: "-1"})
     assert given.key.startswith("s-")
     assert given.values == {RATE: "-1"}
-    assert given.key == trial_args(sweep, {RATE: "-1"}).key != trial_args(sweep, {RATE: "0.1"}).key
+    assert given.key == given_to(sweep, {RATE: "-1"}).key != given_to(sweep, {RATE: "0.1"}).key
     with pytest.raises(ConfigError, match="learning_rate"):
         make_trial(sweep, given.label, given.values)
 

@@ -17,7 +17,7 @@ from rayembed.errors import (
 )
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
-from rayembed.tuning.on_ray import _Runner
+from rayembed.tuning.on_ray import run_events
 from rayembed.tuning.trials import (
     check_sweep,
     data_folders,
@@ -330,11 +330,11 @@ def test_only_what_may_pass_is_tried_again(tmp_path, error, again):
         raise error
 
     sweep = make_sweep(tmp_path)
-    runner = _Runner(execute, sweep, make_trial(sweep, "", {RATE: "0.1"}), {})
+    events = run_events(execute, sweep, make_trial(sweep, "", {RATE: "0.1"}), {})
     if again:
         with pytest.raises(StorageError):  # Ray Tune starts the trial again
-            runner.next()
+            next(events)
     else:
-        event = runner.next()
+        (event,) = events
         assert event.kind == "problem"
         assert str(error) in event.problem

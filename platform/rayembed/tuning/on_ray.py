@@ -1,11 +1,11 @@
 """Trials on Ray Tune, each a Ray Train run of its own.
 
-    driver: Tuner ── TrialActor ── _Runner ── Ray Train's controller ── workers
-                     (scores)      (a run)    validation, export and evaluation tasks
+    driver: Tuner ── _trial ── run_events ── Ray Train's controller ── workers
+                     (scores)  (a run)       validation, export and evaluation tasks
 
-Ray Tune places an actor in a placement group that catches all that the actor starts, so what a
-trial starts would wait for CPUs that its group does not have. The run therefore lies in an actor of
-its own beside it, which no group catches.
+Ray Tune places a trial in a placement group that catches all that it starts, so what a trial starts
+would wait for CPUs that its group does not have. The run is therefore a task of its own beside it,
+which no group catches.
 """
 
 import logging
@@ -14,9 +14,9 @@ import os
 import queue
 import re
 import tempfile
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ from rayembed.training.elastic.on_ray import free_nodes
 from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
 from rayembed.tuning.decisions.on_ray import scheduler, searcher
 from rayembed.tuning.events import Event, Execute
-from rayembed.tuning.optuna_space import texts, typed
+from rayembed.tuning.optuna_space import texts
 from rayembed.tuning.recorder import TrialRecorder
 from rayembed.tuning.trial_store import TrialRecord, TrialStore
 from rayembed.tuning.trials import Trial, counted, key_of, make_trial, number_left, unfinished
@@ -79,8 +79,8 @@ class TuneJob:
 
 
 @dataclass(frozen=True)
-class ActorInputs:
-    """Inputs of every trial actor."""
+class TrialInputs:
+    """Inputs of every trial."""
 
     sweep: Sweep
     execute: Any
@@ -90,22 +90,13 @@ class ActorInputs:
     """Trial store for looking up finished trials; only the driver writes to it."""
 
 
-@dataclass(frozen=True)
-class TrialArgs:
-    """Inputs that Ray Tune gives to one trial."""
-
-    key: str
-    label: str
-    values: dict[str, str]
-
-
-def trial_args(sweep: Sweep, config: Mapping[str, Any]) -> TrialArgs:
-    """Trial inputs from its Ray Tune config."""
-    given = config.get("trial")
-    if given is None:  # Optuna's are the values themselves
-        label, values = next(iter(sweep.runs)), texts(sweep.domains, config)
-        return TrialArgs(key_of(sweep, label, values), label, values)
-    return TrialArgs(given["key"], given["label"], texts(sweep.domains, given["values"]))
+def given_to(sweep: Sweep, config: Mapping[str, Any]) -> TrialRecord:
+    """Blank record of the trial that Ray Tune gives this config."""
+    if "trial" in config:
+        return TrialRecord(**config["trial"])
+    # Optuna's are the values themselves.
+    label, values = next(iter(sweep.runs)), texts(sweep.domains, config)
+    return TrialRecord(key_of(sweep, label, values), label, values)
 
 
 def message_in(traceback: str) -> str:
@@ -173,11 +164,11 @@ def run_trials(job: TuneJob) -> None:
     # Its warnings do not concern us: results are in the trial store, and trials start slowly.
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     recorder = TrialRecorder(job.trial_store, past)
-    handed = ActorInputs(sweep, ray.put(job.execute), dict(job.tags), job.trial_store)
+    handed = TrialInputs(sweep, ray.put(job.execute), dict(job.tags), job.trial_store)
     with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
         tuner = tune.Tuner(
             tune.with_resources(
-                tune.with_parameters(TrialActor, handed=handed),
+                tune.with_parameters(_trial, handed=handed),
                 _beside_the_driver(),
             ),
             param_space=_param_space(sweep, todo),
@@ -233,7 +224,7 @@ def _total_steps(job: TuneJob) -> int:
 
 
 def _beside_the_driver() -> Any:
-    """Resources of a trial's actor: a grain of the driver's node resource.
+    """Resources of a trial beside its run: a grain of the driver's node resource.
 
     It takes no CPU, so that workers may take all of them, also where the head node has none.
     """
@@ -244,115 +235,66 @@ def _param_space(sweep: Sweep, todo: Sequence[Trial]) -> dict[str, Any]:
     """Search space for Ray Tune: the listed trials; empty with Optuna, which has its own space."""
     if isinstance(sweep.search, OptunaSearch):
         return {}
-    given = [
-        {
-            "key": trial.key,
-            "label": trial.label,
-            "values": typed(sweep.domains, trial.values),
-        }
-        for trial in todo
-    ]
+    given = [{"key": t.key, "label": t.label, "values": dict(t.values)} for t in todo]
     return {"trial": tune.grid_search(given)}
 
 
-class TrialActor(tune.Trainable):  # type: ignore[misc]  # Ray is not typed
-    """A trial as Ray Tune sees it: each step is one score."""
-
-    def setup(self, config: dict[str, Any], handed: ActorInputs | None = None) -> None:
-        """Store the trial's inputs; the run starts with the first step."""
-        logging.getLogger("ray").setLevel(logging.ERROR)
-        assert handed is not None
-        given = trial_args(handed.sweep, config)
-        self._handed = handed
-        self._key, self._label, self._values = given.key, given.label, given.values
-        self._runner: Any = None
-        self._last_step = 0
-
-    def step(self) -> dict[str, Any]:
-        """Next score of the trial; the last result marks it as done."""
-        if self._runner is None:
-            known = self._handed.trial_store.find(self._key)
-            if known is not None and known.is_done:  # Optuna may propose it again
-                score = math.nan if known.score is None else known.score
-                told = asdict(Event("known", known.last_step, score))
-                return {**told, "done": True, "key": self._key}
-            self._begin()
-        while True:
-            event: Event = ray.get(self._runner.next.remote())
-            if event.kind != "score" or event.global_step > self._last_step:
-                break
-        self._last_step = max(self._last_step, event.global_step)
-        return {
-            **asdict(event),
-            "done": event.kind != "score",
-            "key": self._key,
-            "label": self._label,
-            "values": self._values,
-        }
-
-    def cleanup(self) -> None:
-        """End the run that continues in the background."""
-        if self._runner is not None:
-            ray.kill(self._runner)
-
-    def _begin(self) -> None:
-        handed = self._handed
-        trial = make_trial(handed.sweep, self._label, self._values)
-        tags = {
-            **handed.tags,
-            "rayembed.trial.label": self._label,
-            **{f"rayembed.trial.{path}": value for path, value in self._values.items()},
-        }
-        # Scheduled by itself, so that what it starts is not caught in Tune's placement group.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        actor = ray.remote(num_cpus=0, scheduling_strategy=here)(_Runner)
-        self._runner = actor.remote(handed.execute, handed.sweep, trial, tags)
+def _trial(config: dict[str, Any], handed: TrialInputs) -> None:
+    """A trial as Ray Tune sees it: it reports each score, and last that it is done."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    given = given_to(handed.sweep, config)
+    key, label, values = given.key, given.label, given.values
+    known = handed.trial_store.find(key)
+    if known is not None and known.is_done:  # Optuna may propose it again
+        score = math.nan if known.score is None else known.score
+        tune.report({**asdict(Event("known", known.last_step, score)), "done": True, "key": key})
+        return
+    tags = {
+        **handed.tags,
+        "rayembed.trial.label": label,
+        **{f"rayembed.trial.{path}": value for path, value in values.items()},
+    }
+    # Scheduled by itself, so that what it starts is not caught in Tune's placement group.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    run = ray.remote(num_cpus=0, max_calls=1, max_retries=0, scheduling_strategy=here)(run_events)
+    trial, last_step = make_trial(handed.sweep, label, values), 0
+    for event in map(ray.get, run.remote(handed.execute, handed.sweep, trial, tags)):
+        if event.kind == "score" and event.global_step <= last_step:
+            continue
+        last_step = max(last_step, event.global_step)
+        told = {**asdict(event), "done": event.kind != "score"}
+        tune.report({**told, "key": key, "label": label, "values": values})
 
 
-class _Runner:
-    """Runs one trial in a thread and yields its events."""
+def run_events(
+    execute: Execute, sweep: Sweep, trial: Trial, tags: Mapping[str, str]
+) -> Iterator[Event]:
+    """Events of a trial, whose run works in a thread beside.
 
-    def __init__(
-        self, execute: Execute, sweep: Sweep, trial: Trial, tags: Mapping[str, str]
-    ) -> None:
-        logging.basicConfig(
-            level="WARNING",
-            format=f"%(asctime)s  {trial.key}  %(message)s",
-            datefmt="%H:%M:%S",
-        )
-        logging.getLogger("rayembed").setLevel(logging.INFO)
-        self._events: queue.Queue[Event | Exception] = queue.Queue()
-        self._thread = threading.Thread(
-            target=self._work,
-            args=(execute, sweep, trial, tags),
-            name="trial",
-            daemon=True,
-        )
-        self._thread.start()
-
-    def next(self) -> Event:
-        """Wait for the next event.
-
-        Raises:
-            Exception: what ended the trial and may not happen again.
-        """
-        event = self._events.get()
-        if isinstance(event, Exception):
-            raise event
-        return event
-
-    def _work(self, execute: Execute, sweep: Sweep, trial: Trial, tags: Mapping[str, str]) -> None:
-        try:
-            execute(sweep, trial, tags, self._events.put)
-        except RayembedError as error:
-            if isinstance(error, _SAME_AGAIN) and not may_pass(error):
-                problem = f"{type(error).__name__}: {error}"
-                self._events.put(Event("problem", 0, math.nan, problem=problem))
-            else:
-                self._events.put(error)
-        except Exception as error:  # the actor tells it, Ray Tune tries again
-            logger.exception("the trial %s failed", trial.key)
-            self._events.put(WorkerError(f"{type(error).__name__}: {error}"))
+    Raises:
+        RayembedError: what ended the trial and may not happen again.
+    """
+    logging.basicConfig(
+        level="WARNING",
+        format=f"%(asctime)s  {trial.key}  %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    logging.getLogger("rayembed").setLevel(logging.INFO)
+    events: queue.Queue[Event | None] = queue.Queue()
+    with ThreadPoolExecutor(1, "trial") as thread:
+        run = thread.submit(execute, sweep, trial, tags, events.put)
+        run.add_done_callback(lambda _: events.put(None))
+        yield from iter(events.get, None)
+    try:
+        run.result()
+    except RayembedError as error:
+        if not isinstance(error, _SAME_AGAIN) or may_pass(error):
+            raise
+        problem = f"{type(error).__name__}: {error}"
+        yield Event("problem", 0, math.nan, problem=problem)
+    except Exception as error:  # Ray Tune tries again
+        logger.exception("the trial %s failed", trial.key)
+        raise WorkerError(f"{type(error).__name__}: {error}") from None
 
 
 class _Callback(tune.Callback):  # type: ignore[misc]  # Ray is not typed
@@ -363,7 +305,7 @@ class _Callback(tune.Callback):  # type: ignore[misc]  # Ray is not typed
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record a start, or a restart after an error."""
-        self._recorder.record_start(self._blank(trial))
+        self._recorder.record_start(given_to(self._sweep, trial.config))
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -378,8 +320,4 @@ class _Callback(tune.Callback):  # type: ignore[misc]  # Ray is not typed
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record the last tolerated error."""
         text = str(trial.get_pickled_error() or "the process of the trial died")
-        self._recorder.record_failure(trial.trial_id, self._blank(trial), message_in(text))
-
-    def _blank(self, trial: Any) -> TrialRecord:
-        given = trial_args(self._sweep, trial.config)
-        return TrialRecord(given.key, given.label, given.values)
+        self._recorder.record_failure(trial.trial_id, given_to(self._sweep, trial.config), message_in(text))
