@@ -274,6 +274,23 @@ def test_a_claim_is_followed_up_when_all_its_seeds_are_there():
     assert len(job._followed_up(found, 2)) == len(claim.causes)
 
 
+def test_the_runs_that_follow_a_reversal_are_in_the_plan(expected, tmp_path, capsys):
+    (claim,) = get_directions(["mask"])
+    results = Results(str(tmp_path))
+    for number, pair in enumerate(pairs_of(claim, [0, 1], str(tmp_path))):
+        for run, score in zip(pair, (0.1, 0.2 + 0.001 * number), strict=True):
+            kept(results, run, score)
+    arguments = ["--only", "mask", "--storage-path", str(tmp_path), "--dry-run"]
+    assert job.run_directions([*arguments, "--seeds", "2"]) == 0
+    told = capsys.readouterr().out
+    assert f"{4 * len(claim.causes)} runs" in told
+    causes = [followed_up(claim, cause) for cause in claim.causes]
+    named = {
+        run.name for one in causes for pair in pairs_of(one, [0, 1], "outputs") for run in pair
+    }
+    assert set(re.findall(r"papers-\w+-\d", told)) == named
+
+
 def test_the_table_of_the_docs_is_that_of_the_kept_results(tmp_path):
     docs = Path(__file__).parents[2] / "docs"
     results = Results(str(tmp_path))

@@ -4,11 +4,13 @@ import re
 
 import pytest
 
+from rayembed.config.compared import compared_as
 from rayembed.config.override import override
 from rayembed.hardware import Precision
 from rayembed.pipeline import estimate as module
 from rayembed.pipeline.estimate import estimate, estimate_trials, gpu_hours
 from rayembed.pipeline.requirements import step_load
+from rayembed.recipes.adaptation import get_adaptation
 from rayembed.recipes.catalogue import get_recipe
 
 
@@ -67,14 +69,45 @@ def test_trials_share_their_data_and_the_cores(milan):
     run = get_recipe("nvembed-quickstart")
     alone = estimate(run)
     assert 0 < alone.data_seconds < alone.seconds
-    both = estimate_trials([run, run], [run])
+    unscored = override(run, ["evaluation.own_sets=[]", "evaluation.baselines=[]"])
+    both = estimate_trials([run, run], [run], unscored)
     assert both.seconds == pytest.approx(2 * alone.seconds - alone.data_seconds)
     seeds = [run, override(run, ["seed=7"])]
-    assert estimate_trials(seeds, seeds).seconds == pytest.approx(both.seconds)
+    assert estimate_trials(seeds, seeds, unscored).seconds == pytest.approx(both.seconds)
     other = override(run, ["data.datasets.wiki-sentence.mining.teacher=another"])
-    apart = estimate_trials([run, other], [run, other])
+    apart = estimate_trials([run, other], [run, other], unscored)
     assert both.seconds < apart.seconds < 2 * alone.seconds
-    assert estimate_trials([run, override(run, ["placement.use_gpu=true"])], [run]) is None
+    on_gpu = override(run, ["placement.use_gpu=true"])
+    assert estimate_trials([run, on_gpu], [run], unscored) is None
+
+
+def test_the_best_trial_is_scored_once_more_with_its_baselines(milan):
+    run = get_recipe("nvembed-quickstart")
+    trial = compared_as(run, "trial")
+    unscored = override(run, ["evaluation.own_sets=[]", "evaluation.baselines=[]"])
+    alone, handed = (estimate_trials([trial], [trial], best) for best in (unscored, run))
+    scores = estimate(run).seconds - estimate(unscored).seconds
+    assert handed.seconds - alone.seconds == pytest.approx(scores)
+    assert scores > 10
+
+
+def test_an_adaptation_is_counted_with_the_words_that_it_guesses(milan, tmp_path):
+    run = get_adaptation("nomic-adapt-quickstart")
+    training = run.training
+    tokens = training.steps * training.global_sequences * run.corpus.max_length
+    # all-MiniLM: 10.6 million weights beside its table of words, which is the head's as well.
+    weights = 10.6e6 + run.masking.probability * 30522 * 384
+    fixed = module._START_SECONDS + module._STAGE_SECONDS
+    trained = estimate(override(run, ["training.held_out=null"])).seconds - fixed
+    assert trained == pytest.approx(6 * tokens * weights / (140e9 * 0.45), rel=0.1)
+    assert estimate(run).seconds > fixed + trained + 1
+    assert estimate_trials([run, run], [run], run).seconds == pytest.approx(
+        2 * estimate(run).seconds
+    )
+    unknown = override(run, [f"model.backbone.path={tmp_path}"])
+    assert estimate(unknown) is None
+    assert estimate(override(run, ["model.backbone.path=hf://nobody/nothing@main"])) is None
+    assert "GPU-hours" in gpu_hours([get_adaptation("nomic-adapt")])
 
 
 def test_operations_are_told_of_gpus(milan):

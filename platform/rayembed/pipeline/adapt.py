@@ -17,6 +17,7 @@ from rayembed.errors import RayembedError
 from rayembed.evaluation.plots import loss_curve
 from rayembed.models.nomic_moe.adaptation import check_adaptable
 from rayembed.pipeline.adaptation_tables import corpus_table
+from rayembed.pipeline.estimate import estimate, gpu_hours
 from rayembed.pipeline.on_ray import OnRay
 from rayembed.pipeline.precision import as_begun, run_settled
 from rayembed.pipeline.report import MLFLOW_AWAY, dropped_line
@@ -65,8 +66,11 @@ def adapt(run: Adaptation) -> AdaptedEncoder:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
     run = placed(run)
-    with locked_folders(run) as folders, overview(_phases(run)):
-        outcome, plan, complete = _adapt(run, folders, runtime_of(run.placement))
+    with locked_folders(run) as folders:
+        if expected := estimate(as_begun(run, folders.local)) or gpu_hours([run]):
+            logger.info("%s", expected)
+        with overview(_phases(run)):
+            outcome, plan, complete = _adapt(run, folders, runtime_of(run.placement))
     _print(outcome, plan, mlflow_complete=complete)
     return outcome
 

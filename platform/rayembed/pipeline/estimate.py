@@ -5,11 +5,12 @@ the speed of a product that is timed here. What is not a product (attention, nor
 reading) stands in a measured share of that speed.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from rayembed.config.adaptation import AnyRun
+from rayembed.config.adaptation import Adaptation, AnyRun, MaskingConfig
 from rayembed.config.backbone import Dtype
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import Teacher
@@ -18,8 +19,15 @@ from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.cores import num_cores
 from rayembed.errors import ConfigError
-from rayembed.hardware import product_speed
-from rayembed.pipeline.requirements import expected_precision, flops_per_token, step_load
+from rayembed.hardware import Precision, product_speed
+from rayembed.pipeline.adaptation_tables import adaptation_size
+from rayembed.pipeline.requirements import (
+    expected_precision,
+    flops_per_token,
+    known_settings,
+    looked_up,
+    step_load,
+)
 from rayembed.registry.provenance import cpu_told
 
 _TRAINING: dict[Dtype, float] = {"float32": 0.45, "bfloat16": 0.35}
@@ -63,43 +71,44 @@ class Estimate:
         return f"{self.machine}: about {max(round(self.seconds / 60), 1)} min from its start"
 
 
-def estimate(run: Run) -> Estimate | None:
+def estimate(run: AnyRun) -> Estimate | None:
     """Estimate a run's time on workers with this machine's CPU; None: on GPUs, or not known.
 
-    Preparation of data that is there already, and stages that are done, are counted all the same.
+    Preparation of data that is there already, and stages that are done, are counted all the same;
+    of an adaptation its preparation is not, as the size of its corpus is not known.
     """
-    a_token = _of_token(run)
-    if run.placement.use_gpu or a_token is None:
+    work = None if run.placement.use_gpu else _work(run)
+    if work is None:
         return None
-    precision = expected_precision(run)
-    speed = num_cores() * product_speed(precision.dtype)
-    trained = sum(stage.steps * _of_step(run, stage, a_token) for stage in run.stages)
-    encoding = speed * _ENCODING[precision.dtype]
-    data_seconds = _of_teachers([run]) / encoding
-    seconds = trained / (speed * _TRAINING[precision.dtype])
-    seconds += _of_scores(run, a_token) / encoding + data_seconds
-    seconds += _START_SECONDS + _STAGE_SECONDS * len(run.stages)
+    precision, speed, encoding = _speeds(run)
+    data_seconds = _of_teachers([run]) / encoding if isinstance(run, Run) else 0.0
+    seconds = work.training / (speed * _TRAINING[precision.dtype]) + work.scores / encoding
+    seconds += data_seconds + _START_SECONDS + _STAGE_SECONDS * work.stages
     machine = f"{cpu_told()}, {speed / 1e9:.0f} GFLOP/s in {precision}"
     return Estimate(machine, seconds, data_seconds)
 
 
-def estimate_trials(trials: Sequence[AnyRun], prepared: Sequence[AnyRun]) -> Estimate | None:
+def estimate_trials(
+    trials: Sequence[AnyRun], prepared: Sequence[AnyRun], best: AnyRun
+) -> Estimate | None:
     """Estimate all trials of a sweep, which share the cores when they run side by side; None: not
-    known, as of adaptations.
+    known.
 
     Args:
         prepared: one run for each different data.
+        best: as the best trial's run is scored in the end, with its baselines.
     """
-    found = [estimate(run) for run in trials if isinstance(run, Run)]
+    found = [estimate(run) for run in trials]
     known = [one for one in found if one]
-    of_data = [run for run in prepared if isinstance(run, Run)]
-    if not known or len(known) < len(found):
+    work = _work(best)
+    if not known or len(known) < len(found) or work is None:
         return None
-    trained = sum(one.seconds - one.data_seconds for one in known)
-    dtype = expected_precision(of_data[0]).dtype
-    encoding = num_cores() * product_speed(dtype) * _ENCODING[dtype]
-    data_seconds = _of_teachers(of_data) / encoding  # which seeds share
-    return Estimate(known[0].machine, trained + data_seconds, data_seconds)
+    seconds = sum(one.seconds - one.data_seconds for one in known)
+    *_, encoding = _speeds(best)
+    data_seconds = _of_teachers([run for run in prepared if isinstance(run, Run)]) / encoding
+    if isinstance(best, Run):  # an adaptation has been scored as a trial
+        seconds += work.scores / encoding
+    return Estimate(known[0].machine, seconds + data_seconds, data_seconds)
 
 
 def gpu_hours(runs: Sequence[AnyRun]) -> str | None:
@@ -109,12 +118,10 @@ def gpu_hours(runs: Sequence[AnyRun]) -> str | None:
     """
     operations = 0.0
     for run in runs:
-        if not isinstance(run, Run) or not run.placement.use_gpu:
+        work = _work(run) if run.placement.use_gpu else None
+        if work is None:
             return None
-        a_token = _of_token(run)
-        if a_token is None:
-            return None
-        operations += sum(stage.steps * _of_step(run, stage, a_token) for stage in run.stages)
+        operations += work.training
     hours = operations / _OF_GPU / 3600
     return (
         f"training takes {operations:.1e} floating-point operations, about {hours:.2g} GPU-hours "
@@ -123,11 +130,54 @@ def gpu_hours(runs: Sequence[AnyRun]) -> str | None:
     )
 
 
-def _of_token(run: Run) -> float | None:
+@dataclass(frozen=True)
+class _Work:
+    """Floating-point operations of a run."""
+
+    training: float
+    scores: float
+    stages: int
+
+
+def _work(run: AnyRun) -> _Work | None:
+    """What a run has to compute; None: its model is not known here."""
     try:
-        return flops_per_token(run.model)
+        if isinstance(run, Adaptation):
+            return _of_adaptation(run)
+        a_token = flops_per_token(run.model)
     except ConfigError:  # told with its remedy when the run is checked
         return None
+    if a_token is None:
+        return None
+    training = sum(stage.steps * _of_step(run, stage, a_token) for stage in run.stages)
+    return _Work(training, _of_scores(run, a_token), len(run.stages))
+
+
+def _of_adaptation(run: Adaptation) -> _Work | None:
+    """Of the encoder for each token, and of the probabilities of words for each masked one."""
+    training, corpus, path = run.training, run.corpus, run.model.backbone.path
+    size, settings = adaptation_size(run), known_settings(path, "model.backbone.path")
+    if size is None or settings is None:
+        return None
+    words = looked_up(settings)
+
+    def of_batches(number: int, masking: MaskingConfig) -> float:
+        filled = 1.0 if corpus.layout == "packed" else _FILLED
+        tokens = number * filled * training.global_sequences * corpus.max_length
+        return 2.0 * tokens * (size.total - words + masking.probability * words)
+
+    scores, held_out = 0.0, training.held_out
+    if held_out is not None:
+        times = math.ceil(training.steps / (held_out.every_steps or training.steps))
+        scores = of_batches(times * held_out.batches, held_out.masking)
+    return _Work(3.0 * of_batches(training.steps, run.masking), scores, 1)
+
+
+def _speeds(run: AnyRun) -> tuple[Precision, float, float]:
+    """A run's number type, and this machine's operations a second in products and in encoding."""
+    precision = expected_precision(run)
+    speed = num_cores() * product_speed(precision.dtype)
+    return precision, speed, speed * _ENCODING[precision.dtype]
 
 
 def _of_step(run: Run, stage: StageConfig, a_token: float) -> float:

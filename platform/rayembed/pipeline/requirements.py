@@ -257,12 +257,15 @@ def flops_per_token(model: ModelConfig) -> float | None:
     size = model_size(model)
     if size is None:
         return None
-    looked_up = 0
-    for name, reference in model.parts.items():
-        settings = known_settings(reference, f"model.{name}.path") or {}
-        width = settings.get("hidden_size") or settings.get("n_embd") or 0
-        looked_up += width * settings.get("vocab_size", 0)
-    return 2.0 * ((size.active or size.total) - looked_up)
+    parts = model.parts.items()
+    embeddings = (known_settings(path, f"model.{name}.path") or {} for name, path in parts)
+    return 2.0 * ((size.active or size.total) - sum(map(looked_up, embeddings)))
+
+
+def looked_up(settings: dict[str, Any]) -> int:
+    """Parameters of the words' embeddings, of a model's configuration."""
+    width = settings.get("hidden_size") or settings.get("n_embd") or 0
+    return int(width * settings.get("vocab_size", 0))
 
 
 def _expert_sizes(part: Any) -> tuple[int, int]:

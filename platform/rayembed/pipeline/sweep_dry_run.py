@@ -43,9 +43,9 @@ def expected_time(sweep: Sweep, trials: Sequence[Trial], number: int) -> str:
     taken = runs or [counted(sweep.base)] * number
     steps = sum(run.total_steps for run in taken)
     told = f"{number} trial{'' if number == 1 else 's'} with {steps:,} steps in all"
-    found = estimate_trials(taken, data_runs(sweep, runs))
+    found = estimate_trials(taken, data_runs(sweep, runs), sweep.base)
     if found is None:
-        unknown = "how long they take is told of training recipes, where the model's size is known"
+        unknown = "how long they take is told where the model's size is known"
         return f"{told}; {gpu_hours(taken) or unknown}"
     most = "" if sweep.scheduler.kind == "none" else " at most, as the scheduler ends some"
     return f"{told}. {found}{most}"

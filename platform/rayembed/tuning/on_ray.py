@@ -320,4 +320,6 @@ class _Callback(tune.Callback):  # type: ignore[misc]  # Ray is not typed
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record the last tolerated error."""
         text = str(trial.get_pickled_error() or "the process of the trial died")
-        self._recorder.record_failure(trial.trial_id, given_to(self._sweep, trial.config), message_in(text))
+        self._recorder.record_failure(
+            trial.trial_id, given_to(self._sweep, trial.config), message_in(text)
+        )

@@ -101,30 +101,21 @@ def rows_of(sweep: Sweep, records: Mapping[str, TrialRecord]) -> list[Row]:
 
 def trials_table(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
     """Markdown table of trials, best first."""
-    paths = list(sweep.domains)
-    several, short = len(sweep.runs) > 1, short_names(paths)
-    header = [
-        "trial",
-        *(["run"] if several else []),
-        *(short[path] for path in paths),
-        "state",
-        "steps",
-        "score",
+    paths, short = list(sweep.domains), short_names(list(sweep.domains))
+    several = ["run"] if len(sweep.runs) > 1 else []
+    lines = [
+        [
+            record.key,
+            *(record.label for _ in several),
+            *(_number(record.values.get(path, "")) for path in paths),
+            record.state,
+            str(record.last_step or ""),
+            _first_words(record.problem) if record.score is None else f"{record.score:.4f}",
+        ]
+        for record in sorted(records.values(), key=_highest_first)
     ]
-    lines = []
-    for record in sorted(records.values(), key=_highest_first):
-        report = record.final or (record.reports[-1] if record.reports else None)
-        lines.append(
-            [
-                record.key,
-                *([record.label] if several else []),
-                *(_number(record.values.get(path, "")) for path in paths),
-                record.state,
-                str(report.global_step) if report else "",
-                f"{report.score:.4f}" if report else _first_words(record.problem),
-            ]
-        )
-    return show(Table(header, lines), "markdown")
+    heads = ["trial", *several, *(short[path] for path in paths), "state", "steps", "score"]
+    return show(Table(heads, lines), "markdown")
 
 
 def _first_words(problem: str) -> str:
@@ -176,25 +167,20 @@ def paper_table(rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]])
 
 def trials_csv(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
     """CSV of every trial with its values and all scores."""
-    tasks = sorted(
-        {t for r in records.values() for t in (*(r.final.scores if r.final else ()), *r.evaluation)}
-    )
+    found = {
+        key: {**(record.final.scores if record.final else {}), **record.evaluation}
+        for key, record in records.items()
+    }
     paths = list(sweep.domains)
-    rows = []
-    for record in records.values():
-        report = record.final or (record.reports[-1] if record.reports else None)
-        known = {**(record.final.scores if record.final else {}), **record.evaluation}
-        rows.append(
-            [
-                record.key,
-                record.label,
-                *(record.values.get(path, "") for path in paths),
-                record.state,
-                report.global_step if report else "",
-                report.score if report else "",
-                *(known.get(task, "") for task in tasks),
-            ]
-        )
+    tasks = sorted({task for scores in found.values() for task in scores})
+    rows = [
+        [
+            *(key, record.label, *(record.values.get(path, "") for path in paths), record.state),
+            *(record.last_step or "", "" if record.score is None else record.score),
+            *(found[key].get(task, "") for task in tasks),
+        ]
+        for key, record in records.items()
+    ]
     heads = ["trial", "run", *paths, "state", "steps", "score", *tasks]
     return show(Table(heads, rows), "csv")
 

@@ -181,8 +181,10 @@ def _list(context: JobContext) -> None:
 def _plan(args: argparse.Namespace, context: JobContext) -> None:
     from rayembed_papers.directions.measure import Results, tasks_left
 
+    directions, seeds = _asked(args), range(args.seeds)
     results = Results(absolute_storage(args.storage_path))
-    tasks = tasks_left(_asked(args), range(args.seeds), results)
+    causes = _followed_up(_findings(directions, seeds, results), len(seeds))
+    tasks = tasks_left(directions, seeds, results) + tasks_left(causes, seeds, results)
     made = {one.preparation.file: one.preparation for one in tasks if one.preparation is not None}
     first = {file: one.seconds_left(results.storage) for file, one in made.items()}
     rows = [[file, "is made first", f"{some / 60:.0f}"] for file, some in first.items() if some]
@@ -204,7 +206,11 @@ run_directions = Job(
     read=lambda args: args,
     run=_measure,
     lists=("the claims", _list),
-    shows=("the plan", "the runs that are left and how long each takes", _plan),
+    shows=(
+        "the plan",
+        "the runs that are left, also of what is reversed so far, and how long each takes",
+        _plan,
+    ),
     log=("rayembed_papers",),
 )
 """The job that measures the papers' claims."""
