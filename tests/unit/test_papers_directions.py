@@ -246,23 +246,25 @@ def kept(results, run, score, **told):
     path = Path(results.path(run))
     path.parent.mkdir(parents=True, exist_ok=True)
     scores = dict.fromkeys((one.name for one in run.evaluation.own_sets), score)
-    path.write_text(json.dumps({"machine": "this", "scores": scores, **told}))
+    told = {"machine": "this", "bfloat16": True, "threads": 2, **told}
+    path.write_text(json.dumps({"scores": scores, **told}))
 
 
 def test_only_scores_of_one_kind_of_machine_are_compared(tmp_path, caplog):
     results = Results(str(tmp_path))
     (claim,) = get_directions(["filter"])
     told = [
-        ({"bfloat16": True}, {"bfloat16": True}),
-        ({"bfloat16": True}, {"bfloat16": False}),
-        ({}, {"machine": "another"}),
+        ({}, {}),
         ({}, {"bfloat16": False}),
+        ({}, {"machine": "another"}),
+        ({"threads": 1}, {"threads": 1}),
+        ({}, {"threads": 1}),
     ]
-    for pair, how in zip(pairs_of(claim, range(4), str(tmp_path)), told, strict=True):
+    for pair, how in zip(pairs_of(claim, range(5), str(tmp_path)), told, strict=True):
         for run, score, one in zip(pair, (0.5, 0.25), how, strict=True):
             kept(results, run, score, **one)
-    assert differences(claim, range(4), results) == {0: (0.5, 0.25), 3: (0.5, 0.25)}
-    assert caplog.text.count("measured on unlike machines; remove") == 2
+    assert differences(claim, range(5), results) == {0: (0.5, 0.25), 3: (0.5, 0.25)}
+    assert caplog.text.count("measured on unlike machines; remove") == 3
 
 
 def test_a_claim_is_followed_up_when_all_its_seeds_are_there():

@@ -6,7 +6,7 @@ import logging
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
@@ -33,11 +33,20 @@ _UNKNOWN_SECONDS = 600.0
 class Task:
     """A run that a claim needs, with a seed."""
 
+    claim: str
+    """Key of the claim, without what a follow-up changes."""
     run: Run
     seconds: float
     """Expected, without those of the preparation."""
     preparation: Preparation | None = None
     """What is made first; None: nothing is."""
+
+    @property
+    def command(self) -> str:
+        """Measures the run in an empty storage, with others of its claim."""
+        size = " --on-a-gpu" if self.run.placement.use_gpu else ""
+        seeds = f"--seeds {self.run.seed + 1}"
+        return f"python jobs/papers/measure_directions.py --only {self.claim} {seeds}{size}"
 
     def seconds_in(self, storage: str) -> float:
         """Expected seconds, with those of what is not yet made in the storage of this path."""
@@ -52,21 +61,23 @@ class Measured:
     scores: Mapping[str, float]
     """Main score by task."""
     machine: str
-    bfloat16: bool | None
-    """Whether teachers worked in bfloat16; None: it was not written down."""
+    """Name of the GPU, else the CPU with its cores."""
+    bfloat16: bool
+    """Whether teachers worked in bfloat16."""
+    threads: int | None
+    """Of torch; None: it was not written down."""
 
     @classmethod
     def told(cls, kept: Mapping[str, Any]) -> "Measured":
         """Of the content of a result's file."""
         scores = {name: float(score) for name, score in kept["scores"].items()}
-        return cls(scores, str(kept["machine"]), kept.get("bfloat16"))
+        return cls(scores, str(kept["machine"]), bool(kept["bfloat16"]), kept.get("threads"))
 
     def like(self, other: "Measured") -> bool:
-        """Whether both come from one kind of machine: rounding alone moves a score by as much as
-        seeds differ.
+        """Whether both come from one kind of machine, used alike: rounding alone moves a score by
+        as much as seeds differ.
         """
-        known = {self.bfloat16, other.bfloat16} - {None}
-        return self.machine == other.machine and len(known) <= 1
+        return replace(self, scores={}) == replace(other, scores={})
 
 
 @dataclass
@@ -105,6 +116,8 @@ class Results:
         Raises:
             RayembedError: as `train` and the task's preparation; the same call goes on there.
         """
+        import torch
+
         if task.preparation is not None:
             task.preparation.make(self.storage)
         run, began = task.run, time.monotonic()
@@ -114,13 +127,16 @@ class Results:
         # Behind the stages stand further rows of the last one, as of fewer dimensions.
         scores = rows[[label for label in rows if label.startswith("stage ")][-1]]
         made = task.preparation and read_bytes(join(self.storage, task.preparation.file))
+        hardware = node_hardware()
         told = {
             "run": run.name,
             "seed": run.seed,
             "fingerprint": run.fingerprint,
-            "machine": cpu_told(),
+            "command": task.command,
+            "machine": ", ".join(hardware["gpus"]) if run.placement.use_gpu else cpu_told(),
+            "threads": torch.get_num_threads(),
             "bfloat16": settled("auto") == "bfloat16",
-            "provenance": collect_provenance(node_hardware()),
+            "provenance": collect_provenance(hardware),
             "prepared_sha256": made and hashlib.sha256(made).hexdigest(),
             "seconds": round(time.monotonic() - began),
             "expected_seconds": round(task.seconds),
@@ -180,7 +196,8 @@ def tasks_left(
         for pair in pairs_of(direction, seeds, results.storage):
             for run, preparation in zip(pair, (direction.preparation, None), strict=True):
                 if results.of(run) is None:
-                    tasks[run.name] = Task(run, seconds(run), preparation)
+                    claim = direction.key.partition(",")[0]
+                    tasks[run.name] = Task(claim, run, seconds(run), preparation)
         wanted.append(tasks)
     ordered: dict[str, Task] = {}
     while any(wanted):
