@@ -7,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from mlflow import MlflowClient
 from scipy.stats import ttest_rel
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.errors import ArtifactError, ConfigError, WorkerError
 from rayembed.models.build import check_buildable
 from rayembed.recipes import causal2vec
+from rayembed.registry.tracking_uri import resolve_tracking_uri
 from rayembed.tables import show
 from rayembed_papers.directions import job, measure
 from rayembed_papers.directions.catalogue import (
@@ -59,6 +61,8 @@ def trained(monkeypatch, scores):
 
 def leaves(values, path=""):
     """Path of a setting → its value."""
+    if isinstance(values, list) and values and all(isinstance(v, dict) for v in values):
+        values = {value["name"]: value for value in values if "name" in value} or values
     if isinstance(values, dict):
         return {k: v for key, of in values.items() for k, v in leaves(of, f"{path}.{key}").items()}
     return {path: json.dumps(values, default=str)}
@@ -77,8 +81,77 @@ def test_both_runs_of_a_claim_differ_in_what_it_is_about_alone(claim, tmp_path):
     assert steps[0] == steps[1]
     one, other = (leaves(run.model_dump(mode="json")) for run in (better, worse))
     changed = {p for p in one.keys() | other.keys() if p != ".name" and one.get(p) != other.get(p)}
-    rooms = {path.split(".")[1] for path in changed}
-    assert len(rooms - {"evaluation"}) in (1, 2), sorted(changed)
+    unlike = {path for path in changed if not path.startswith(ABOUT[claim.key])}
+    assert not unlike
+    assert all(any(p.startswith(about) for p in changed) for about in ABOUT[claim.key])
+
+
+_BOTH = ("description", "sentence")
+_MINED = tuple(f".data.datasets.wiki-{name}.mining.rule." for name in _BOTH)
+_CLUSTERED = (
+    *(f".data.datasets.wiki-{name}.clusters" for name in _BOTH),
+    ".stages.retrieval.batch.policy",
+)
+_CONTEXT = (  # a CDE, and what it has that a bi-encoder lacks
+    *(".model.kind", ".model.encoder.path", ".model.num_context", ".model.context_positions"),
+    *(".model.instruction_template", ".model.normalize_twice", ".model.num_soft_prompts"),
+    *(".model.output", ".model.pool_context", ".model.pool_instruction", ".model.pooling.kind"),
+    *(".model.projections", ".model.sequence_dropout"),
+)
+_EXAMPLES = (".evaluation.instructions.", ".model.examples")
+_RATE = ("learning_rate", "pooling_learning_rate", "warmup_steps")
+
+ABOUT = {
+    "mask": (".model.mask",),
+    "latent-mean": (".model.pooling.",),
+    "mean-eos": (".model.pooling.kind",),
+    "latent-self": (".model.pooling.",),
+    "two-stages": (".stages.retrieval.", ".stages.blend.", ".stages.single."),
+    "stage-order": tuple(
+        f".stages.{stage}.optimizer.{name}" for stage in ("retrieval", "blend") for name in _RATE
+    ),
+    "in-batch": (".stages.single.batch.in_batch_negatives",),
+    "examples": tuple(
+        f".data.datasets.wiki-topic-{name}.source.label_form"
+        for name in ("classification", "clustering")
+    ),
+    "positive-aware": _MINED,
+    "synthetic": (".data.datasets.synthetic.", ".stages.retrieval.datasets.synthetic"),
+    "moe": (".model.experts",),
+    "moe-layers": (".model.experts.every",),
+    "upcycled": (".model.experts.start",),
+    "margin": _MINED,
+    "negatives": (
+        *(f".data.datasets.wiki-{name}.mining.num_negatives" for name in _BOTH),
+        ".stages.finetune.batch.num_negatives",
+    ),
+    "filter": tuple(f".data.datasets.wiki-{name}.consistency" for name in _BOTH),
+    "matryoshka": (".model.dimensions", ".stages.finetune.loss.dimensions"),
+    "cross-lingual": (".stages.pretrain.datasets.en-es", ".stages.pretrain.datasets.en-fr"),
+    "clusters": _CLUSTERED,
+    "context": _CONTEXT,
+    "context-clusters": _CONTEXT,
+    "clusters-context": _CLUSTERED,
+    "false-negatives": tuple(
+        f".data.datasets.wiki-{name}.clusters.false_negative_margin" for name in _BOTH
+    ),
+    "dropout": (".model.sequence_dropout",),
+    "contextual-token": (".model.encoder",),
+    "concat": (".model.representation",),
+    "concat-average": (".model.representation",),
+    "concat-encoder": (".model.representation",),
+    "one-token": (".model.num_contextual_tokens",),
+    "tuned-encoder": (".model.encoder.frozen", ".model.encoder.lora"),
+    "position": (".model.position",),
+    "causal": (".model.mask",),
+    "in-context": _EXAMPLES,
+    "lengths": (
+        *_EXAMPLES,
+        *(".model.encoder", ".model.query_max_length", ".model.representation"),
+    ),
+}
+"""Key of a claim → how paths of all settings begin in which its runs differ. Of two stages and one
+each setting is on one side; stages in another order have each other's rates."""
 
 
 @pytest.mark.assets
@@ -223,19 +296,19 @@ def test_verdicts_and_causes_are_told_of_paired_scores(expected, tmp_path, monke
     arguments = ["--only", "mask", "--only", "latent-mean", "--storage-path", str(tmp_path)]
     monkeypatch.setattr(job, "_track", lambda *_: None)
     assert job.run_directions(arguments) == 0
-    told = (tmp_path / "papers" / "directions.md").read_text()
+    told = (tmp_path / "papers" / "directions-3-seeds.md").read_text()
     low, high = ttest_rel(
         list(bidirectional.values()), list(by_seed.values())
     ).confidence_interval()
     assert f"+1.10 ± {100 * (high - low) / 2:.2f} (3 of 3) | holds |" in told
     assert "+0.00 ± 0.00 (0 of 3) | undecided |" in told
     assert "likely cause" not in told
-    assert (tmp_path / "papers" / "directions.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "papers" / "directions-3-seeds.png").read_bytes().startswith(b"\x89PNG")
     by_seed, bidirectional = bidirectional, by_seed
     for file in (tmp_path / measure.FOLDER).iterdir():
         file.unlink()
     assert job.run_directions([*arguments, "--seeds", "2"]) == 0
-    turned = (tmp_path / "papers" / "directions.md").read_text()
+    turned = (tmp_path / "papers" / "directions-2-seeds.md").read_text()
     assert "| reversed |" in turned
     assert "bidirectional > causal attention, six layers" in turned
     assert "Report" in capsys.readouterr().out
@@ -270,10 +343,10 @@ def test_only_scores_of_one_kind_of_machine_are_compared(tmp_path, caplog):
 def test_a_claim_is_followed_up_when_all_its_seeds_are_there():
     (claim,) = get_directions(["mask"])
     two = {0: (0.1, 0.2), 1: (0.1, 0.2001)}
-    found = [finding(claim, two)]
-    assert found[0].verdict == "reversed"
-    assert job._followed_up(found, 3) == []
-    assert len(job._followed_up(found, 2)) == len(claim.causes)
+    assert finding(claim, two, 2).verdict == "reversed"
+    assert len(job._followed_up([finding(claim, two, 2)])) == len(claim.causes)
+    assert finding(claim, two, 3).verdict == "undecided: 2 of 3 seeds"
+    assert job._followed_up([finding(claim, two, 3)]) == []
 
 
 def test_the_runs_that_follow_a_reversal_are_in_the_plan(expected, tmp_path, capsys):
@@ -297,21 +370,40 @@ def test_the_table_of_the_docs_is_that_of_the_kept_results(tmp_path):
     docs = Path(__file__).parents[2] / "docs"
     results = Results(str(tmp_path))
     shutil.copytree(docs / "measured" / "papers", tmp_path / measure.FOLDER)
-    found = [finding(claim, differences(claim, range(3), results)) for claim in ALL]
+    found = [finding(claim, differences(claim, range(3), results), 3) for claim in ALL]
     told = [one for one in found if one.apart is not None and one.apart.number == 3]
     assert show(findings_table(told, ""), "markdown") in (docs / "papers.md").read_text()
     assert notes_of(told) in (docs / "papers.md").read_text()
     assert "](measured/directions.png)" in (docs / "papers.md").read_text()
 
 
+def test_mlflow_has_differences_intervals_and_verdicts(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    first, second, _ = (finding(one, {}, 2) for one in ALL[:3])
+    found = [finding(first.direction, {0: (0.2, 0.1), 1: (0.3, 0.19)}, 2), second]
+    report = tmp_path / "directions-2-seeds.md"
+    report.write_text("the tables")
+    for _ in range(2):  # the same report, told again
+        job._track("directions-2-seeds", [report], found, str(tmp_path))
+    client = MlflowClient(resolve_tracking_uri(None, str(tmp_path)))
+    (run,) = client.search_runs([client.get_experiment_by_name("rayembed").experiment_id])
+    key, low = first.direction.key, ttest_rel([0.2, 0.3], [0.1, 0.19]).confidence_interval().low
+    assert run.data.metrics[f"difference/{key}"] == pytest.approx(0.105)
+    assert run.data.metrics[f"half_width/{key}"] == pytest.approx(0.105 - low)
+    assert run.data.tags[f"verdict.{key}"] == "holds"
+    assert run.data.tags[f"verdict.{second.direction.key}"] == "not measured"
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == [report.name]
+    assert run.info.status == "FINISHED"
+
+
 def test_a_claim_that_something_costs_nothing_allows_half_a_point():
     claim = next(one for one in ALL if one.costs_nothing)
     near = {seed: (0.5 + 0.0001 * seed, 0.503) for seed in range(3)}
-    assert finding(claim, near).verdict == "holds"
+    assert finding(claim, near, 3).verdict == "holds"
     far = {seed: (0.5 + 0.0001 * seed, 0.52) for seed in range(3)}
-    assert finding(claim, far).verdict == "reversed"
-    assert finding(claim, {0: (0.5, 0.5)}).verdict == "undecided: one seed"
-    assert finding(claim, {}).verdict == "not measured"
+    assert finding(claim, far, 3).verdict == "reversed"
+    assert finding(claim, {0: (0.5, 0.5)}, 1).verdict == "undecided: one seed"
+    assert finding(claim, {}, 3).verdict == "not measured"
 
 
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.key)
@@ -356,11 +448,11 @@ def test_a_run_that_fails_stops_no_other(expected, tmp_path, monkeypatch, capsys
     assert job.run_directions(["--only", "filter", "--storage-path", str(tmp_path)]) == 1
     told = capsys.readouterr()
     assert "6 runs failed" in told.err
-    assert (tmp_path / "papers" / "directions.md").exists()
+    assert (tmp_path / "papers" / "directions-3-seeds.md").exists()
 
 
 def test_tables_and_plots_of_nothing(tmp_path):
-    found = [finding(claim, {}) for claim in ALL]
+    found = [finding(claim, {}, 3) for claim in ALL]
     table = show(findings_table(found, "title"), "markdown")
     assert table.count("not measured") == len(ALL)
     findings_plot(found, tmp_path / "empty.png")

@@ -94,7 +94,7 @@ def test_the_first_rung_of_asha_lies_within_the_epochs(tmp_path):
     arguments = ("--scheduler", "asha")
     sweep = sweep_of(tmp_path, *judged, "seed=grid(0, 1)", arguments=arguments)
     total = known_trials(sweep)[0].run.total_steps
-    bracket = asha(sweep, sweep.scheduler, [], total)._brackets[0]
+    bracket = asha(sweep, [], total)._brackets[0]
     assert bracket._rungs[-1][0] == 10
     with pytest.raises(ConfigError, match=r"set evaluation\.validation\.every_steps to less"):
         check_sweep(sweep_of(tmp_path, *judged[::2], "seed=grid(0, 1)", arguments=arguments))

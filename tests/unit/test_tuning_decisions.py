@@ -9,7 +9,7 @@ from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.config.space import parse_domain
 from rayembed.config.sweep import Sweep
-from rayembed.tuning.decisions.on_ray import scheduler, searcher
+from rayembed.tuning.decisions.on_ray import asha, searcher
 from rayembed.tuning.optuna_space import distribution, texts, typed
 from rayembed.tuning.trial_store import Report, TrialRecord
 
@@ -50,10 +50,10 @@ def test_asha_knows_the_rungs_of_trials_that_ended_before(tmp_path):
     )
     past = [record("a", {2: 0.5, 4: 0.6}), record("b", {2: 0.4}, state="stopped")]
     for known, expected in ((past, "STOP"), ([], "CONTINUE")):
-        asha, new = scheduler(sweep, known, total=8), Trial("c")
-        asha.on_trial_add(None, new)
-        assert told(asha, new, 2, 0.3) == expected
-    good = scheduler(sweep, past, total=8)
+        rungs, new = asha(sweep, known, total=8), Trial("c")
+        rungs.on_trial_add(None, new)
+        assert told(rungs, new, 2, 0.3) == expected
+    good = asha(sweep, past, total=8)
     good.on_trial_add(None, new)
     assert told(good, new, 2, 0.7) == "CONTINUE"
     assert told(good, new, 4, 0.55) == "STOP", "below what the first trial had at the next rung"
@@ -62,10 +62,10 @@ def test_asha_knows_the_rungs_of_trials_that_ended_before(tmp_path):
 def test_no_trial_is_ended_before_the_grace_steps(tmp_path):
     settings = {"kind": "asha", "reduction_factor": 2, "grace_steps": 4}
     sweep = make_sweep(tmp_path, {RATE: "grid(1, 2)"}, scheduler=settings)
-    asha, new = scheduler(sweep, [record("a", {2: 0.5, 4: 0.6})], total=8), Trial("c")
-    asha.on_trial_add(None, new)
-    assert told(asha, new, 2, 0.0) == "CONTINUE"
-    assert told(asha, new, 4, 0.0) == "STOP"
+    rungs, new = asha(sweep, [record("a", {2: 0.5, 4: 0.6})], total=8), Trial("c")
+    rungs.on_trial_add(None, new)
+    assert told(rungs, new, 2, 0.0) == "CONTINUE"
+    assert told(rungs, new, 4, 0.0) == "STOP"
 
 
 def test_asha_ends_adaptations_at_their_first_score_of_held_out_words(tmp_path):
@@ -73,10 +73,10 @@ def test_asha_ends_adaptations_at_their_first_score_of_held_out_words(tmp_path):
     space = {"training.optimizer.learning_rate": "grid(1, 2)"}
     settings = {"kind": "asha", "reduction_factor": 2}
     sweep = parse(Sweep, {"name": "s", "runs": {"": run}, "space": space, "scheduler": settings})
-    asha, new = scheduler(sweep, [record("a", {2: 0.5})], total=4), Trial("b")
-    asha.on_trial_add(None, new)
-    assert told(asha, new, 1, 0.0) == "CONTINUE"
-    assert told(asha, new, 2, 0.3) == "STOP"
+    rungs, new = asha(sweep, [record("a", {2: 0.5})], total=4), Trial("b")
+    rungs.on_trial_add(None, new)
+    assert told(rungs, new, 1, 0.0) == "CONTINUE"
+    assert told(rungs, new, 2, 0.3) == "STOP"
 
 
 def test_optuna_draws_where_earlier_trials_scored_well(tmp_path):

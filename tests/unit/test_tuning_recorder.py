@@ -21,10 +21,13 @@ def make_sweep(folder, space, **settings) -> Sweep:
     return parse(Sweep, values)
 
 
-def result(key, kind, step=4, score=0.5) -> dict:
+def blank(key) -> TrialRecord:
+    return TrialRecord(key, "", {RATE: "1"})
+
+
+def result(kind, step=4, score=0.5) -> dict:
     told = {"kind": kind, "global_step": step, "score": score, "scores": {}, "evaluation": {}}
-    trial = {"key": key, "label": "", "values": {RATE: "1"}}
-    return told | trial | {"problem": "wrong" if kind == "problem" else ""}
+    return told | {"problem": "wrong" if kind == "problem" else ""}
 
 
 @pytest.fixture
@@ -35,11 +38,11 @@ def trial_store(tmp_path) -> TrialStore:
 def test_a_trial_has_ended_when_it_or_ray_tune_says_so(trial_store):
     recorder = TrialRecorder(trial_store, {})
     for number, kind in enumerate(("score", "final", "problem")):
-        recorder.record(str(number), result(f"trial-{number}", kind))
+        recorder.record(str(number), blank(f"trial-{number}"), result(kind))
     assert recorder.num_ended == 2
-    recorder.record_end("0")  # by the scheduler
-    recorder.record_end("1")  # has said so itself
-    recorder.record_end("9")  # an interrupt: it has not told anything
+    recorder.record_end("0", "trial-0")  # by the scheduler
+    recorder.record_end("1", "trial-1")  # has said so itself
+    recorder.record_end("9", "trial-9")  # an interrupt: it has not told anything
     assert recorder.num_ended == 3
     assert {key: record.state for key, record in trial_store.read().items()} == {
         "trial-0": "stopped",
@@ -51,23 +54,21 @@ def test_a_trial_has_ended_when_it_or_ray_tune_says_so(trial_store):
 def test_a_trial_is_known_from_its_start_on(trial_store):
     """A driver that is killed before the first score leaves it to the next submission."""
     recorder = TrialRecorder(trial_store, {})
-    recorder.record_start(TrialRecord("a", "", {RATE: "1"}))
+    recorder.record_start(blank("a"))
     assert (trial_store.find("a").state, trial_store.find("a").score) == ("begun", None)
-    recorder.record("0", result("a", "score"))
-    recorder.record_start(TrialRecord("a", "", {RATE: "1"}))  # after an error
+    recorder.record("0", blank("a"), result("score"))
+    recorder.record_start(blank("a"))  # after an error
     assert trial_store.find("a").score == 0.5
     assert recorder.num_ended == 0
 
 
 def test_what_is_proposed_again_stays_as_it_ended(trial_store):
     recorder = TrialRecorder(trial_store, {})
-    recorder.record("0", result("a", "score"))
-    recorder.record_end("0")
+    recorder.record("0", blank("a"), result("score"))
+    recorder.record_end("0", "a")
     before = trial_store.find("a")
-    recorder.record(
-        "1", {"kind": "known", "key": "a", "global_step": 4, "score": 0.5, "done": True}
-    )
-    recorder.record_end("1")
+    recorder.record("1", blank("a"), {"kind": "known", "global_step": 4, "score": 0.5})
+    recorder.record_end("1", "a")
     assert trial_store.find("a") == before
     assert before.state == "stopped"
     assert before.last_step == 4
@@ -92,7 +93,7 @@ def test_a_trial_that_fails_before_its_first_score_is_known_by_its_values(
     assert record.values == {RATE: "0.01"}
     assert recorder.num_ended == 1
     # The next submission has it run again, under the same name.
-    recorder.record("1", result(trial.key, "final"))
+    recorder.record("1", given, result("final"))
     assert trial_store.find(trial.key).state == "finished"
 
 

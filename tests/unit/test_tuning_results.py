@@ -59,11 +59,12 @@ def event(kind, step, score, **changes):
         "scores": {"t": score},
         "evaluation": {},
         "problem": "",
-        "key": "a",
-        "label": "",
-        "values": {RATE: "1"},
         **changes,
     }
+
+
+def blank(key) -> TrialRecord:
+    return TrialRecord(key, "", {RATE: "1"})
 
 
 def test_what_is_written_is_read_back_and_a_broken_file_is_told(tmp_path):
@@ -85,20 +86,20 @@ def test_what_is_written_is_read_back_and_a_broken_file_is_told(tmp_path):
 def test_the_driver_notes_scores_ends_and_errors(tmp_path):
     trial_store = TrialStore(str(tmp_path))
     recorder = TrialRecorder(trial_store, {})
-    recorder.record("1", event("score", 2, 0.3))
-    recorder.record("1", event("score", 4, 0.4))
+    recorder.record("1", blank("a"), event("score", 2, 0.3))
+    recorder.record("1", blank("a"), event("score", 4, 0.4))
     assert recorder.num_ended == 0
     assert [r.global_step for r in trial_store.read()["a"].reports] == [2, 4]
-    recorder.record_end("1")
+    recorder.record_end("1", "a")
     assert trial_store.read()["a"].state == "stopped"
     assert recorder.num_ended == 1
-    recorder.record("2", event("score", 2, 0.3, key="b"))
-    recorder.record("2", event("final", 6, 0.6, key="b", evaluation={"x": 1.0}))
-    recorder.record_end("2")
+    recorder.record("2", blank("b"), event("score", 2, 0.3))
+    recorder.record("2", blank("b"), event("final", 6, 0.6, evaluation={"x": 1.0}))
+    recorder.record_end("2", "b")
     assert trial_store.read()["b"].state == "finished"
     assert trial_store.read()["b"].evaluation == {"x": 1.0}
-    recorder.record("3", event("problem", 0, math.nan, key="c", problem="DataError: no"))
-    recorder.record_end("3")
+    recorder.record("3", blank("c"), event("problem", 0, math.nan, problem="DataError: no"))
+    recorder.record_end("3", "c")
     assert (trial_store.read()["c"].state, trial_store.read()["c"].problem) == (
         "failed",
         "DataError: no",
@@ -112,7 +113,7 @@ def test_the_driver_notes_scores_ends_and_errors(tmp_path):
 def test_a_trial_that_goes_on_replaces_the_scores_that_it_tells_again(tmp_path):
     recorder = TrialRecorder(TrialStore(str(tmp_path)), {})
     for step, score in ((2, 0.3), (4, 0.4), (6, 0.5), (4, 0.45)):
-        recorder.record("1", event("score", step, score))
+        recorder.record("1", blank("a"), event("score", step, score))
     reports = recorder.records["a"].reports
     assert [(r.global_step, r.score) for r in reports] == [(2, 0.3), (4, 0.45)]
 

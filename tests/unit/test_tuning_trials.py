@@ -18,12 +18,12 @@ from rayembed.errors import (
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
 from rayembed.tuning.on_ray import run_events
+from rayembed.tuning.trial_store import TrialRecord
 from rayembed.tuning.trials import (
     check_sweep,
     data_folders,
     data_runs,
     known_trials,
-    make_trial,
     runs_of_data,
 )
 
@@ -330,7 +330,7 @@ def test_only_what_may_pass_is_tried_again(tmp_path, error, again):
         raise error
 
     sweep = make_sweep(tmp_path)
-    events = run_events(execute, sweep, make_trial(sweep, "", {RATE: "0.1"}), {})
+    events = run_events(execute, sweep, TrialRecord("a", "", {RATE: "0.1"}), {})
     if again:
         with pytest.raises(StorageError):  # Ray Tune starts the trial again
             next(events)

@@ -6,7 +6,7 @@
     loguniform(low, high) as uniform, of the logarithm
     integers(low, high)   a whole number between, both ends included
 
-Values are written as in `--set`, which is YAML: a comma within brackets, braces or quotes divides
+Values are written as in `--set`. A comma within brackets, braces, parentheses or quotes divides
 nothing, so values may be lists and groups.
 """
 
@@ -35,6 +35,7 @@ _KINDS: tuple[Kind, ...] = ("grid", "choice", "uniform", "loguniform", "integers
 _BEGUN = re.compile(r"([A-Za-z_]\w*)\s*[(\[{]")
 _FINITE = ("grid", "choice")
 _CALL = re.compile(r"([A-Za-z_]\w*)\s*\((.*)\)\s*", re.DOTALL)
+_CLOSING = {"[": "]", "{": "}", "(": ")"}
 
 _NOT_SEARCHED = {
     "name": "each trial has a name of its own",
@@ -269,21 +270,31 @@ def _limits(told: str, kind: Kind, values: Sequence[str]) -> tuple[float, float]
 
 
 def _split(told: str, text: str) -> list[str]:
-    """Items of a YAML flow list as they are written, without the quotes around one."""
-    listed = f"[{text}]"
-    try:
-        node = yaml.compose(listed, yaml.SafeLoader)
-        assert isinstance(node, yaml.SequenceNode)
-        if node.end_mark.index < len(listed):  # the rest is a comment
-            raise yaml.MarkedYAMLError(problem="a bracket closes it too early")
-    except yaml.MarkedYAMLError as error:
-        raise ConfigError(
-            f"{told}: its values are no list ({error.problem}); put a value with brackets, commas "
-            "or quotes of its own into quotes, and write null for none"
-        ) from None
-    return [
-        item.value
-        if getattr(item, "style", None) in ("'", '"')
-        else listed[item.start_mark.index : item.end_mark.index].strip()
-        for item in node.value
-    ]
+    """Parts between commas outside of brackets and quotes, stripped."""
+    parts, start, expected = [], 0, ""
+    quote = ""
+    for index, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character in _CLOSING:
+            expected = _CLOSING[character] + expected
+        elif expected and character == expected[0]:
+            expected = expected[1:]
+        elif character == "," and not expected:
+            parts.append(text[start:index])
+            start = index + 1
+    if quote or expected:
+        raise ConfigError(f"{told}: {quote or expected[0]!r} is missing")
+    parts = [part.strip() for part in [*parts, text[start:]]]
+    if parts == [""]:
+        return []
+    if "" in parts:
+        raise ConfigError(f"{told}: an empty value between two commas; write null for none")
+    return [_unquoted(part) for part in parts]
+
+
+def _unquoted(part: str) -> str:
+    quoted = len(part) > 1 and part[0] == part[-1] and part[0] in "\"'" and part.count(part[0]) == 2
+    return part[1:-1] if quoted else part

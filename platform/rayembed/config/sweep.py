@@ -124,9 +124,9 @@ class Sweep(Document):
         """Whether runs have their weights scored by tasks beside their workers."""
         return any(isinstance(r, Run) and scores_while_training(r) for r in self.runs.values())
 
-    def at(self, storage: str) -> Self:
-        """The sweep with all its runs in another storage."""
-        placement = self.base.placement.model_copy(update={"storage_path": storage})
+    def placed(self, **changes: Any) -> Self:
+        """The sweep with settings of the placement of all its runs changed."""
+        placement = self.base.placement.model_copy(update=changes)
         runs = {
             label: run.model_copy(update={"placement": placement})
             for label, run in self.runs.items()

@@ -18,7 +18,7 @@ from rayembed.config.named_benchmarks import tokens_of_sets
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.cores import num_cores
-from rayembed.errors import ConfigError
+from rayembed.errors import ArtifactError, ConfigError
 from rayembed.hardware import Precision, product_speed
 from rayembed.pipeline.adaptation_tables import adaptation_size
 from rayembed.pipeline.requirements import (
@@ -130,6 +130,17 @@ def gpu_hours(runs: Sequence[AnyRun]) -> str | None:
     )
 
 
+def on_gpu_seconds(run: AnyRun) -> float | None:
+    """A run's time on one GPU, from operations at the speed that one was timed at; None: on CPUs,
+    or not known.
+    """
+    work = _work(run) if run.placement.use_gpu else None
+    if work is None:
+        return None
+    fixed = _START_SECONDS + _STAGE_SECONDS * work.stages
+    return (work.training + work.scores) / _OF_GPU + fixed
+
+
 @dataclass(frozen=True)
 class _Work:
     """Floating-point operations of a run."""
@@ -145,7 +156,7 @@ def _work(run: AnyRun) -> _Work | None:
         if isinstance(run, Adaptation):
             return _of_adaptation(run)
         a_token = flops_per_token(run.model)
-    except ConfigError:  # told with its remedy when the run is checked
+    except (ArtifactError, ConfigError):  # told with its remedy when the run is checked
         return None
     if a_token is None:
         return None

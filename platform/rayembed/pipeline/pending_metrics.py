@@ -21,7 +21,7 @@ def send_pending(run: AnyRun | Sweep, out: TextIO) -> None:
     """
     if isinstance(run, Sweep):
         placement = placed(run.base).placement
-        with locked_sweep(run.at(placement.storage_path)) as files:
+        with locked_sweep(run.placed(storage_path=placement.storage_path)) as files:
             _send(files, placement.tracking_uri, out)
         return
     with locked_folders(placed(run)) as folders:

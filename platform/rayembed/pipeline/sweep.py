@@ -109,7 +109,7 @@ def sweep_runs(
         RayembedError: what is wrong and what to do; a trial that failed stops no other, and is
             told at the end.
     """
-    sweep = sweep.at(absolute_storage(sweep.base.placement.storage_path))
+    sweep = sweep.placed(storage_path=absolute_storage(sweep.base.placement.storage_path))
     check_sweep(sweep)
     with locked_sweep(sweep) as files:
         return _sweep(sweep, files, printed or {}, source)
@@ -232,11 +232,10 @@ def _with_earlier(
 def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
     """Tell MLflow of trials whose process was ended before it could."""
     statuses: dict[str, Status] = {"stopped": "KILLED", "failed": "FAILED"}
-    ended: list[tuple[str, int, Status]] = []
     for record in records.values():
-        if record.state in statuses:
-            ended.append((record.key, record.last_step, statuses[record.state]))
-    for name, step, status in ended:
+        name, status = record.key, statuses.get(record.state)
+        if status is None:
+            continue
         run = sweep.base.model_copy(update={"name": name})
         try:
             folder = fetched_folder(run)
@@ -249,7 +248,7 @@ def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
                 logger.warning("MLflow does not know that %s was ended: %s", name, error)
             continue
         if status == "KILLED":
-            tracker.set_tags({ENDED_TAG: str(step)})
+            tracker.set_tags({ENDED_TAG: str(record.last_step)})
         tracker.close(status)
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TextIO
 
+from rayembed.config.compared import compared_as
 from rayembed.config.sweep import Sweep, metric_source
 from rayembed.cores import num_cores
 from rayembed.errors import PlacementError
@@ -40,10 +41,11 @@ def expected_time(sweep: Sweep, trials: Sequence[Trial], number: int) -> str:
         number: of trials that have to run.
     """
     runs = [trial.run for trial in trials]
-    taken = runs or [counted(sweep.base)] * number
+    base = counted(sweep.base)
+    taken = runs or [compared_as(base, base.name, sweep.metric.weights)] * number
     steps = sum(run.total_steps for run in taken)
     told = f"{number} trial{'' if number == 1 else 's'} with {steps:,} steps in all"
-    found = estimate_trials(taken, data_runs(sweep, runs), sweep.base)
+    found = estimate_trials(taken, data_runs(sweep, runs), base)
     if found is None:
         unknown = "how long they take is told where the model's size is known"
         return f"{told}; {gpu_hours(taken) or unknown}"
@@ -71,14 +73,13 @@ def _trials(sweep: Sweep, trials: list[Trial]) -> Table:
 def _data(sweep: Sweep, trials: list[Trial]) -> Table:
     """Each result of preparation once, with how many of the different data take it."""
     runs = data_runs(sweep, [trial.run for trial in trials])
-    taken = Counter(folder for run in runs for folder in data_folders(run))
     all_trials = [trial.run for trial in trials] or runs
     of_trials = Counter(folder for run in all_trials for folder in data_folders(run))
     rows = [
         [folder.kind, folder.name, folder.made_of, of_trials[folder]]
-        for folder in sorted(taken, key=lambda f: (_ORDER.index(f.kind), f.name, f.made_of))
+        for folder in sorted(of_trials, key=lambda f: (_ORDER.index(f.kind), f.name, f.made_of))
     ]
-    title = f"Data: {len(taken)} results of preparation for {len(runs)} different plans; those "
+    title = f"Data: {len(of_trials)} results of preparation for {len(runs)} different plans; those "
     title += "that lie in storage already are taken as they are"
     return Table(["step", "of", "settings", "trials that take it"], rows, title=title)
 

@@ -50,9 +50,7 @@ def with_cores_of_their_own(sweep: Sweep, at_once: int) -> Sweep:
     cpus = max(1, int(placement.cpus_per_worker))
     if at_once == 1 or (placement.threads_per_worker or 0) <= cpus:
         return sweep
-    fewer = placement.model_copy(update={"threads_per_worker": cpus})
-    runs = {label: run.model_copy(update={"placement": fewer}) for label, run in sweep.runs.items()}
-    return sweep.model_copy(update={"runs": runs})
+    return sweep.placed(threads_per_worker=cpus)
 
 
 def _that_fit(bundles: Sequence[Node], free: Sequence[Node]) -> int:

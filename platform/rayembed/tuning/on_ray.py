@@ -14,10 +14,10 @@ import os
 import queue
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import ray
@@ -38,7 +38,7 @@ from rayembed.errors import (
 )
 from rayembed.training.elastic.on_ray import free_nodes
 from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
-from rayembed.tuning.decisions.on_ray import scheduler, searcher
+from rayembed.tuning.decisions.on_ray import asha, searcher
 from rayembed.tuning.events import Event, Execute
 from rayembed.tuning.optuna_space import texts
 from rayembed.tuning.recorder import TrialRecorder
@@ -73,21 +73,12 @@ class TuneJob:
     trials: Sequence[Trial]
     """Trials known in advance; empty with Optuna."""
     trial_store: TrialStore
-    execute: Execute
+    """Only the driver writes to it."""
+    execute: Any
+    """The `Execute`; a trial has Ray's reference of it, so that only the run's process imports what
+    it needs."""
     tags: Mapping[str, str]
     """Tags of every trial's MLflow run."""
-
-
-@dataclass(frozen=True)
-class TrialInputs:
-    """Inputs of every trial."""
-
-    sweep: Sweep
-    execute: Any
-    """Ray reference of the function, so that only the run's process imports its dependencies."""
-    tags: Mapping[str, str]
-    trial_store: TrialStore
-    """Trial store for looking up finished trials; only the driver writes to it."""
 
 
 def given_to(sweep: Sweep, config: Mapping[str, Any]) -> TrialRecord:
@@ -164,7 +155,7 @@ def run_trials(job: TuneJob) -> None:
     # Its warnings do not concern us: results are in the trial store, and trials start slowly.
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     recorder = TrialRecorder(job.trial_store, past)
-    handed = TrialInputs(sweep, ray.put(job.execute), dict(job.tags), job.trial_store)
+    handed = replace(job, sweep=sweep, trials=(), execute=ray.put(job.execute))
     with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
         tuner = tune.Tuner(
             tune.with_resources(
@@ -174,17 +165,15 @@ def run_trials(job: TuneJob) -> None:
             param_space=_param_space(sweep, todo),
             tune_config=tune.TuneConfig(
                 search_alg=searcher(sweep, list(past.values())),
-                scheduler=scheduler(sweep, done, _total_steps(job)),
+                scheduler=asha(sweep, done, _total_steps(job)),
                 num_samples=number if isinstance(sweep.search, OptunaSearch) else 1,
                 max_concurrent_trials=at_once,
-                reuse_actors=False,
             ),
             run_config=tune.RunConfig(
                 name=sweep.name,
                 storage_path=scratch,
                 callbacks=[_Callback(recorder, sweep)],
                 failure_config=tune.FailureConfig(max_failures=sweep.trial_failures),
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 verbose=0,
             ),
         )
@@ -239,62 +228,71 @@ def _param_space(sweep: Sweep, todo: Sequence[Trial]) -> dict[str, Any]:
     return {"trial": tune.grid_search(given)}
 
 
-def _trial(config: dict[str, Any], handed: TrialInputs) -> None:
+def _trial(config: dict[str, Any], handed: TuneJob) -> None:
     """A trial as Ray Tune sees it: it reports each score, and last that it is done."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     given = given_to(handed.sweep, config)
-    key, label, values = given.key, given.label, given.values
-    known = handed.trial_store.find(key)
+    known = handed.trial_store.find(given.key)
     if known is not None and known.is_done:  # Optuna may propose it again
         score = math.nan if known.score is None else known.score
-        tune.report({**asdict(Event("known", known.last_step, score)), "done": True, "key": key})
+        tune.report({**asdict(Event("known", known.last_step, score)), "done": True})
         return
     tags = {
         **handed.tags,
-        "rayembed.trial.label": label,
-        **{f"rayembed.trial.{path}": value for path, value in values.items()},
+        "rayembed.trial.label": given.label,
+        **{f"rayembed.trial.{path}": value for path, value in given.values.items()},
     }
-    # Scheduled by itself, so that what it starts is not caught in Tune's placement group.
+    # Scheduled by itself, so that what it starts is not caught in Tune's placement group. When Tune
+    # ends a trial, Ray ends the task, as its owner is gone.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     run = ray.remote(num_cpus=0, max_calls=1, max_retries=0, scheduling_strategy=here)(run_events)
-    trial, last_step = make_trial(handed.sweep, label, values), 0
-    for event in map(ray.get, run.remote(handed.execute, handed.sweep, trial, tags)):
-        if event.kind == "score" and event.global_step <= last_step:
-            continue
-        last_step = max(last_step, event.global_step)
-        told = {**asdict(event), "done": event.kind != "score"}
-        tune.report({**told, "key": key, "label": label, "values": values})
+    last_step, done = 0, False
+    for event in map(ray.get, run.remote(handed.execute, handed.sweep, given, tags)):
+        done = event.kind != "score"
+        if done or event.global_step > last_step:
+            last_step = event.global_step
+            tune.report({**asdict(event), "done": done})
+    if not done:
+        raise WorkerError(f"the trial {given.key} ended without its last score")
 
 
 def run_events(
-    execute: Execute, sweep: Sweep, trial: Trial, tags: Mapping[str, str]
+    execute: Execute, sweep: Sweep, given: TrialRecord, tags: Mapping[str, str]
 ) -> Iterator[Event]:
-    """Events of a trial, whose run works in a thread beside.
+    """Events of a trial, whose run works in a thread beside: a daemon, so that the process ends at
+    once when Ray asks it to.
 
     Raises:
         RayembedError: what ended the trial and may not happen again.
     """
     logging.basicConfig(
         level="WARNING",
-        format=f"%(asctime)s  {trial.key}  %(message)s",
+        format=f"%(asctime)s  {given.key}  %(message)s",
         datefmt="%H:%M:%S",
     )
     logging.getLogger("rayembed").setLevel(logging.INFO)
-    events: queue.Queue[Event | None] = queue.Queue()
-    with ThreadPoolExecutor(1, "trial") as thread:
-        run = thread.submit(execute, sweep, trial, tags, events.put)
-        run.add_done_callback(lambda _: events.put(None))
-        yield from iter(events.get, None)
-    try:
-        run.result()
-    except RayembedError as error:
-        if not isinstance(error, _SAME_AGAIN) or may_pass(error):
-            raise
-        problem = f"{type(error).__name__}: {error}"
-        yield Event("problem", 0, math.nan, problem=problem)
-    except Exception as error:  # Ray Tune tries again
-        logger.exception("the trial %s failed", trial.key)
-        raise WorkerError(f"{type(error).__name__}: {error}") from None
+    events: queue.Queue[Event | RayembedError | None] = queue.Queue()
+
+    def work() -> None:
+        end: Event | RayembedError | None = None
+        try:
+            execute(sweep, make_trial(sweep, given.label, given.values), tags, events.put)
+        except RayembedError as error:
+            end = error
+            if isinstance(error, _SAME_AGAIN) and not may_pass(error):
+                problem = f"{type(error).__name__}: {error}"
+                end = Event("problem", 0, math.nan, problem=problem)
+        except Exception as error:  # Ray Tune tries again
+            logger.exception("the trial %s failed", given.key)
+            end = WorkerError(f"{type(error).__name__}: {error}")
+        for last in (end, None):
+            events.put(last)
+
+    threading.Thread(target=work, name="trial", daemon=True).start()
+    while (event := events.get()) is not None:
+        if isinstance(event, RayembedError):
+            raise event
+        yield event
 
 
 class _Callback(tune.Callback):  # type: ignore[misc]  # Ray is not typed
@@ -311,15 +309,14 @@ class _Callback(tune.Callback):  # type: ignore[misc]  # Ray is not typed
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """Record a score or the end."""
-        self._recorder.record(trial.trial_id, result)
+        self._recorder.record(trial.trial_id, given_to(self._sweep, trial.config), result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record the end, also if the scheduler stopped the trial."""
-        self._recorder.record_end(trial.trial_id)
+        self._recorder.record_end(trial.trial_id, given_to(self._sweep, trial.config).key)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record the last tolerated error."""
         text = str(trial.get_pickled_error() or "the process of the trial died")
-        self._recorder.record_failure(
-            trial.trial_id, given_to(self._sweep, trial.config), message_in(text)
-        )
+        given = given_to(self._sweep, trial.config)
+        self._recorder.record_failure(trial.trial_id, given, message_in(text))

@@ -23,14 +23,11 @@ def distribution(domain: Domain) -> Any:
 
 def typed(domains: Mapping[str, Domain], values: Mapping[str, str]) -> dict[str, Any]:
     """Values as numbers for numeric domains, else as texts."""
-    found: dict[str, Any] = {}
-    for path, domain in domains.items():
-        text = values[path]
-        if domain.is_finite:
-            found[path] = text
-        else:
-            found[path] = int(text) if domain.kind == "integers" else float(text)
-    return found
+    return {
+        path: text if domain.is_finite else (int if domain.kind == "integers" else float)(text)
+        for path, domain in domains.items()
+        for text in (values[path],)
+    }
 
 
 def texts(domains: Mapping[str, Domain], values: Mapping[str, Any]) -> dict[str, str]:

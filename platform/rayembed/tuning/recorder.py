@@ -21,7 +21,7 @@ class TrialRecorder:
     def __init__(self, trial_store: TrialStore, past: Mapping[str, TrialRecord]) -> None:
         self._trial_store = trial_store
         self.records = dict(past)
-        self._keys: dict[str, str] = {}
+        self._told: set[str] = set()
         self._ended: set[str] = set()
 
     @property
@@ -38,22 +38,22 @@ class TrialRecorder:
         if given.key not in self.records:
             self._put(given)
 
-    def record(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def record(self, trial_id: str, given: TrialRecord, result: Mapping[str, Any]) -> None:
         """Record a score or the end of a trial.
 
         Args:
             trial_id: Ray Tune's.
-            result: what the trial's actor gives for an event.
+            given: a record of what it was given.
+            result: the values of an event.
         """
-        key = result["key"]
-        self._keys[trial_id] = key
+        self._told.add(trial_id)
         if result["kind"] != "score":
             self._ended.add(trial_id)
         if result["kind"] == "known":
-            logger.info("%s  had ended before with %.4f", key, result["score"])
+            logger.info("%s  had ended before with %.4f", given.key, result["score"])
             return
         report = Report(result["global_step"], result["score"], result["scores"], time.time())
-        record = self.records.get(key) or TrialRecord(key, result["label"], result["values"])
+        record = self.records.get(given.key, given)
         match result["kind"]:
             case "score":
                 record = record.reported(report)
@@ -70,10 +70,9 @@ class TrialRecorder:
         else:
             self._tell(record, report)
 
-    def record_end(self, trial_id: str) -> None:
+    def record_end(self, trial_id: str, key: str) -> None:
         """Record the end of a trial; one that has not finished was stopped by the scheduler."""
-        key = self._keys.get(trial_id)
-        if key is None or trial_id in self._ended:
+        if trial_id not in self._told or trial_id in self._ended:
             return
         self._ended.add(trial_id)
         if self.records[key].state == "begun":
@@ -81,13 +80,9 @@ class TrialRecorder:
             logger.info("%s  ended by the scheduler", key)
 
     def record_failure(self, trial_id: str, given: TrialRecord, problem: str) -> None:
-        """Record the error that ended a trial for good.
-
-        Args:
-            given: a record of what it was given, for one that has told nothing.
-        """
+        """Record the error that ended a trial for good."""
         self._ended.add(trial_id)
-        record = self.records.get(self._keys.get(trial_id, given.key), given)
+        record = self.records.get(given.key, given)
         logger.warning("%s  failed: %s", record.key, problem)
         self._put(replace(record, state="failed", problem=problem))
 

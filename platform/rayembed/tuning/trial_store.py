@@ -11,7 +11,9 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from rayembed.assets.storage import exists, join, list_files, read_bytes, write_atomic
 from rayembed.errors import ArtifactError
@@ -79,6 +81,9 @@ class TrialRecord:
         return replace(self, state="begun", problem="", reports=[*kept, report])
 
 
+_RECORDS = TypeAdapter(TrialRecord)
+
+
 class TrialStore:
     """Records of one sweep.
 
@@ -120,17 +125,13 @@ class TrialStore:
     def _read(self, name: str) -> TrialRecord:
         path = join(self._folder, name)
         try:
-            values = json.loads(read_bytes(path))
-            reports = [Report(**report) for report in values.pop("reports")]
-            final = values.pop("final")
-            if values["state"] not in get_args(State):
-                raise ValueError(f"it has the state {values['state']!r}")
-            return TrialRecord(
-                **values, reports=reports, final=None if final is None else Report(**final)
-            )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return _RECORDS.validate_json(read_bytes(path))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
             raise ArtifactError(
-                f"{path!r} tells nothing of a trial: {error}; remove it to have the trial run again"
+                f"{path!r} tells nothing of a trial: {where} {first['msg']}; remove it to have the "
+                "trial run again"
             ) from None
 
 

@@ -118,11 +118,19 @@ def followed_up(direction: Direction, cause: Cause) -> Direction:
 
 
 def on_a_gpu(direction: Direction) -> Direction:
-    """The same claim at a larger size: all layers of the backbones, five times the steps, a GPU."""
+    """The same claim at a larger size: all layers of the backbones, all pairs of the sample, five
+    times the steps, a GPU.
+    """
 
     def larger(make: MakeRun) -> MakeRun:
-        whole = ["model.backbone.num_layers=null", "placement.use_gpu=true"]
-        return lambda: override(with_steps(5, make()), whole)
+        def whole() -> Run:
+            run = with_steps(5, make())
+            rows = (f"data.datasets.{d.name}.num_samples=null" for d in run.data.datasets)
+            return override(
+                run, ["model.backbone.num_layers=null", "placement.use_gpu=true", *rows]
+            )
+
+        return whole
 
     causes = tuple(one for one in direction.causes if one is not DEEPER)
     better, worse = larger(direction.better), larger(direction.worse)
@@ -258,7 +266,7 @@ def _nomic() -> tuple[Direction, ...]:
             causes=longer,
         ),
         Direction(
-            *("cross-lingual", "pairs of two languages help across languages", of("section 4.2")),
+            *("cross-lingual", "pairs of two languages help across languages", "of our own"),
             base,
             _with(
                 base, "stages.pretrain.datasets={sentence-en: 1, sentence-fr: 1, sentence-es: 1}"

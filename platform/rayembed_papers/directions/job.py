@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NAME = "papers-directions"
-"""Name of the report's run in MLflow."""
-
 
 def _measure(args: argparse.Namespace, context: JobContext) -> None:
     from rayembed_papers.directions.measure import Results, tasks_left
@@ -36,10 +33,10 @@ def _measure(args: argparse.Namespace, context: JobContext) -> None:
     failed: dict[str, RayembedError] = {}
     try:
         left = _measured(tasks_left(directions, seeds, results), results, until, failed)
-        causes = _followed_up(_findings(directions, seeds, results), len(seeds))
+        causes = _followed_up(_findings(directions, seeds, results))
         left += _measured(tasks_left(causes, seeds, results), results, until, failed)
     finally:
-        place = _report(directions, seeds, results, context)
+        place = _report(args, results, context)
     context.out.write(f"Report  {place}\n")
     if left:
         context.out.write(f"Next    the same command goes on with {left} runs that are left\n")
@@ -53,10 +50,14 @@ def _measure(args: argparse.Namespace, context: JobContext) -> None:
 
 def _asked(args: argparse.Namespace) -> "Sequence[Direction]":
     """The claims of the arguments, at their size."""
-    from rayembed_papers.directions.catalogue import get_directions, on_a_gpu
+    return [one for one in _all(args) if one.key in args.only or not args.only]
 
-    found = get_directions(args.only)
-    return [on_a_gpu(one) for one in found] if args.on_a_gpu else found
+
+def _all(args: argparse.Namespace) -> "Sequence[Direction]":
+    from rayembed_papers.directions.catalogue import directions, get_directions, on_a_gpu
+
+    get_directions(args.only)
+    return list(map(on_a_gpu, directions())) if args.on_a_gpu else directions()
 
 
 def _measured(
@@ -96,76 +97,82 @@ def _findings(
     from rayembed_papers.directions.measure import differences
     from rayembed_papers.directions.report import finding
 
-    return [finding(one, differences(one, seeds, results)) for one in directions]
+    return [finding(one, differences(one, seeds, results), len(seeds)) for one in directions]
 
 
-def _followed_up(found: "Sequence[Finding]", number: int) -> "list[Direction]":
-    """The claims that are reversed over so many seeds, each in runs where one of its likely causes
-    does not act.
-    """
+def _followed_up(found: "Sequence[Finding]") -> "list[Direction]":
+    """The claims that are reversed, each in runs where one of its likely causes does not act."""
     from rayembed_papers.directions.catalogue import followed_up
 
-    turned = [
-        one.direction
-        for one in found
-        if one.verdict == "reversed" and one.apart is not None and one.apart.number == number
-    ]
+    turned = [one.direction for one in found if one.verdict == "reversed"]
     return [followed_up(one, cause) for one in turned for cause in one.causes]
 
 
-def _report(
-    directions: "Sequence[Direction]", seeds: Sequence[int], results: "Results", context: JobContext
-) -> str:
-    """Write tables and plot to storage and MLflow; the path of the tables."""
+def _report(args: argparse.Namespace, results: "Results", context: JobContext) -> str:
+    """Print the tables of the asked claims; write those of all, and the plot, to storage and
+    MLflow. The path of the tables.
+    """
     from rayembed_papers.directions.report import findings_plot, findings_table, notes_of
 
-    found = _findings(directions, seeds, results)
-    tables = [findings_table(found, f"Claims of the papers, {len(seeds)} seeds")]
-    causes = _followed_up(found, len(seeds))
-    if causes:
-        title = "Why some are reversed here: the same claims where a likely cause does not act"
-        tables.append(findings_table(_findings(causes, seeds, results), title))
-    for table in tables:
+    seeds, name = range(args.seeds), f"directions-{args.seeds}-seeds"
+    found = _findings(_all(args), seeds, results)
+
+    def tables_of(some: "Sequence[Finding]") -> list[Table]:
+        tables = [findings_table(some, f"Claims of the papers, {len(seeds)} seeds")]
+        if causes := _followed_up(some):
+            title = "Why some are reversed here: the same claims where a likely cause does not act"
+            tables.append(findings_table(_findings(causes, seeds, results), title))
+        return tables
+
+    for table in tables_of(
+        [one for one in found if one.direction.key in args.only or not args.only]
+    ):
         console(context.out).print(table)
+    name += "-on-a-gpu" if args.on_a_gpu else ""
     folder = join(results.storage, "papers")
     with tempfile.TemporaryDirectory() as scratch:
-        text, plot = Path(scratch) / "directions.md", Path(scratch) / "directions.png"
+        text, plot = Path(scratch) / f"{name}.md", Path(scratch) / f"{name}.png"
         notes = notes_of([one for one in found if one.apart is not None])
-        text.write_text(f"{_text(tables)}\n{notes}")
+        text.write_text(f"{_text(tables_of(found))}\n{notes}")
         findings_plot(found, plot)
         for file in (text, plot):
             write_atomic(join(folder, file.name), file.read_bytes())
-        _track([text, plot], found, results.storage)
-    return join(folder, "directions.md")
+        _track(name, [text, plot], found, results.storage)
+    return join(folder, text.name)
 
 
 def _text(tables: Sequence[Table]) -> str:
     return "\n".join(f"## {table.title}\n\n{show(table, 'markdown')}" for table in tables)
 
 
-def _track(files: Sequence[Path], found: "Sequence[Finding]", storage: str) -> None:
+def _track(name: str, files: Sequence[Path], found: "Sequence[Finding]", storage: str) -> None:
     """Give the report to MLflow, which is told alone if it is away."""
     from rayembed.config.document import fingerprint
     from rayembed.errors import TrackingError
     from rayembed.registry.tracking import Tracker
     from rayembed.registry.tracking_uri import resolve_tracking_uri
 
-    keys = [one.direction.key for one in found]
     try:
         tracker = Tracker.open(
             resolve_tracking_uri(None, storage),
             "rayembed",
-            f"{NAME}-{fingerprint(keys)[:8]}",
-            fingerprint(keys),
-            {"directions": str(len(keys))},
+            f"papers-{name}",
+            fingerprint([name, storage]),
+            {"directions": str(len(found))},
             {"rayembed.kind": "papers"},
             folder=files[0].parent,
             total_steps=0,
         )
         for file in files:
             tracker.log_artifact(file)
-        apart = {one.direction.key: one.apart.mean for one in found if one.apart is not None}
-        tracker.log_scores("difference", apart, 0)
+        apart = {one.direction.key: one.apart for one in found if one.apart is not None}
+        number = sum(
+            one.number for one in apart.values()
+        )  # of pairs of runs, a later one each time
+        halves = {key: one.half for key, one in apart.items() if one.half is not None}
+        tracker.log_scores("difference", {key: one.mean for key, one in apart.items()}, number)
+        tracker.log_scores("half_width", halves, number)
+        tracker.set_tags({f"verdict.{one.direction.key}": one.verdict for one in found})
         tracker.close("FINISHED")
     except TrackingError as error:
         logger.warning("the report is not in MLflow: %s", error)
@@ -183,7 +190,7 @@ def _plan(args: argparse.Namespace, context: JobContext) -> None:
 
     directions, seeds = _asked(args), range(args.seeds)
     results = Results(absolute_storage(args.storage_path))
-    causes = _followed_up(_findings(directions, seeds, results), len(seeds))
+    causes = _followed_up(_findings(directions, seeds, results))
     tasks = tasks_left(directions, seeds, results) + tasks_left(causes, seeds, results)
     made = {one.preparation.file: one.preparation for one in tasks if one.preparation is not None}
     first = {file: one.seconds_left(results.storage) for file, one in made.items()}

@@ -15,7 +15,7 @@ from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError
 from rayembed.hardware import settled
-from rayembed.pipeline.estimate import estimate
+from rayembed.pipeline.estimate import estimate, on_gpu_seconds
 from rayembed.pipeline.train import train
 from rayembed.registry.provenance import collect_provenance, cpu_told, node_hardware
 from rayembed_papers.directions.catalogue import Direction, Preparation
@@ -26,7 +26,7 @@ FOLDER = "papers/directions"
 """Folder in storage of the results."""
 
 _UNKNOWN_SECONDS = 600.0
-"""Taken for runs whose time nothing tells, as on GPUs."""
+"""Taken for runs whose time nothing tells."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def tasks_left(
         key = run.name.rpartition("-")[0]
         if key not in expected:
             found = estimate(run)
-            expected[key] = _UNKNOWN_SECONDS if found is None else found.seconds
+            expected[key] = found.seconds if found else on_gpu_seconds(run) or _UNKNOWN_SECONDS
         return expected[key]
 
     wanted: list[dict[str, Task]] = []

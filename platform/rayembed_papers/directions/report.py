@@ -22,28 +22,35 @@ class Finding:
     """Mean score of the run that the paper finds better, over seeds; None: no seed has both."""
     worse: float | None
     apart: Difference | None
+    seeds: int
+    """How many were asked for."""
 
     @property
     def verdict(self) -> str:
-        """`holds` or `reversed` where the whole interval lies on one side of the claim's limit."""
+        """`holds` or `reversed` where the whole interval of all seeds lies on one side of the
+        claim's limit.
+        """
         if self.apart is None:
             return "not measured"
+        if self.apart.number < self.seeds:
+            return f"undecided: {self.apart.number} of {self.seeds} seeds"
         return self.apart.verdict(-NOTHING if self.direction.costs_nothing else 0.0)
 
 
-def finding(direction: Direction, scores: Mapping[int, tuple[float, float]]) -> Finding:
-    """The finding of both runs' scores by seed."""
+def finding(direction: Direction, scores: Mapping[int, tuple[float, float]], seeds: int) -> Finding:
+    """The finding of both runs' scores by seed, of so many seeds as were asked for."""
     if not scores:
-        return Finding(direction, None, None, None)
+        return Finding(direction, None, None, None, seeds)
     better, worse = zip(*scores.values(), strict=True)
     apart = difference([one - other for one, other in scores.values()])
-    return Finding(direction, statistics.mean(better), statistics.mean(worse), apart)
+    return Finding(direction, statistics.mean(better), statistics.mean(worse), apart, seeds)
 
 
 def findings_table(findings: Sequence[Finding], title: str) -> Table:
     """A row for each claim; scores and differences are of 100, runs named without their seeds."""
     rows = [
         [
+            one.direction.key,
             one.direction.claim,
             one.direction.source,
             _SCORED[tuple(one.direction.tasks)],
@@ -56,9 +63,9 @@ def findings_table(findings: Sequence[Finding], title: str) -> Table:
         ]
         for one in findings
     ]
-    heads = ["claim", "paper", "scored on", "its difference", "first", "second"]
+    heads = ["--only", "claim", "paper", "scored on", "its difference", "first", "second"]
     heads += ["difference here", "verdict", "runs"]
-    return Table(heads, rows, title=title, align="lllrrrrll", look="open")
+    return Table(heads, rows, title=title, align="llllrrrrll", look="open")
 
 
 _SCORED: Mapping[tuple[str, ...], str] = {
@@ -83,6 +90,8 @@ def findings_plot(findings: Sequence[Finding], path: Path) -> None:
         half = None if apart.half is None else 100 * apart.half
         mean, colour = 100 * apart.mean, _COLOURS.get(one.verdict, COLOURS[0])
         axes.errorbar(mean, place, xerr=half, fmt="o", color=colour, capsize=3, zorder=3)
+        if one.direction.costs_nothing:  # what may be lost
+            axes.plot([-100 * NOTHING] * 2, [place - 0.3, place + 0.3], color=INK, linewidth=0.8)
         if one.direction.printed is not None:
             axes.scatter([one.direction.printed], [place], marker="x", color=INK, s=22, zorder=2)
     axes.axvline(0.0, color=INK, linewidth=0.8, zorder=1)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from ray.tune.schedulers import ASHAScheduler
@@ -46,29 +46,16 @@ def searcher(sweep: Sweep, past: Sequence[TrialRecord]) -> Any:
     return found
 
 
-def scheduler(sweep: Sweep, done: Sequence[TrialRecord], total: int) -> Any:
-    """Scheduler of Ray Tune; None if every trial runs to its end.
+def asha(sweep: Sweep, done: Sequence[TrialRecord], total: int) -> ASHAScheduler | None:
+    """ASHA whose rungs include the scores of earlier trials; None if every trial runs to its end.
 
     Args:
         done: trials that have ended before.
         total: steps of a trial.
     """
-    if isinstance(sweep.scheduler, AshaScheduler):
-        return asha(sweep, sweep.scheduler, done, total)
-    return None
-
-
-@dataclass(frozen=True)
-class _Past:
-    """Trial of an earlier submission in the form that a scheduler needs."""
-
-    trial_id: str
-
-
-def asha(
-    sweep: Sweep, settings: AshaScheduler, done: Sequence[TrialRecord], total: int
-) -> ASHAScheduler:
-    """ASHA whose rungs include the scores of earlier trials."""
+    settings = sweep.scheduler
+    if not isinstance(settings, AshaScheduler):
+        return None
     first = max(map(first_score, map(counted, sweep.runs.values())))
     grace = settings.grace_steps or min(first, total)
     found = ASHAScheduler(
@@ -80,7 +67,7 @@ def asha(
         reduction_factor=settings.reduction_factor,
         stop_last_trials=False,
     )
-    reports = [(report, _Past(record.key)) for record in done for report in record.reports]
+    reports = [(report, SimpleNamespace(trial_id=r.key)) for r in done for report in r.reports]
     for trial in {past.trial_id: past for _, past in reports}.values():
         found.on_trial_add(None, trial)
     for report, trial in sorted(reports, key=lambda pair: pair[0].time):
