@@ -55,6 +55,23 @@ def test_held_out_parts_are_scored_for_each_model(milan):
     assert five == pytest.approx(2.5 * twice)
 
 
+def test_scores_while_training_are_counted_as_often_as_they_are_taken(milan):
+    run = override(get_recipe("biencoder"), ["evaluation.guard=null"])
+
+    def seconds(every):
+        held_out = f"evaluation.validation={{data: {{kind: held_out}}, every_steps: {every}}}"
+        return estimate(override(run, [held_out])).seconds
+
+    (stage,) = run.stages
+    twice = seconds(stage.steps // 2) - estimate(run).seconds
+    assert twice > 1
+    assert seconds(stage.steps // 4) - estimate(run).seconds == pytest.approx(2 * twice)
+    sets = ["evaluation.validation.data={kind: own_sets, sets: [SETS]}"]
+    own = "{name: a, path: 'sample://wikipedia/WikiSentenceRetrieval?first=1000'}"
+    validated = override(run, [one.replace("SETS", own) for one in sets])
+    assert estimate(validated).seconds > estimate(run).seconds + 1
+
+
 def test_every_step_with_a_teacher_counts_and_each_teacher_once(milan):
     teacher = "{teacher: hf://org/embedder@main}"
     run = get_recipe("biencoder")

@@ -1,5 +1,7 @@
 """Which trials a sweep has, what it refuses before anything starts, which data are prepared."""
 
+import threading
+
 import pytest
 from tiny_job import make_run
 
@@ -17,6 +19,7 @@ from rayembed.errors import (
 )
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
+from rayembed.tuning.events import Event
 from rayembed.tuning.on_ray import run_events
 from rayembed.tuning.trial_store import TrialRecord
 from rayembed.tuning.trials import (
@@ -338,3 +341,29 @@ def test_only_what_may_pass_is_tried_again(tmp_path, error, again):
         (event,) = events
         assert event.kind == "problem"
         assert str(error) in event.problem
+
+
+def test_a_process_that_is_told_to_end_does_not_wait_for_its_training(tmp_path):
+    """Ray ends it when Ray Tune has stopped the trial; CPUs and GPUs are others' then."""
+    ended = threading.Event()
+
+    def execute(sweep, trial, tags, tell):
+        tell(Event("score", 2, 0.5))
+        ended.wait(60)
+
+    given = TrialRecord("a", "", {RATE: "0.1"})
+    events = run_events(execute, make_sweep(tmp_path), given, {})
+    assert next(events).score == 0.5
+    (trains,) = (one for one in threading.enumerate() if one.name == "trial")
+    assert trains.daemon  # Python waits for others before it ends
+    ended.set()
+    assert not list(events)
+
+
+@pytest.mark.parametrize("optuna", [True, False])
+def test_values_that_the_settings_refuse_are_tried_once(tmp_path, optuna):
+    search = {"kind": "optuna", "trials": 3} if optuna else {"kind": "grid"}
+    sweep = make_sweep(tmp_path, {RATE: "choice(0.1, 0.01)"}, search=search)
+    (event,) = run_events(lambda *_: None, sweep, TrialRecord("a", "", {RATE: "-1"}), {})
+    assert event.kind == "problem"
+    assert "learning_rate" in event.problem

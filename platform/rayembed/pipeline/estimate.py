@@ -17,6 +17,7 @@ from rayembed.config.mining import Teacher
 from rayembed.config.named_benchmarks import tokens_of_sets
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
+from rayembed.config.validation import HeldOutValidation, OwnSetsValidation
 from rayembed.cores import num_cores
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.hardware import Precision, product_speed
@@ -205,7 +206,24 @@ def _of_scores(run: Run, a_token: float) -> float:
     tokens = _FILLED * (tokens_of_sets(settings.own_sets) + _of_held_out(run))
     own = len(run.stages) + settings.before_training + settings.num_mixtures
     encoders = sum(reference != "bm25" for reference in settings.baselines)
-    return tokens * (own * a_token + encoders * _MINILM)
+    validation = _FILLED * _of_validation(run)
+    return tokens * (own * a_token + encoders * _MINILM) + validation * a_token
+
+
+def _of_validation(run: Run) -> float:
+    """Tokens at their maximum of all scores while training goes on; 0 of tasks of mteb and BEIR,
+    whose texts are not known here.
+    """
+    validation = run.evaluation.validation
+    if validation is None:
+        return 0.0
+    times = sum(math.ceil(stage.steps / run.validation_interval(stage)) for stage in run.stages)
+    match validation.data:
+        case HeldOutValidation():
+            return times * _of_held_out(run)
+        case OwnSetsValidation(sets=sets):
+            return times * tokens_of_sets(sets)
+    return 0.0
 
 
 def _of_held_out(run: Run) -> float:
