@@ -162,11 +162,14 @@ def count_order(costs, rows, run):
 
 def extrapolated(costs, rows_per_part, rows=1_000_000_000):
     """Lines about a plan of a billion rows on the machines assumed, by what was counted."""
+    from rayembed.data.parts import ROWS_PER_PART
+    from rayembed.data.parts import rows_per_part as rows_per_part_of
     from rayembed.data.shuffle import Route
 
     measured_at, plan = list(costs["plan"].items())[-1]
     scale = rows / measured_at
-    parts = -(-rows // rows_per_part)
+    longer = rows_per_part_of(rows) // ROWS_PER_PART
+    parts = -(-rows // (longer * rows_per_part))
     route, before = Route.to(parts), Route.to(-(-measured_at // rows_per_part))
     # Each level is read once; records, places and plan files are there beside them.
     written = plan.written * scale * (route.levels + 1) / (before.levels + 1)
@@ -175,8 +178,9 @@ def extrapolated(costs, rows_per_part, rows=1_000_000_000):
     order_at, order = list(costs["order of made-up rows"].items())[-1]
     cpu = (plan.cpu_seconds - order.cpu_seconds * measured_at / order_at) * scale
     lines = [
-        f"Assumed: {NODES} nodes of {CORES} cores and {GIGABITS} Gb/s, parts of {rows_per_part:,} "
-        "rows as long as here, CPU seconds and bytes in proportion to the rows, another write of "
+        f"Assumed: {NODES} nodes of {CORES} cores and {GIGABITS} Gb/s, parts of "
+        f"{longer * rows_per_part:,} rows, {longer} times those here, rows as long as here, CPU "
+        "seconds and bytes in proportion to the rows, another write of "
         f"all rows for each level of the shuffle; {REQUESTS_PER_SECOND:,} reads a second of one "
         "prefix of object storage, and 3 requests a range.",
         f"- {parts:,} parts, {route.levels} levels of {route.fan} segments a file: "

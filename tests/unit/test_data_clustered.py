@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from dies_once import innermost
 
+from rayembed.assets.array_files import save_array
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.clusters import tasks
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_records, write_part
@@ -224,6 +226,25 @@ def test_the_number_and_order_of_parts_change_nothing(
     for key in set(made.manifest) - same:
         assert other.manifest[key] == made.manifest[key], key
     assert other.manifest["objective"] == pytest.approx(made.manifest["objective"], abs=2e-6)
+
+
+def test_centroids_are_read_once_by_a_process_and_not_for_each_part(tmp_path: Path, monkeypatch):
+    read = []
+    mapped = tasks.map_array
+    monkeypatch.setattr(tasks, "map_array", lambda path: read.append(path) or mapped(path))
+    rows = before(tmp_path, made_up(), 40)
+    assert len(rows.parts) > 4
+    make_clustered(at(tmp_path), dataset(), rows)
+    assert len(read) == 1
+
+
+def test_other_centroids_of_the_same_path_are_read_anew(tmp_path: Path) -> None:
+    path = str(tmp_path / "centroids-0.npy")
+    for number in (1.0, 2.0):
+        save_array(path, np.full((2, 4), number, np.float32))
+        centroids, groups = tasks._clusters(path, str(number), False)
+        assert centroids.tolist() == [[number] * 4] * 2
+        assert groups is None
 
 
 def test_seed_packing_and_teacher_change_the_outcome(made: DatasetArtifact, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.filtering import consistency
 from rayembed.data.filtering.consistency import INCONSISTENT, histogram, make_filtered, own_ranks
 from rayembed.data.filtering.shards import NOT_THERE, Shard, Shards
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import read_records, write_part
+from rayembed.data.parts import Part, read_records, write_part
 from rayembed.data.records import Record
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.data.work_items import Execute, in_process
@@ -322,3 +324,29 @@ def test_shards_are_about_as_large_as_asked_and_those_of_one_language() -> None:
     assert sizes[3:].min() > 900
     assert (shards.numbers(hashes[::-1], ["en"] * 5000)[::-1] == numbers).all()
     assert (Shards(shards.of, seed=4).numbers(hashes, ["en"] * 5000) != numbers).any()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=8), st.integers(0, 99))
+def test_ranks_go_back_to_the_rows_of_their_parts(rows: list[int], seed: int) -> None:
+    """Rows of a shard come from several parts, in any order."""
+    rng = np.random.default_rng(seed)
+    places = [(part, row) for part, count in enumerate(rows) for row in range(count)]
+    order = rng.permutation(len(places))
+    shards = np.array_split(order, 2)
+    expected = {place: 1 + number for number, place in enumerate(places)}
+
+    def read(_: str, number: int) -> tuple[np.ndarray, ...]:
+        some = [places[place] for place in shards[number]]
+        found = [(part, row, expected[part, row]) for part, row in some]
+        return tuple(np.array(found, np.int64).reshape(-1, 3).T)
+
+    told = SimpleNamespace(languages=["en", "fr"])
+    parts = [Part(f"part-{number}.parquet", count) for number, count in enumerate(rows)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(consistency, "read_ranks", read)
+        ranks, shares = consistency._ranks_of_parts("folder", parts, told, 2)
+    assert {
+        (p, r): int(rank) for p, of in enumerate(ranks) for r, rank in enumerate(of)
+    } == expected
+    assert sum(share["kept"] for share in shares) == min(2, len(places))

@@ -139,6 +139,24 @@ def test_the_driver_holds_few_bytes_a_row(policy: str, tmp_path: Path, monkeypat
     assert (peaks[160_000] - peaks[40_000]) / 120_000 < 6
 
 
+def test_the_index_that_is_put_together_has_its_place_in_scratch(tmp_path: Path, monkeypatch):
+    """It lies on the same disk, where a file mapped into memory cannot say that it is full."""
+    asked = []
+
+    def refused(what: str, size: int):
+        asked.append(size)
+        raise StorageFullError(what)
+
+    monkeypatch.setattr("rayembed.data.plan.write.scratch_folder", refused)
+    config = PlanConfig({"d": 1.0}, 5, 1, 100, 0, True, policy="blended")
+    parts = made_up_indexes(tmp_path, 4000, 1000)
+    for of_chunk in (4, 3):  # as many parts have no file together, more have one
+        monkeypatch.setattr(index, "PARTS_OF_CHUNK", of_chunk)
+        with pytest.raises(StorageFullError):
+            write_plan(str(tmp_path / "plan"), {"d": parts}, config)
+    assert asked[1] - asked[0] == 29 * 4000
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 1000, 70_001])
 def test_a_shuffle_of_short_numbers_is_the_permutation(count: int) -> None:
     """What halves the memory of an epoch: NumPy's draws do not look at the type."""

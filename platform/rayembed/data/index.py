@@ -56,6 +56,16 @@ _DTYPES = {"num_negatives": np.int32, "in_batch": np.bool_}
 _COLUMNS = tuple(field.name for field in fields(PartIndex))
 
 
+def scratch_of_index(parts: Sequence[Part]) -> int:
+    """Bytes on this machine's disk while the index of so many parts is put together for the first
+    time.
+    """
+    if len(parts) <= PARTS_OF_CHUNK:
+        return 0
+    each = sum(np.dtype(_DTYPES.get(name, np.int64)).itemsize for name in _COLUMNS)
+    return each * sum(part.rows for part in parts)
+
+
 def read_column(parts: Sequence[Part], name: str, into: np.ndarray | None = None) -> np.ndarray:
     """(rows,) one column of the index of all parts; nothing else is held.
 

@@ -120,11 +120,12 @@ def _cluster(
         best = max(trained, key=lambda result: float(result["objective"]))
         file = join(writer.folder, best["file"])
         groups = job.groups(file)
-        assigned = job.assign(file, groups)
+        centroids = load_made(file)
+        assigned = job.assign(file, xxhash.xxh3_64_hexdigest(centroids), groups)
         cluster = mapped(scratch / "cluster", count, np.int32)
         sizes = job.read_clusters(assigned, cluster)
         used = np.flatnonzero(sizes)
-        tour = job.tour(load_made(file)[used], used, groups)
+        tour = job.tour(centroids[used], used, groups)
         keys = chunks_of_keys(id_hash, context.seed)
         batches = pack_on_disk(scratch, cluster, keys, tour, config.batch_pairs)
         gathered = job.rewrite(batches, scratch)
@@ -201,10 +202,11 @@ class _Job:
         """Groups of the clusters with these centroids; None where they have none."""
         return None if self.cost.levels == 1 else load_groups(centroids)
 
-    def assign(self, centroids: str, groups: Groups | None) -> list[Result]:
+    def assign(self, centroids: str, digest: str, groups: Groups | None) -> list[Result]:
         """Assign pairs to clusters; a result for each part."""
         working = self.writer.working_folder
-        task = AssignPart(working, self.vectors, centroids, in_groups=groups is not None)
+        is_grouped = groups is not None
+        task = AssignPart(working, self.vectors, centroids, digest, in_groups=is_grouped)
         items = [PartItem(part) for part in self.parts]
         return self._run(working, "assign", task, items, "gpu or cpu")
 

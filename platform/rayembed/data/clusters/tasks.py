@@ -7,13 +7,21 @@ teacher's cosine. B pairs of a batch, D embedding width.
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from rayembed.assets.array_files import load_array, load_arrays, save_array, save_arrays
-from rayembed.assets.storage import join, with_ending
+from rayembed.assets.array_files import (
+    load_array,
+    load_arrays,
+    map_array,
+    save_array,
+    save_arrays,
+)
+from rayembed.assets.storage import is_remote, join, open_storage, with_ending
 from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest
 from rayembed.data.clusters.two_levels import Groups, cluster_in_groups, nearest_in_groups
 from rayembed.data.hashes import nth_smallest, seeded_keys
@@ -159,6 +167,8 @@ class AssignPart:
     vectors: Vectors
     centroids: str
     """Path of the centroids."""
+    digest: str
+    """Of the centroids: a process that has others of this path loads these."""
     in_groups: bool = False
     """Whether they are of clusters in groups: only those of the nearest group are compared."""
 
@@ -167,10 +177,9 @@ class AssignPart:
         `cosine` with the centroids.
         """
         queries, documents = pair_vectors(self.vectors, item.part)
-        centroids = load_made(self.centroids)
+        centroids, groups = _clusters(self.centroids, self.digest, self.in_groups)
         pairs = joined(queries, documents)
-        if self.in_groups:
-            groups = load_groups(self.centroids)
+        if groups is not None:
             cluster, cosine = nearest_in_groups(pairs, centroids, groups, device)
         else:
             cluster, cosine = nearest(pairs, centroids, device)
@@ -184,6 +193,15 @@ class AssignPart:
             "file": file,
             "cosine": float(cosine.sum(dtype=np.float64)),
         }
+
+
+@lru_cache(maxsize=1)
+def _clusters(path: str, _: str, in_groups: bool) -> tuple[np.ndarray, Groups | None]:
+    """Centroids and their groups, read once by each process and not for each part; those on a disk
+    of this machine are mapped, so that its processes share them. Raises as `load_made`.
+    """
+    found = load_made(path) if is_remote(path) else map_array(Path(open_storage(path)[1]))
+    return found, load_groups(path) if in_groups else None
 
 
 def load_made(path: str) -> np.ndarray:

@@ -179,8 +179,9 @@ def _ranks_of_parts(
     counted: dict[Language, tuple[int, int]] = {}
     for number, language in enumerate(shards.languages):
         of_part, row, rank = read_ranks(folder, number)
-        for part in np.unique(of_part):
-            ranks[part][row[of_part == part]] = rank[of_part == part]
+        order = np.argsort(of_part, kind="stable")
+        for places in np.split(order, np.flatnonzero(np.diff(of_part[order])) + 1):
+            ranks[of_part[places[0]]][row[places]] = rank[places]
         rows, kept = counted.get(language, (0, 0))
         counted[language] = rows + len(rank), kept + int((rank <= top_k).sum())
     assert all((rank > 0).all() for rank in ranks), "a row is in no shard"

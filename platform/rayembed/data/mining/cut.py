@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayembed.data.parts import ROWS_PER_PART
+from rayembed.data.parts import ROWS_PER_PART, rows_per_part
 from rayembed.search.exact import SHARD_STEP
 
 UNIT_QUERIES = 131_072
@@ -119,7 +119,7 @@ def cost_of(
         negatives: of each query.
     """
     queries = sum(rows)
-    parts, text_parts = documents / ROWS_PER_PART, 0.0
+    parts, text_parts = documents / rows_per_part(documents), 0.0
     for unit in cut.units:
         together = parts_of_texts(len(unit))
         for first in range(unit.start, unit.stop, together):

@@ -21,6 +21,7 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.document import fingerprint
 from rayembed.data.exchange import exchange
+from rayembed.data.index import scratch_of_index
 from rayembed.data.parts import Part, remedy
 from rayembed.data.plan.batch_plan import MANIFEST, VERSION, BatchPlan, check_files, write_manifest
 from rayembed.data.plan.files import ROWS_PER_FILE, Gather, SendRows, blocks_of, num_blocks
@@ -117,6 +118,7 @@ def _write(
     sent = join(work, "scattered")
     rows = sum(part.rows for name in datasets for part in parts[name])
     size = _BYTES_OF_A_ROW * rows + BYTES_OF_A_PLACE * config.num_steps * config.global_pairs
+    size += max(scratch_of_index(parts[name]) for name in datasets)
     with scratch_folder(f"the order of stage {config.key!r}", size) as scratch:
         usable = usable_rows(parts, config, batch_pairs or {}, scratch)
         every = [part for name in usable for part in parts[name]]
