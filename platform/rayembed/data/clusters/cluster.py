@@ -121,7 +121,7 @@ def _cluster(
         file = join(writer.folder, best["file"])
         groups = job.groups(file)
         centroids = load_made(file)
-        assigned = job.assign(file, xxhash.xxh3_64_hexdigest(centroids), groups)
+        assigned = job.assign(file, xxhash.xxh3_64_hexdigest(centroids.data), groups)
         cluster = mapped(scratch / "cluster", count, np.int32)
         sizes = job.read_clusters(assigned, cluster)
         used = np.flatnonzero(sizes)
