@@ -160,9 +160,10 @@ def test_passes_of_the_7b_model_take_what_was_counted_before(nvembed):
 
 
 def test_the_7b_model_reached_8_and_5_percent_and_reaches_35_and_28(nvembed):
-    best = script.Setup()
-    for _, change, _ in script.IMPROVEMENTS:
-        best = replace(best, **change)
+    as_it_comes = script.Setup()
+    for _, change, known in script.IMPROVEMENTS:
+        as_it_comes = replace(as_it_comes, **(change if known == "yes" else {}))
+    best = replace(as_it_comes, fused=True)
     was = {gpus: nvembed.step(script.Setup(), gpus, seeds=3) for gpus in (8, 32)}
     # As it was reckoned then: without waiting for the slowest and without collectives.
     assert was[8].share_alone == pytest.approx(0.08, abs=0.005)
@@ -171,6 +172,9 @@ def test_the_7b_model_reached_8_and_5_percent_and_reaches_35_and_28(nvembed):
     seconds = was[8].seconds
     alone = was[8].total - seconds["waiting for the slowest"] - seconds["collectives"]
     assert seconds["element-wise"] / alone == pytest.approx(0.4, abs=0.03)
-    # 35.0 and 39.5 % of six batches, with waiting and collectives.
-    assert nvembed.step(best, 8, seeds=3).share > 0.345
+    # Of six batches, with waiting and collectives: 35.1 and 39.2 %, as the settings come 27.5 and
+    # 31.1 %.
+    assert nvembed.step(best, 8, seeds=6).share > 0.35
     assert nvembed.step(best, 32, seeds=3).share > 0.28
+    assert nvembed.step(as_it_comes, 8, seeds=6).share == pytest.approx(0.275, abs=0.005)
+    assert nvembed.step(as_it_comes, 32, seeds=3).share > 0.28
