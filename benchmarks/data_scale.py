@@ -2,7 +2,8 @@
 
 Records are made from JSONL by the ordinary conversion; indexes and the order of a plan also of rows
 that have nothing else, made up directly. With `--rows-per-part 256` as many parts as millions of
-rows have, of few rows. Run: python benchmarks/data_scale.py --rows 10000 100000
+rows have, of few rows; with `--repeated 0.1` a tenth of the made-up rows have one query. Run:
+python benchmarks/data_scale.py --rows 10000 100000
 """
 
 import argparse
@@ -115,8 +116,8 @@ def order_rows(folder, parts, execute):
             return len(places.finish())
 
 
-def make_indexes(folder, rows, execute):
-    """Parts that have an index and no rows."""
+def make_indexes(folder, rows, execute, repeated=0.0):
+    """Parts that have an index and no rows; a share of the rows has one query."""
     from rayembed.assets.array_files import save_arrays
     from rayembed.data.parts import ROWS_PER_PART, Part, index_path
 
@@ -125,10 +126,12 @@ def make_indexes(folder, rows, execute):
     for first in range(0, rows, ROWS_PER_PART):
         count = min(ROWS_PER_PART, rows - first)
         part = Part(str(folder / f"part-{first:012d}.parquet"), count)
+        id_hash, query_hash = rng.integers(-(2**62), 2**62, (2, count))
+        query_hash[: round(repeated * count)] = 0
         save_arrays(
             index_path(part.path),
-            id_hash=rng.integers(-(2**62), 2**62, count),
-            query_hash=rng.integers(-(2**62), 2**62, count),
+            id_hash=id_hash,
+            query_hash=query_hash,
             num_negatives=np.full(count, 7, np.int32),
             in_batch=np.ones(count, bool),
             language_hash=np.zeros(count, np.int64),
@@ -150,12 +153,12 @@ def count_steps(costs, rows, run, near_duplicates):
         costs["plan"][rows] = run(make_plan, folder, records)[1]
 
 
-def count_order(costs, rows, run):
+def count_order(costs, rows, run, repeated):
     """Add the costs of what the driver does, of made-up indexes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "parts").mkdir()
-        parts, _ = run(make_indexes, folder / "parts", rows)
+        parts, _ = run(partial(make_indexes, repeated=repeated), folder / "parts", rows)
         costs["made-up indexes, first time"][rows] = run(read_indexes, parts)[1]
         costs["order of made-up rows"][rows] = run(order_rows, folder, parts)[1]
 
@@ -204,6 +207,7 @@ def main():
     parser.add_argument("--rows", type=int, nargs="*", default=[10_000, 100_000])
     parser.add_argument("--order-rows", type=int, nargs="*", default=[100_000, 1_000_000])
     parser.add_argument("--rows-per-part", type=int, default=8192)
+    parser.add_argument("--repeated", type=float, default=0.0, help="share of one query's rows")
     parser.add_argument("--near-duplicates", action="store_true")
     parser.add_argument("--json", type=Path, help="file for the counts")
     args = parser.parse_args()
@@ -216,7 +220,7 @@ def main():
         count_steps(costs, rows, run, args.near_duplicates)
     costs |= {"made-up indexes, first time": {}, "order of made-up rows": {}}
     for rows in args.order_rows:
-        count_order(costs, rows, run)
+        count_order(costs, rows, run, args.repeated)
     print(machine())
     print(table(costs), exponents(costs), sep="\n\n")
     for rows, cost in costs["order of made-up rows"].items():

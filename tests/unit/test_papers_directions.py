@@ -370,11 +370,18 @@ def test_the_table_of_the_docs_is_that_of_the_kept_results(tmp_path):
     docs = Path(__file__).parents[2] / "docs"
     results = Results(str(tmp_path))
     shutil.copytree(docs / "measured" / "papers", tmp_path / measure.FOLDER)
-    found = [finding(claim, differences(claim, range(3), results), 3) for claim in ALL]
-    told = [one for one in found if one.apart is not None and one.apart.number == 3]
-    assert show(findings_table(told, ""), "markdown") in (docs / "papers.md").read_text()
-    assert notes_of(told) in (docs / "papers.md").read_text()
-    assert "](measured/directions.png)" in (docs / "papers.md").read_text()
+
+    def found(claims):
+        some = (finding(claim, differences(claim, range(3), results), 3) for claim in claims)
+        return [one for one in some if one.apart is not None and one.apart.number == 3]
+
+    told, page = found(ALL), (docs / "papers.md").read_text()
+    assert show(findings_table(told, ""), "markdown") in page
+    assert notes_of(told) in page
+    assert "](measured/directions.png)" in page
+    for cause in found(job._followed_up(told)):
+        (_, row) = show(findings_table([cause], ""), "markdown").strip().rsplit("\n", 1)
+        assert row in page
 
 
 def test_mlflow_has_differences_intervals_and_verdicts(tmp_path, monkeypatch):

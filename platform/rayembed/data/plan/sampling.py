@@ -4,7 +4,8 @@ Results depend only on the rows' hashes, the weights and the seed, not on worker
 which rows were read. G rows of a global batch.
 """
 
-from collections import deque
+import heapq
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -74,49 +75,56 @@ class EpochSampler:
     """Epoch sampler: draws rows without replacement, each epoch in a new seeded permutation."""
 
     def __init__(self, name: str, query_hash: np.ndarray, seed: int, key: str) -> None:
-        """Start with the first epoch; a permutation takes four bytes a row."""
+        """Start with the first epoch; a permutation takes four bytes a row, and a row that waits
+        four more.
+        """
         self.name, self.query_hash, self.seed, self.key = name, query_hash, seed, key
         self.epoch = 0
         self.order = self._permutation()
         self.place = 0
-        self.waiting: deque[int] = deque()
+        self.waiting = _WaitingPlaces(self.order.dtype.char)
 
     def draw(self, count: int, used: set[int]) -> np.ndarray:
         """Draw (count,) int64 rows; adds their query hashes to `used`.
 
         Rows are drawn without replacement within an epoch. A row whose query text is in `used`
-        waits for the next call, unless its epoch has no other row left.
+        waits for the next call, unless its epoch has no other row left. Rows that have waited
+        longest come first.
         """
-        ahead = self.order[self.place : self.place + count]
-        hashes = set(self.query_hash[ahead].tolist())
-        if not self.waiting and len(hashes) == count and hashes.isdisjoint(used):
-            self.place += count  # the usual case: all of the next rows fit
-            used |= hashes
-            return ahead.astype(np.int64)
         taken: list[int] = []
-        waiting, self.waiting = self.waiting, deque()
-        for row in waiting:
-            self._take_or_wait(row, count, taken, used)
+        if self.waiting:
+            taken += self.order[self.waiting.take(count, used)].tolist()
+        else:
+            ahead = self.order[self.place : self.place + count]
+            hashes = set(self.query_hash[ahead].tolist())
+            if len(hashes) == count and hashes.isdisjoint(used):
+                self.place += count  # the usual case: all of the next rows fit
+                used |= hashes
+                return ahead.astype(np.int64)
         while len(taken) < count:
             if self.place < len(self.order):
-                row = int(self.order[self.place])
-                self.place += 1
-                self._take_or_wait(row, count, taken, used)
+                taken += self._take_ahead(count - len(taken), used)
             elif self.waiting:  # the epoch has nothing else: the batch gets a query twice
-                taken.append(self.waiting.popleft())
+                taken.append(int(self.order[self.waiting.take_first()]))
             else:
                 self.epoch += 1
                 del self.order  # before there is another one
                 self.order, self.place = self._permutation(), 0
         return np.array(taken, dtype=np.int64)
 
-    def _take_or_wait(self, row: int, count: int, taken: list[int], used: set[int]) -> None:
-        query = int(self.query_hash[row])
-        if len(taken) < count and query not in used:
-            used.add(query)
-            taken.append(row)
-        else:
-            self.waiting.append(row)
+    def _take_ahead(self, count: int, used: set[int]) -> list[int]:
+        """Take those of the next (count,) rows whose queries are new; the others wait."""
+        ahead = self.order[self.place : self.place + count]
+        rows, queries = ahead.tolist(), self.query_hash[ahead].tolist()
+        taken = []
+        for place, (row, query) in enumerate(zip(rows, queries, strict=True), self.place):
+            if query in used:
+                self.waiting.add(place, query)
+            else:
+                used.add(query)
+                taken.append(row)
+        self.place += len(ahead)
+        return taken
 
     def _permutation(self) -> np.ndarray:
         # The same order as `permutation`'s, which has eight bytes a row: a shuffle swaps whatever
@@ -125,6 +133,88 @@ class EpochSampler:
         order = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64)
         generator(self.seed, self.key, self.name, self.epoch).shuffle(order)
         return order
+
+
+class _WaitingPlaces:
+    """Places in an epoch's order whose rows wait, by query; taken by place, earliest first.
+
+    A draw comes to new rows only after it has taken all waiting queries that its batch lacked. So
+    no more queries wait at once than a batch has, however many rows of them do: the heap stays
+    short, and a draw does not take longer the more rows wait.
+    """
+
+    def __init__(self, typecode: str) -> None:
+        """Start empty; `typecode` is the array type that holds places."""
+        self._typecode = typecode
+        self._first: list[tuple[int, int]] = []
+        """Heap of each query's earliest place, with the query."""
+        self._later: dict[int, _Queue] = {}
+        """Query → its other places."""
+
+    def __bool__(self) -> bool:
+        return bool(self._first)
+
+    def add(self, place: int, query: int) -> None:
+        """Let a place wait that is later than all of before."""
+        if query in self._later:
+            self._later[query].append(place)
+        else:
+            self._later[query] = _Queue(self._typecode)
+            heapq.heappush(self._first, (place, query))
+
+    def take(self, count: int, used: set[int]) -> list[int]:
+        """Take up to (count,) places of queries that are not in `used`; adds these to it."""
+        taken: list[int] = []
+        kept: list[tuple[int, int]] = []  # of queries in `used`: not looked at again in this draw
+        while self._first and len(taken) < count:
+            place, query = heapq.heappop(self._first)
+            if query in used:
+                kept.append((place, query))
+                continue
+            used.add(query)
+            taken.append(place)
+            kept += self._next(query)
+        for first in kept:
+            heapq.heappush(self._first, first)
+        return taken
+
+    def take_first(self) -> int:
+        """Take the earliest place."""
+        place, query = heapq.heappop(self._first)
+        for first in self._next(query):
+            heapq.heappush(self._first, first)
+        return place
+
+    def _next(self, query: int) -> list[tuple[int, int]]:
+        """What follows a query's earliest place in the heap, if anything does."""
+        if self._later[query]:
+            return [(self._later[query].pop(), query)]
+        del self._later[query]
+        return []
+
+
+class _Queue:
+    """Whole numbers, first in, first out, at a few bytes each: those of a query may be millions."""
+
+    def __init__(self, typecode: str) -> None:
+        self._numbers = array(typecode)
+        self._start = 0
+
+    def __bool__(self) -> bool:
+        return self._start < len(self._numbers)
+
+    def append(self, number: int) -> None:
+        """Add a number."""
+        self._numbers.append(number)
+
+    def pop(self) -> int:
+        """Take the number that was added first."""
+        number = self._numbers[self._start]
+        self._start += 1
+        if 2 * self._start > len(self._numbers):  # moves fewer numbers than were taken since
+            del self._numbers[: self._start]
+            self._start = 0
+        return number
 
 
 def generator(seed: int, key: str, name: str, number: int) -> np.random.Generator:
