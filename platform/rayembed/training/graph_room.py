@@ -1,6 +1,7 @@
 """What of a step's forward passes is kept for its backward passes, by the memory that is there."""
 
 import logging
+import math
 import os
 import weakref
 from collections.abc import Callable
@@ -65,8 +66,9 @@ class GraphRoom:
     """Measures once what the graph of a token takes and what memory is left for graphs, and says
     what to keep of each step.
 
-    Measured is the pass of the longest texts, whose tokens take the most. All workers come to the
-    same numbers. Results do not depend on what is kept.
+    Measured is the pass of the longest texts, whose tokens take the most. Every number that decides
+    is reduced over the workers, which measure passes of different sizes: so all of them decide
+    alike, and measure and reduce at the same moments. Results do not depend on what is kept.
     """
 
     def __init__(
@@ -102,7 +104,8 @@ class GraphRoom:
 
         Args:
             forward: the pass of the longest texts.
-            measured: its padded tokens.
+            measured: its padded tokens on this worker.
+            tokens: the same on all workers.
             several: whether there are passes for GradCache to tell apart.
         """
         found = ways(self._grad_cache if several else False, self._recompute, self._layers)
@@ -135,7 +138,10 @@ class GraphRoom:
         return needed <= self._left
 
     def _of_token(self, taken: int, measured: int, how: str = "") -> float:
-        a_token, left = largest(taken, self._device) / measured, self._left or 0.0
+        """Bytes of a token's graph on the worker where it takes the most; a collective."""
+        # The ratio, not the bytes: workers' first passes have different tokens.
+        a_token = largest(max(1, math.ceil(taken / measured)), self._device)
+        left = self._left or 0.0
         if not rank():
             beyond = "GradCache is used"
             if self._grad_cache is not True:
