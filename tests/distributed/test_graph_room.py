@@ -5,13 +5,15 @@ import torch
 from run_distributed import run_distributed
 from torch import nn
 from toy_model import ToyModel
-from train_made_up import made_up_batch
+from train_made_up import made_up_batch, train_made_up
 
+from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.models.contract import TrainableModel
 from rayembed.training import graph_room
-from rayembed.training.graph_room import GraphRoom, Tokens
+from rayembed.training.engine import DeepSpeedEngine
+from rayembed.training.graph_room import GraphRoom, Tokens, bytes_to_come
 from rayembed.training.step import EngineModule, StepSettings, run_step
 
 pytestmark = pytest.mark.distributed
@@ -129,6 +131,26 @@ def ways_by_room(rank, world, lefts):
     return found
 
 
+def states_by_stage(rank, world):
+    """Bytes of the optimiser's states that are counted before a step, and those that it has made;
+    whether there were any before and after.
+    """
+    found = {}
+    for zero in (0, 1, 2, 3):
+        for dtype in ("float32", "bfloat16"):
+            model = ToyModel().to(getattr(torch, dtype))
+            placement = Placement(zero_stage=zero, workers=world)
+            engine = DeepSpeedEngine(model, STAGE, placement, dtype, world)
+            before = engine.has_states
+            whole = bytes_to_come(model, placement, world, 12)
+            counted = whole - bytes_to_come(model, placement, world, 12, states=False)
+            train_made_up(engine, model, STAGE, StepSettings(10**6, False, CPU))
+            states = engine._inner().state.values()
+            made = [s[name].nbytes for s in states for name in ("exp_avg", "exp_avg_sq")]
+            found[zero, dtype] = (counted, sum(made), before, engine.has_states)
+    return found
+
+
 def test_all_workers_make_as_many_passes_whatever_their_tokens():
     """Where the memory that is left lies at the threshold of GradCache, workers whose first passes
     have different tokens make the same number of passes: under ZeRO-3 another number is a hang.
@@ -148,3 +170,13 @@ def test_all_workers_measure_and_recompute_alike_whatever_their_tokens():
     # Of one pass's two layers one is there again in its turn, so that (False, 1) saves nothing.
     assert ways == {(True, 0), (True, 1), (True, 2), (False, 0), (False, 2)}
     assert {calls for *_, calls in first} == {2, 3}, "of the room, whole graphs and bare ones"
+
+
+def test_states_that_are_counted_are_those_that_a_step_makes():
+    """DeepSpeed makes them with the first update, but those of whole bfloat16 weights at once."""
+    for found in run_distributed(states_by_stage, WORLD):
+        for (zero, dtype), (counted, made, before, after) in found.items():
+            assert before == (zero == 0 and dtype == "bfloat16")
+            assert after
+            # Partitions are filled up to whole numbers of workers, those of a group together.
+            assert made == pytest.approx(counted, abs=4 * 64), (zero, dtype)

@@ -7,12 +7,21 @@ from made_up_records import made_up_records
 from tiny_folders import tiny_parts, tiny_settings
 from toy_model import ToyModel
 
+from rayembed.config.placement import Placement
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ConfigError
 from rayembed.models.build import build_model
 from rayembed.models.layers import recomputable_layers
+from rayembed.pipeline.requirements import ModelSize, worker_memory
 from rayembed.training import graph_room
-from rayembed.training.graph_room import GraphRoom, Way, graph_bytes, saved_bytes, ways
+from rayembed.training.graph_room import (
+    GraphRoom,
+    Way,
+    bytes_to_come,
+    graph_bytes,
+    saved_bytes,
+    ways,
+)
 from rayembed.training.live_bytes import LiveBytes
 from rayembed.training.step import EngineModule, StepSettings, run_step
 
@@ -123,3 +132,63 @@ def test_saved_bytes_are_those_that_a_graph_holds_and_are_not_held(parts):
     state = torch.get_rng_state()
     saved_bytes(forward, model)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def weights(trained, frozen=0, experts=0):
+    """A module of so many weights, the experts of them marked as shared out."""
+    module = torch.nn.Module()
+    for name, size in {"trained": trained, "frozen": frozen, "experts": experts}.items():
+        parameter = torch.nn.Parameter(torch.empty(size, device="meta"), name != "frozen")
+        if name == "experts":
+            parameter.allreduce = False
+        module.register_parameter(name, parameter)
+    return module
+
+
+# Of 1,000 trained weights on 4 workers: gradients, then AdamW's two moments, 8 bytes a weight.
+@pytest.mark.parametrize(
+    ("zero", "once", "gradients", "moments"),
+    [
+        (0, True, 4000, 8000),
+        (1, True, 4000, 2000),
+        (2, True, 4000, 2000),
+        (3, True, 4000, 2000),
+        (0, False, 4000, 8000),
+        (1, False, 4000, 2000),
+        (2, False, 1000, 2000),
+        (3, False, 0, 2000),  # its gradients' buffer is there
+    ],
+)
+def test_what_is_still_to_come_is_divided_as_zero_says(zero, once, gradients, moments):
+    placement = Placement(zero_stage=zero, reduce_once=once, workers=4)
+    model = weights(1000, frozen=500)
+    assert bytes_to_come(model, placement, 4, 12) == gradients + moments
+    assert bytes_to_come(model, placement, 4, 12, states=False) == gradients
+    assert bytes_to_come(model, placement, 4, 8) == gradients + moments // 2  # Muon's one momentum
+    memory = worker_memory(ModelSize(1500, 1000), "bfloat16", placement)
+    buffer = 1000 if zero == 3 and not once else 0
+    masters = 1000 * 4 if zero == 0 else 1000
+    assert gradients + moments == memory.gradients + memory.optimizer - masters - buffer
+
+
+def test_experts_that_are_shared_out_are_partitioned_among_those_that_hold_them():
+    """Of 600 weights and 800 of experts, in groups of two workers, a worker holds 600 and 400."""
+    model = weights(600, experts=400)
+    for zero, expected in [(0, 1000 * 12), (1, 1000 * 4 + 1400 // 4 * 8), (2, 4000 + 2800)]:
+        placement = Placement(zero_stage=zero, workers=4, expert_parallel=2)
+        assert bytes_to_come(model, placement, 4, 12) == expected
+        memory = worker_memory(ModelSize(1400, 1400, experts=800), "float32", placement)
+        masters = 1400 if zero else 1000 * 4
+        assert expected == memory.gradients + memory.optimizer - masters
+
+
+def test_a_7b_model_leaves_room_for_graphs_where_workers_share_its_states(monkeypatch):
+    """On 8 workers of 80 GB, of which 62 GB are free; 12 bytes for each weight would leave none."""
+    model = weights(7 * 10**9)
+    monkeypatch.setattr(graph_room, "free_memory", lambda _: 62 * 10**9)
+    for zero, once, taken in [(0, True, 84), (1, True, 35), (2, False, 10.5), (3, False, 7)]:
+        placement = Placement(zero_stage=zero, reduce_once=once, workers=8)
+        found = bytes_to_come(model, placement, 8, 12)
+        assert found == taken * 10**9
+        room = GraphRoom(torch.device("cuda"), ToyModel(), to_come=lambda found=found: found)
+        assert room._room() == pytest.approx(0.8 * max(0, 62 - taken) * 10**9)

@@ -159,6 +159,11 @@ class DeepSpeedEngine:
         engine: torch.nn.Module = self._engine
         return engine
 
+    @property
+    def has_states(self) -> bool:
+        """Whether the optimiser's states are there: most come with the first update."""
+        return any(self._inner().state.values())
+
     def backward(self, loss: Tensor, last: bool) -> None:
         """Backpropagate a scalar; gradients are reduced over workers at the last backward of the
         step, in stages 2 and 3 without `placement.reduce_once` at each.

@@ -6,12 +6,14 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from rayembed.config.placement import Placement
 from rayembed.distributed.collectives import largest, rank
 from rayembed.distributed.random_state import capture, replayed
 from rayembed.hardware import free_memory
@@ -21,13 +23,11 @@ from rayembed.training.live_bytes import LiveBytes
 
 logger = logging.getLogger(__name__)
 
-_STATE_BYTES = 12
-"""Of a trained weight, not there before the first step: AdamW's moments and a gradient, float32.
-What ZeRO leaves to other workers is not taken off, so that there is room for its buffers."""
+_FLOAT32 = 4
 
 _SHARES = {"cpu": 0.5, "cuda": 0.8}
 """Share of the memory left that graphs may take. The rest is for the loss, what kernels take while
-they work, and on CPUs for other processes."""
+they work, buffers in which gradients are reduced, and on CPUs for other processes."""
 
 Choice = bool | Literal["auto"]
 
@@ -78,12 +78,15 @@ class GraphRoom:
         *,
         grad_cache: Choice = "auto",
         recompute: Choice = "auto",
+        to_come: Callable[[], int] | None = None,
     ) -> None:
         """Recompute the model's layers, where that is settled.
 
         Args:
             grad_cache: whether to use GradCache; `auto`: where graphs do not fit.
             recompute: whether to recompute the layers; `auto`: as many as do not fit.
+            to_come: `bytes_to_come` of the training, asked when memory is measured; None: that of
+                AdamW on one worker.
         """
         self._device, self._model = device, model
         self._grad_cache: Choice = grad_cache
@@ -92,6 +95,8 @@ class GraphRoom:
         self._recompute: Choice = recompute if self._layers or recompute is True else False
         if self._recompute is True:
             model.recompute_layers()
+        alone = partial(bytes_to_come, model, Placement(zero_stage=0), 1, 12)
+        self._to_come = to_come or alone
         self._left: float | None = None
         self._whole: float | None = None
         self._bare: float | None = None
@@ -160,11 +165,40 @@ class GraphRoom:
         return a_token
 
     def _room(self) -> float:
-        trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         free = free_memory(self._device.type)
         if self._device.type == "cpu":
             free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return max(0.0, free - _STATE_BYTES * trained) * _SHARES[self._device.type]
+        return max(0.0, free - self._to_come()) * _SHARES[self._device.type]
+
+
+def bytes_to_come(
+    model: nn.Module, placement: Placement, workers: int, state_bytes: int, *, states: bool = True
+) -> int:
+    """Bytes of gradients and optimiser states that this worker will hold beside a step's graphs and
+    does not hold when the step begins, with an engine that is there.
+
+    They are counted as `pipeline.requirements.worker_memory` does. Master weights are there.
+
+    Args:
+        model: with this worker's share of the experts; its weights may be partitioned.
+        state_bytes: of the optimiser for each trained weight, master weight included.
+        states: whether the optimiser's states are still to come.
+    """
+    held = whole = 0
+    for p in model.parameters():
+        if p.requires_grad:
+            # What ZeRO-3 has partitioned is empty between its uses.
+            size = int(getattr(p, "ds_numel", p.numel()))
+            held += size
+            # Experts that are shared out, and only these, are marked so.
+            whole += size if getattr(p, "allreduce", True) else size * placement.expert_parallel
+    part = -(-whole // workers)
+    gradients = held
+    if placement.zero_stage >= 2 and not placement.reduce_once:
+        # Stage 3 has made the buffer of its part when the engine is there.
+        gradients = part if placement.zero_stage == 2 else 0
+    moments = (part if placement.zero_stage else held) if states else 0
+    return _FLOAT32 * gradients + (state_bytes - _FLOAT32) * moments
 
 
 def graph_bytes(forward: Callable[[], Any]) -> int:

@@ -36,7 +36,7 @@ from rayembed.training.checkpoint import (
 from rayembed.training.dropped import DroppedSteps
 from rayembed.training.engine import DeepSpeedEngine, expert_group
 from rayembed.training.expert_parallel import spread_experts
-from rayembed.training.graph_room import GraphRoom
+from rayembed.training.graph_room import GraphRoom, bytes_to_come
 from rayembed.training.hidden_states import StateErrors
 from rayembed.training.schedule import learning_rate_factor
 from rayembed.training.step import StepReport, StepSettings
@@ -255,6 +255,11 @@ class StageTrainer:
             model,
             grad_cache=placement.grad_cache,
             recompute=placement.gradient_checkpointing,
+            # Asked in a step, when the engine is there.
+            to_come=lambda: bytes_to_come(
+                *(model, placement, world_size(), self.stage.optimizer.state_bytes),
+                states=not engine.has_states,
+            ),
         )
         if placement.compile_layers:
             model.compile_layers()
