@@ -16,7 +16,7 @@ from rayembed.data.mining import cut, found
 from rayembed.data.mining.corpus import CorpusFiles, open_corpus
 from rayembed.data.mining.cut import SHARD_STEP, MiningCut, Shard, cost_of, cut_mining
 from rayembed.data.vectors.embed import embed_parts
-from rayembed.errors import ArtifactError, ConfigError
+from rayembed.errors import ArtifactError, ConfigError, PlacementError
 from rayembed.search import tiles
 from rayembed.search.exact import merged_top_k, top_k, top_k_of_blocks
 from rayembed.search.kinds import Hnsw, Ivf
@@ -148,6 +148,19 @@ def test_metadata_of_a_corpus_are_those_of_its_texts(ranges, tmp_path, monkeypat
     for first, stop in ((0, 7), (5, 23), (12, None)):
         some = np.concatenate(list(made.shards(vectors, first, stop)))
         assert some.tobytes() == everything[first:stop].tobytes()
+
+
+def test_a_corpus_that_does_not_fit_a_machine_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    before = prepared(tmp_path, by_hand.made_up_rows(40, 1, labels=True), 3)
+    vectors = embed_parts(pipeline_context(tmp_path), "d", before.parts, configured())
+    files = CorpusFiles(tuple(before.parts), (), vectors)
+    documents = sum(part.rows for part in before.parts)
+    monkeypatch.setattr(corpora, "_MAPPED_DOCUMENTS", 1)
+    monkeypatch.setattr(corpora, "free_memory", lambda device: 68 * documents - 1)
+    with pytest.raises(PlacementError, match=f"of {documents} documents .* on machines with more"):
+        open_corpus(files)
+    monkeypatch.setattr(corpora, "free_memory", lambda device: 68 * documents)
+    assert len(open_corpus(files).text_hash)
 
 
 @pytest.mark.parametrize("search", [Ivf(), Hnsw()], ids=["ivf", "hnsw"])

@@ -29,6 +29,8 @@ from rayembed.data.hashes import mixed
 from rayembed.data.index import read_column
 from rayembed.data.parts import Part, read_table
 from rayembed.data.vectors.embed import PartTexts, Vectors
+from rayembed.errors import PlacementError
+from rayembed.hardware import free_memory
 
 MOST_SHARED = 1000
 """Maximum number of positives that rows with the same query share. A query with more ("Untitled")
@@ -39,6 +41,9 @@ VERSION = 1
 
 _MAPPED_DOCUMENTS = 1 << 20
 """Documents from which metadata are mapped; those of fewer take less than 30 MB in a process."""
+
+_BYTES_OF_A_DOCUMENT = 68
+"""Memory that metadata take while they are made (docs/data.md)."""
 
 _RANGE_DOCUMENTS = 1 << 20
 """Hashes that are sorted together while metadata are made."""
@@ -182,13 +187,26 @@ class Corpus:
 
 @lru_cache(maxsize=1)
 def open_corpus(files: CorpusFiles) -> Corpus:
-    """Load the corpus metadata, once for each process; those of a large corpus are mapped."""
-    if sum(part.rows for part in files.parts) < _MAPPED_DOCUMENTS:
+    """Load the corpus metadata, once for each process; those of a large corpus are mapped.
+
+    Raises:
+        PlacementError: this machine has not the memory that they take while they are made.
+    """
+    documents = sum(part.rows for part in files.parts)
+    if documents < _MAPPED_DOCUMENTS:
         return Corpus(files, **_metadata(files))
     named = [files.index.folder, *(part.digest for part in files.parts), str(len(files.records))]
     digest = xxhash.xxh3_128_hexdigest("\0".join(named).encode())
 
     def fill(folder: Path) -> None:
+        needed, free = _BYTES_OF_A_DOCUMENT * documents, free_memory("cpu")
+        if free < needed:
+            raise PlacementError(
+                f"what miners know of {documents:,} documents takes {needed / 2**30:.1f} GiB of "
+                f"memory while it is made, once on each machine, and this one has "
+                f"{free / 2**30:.1f} GiB free; mine on machines with more memory, or over fewer "
+                "documents (mining.pool, mining.corpus)"
+            )
         for name, array in _metadata(files).items():
             save_array(str(folder / f"{name}.npy"), array)
 
