@@ -248,7 +248,8 @@ def test_a_runs_name_is_of_its_settings_and_seed(tmp_path):
 
 
 def test_what_is_measured_is_what_the_claims_ask_for(tmp_path):
-    pairs = [pair for claim in ALL for pair in pairs_of(claim, range(3), str(tmp_path))]
+    causes = [followed_up(claim, cause) for claim in ALL for cause in claim.causes]
+    pairs = [pair for one in (*ALL, *causes) for pair in pairs_of(one, range(3), str(tmp_path))]
     asked = {run.name: run.fingerprint for pair in pairs for run in pair}
     files = sorted((Path(__file__).parents[2] / "docs" / "measured" / "papers").glob("*.json"))
     assert files
@@ -268,6 +269,8 @@ def test_each_run_is_measured_once_and_cheap_claims_come_first(expected, tmp_pat
     kept = json.loads((tmp_path / measure.FOLDER / f"{done[0]}.json").read_text())
     assert kept["fingerprint"] == tasks[0].run.fingerprint
     assert kept["seed"] == tasks[0].run.seed
+    assert kept["command"].endswith(f"--only {tasks[0].claim} --seeds {kept['seed'] + 1}")
+    assert not kept["was_there"]
     left = tasks_left(claims, [0, 1], Results(str(tmp_path)))
     assert [task.run.name for task in left] == [task.run.name for task in tasks[3:]]
     (tmp_path / measure.FOLDER / f"{done[0]}.json").write_text("{")

@@ -17,6 +17,7 @@ from rayembed.errors import ArtifactError
 from rayembed.hardware import settled
 from rayembed.pipeline.estimate import estimate, on_gpu_seconds
 from rayembed.pipeline.train import train
+from rayembed.registry.metrics_log import METRICS_FILE
 from rayembed.registry.provenance import collect_provenance, cpu_told, node_hardware
 from rayembed_papers.directions.catalogue import Direction, Preparation
 
@@ -121,6 +122,7 @@ class Results:
         if task.preparation is not None:
             task.preparation.make(self.storage)
         run, began = task.run, time.monotonic()
+        was_there = exists(join(run.placement.storage_path, "runs", run.name, METRICS_FILE))
         outcome = train(run)
         assert outcome.table is not None
         rows = outcome.table.rows
@@ -133,6 +135,8 @@ class Results:
             "seed": run.seed,
             "fingerprint": run.fingerprint,
             "command": task.command,
+            # Whether an earlier call, of another commit perhaps, has trained some of its steps.
+            "was_there": was_there,
             "machine": ", ".join(hardware["gpus"]) if run.placement.use_gpu else cpu_told(),
             "threads": torch.get_num_threads(),
             "bfloat16": settled("auto") == "bfloat16",
