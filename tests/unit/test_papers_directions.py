@@ -269,7 +269,7 @@ def test_each_run_is_measured_once_and_cheap_claims_come_first(expected, tmp_pat
     kept = json.loads((tmp_path / measure.FOLDER / f"{done[0]}.json").read_text())
     assert kept["fingerprint"] == tasks[0].run.fingerprint
     assert kept["seed"] == tasks[0].run.seed
-    assert kept["command"].endswith(f"--only {tasks[0].claim} --seeds {kept['seed'] + 1}")
+    assert kept["command"].endswith(f"--only {tasks[0].claim} --seeds 2")
     assert not kept["was_there"]
     left = tasks_left(claims, [0, 1], Results(str(tmp_path)))
     assert [task.run.name for task in left] == [task.run.name for task in tasks[3:]]
@@ -322,7 +322,8 @@ def kept(results, run, score, **told):
     path = Path(results.path(run))
     path.parent.mkdir(parents=True, exist_ok=True)
     scores = dict.fromkeys((one.name for one in run.evaluation.own_sets), score)
-    told = {"machine": "this", "bfloat16": True, "threads": 2, **told}
+    packages = {"packages": {"torch": told.pop("torch", "2")}}
+    told = {"machine": "this", "bfloat16": True, "threads": 2, "provenance": packages, **told}
     path.write_text(json.dumps({"scores": scores, **told}))
 
 
@@ -335,12 +336,31 @@ def test_only_scores_of_one_kind_of_machine_are_compared(tmp_path, caplog):
         ({}, {"machine": "another"}),
         ({"threads": 1}, {"threads": 1}),
         ({}, {"threads": 1}),
+        ({}, {"torch": "3"}),
     ]
-    for pair, how in zip(pairs_of(claim, range(5), str(tmp_path)), told, strict=True):
+    for pair, how in zip(pairs_of(claim, range(6), str(tmp_path)), told, strict=True):
         for run, score, one in zip(pair, (0.5, 0.25), how, strict=True):
             kept(results, run, score, **one)
-    assert differences(claim, range(5), results) == {0: (0.5, 0.25), 3: (0.5, 0.25)}
-    assert caplog.text.count("measured on unlike machines; remove") == 3
+    assert differences(claim, range(6), results) == {0: (0.5, 0.25), 3: (0.5, 0.25)}
+    assert caplog.text.count("measured on unlike machines") == 4
+
+
+def test_what_another_machine_has_measured_is_measured_here_where_its_other_side_is_not(
+    expected, tmp_path, monkeypatch
+):
+    here = measure.Measured({}, "this", True, 2, "2")
+    monkeypatch.setattr(measure, "_here", lambda run: here)
+    results = Results(str(tmp_path))
+    (claim,) = get_directions(["filter"])
+    pairs = pairs_of(claim, range(4), str(tmp_path))
+    for run in pairs[0]:  # both elsewhere: they are compared
+        kept(results, run, 0.5, machine="another")
+    kept(results, pairs[1][0], 0.5, machine="another")  # the other side is missing
+    kept(results, pairs[2][0], 0.5)
+    kept(results, pairs[3][0], 0.5, threads=None)
+    kept(results, pairs[3][1], 0.5)
+    left = [task.run.name for task in tasks_left([claim], range(4), results)]
+    assert left == [pairs[1][0].name, pairs[1][1].name, pairs[2][1].name, pairs[3][0].name]
 
 
 def test_a_claim_is_followed_up_when_all_its_seeds_are_there():

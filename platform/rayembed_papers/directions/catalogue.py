@@ -134,7 +134,8 @@ def on_a_gpu(direction: Direction) -> Direction:
 
     causes = tuple(one for one in direction.causes if one is not DEEPER)
     better, worse = larger(direction.better), larger(direction.worse)
-    return replace(direction, better=better, worse=worse, causes=causes)
+    # Notes tell of the small runs.
+    return replace(direction, better=better, worse=worse, causes=causes, note="")
 
 
 def _with(base: MakeRun, *assignments: str) -> MakeRun:

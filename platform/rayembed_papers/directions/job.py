@@ -71,6 +71,8 @@ def _measured(
     Args:
         failed: takes the errors of those that cannot be measured, by their names.
     """
+    from rayembed_papers.directions.measure import expected_seconds
+
     left = 0
     for number, task in enumerate(tasks):
         seconds = task.seconds_in(results.storage)
@@ -78,7 +80,7 @@ def _measured(
         if late:
             left += 1
             continue
-        ahead = sum(other.seconds for other in tasks[number:]) / 3600
+        ahead = expected_seconds(tasks[number:], results.storage) / 3600
         logger.info(
             "%s, run %d of %d: about %.0f minutes; all that are left about %.1f hours",
             *(task.run.name, number + 1, len(tasks), seconds / 60, ahead),
@@ -186,7 +188,7 @@ def _list(context: JobContext) -> None:
 
 
 def _plan(args: argparse.Namespace, context: JobContext) -> None:
-    from rayembed_papers.directions.measure import Results, tasks_left
+    from rayembed_papers.directions.measure import Results, expected_seconds, tasks_left
 
     directions, seeds = _asked(args), range(args.seeds)
     results = Results(absolute_storage(args.storage_path))
@@ -197,8 +199,8 @@ def _plan(args: argparse.Namespace, context: JobContext) -> None:
     rows = [[file, "is made first", f"{some / 60:.0f}"] for file, some in first.items() if some]
     rows += [[task.run.name, task.run.model.kind, f"{task.seconds / 60:.0f}"] for task in tasks]
     heads = ["run", "architecture", "minutes"]
-    seconds = sum(task.seconds for task in tasks) + sum(first.values())
-    title = f"{len(tasks)} runs, {seconds / 3600:.1f} hours"
+    hours = expected_seconds(tasks, results.storage) / 3600
+    title = f"{len(tasks)} runs, {hours:.1f} hours"
     console(context.out).print(Table(heads, rows, title=title, align="llr", look="open"))
 
 

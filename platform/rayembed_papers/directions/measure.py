@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from typing import Any
 
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
@@ -18,7 +19,7 @@ from rayembed.hardware import settled
 from rayembed.pipeline.estimate import estimate, on_gpu_seconds
 from rayembed.pipeline.train import train
 from rayembed.registry.metrics_log import METRICS_FILE
-from rayembed.registry.provenance import collect_provenance, cpu_told, node_hardware
+from rayembed.registry.provenance import collect_provenance, cpu_told, gpus, node_hardware
 from rayembed_papers.directions.catalogue import Direction, Preparation
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ class Task:
     claim: str
     """Key of the claim, without what a follow-up changes."""
     run: Run
+    seeds: int
+    """How many were asked for."""
     seconds: float
     """Expected, without those of the preparation."""
     preparation: Preparation | None = None
@@ -45,9 +48,9 @@ class Task:
     @property
     def command(self) -> str:
         """Measures the run in an empty storage, with others of its claim."""
-        size = " --on-a-gpu" if self.run.placement.use_gpu else ""
-        seeds = f"--seeds {self.run.seed + 1}"
-        return f"python jobs/papers/measure_directions.py --only {self.claim} {seeds}{size}"
+        asked = f"--only {self.claim} --seeds {self.seeds}"
+        asked += " --on-a-gpu" if self.run.placement.use_gpu else ""
+        return f"python jobs/papers/measure_directions.py {asked}"
 
     def seconds_in(self, storage: str) -> float:
         """Expected seconds, with those of what is not yet made in the storage of this path."""
@@ -67,12 +70,16 @@ class Measured:
     """Whether teachers worked in bfloat16."""
     threads: int | None
     """Of torch; None: it was not written down."""
+    torch: str
+    """Version."""
 
     @classmethod
     def told(cls, kept: Mapping[str, Any]) -> "Measured":
         """Of the content of a result's file."""
         scores = {name: float(score) for name, score in kept["scores"].items()}
-        return cls(scores, str(kept["machine"]), bool(kept["bfloat16"]), kept.get("threads"))
+        torch_version = str(kept["provenance"]["packages"]["torch"])
+        machine, bfloat16 = str(kept["machine"]), bool(kept["bfloat16"])
+        return cls(scores, machine, bfloat16, kept.get("threads"), torch_version)
 
     def like(self, other: "Measured") -> bool:
         """Whether both come from one kind of machine, used alike: rounding alone moves a score by
@@ -129,7 +136,6 @@ class Results:
         # Behind the stages stand further rows of the last one, as of fewer dimensions.
         scores = rows[[label for label in rows if label.startswith("stage ")][-1]]
         made = task.preparation and read_bytes(join(self.storage, task.preparation.file))
-        hardware = node_hardware()
         told = {
             "run": run.name,
             "seed": run.seed,
@@ -137,10 +143,10 @@ class Results:
             "command": task.command,
             # Whether an earlier call, of another commit perhaps, has trained some of its steps.
             "was_there": was_there,
-            "machine": ", ".join(hardware["gpus"]) if run.placement.use_gpu else cpu_told(),
+            "machine": _machine(run),
             "threads": torch.get_num_threads(),
             "bfloat16": settled("auto") == "bfloat16",
-            "provenance": collect_provenance(hardware),
+            "provenance": collect_provenance(node_hardware()),
             "prepared_sha256": made and hashlib.sha256(made).hexdigest(),
             "seconds": round(time.monotonic() - began),
             "expected_seconds": round(task.seconds),
@@ -149,6 +155,18 @@ class Results:
         }
         write_atomic(self.path(run), json.dumps(told, indent=1, sort_keys=True).encode())
         self.kept[run.name] = Measured.told(told)
+
+
+def _machine(run: Run) -> str:
+    return ", ".join(gpus()) if run.placement.use_gpu else cpu_told()
+
+
+def _here(run: Run) -> Measured:
+    """What results of the run would have beside scores, measured by this process."""
+    import torch
+
+    threads = torch.get_num_threads()
+    return Measured({}, _machine(run), settled("auto") == "bfloat16", threads, version("torch"))
 
 
 def short_name(run: Run) -> str:
@@ -183,7 +201,9 @@ def tasks_left(
 ) -> list[Task]:
     """Runs that are not measured, those of the claims that are decided soonest first.
 
-    Each stands once. Seeds of a claim stay together, as one of them decides nothing.
+    Each stands once. Seeds of a claim stay together, as one of them decides nothing. Where one of
+    two runs is missing, or they come from unlike machines, what another machine has measured is
+    measured here as well.
     """
     expected: dict[str, float] = {}
 
@@ -197,11 +217,16 @@ def tasks_left(
     wanted: list[dict[str, Task]] = []
     for direction in directions:
         tasks: dict[str, Task] = {}
+        claim = direction.key.partition(",")[0]
         for pair in pairs_of(direction, seeds, results.storage):
-            for run, preparation in zip(pair, (direction.preparation, None), strict=True):
-                if results.of(run) is None:
-                    claim = direction.key.partition(",")[0]
-                    tasks[run.name] = Task(claim, run, seconds(run), preparation)
+            found = [results.of(run) for run in pair]
+            if are_alike(*found):
+                continue
+            here = _here(pair[0])
+            preparations = (direction.preparation, None)
+            for run, known, preparation in zip(pair, found, preparations, strict=True):
+                if known is None or not known.like(here):
+                    tasks[run.name] = Task(claim, run, len(seeds), seconds(run), preparation)
         wanted.append(tasks)
     ordered: dict[str, Task] = {}
     while any(wanted):
@@ -209,13 +234,22 @@ def tasks_left(
         wanted = [{name: task for name, task in of.items() if name not in ordered} for of in wanted]
         left = [of for of in wanted if of]
         if left:
-            cheapest = min(left, key=_cost)
+            cheapest = min(left, key=lambda of: expected_seconds(of.values(), results.storage))
             ordered.update(cheapest)
     return list(ordered.values())
 
 
-def _cost(tasks: Mapping[str, Task]) -> float:
-    return sum(task.seconds for task in tasks.values())
+def expected_seconds(tasks: Iterable[Task], storage: str) -> float:
+    """Of all tasks, with what is made first in the storage of this path."""
+    some = list(tasks)
+    made = {task.preparation.file: task.preparation for task in some if task.preparation}
+    first = sum(preparation.seconds_left(storage) for preparation in made.values())
+    return first + sum(task.seconds for task in some)
+
+
+def are_alike(one: Measured | None, other: Measured | None) -> bool:
+    """Whether both are there and come from one kind of machine."""
+    return one is not None and other is not None and one.like(other)
 
 
 def differences(
@@ -229,9 +263,9 @@ def differences(
             continue
         if not one.like(other):
             logger.warning(
-                "%s and %s are not compared, as they were measured on unlike machines; remove "
-                "one of %s to have it measured here",
-                *(pair[0].name, pair[1].name, [results.path(run) for run in pair]),
+                "%s and %s are not compared, as they were measured on unlike machines; the same "
+                "command measures here what another one has measured",
+                *(pair[0].name, pair[1].name),
             )
             continue
         tasks = direction.tasks

@@ -1,6 +1,6 @@
 """Small runs of the four architectures: a few minutes on two CPU cores each.
 
-They are the quickstarts with the first layers of their backbones (Nomic: all of them), shorter
+They are the quickstarts with the first layers of their backbones (experts: all of them), shorter
 texts and other numbers of steps. What a claim is about stays as it is in the quickstart. All learn
 and are scored in float32; their teachers take what the machine has units for.
 """
