@@ -182,9 +182,7 @@ def steps(monkeypatch):
     monkeypatch.setattr(job, "_track", lambda *_: None)
     (claim,) = get_directions(["synthetic"])
     claim = replace(claim, preparation=Preparation(PAIRS_FILE, left, write))
-    monkeypatch.setattr(
-        "rayembed_papers.directions.catalogue.get_directions", lambda keys: (claim,)
-    )
+    monkeypatch.setattr("rayembed_papers.directions.catalogue.directions", lambda: (claim,))
     return done
 
 
