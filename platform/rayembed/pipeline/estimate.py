@@ -166,7 +166,7 @@ def _work(run: AnyRun) -> _Work | None:
 
 
 def _of_adaptation(run: Adaptation) -> _Work | None:
-    """Of the encoder for each token, and of the probabilities of words for each masked one."""
+    """Count the encoder for each token, and the probabilities of words for each masked one."""
     training, corpus, path = run.training, run.corpus, run.model.backbone.path
     size, settings = adaptation_size(run), known_settings(path, "model.backbone.path")
     if size is None or settings is None:

@@ -50,7 +50,11 @@ def _measure(args: argparse.Namespace, context: JobContext) -> None:
 
 def _asked(args: argparse.Namespace) -> "Sequence[Direction]":
     """The claims of the arguments, at their size."""
-    return [one for one in _all(args) if one.key in args.only or not args.only]
+    return [one for one in _all(args) if _is_asked(args, one)]
+
+
+def _is_asked(args: argparse.Namespace, direction: "Direction") -> bool:
+    return not args.only or direction.key in args.only
 
 
 def _all(args: argparse.Namespace) -> "Sequence[Direction]":
@@ -116,7 +120,8 @@ def _report(args: argparse.Namespace, results: "Results", context: JobContext) -
     """
     from rayembed_papers.directions.report import findings_plot, findings_table, notes_of
 
-    seeds, name = range(args.seeds), f"directions-{args.seeds}-seeds"
+    seeds, size = range(args.seeds), "-on-a-gpu" if args.on_a_gpu else ""
+    name = f"directions-{args.seeds}-seeds{size}"
     found = _findings(_all(args), seeds, results)
 
     def tables_of(some: "Sequence[Finding]") -> list[Table]:
@@ -126,11 +131,8 @@ def _report(args: argparse.Namespace, results: "Results", context: JobContext) -
             tables.append(findings_table(_findings(causes, seeds, results), title))
         return tables
 
-    for table in tables_of(
-        [one for one in found if one.direction.key in args.only or not args.only]
-    ):
+    for table in tables_of([one for one in found if _is_asked(args, one.direction)]):
         console(context.out).print(table)
-    name += "-on-a-gpu" if args.on_a_gpu else ""
     folder = join(results.storage, "papers")
     with tempfile.TemporaryDirectory() as scratch:
         text, plot = Path(scratch) / f"{name}.md", Path(scratch) / f"{name}.png"
@@ -168,9 +170,7 @@ def _track(name: str, files: Sequence[Path], found: "Sequence[Finding]", storage
         for file in files:
             tracker.log_artifact(file)
         apart = {one.direction.key: one.apart for one in found if one.apart is not None}
-        number = sum(
-            one.number for one in apart.values()
-        )  # of pairs of runs, a later one each time
+        number = sum(one.number for one in apart.values())  # pairs of runs: a report's "step"
         halves = {key: one.half for key, one in apart.items() if one.half is not None}
         tracker.log_scores("difference", {key: one.mean for key, one in apart.items()}, number)
         tracker.log_scores("half_width", halves, number)

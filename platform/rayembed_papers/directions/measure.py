@@ -68,22 +68,19 @@ class Measured:
     """Name of the GPU, else the CPU with its cores."""
     bfloat16: bool
     """Whether teachers worked in bfloat16."""
-    threads: int | None
-    """Of torch; None: it was not written down."""
     torch: str
-    """Version."""
+    """Version of torch."""
 
     @classmethod
     def told(cls, kept: Mapping[str, Any]) -> "Measured":
         """Of the content of a result's file."""
         scores = {name: float(score) for name, score in kept["scores"].items()}
         torch_version = str(kept["provenance"]["packages"]["torch"])
-        machine, bfloat16 = str(kept["machine"]), bool(kept["bfloat16"])
-        return cls(scores, machine, bfloat16, kept.get("threads"), torch_version)
+        return cls(scores, str(kept["machine"]), bool(kept["bfloat16"]), torch_version)
 
     def like(self, other: "Measured") -> bool:
-        """Whether both come from one kind of machine, used alike: rounding alone moves a score by
-        as much as seeds differ.
+        """Whether both come from one kind of machine and one torch: rounding alone moves a score by
+        as much as seeds differ. Threads are those of the run's settings, and the machine's cores.
         """
         return replace(self, scores={}) == replace(other, scores={})
 
@@ -124,8 +121,6 @@ class Results:
         Raises:
             RayembedError: as `train` and the task's preparation; the same call goes on there.
         """
-        import torch
-
         if task.preparation is not None:
             task.preparation.make(self.storage)
         run, began = task.run, time.monotonic()
@@ -144,7 +139,7 @@ class Results:
             # Whether an earlier call, of another commit perhaps, has trained some of its steps.
             "was_there": was_there,
             "machine": _machine(run),
-            "threads": torch.get_num_threads(),
+            "threads": run.placement.threads,
             "bfloat16": settled("auto") == "bfloat16",
             "provenance": collect_provenance(node_hardware()),
             "prepared_sha256": made and hashlib.sha256(made).hexdigest(),
@@ -163,10 +158,7 @@ def _machine(run: Run) -> str:
 
 def _here(run: Run) -> Measured:
     """What results of the run would have beside scores, measured by this process."""
-    import torch
-
-    threads = torch.get_num_threads()
-    return Measured({}, _machine(run), settled("auto") == "bfloat16", threads, version("torch"))
+    return Measured({}, _machine(run), settled("auto") == "bfloat16", version("torch"))
 
 
 def short_name(run: Run) -> str:
@@ -240,7 +232,7 @@ def tasks_left(
 
 
 def expected_seconds(tasks: Iterable[Task], storage: str) -> float:
-    """Of all tasks, with what is made first in the storage of this path."""
+    """Expected seconds of all tasks, with what is made first in the storage of this path."""
     some = list(tasks)
     made = {task.preparation.file: task.preparation for task in some if task.preparation}
     first = sum(preparation.seconds_left(storage) for preparation in made.values())

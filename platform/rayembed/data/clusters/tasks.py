@@ -168,7 +168,7 @@ class AssignPart:
     centroids: str
     """Path of the centroids."""
     digest: str
-    """Of the centroids: a process that has others of this path loads these."""
+    """Digest of the centroids: a process that has others of this path loads these."""
     in_groups: bool = False
     """Whether they are of clusters in groups: only those of the nearest group are compared."""
 
