@@ -4,7 +4,8 @@ Descriptions of the Wikipedia sample and their texts, all-MiniLM-L6-v2 as the te
 same length, rule (a negative scores at most 95 % of the positive), depth and number. Both have
 their model loaded when the clock starts. Ours encodes in the number type that this CPU computes
 fast, theirs in its default, float32; negatives that are not the same are told with how far apart
-they score for the float32 model.
+they score for the float32 model. The last table is how near each side is to what the products of
+the teacher's layers alone would take here: nothing in that number type can be faster.
 Run: python benchmarks/mining_speed.py --pairs 800
 """
 
@@ -15,6 +16,7 @@ import time
 from collections import defaultdict
 
 import numpy as np
+import torch
 
 NUM_NEGATIVES, DEPTH, MARGIN = 7, 100, 0.05
 
@@ -117,6 +119,54 @@ def gaps(mine, yours, model):
     return np.array(found)
 
 
+def least_seconds(texts, model, dtype):
+    """Seconds of the teacher's products over these texts without padding, at the best rate that
+    products of its layers' sizes reach here, and that rate in FLOP/s."""
+    config = model[0].auto_model.config
+    width, inner = config.hidden_size, config.intermediate_size
+    lengths = np.array(
+        [
+            len(ids)
+            for ids in model.tokenizer(
+                texts, truncation=True, max_length=model.max_seq_length
+            ).input_ids
+        ]
+    )
+    weights = 4 * width * width + 2 * width * inner
+    flops = config.num_hidden_layers * (
+        2 * weights * lengths.sum() + 4 * width * (lengths.astype(np.int64) ** 2).sum()
+    )
+    rate = max(product_rate(*sizes, dtype) for sizes in ((width, inner), (inner, width)))
+    return flops / rate, rate
+
+
+def product_rate(inner, columns, dtype, rows=4096, repeats=20):
+    """FLOP/s of the fastest of some products of tokens by a layer's weights."""
+    linear = torch.nn.Linear(inner, columns, bias=False, dtype=dtype)
+    tokens = torch.randn(rows, inner, dtype=dtype)
+    took = []
+    with torch.inference_mode():
+        for _ in range(repeats):
+            began = time.perf_counter()
+            linear(tokens)
+            took.append(time.perf_counter() - began)
+    return 2 * rows * inner * columns / min(took)
+
+
+def shares(mine, best, model, precision):
+    """A table: seconds that a side's products take at least, and their share of all its own."""
+    lines = ["| side | TFLOP/s of its products | seconds they take at least | of the side's |"]
+    lines.append("|---|---:|---:|---:|")
+    queries, positives = (sorted(set(texts)) for texts in zip(*mine, strict=True))
+    for side, dtype in (
+        ("sentence-transformers", torch.float32),
+        ("rayembed", getattr(torch, precision.dtype)),
+    ):
+        seconds, rate = least_seconds([*queries, *positives], model, dtype)
+        lines.append(f"| {side} | {rate / 1e12:.2f} | {seconds:.1f} | {seconds / best[side]:.0%} |")
+    return "\n".join(lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=None, help="all when left out")
@@ -156,6 +206,7 @@ def main():
             f"the others score {np.median(apart):.1e} apart (median), at most {apart.max():.1e}, "
             "for the float32 model"
         )
+    print(shares(mine, best, model, auto_precision("cpu")))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def unprotected(rank, world):
     return sum(int(weight.isfinite().sum()) for _, weight in engine.trainable_weights())
 
 
-def runaway(rank, world, zero):
+def runaway(rank, world, zero, dtype):
     """The message that a learning rate of 1e30 ends with, and the steps with a checkpoint."""
     stage = STAGE.model_copy(
         update={
@@ -99,7 +99,7 @@ def runaway(rank, world, zero):
             "checkpoint_every_steps": 1,
         }
     )
-    model, engine = engine_of(world, zero, "float32", stage)
+    model, engine = engine_of(world, zero, dtype, stage)
     saved = []
     try:
         train_made_up(engine, model, stage, settings(rank), on_checkpoint=saved.append)
@@ -116,7 +116,8 @@ def cases(rank, world):
         )
         for kind in KINDS
     }
-    return found, unprotected(rank, world), {zero: runaway(rank, world, zero) for zero in (0, 2)}
+    ends = {kind: runaway(rank, world, *kind) for kind in KINDS}
+    return found, unprotected(rank, world), ends
 
 
 def test_a_step_with_nan_on_one_worker_is_left_out_on_all():

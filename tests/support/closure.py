@@ -1,8 +1,12 @@
-"""A folder that holds what pip would install for some requirements, and nothing else."""
+"""Folders of what pip would install for some requirements, and a process that sees no more."""
 
-from collections.abc import Iterable
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -43,3 +47,43 @@ def link_closure(requirements: Iterable[str], folder: Path) -> Path:
             if place.exists() and not link.exists():
                 link.symlink_to(place)
     return folder
+
+
+def embed_alone(
+    models: Mapping[str, tuple[Path, Path]], texts: Sequence[str], home: Path
+) -> dict[str, Any]:
+    """Vectors of registered models by a process that sees nothing but what is linked.
+
+    Args:
+        models: name → folder of the registered model, and of links that are added before it is
+            loaded; those of earlier ones stay.
+        home: an empty folder.
+
+    Returns:
+        `vectors`: name → those of queries and of documents; `errors`: name → why it did not load;
+        `code`: where the last model's code was.
+    """
+    answer = home / "answer.json"
+    asked = {
+        "models": {name: list(map(str, both)) for name, both in models.items()},
+        "texts": list(texts),
+        "answer": str(answer),
+    }
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(Path(__file__).with_name("embed_alone.py"))],
+        input=json.dumps(asked),
+        cwd=home,
+        env={
+            "HOME": str(home),
+            "PATH": "/usr/bin:/bin",
+            "HF_HUB_OFFLINE": "1",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(answer.read_text()))

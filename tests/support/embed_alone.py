@@ -1,4 +1,4 @@
-"""Loads registered models where nothing is installed but what a folder has, and embeds texts.
+"""Loads registered models where nothing is installed but what folders have, and embeds texts.
 
 Started with `python -I -S`, so that neither site-packages nor the checkout are seen. Reads a JSON
 mapping from its input and writes one to the file that it names.
@@ -10,20 +10,19 @@ from pathlib import Path
 
 
 def main(asked):
-    sys.path.append(asked["lacking"])
-    import mlflow
+    told = {"errors": {}, "vectors": {}}
+    for kind, (folder, installed) in asked["models"].items():
+        if installed not in sys.path:
+            sys.path.append(installed)
+        import mlflow
 
-    first = next(iter(asked["models"].values()))
-    told = {"error": "", "vectors": {}}
-    try:
-        mlflow.pyfunc.load_model(first)
-    except (ImportError, mlflow.MlflowException) as error:
-        told["error"] = repr(error)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "rayembed"]:
-        del sys.modules[name]
-    sys.path.append(asked["rest"])
-    for kind, folder in asked["models"].items():
-        model = mlflow.pyfunc.load_model(folder)
+        try:
+            model = mlflow.pyfunc.load_model(folder)
+        except Exception as error:  # noqa: BLE001  rayembed's code is each folder's own
+            told["errors"][kind] = repr(error)
+            for name in [name for name in sys.modules if name.partition(".")[0] == "rayembed"]:
+                del sys.modules[name]
+            continue
         told["vectors"][kind] = [
             [
                 item["embedding"]

@@ -1,12 +1,14 @@
 """Versions in the registry under an alias that a test chooses."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
 
+from rayembed.models.files import weights_fingerprint
 from rayembed.pipeline.registration import RegisteredVersion
-from rayembed.registry.register import make_version
+from rayembed.registry.register import MODEL_ID_TAG, make_version
 from rayembed.registry.tracking import Tracker
 
 
@@ -18,3 +20,28 @@ def register(
     client = MlflowClient(tracker.tracking_uri, tracker.tracking_uri)
     client.set_registered_model_alias(name, alias, str(number))
     return RegisteredVersion(name, number, f"models:/{name}/{number}", f"models:/{name}@{alias}")
+
+
+def registered_folders(saved: Mapping[str, Path], home: Path) -> dict[str, Path]:
+    """Folders of registered models, as MLflow downloads them, by the names of the saved ones."""
+    uri = f"sqlite:///{home / 'mlflow.db'}"
+    tracker = Tracker.open(
+        uri, "tests", "run", "f" * 12, {}, {}, folder=home / "run", total_steps=1
+    )
+    client = MlflowClient(uri, uri)
+    folders = {}
+    for name, folder in saved.items():
+        made = register(
+            folder,
+            name,
+            tracker=tracker,
+            scores={},
+            weights_fingerprint=weights_fingerprint(folder),
+            dimensions=(),
+            instruction_template=None,
+            global_step=0,
+        )
+        model_id = client.get_model_version(name, str(made.version)).tags[MODEL_ID_TAG]
+        place = client.get_logged_model(model_id).artifact_location
+        folders[name] = Path(place.removeprefix("file://"))
+    return folders
