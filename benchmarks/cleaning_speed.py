@@ -2,8 +2,9 @@
 
 Near-duplicates: the whole step (signatures, buckets, exact comparison, listing, all on disk)
 against datasketch's `MinHashLSH` in memory, fed text by text with the same n-grams. Overlap: the
-lookup of texts in an index of evaluation texts against `bm25s.get_scores` for each text. Words are
-drawn by Zipf's law. Run: python benchmarks/cleaning_speed.py
+lookup of texts in an index of evaluation texts against `bm25s.get_scores` for each text; and of
+documents that are mined from, with n-grams and without. Words are drawn by Zipf's law. Run:
+python benchmarks/cleaning_speed.py
 """
 
 import argparse
@@ -116,14 +117,40 @@ def overlap(evaluation, rows):
     print(f"  bm25s.get_scores {1 / theirs:,.0f} texts/s (over {len(few)})")
 
 
+def documents(evaluation, rows):
+    from rayembed.config.mining import Containment, Overlap
+    from rayembed.data.cleaning.overlap import find_in_documents
+    from rayembed.data.mining.documents import write_documents
+    from rayembed.data.work_items import in_process
+
+    asked = texts(rows, 50, 150, 4)
+    print(f"{rows:,} documents of 100 words with {evaluation:,} evaluation texts:")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "known.txt").write_text("\n".join(texts(evaluation, 5, 40, 2)))
+        parts = [write_documents(f"{folder}/parts", asked[i : i + 16384]) for i in (0, 16384)]
+        for contained in (None, Containment()):
+            config = Overlap(tasks=("known.txt",), contained=contained)
+            times = []
+            for some in (parts[:1], parts):
+                began = time.process_time()
+                where = (f"{folder}/{contained}{len(some)}", f"{folder}/{contained}{len(some)}")
+                find_in_documents(*where, "d", config, folder, some, in_process)
+                times.append(time.process_time() - began)
+            # What the second part adds: the index is made and read in both.
+            rate = parts[1].rows / (times[1] - times[0])
+            print(f"  {contained or 'without n-grams'}: {rate:,.0f} documents a second of CPU time")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--evaluation", type=int, default=100_000)
     parser.add_argument("--overlap-rows", type=int, default=20_000)
+    parser.add_argument("--documents", type=int, default=32_768, help="more than 16,384")
     args = parser.parse_args()
     near_duplicates(args.rows)
     overlap(args.evaluation, args.overlap_rows)
+    documents(args.evaluation, args.documents)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"largest resident size of this process: {peak:.1f} GiB")
 

@@ -42,21 +42,22 @@ def mine(
     config: MiningConfig,
     parts: int = 1,
     held_out: HeldOut | None = None,
+    cleaning: dict | None = None,
     **changes,
 ):
     """Mined records and the step's manifest."""
-    dataset = dataset_of(config)
+    dataset = dataset_of(config, cleaning)
     before = prepared(folder, rows, parts)
     done = make_mined(pipeline_context(folder, **changes), dataset, before, held_out or HeldOut())
     assert done.manifest["rows_in"] == done.manifest["rows_out"] == len(rows)
     return [r for part in done.parts for r in read_records(part.path)], done.manifest
 
 
-def dataset_of(config: MiningConfig) -> DatasetConfig:
+def dataset_of(config: MiningConfig, cleaning: dict | None = None) -> DatasetConfig:
     source = {"kind": "pairs", "path": "none", "negatives": "negatives"}
-    return parse(
-        DatasetConfig, {"name": "d", "source": source, "mining": config.model_dump(mode="json")}
-    )
+    mining = config.model_dump(mode="json")
+    values = {"name": "d", "source": source, "cleaning": cleaning or {}, "mining": mining}
+    return parse(DatasetConfig, values)
 
 
 def told(records) -> list:

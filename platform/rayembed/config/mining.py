@@ -193,7 +193,9 @@ class Containment(Settings):
 
 
 class Overlap(Settings):
-    """Removal of rows that contain a benchmark text."""
+    """Removal of rows that contain a benchmark text. Documents of `mining.corpus` that do are not
+    mined.
+    """
 
     tasks: tuple[Reference, ...] = Field(min_length=1)
     """mteb tasks or benchmarks whose evaluation texts are excluded from training, or files of texts
@@ -206,7 +208,8 @@ class Overlap(Settings):
     """Whether rows are dropped too whose query or positive has a benchmark text within it
     (data/cleaning/contained.py); None: a longer text is only compared as a whole."""
     negatives: bool = Field(default=False, exclude_if=lambda looks: not looks)
-    """Whether benchmark texts are also removed from a row's hard negatives; the row stays."""
+    """Whether benchmark texts are also removed from the hard negatives that a row brings; the row
+    stays."""
 
 
 class CleaningConfig(Settings):

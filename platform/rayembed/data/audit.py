@@ -33,6 +33,8 @@ _TITLES = {
     "negatives_per_row": "Negatives a row",
     "unusable_answers": "Unusable answers",
     "negatives_overlap": "negatives dropped that are or contain texts of benchmarks",
+    "documents_overlap": "Documents of the corpus that are not mined",
+    "removed": "Texts that are removed, and what they match",
     "short": "rows with fewer negatives than asked for",
     "without_negatives": "rows without any negative",
     "mined": "negatives mined",

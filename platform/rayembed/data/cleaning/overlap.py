@@ -1,7 +1,7 @@
-"""Removal of benchmark texts from converted rows.
+"""Removal of benchmark texts from converted rows and from documents that are mined from.
 
-They are looked up in queries and positives, whose rows go, and where settings say so in hard
-negatives, which go from their rows.
+They are looked up in queries and positives, whose rows go, where settings say so in hard negatives,
+which go from their rows, and in documents of a corpus of its own.
 """
 
 import logging
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from rayembed.data.cleaning.rows import (
     CONTAINED,
     OVERLAP,
     SCHEMA,
+    SCHEMA_OF_DOCUMENTS,
     RemovedRows,
     RowsOfPart,
     rows_of_parts,
@@ -29,6 +31,7 @@ from rayembed.data.cleaning.rows import (
     some,
     write_removed,
 )
+from rayembed.data.hashes import text_hash
 from rayembed.data.parts import Part, read_table
 from rayembed.data.work_items import Execute, Result, run_resumable
 
@@ -44,6 +47,18 @@ class FoundOverlap:
     """Number of these rows that have a benchmark text within a longer one."""
     negatives: np.ndarray
     """(m, 2) int64 position of a row that stays, and place of a negative among its negatives."""
+
+
+@dataclass(frozen=True)
+class FoundDocuments:
+    """Documents that are or contain a benchmark text, each text once."""
+
+    hashes: np.ndarray
+    """(m,) int64 hashes of their texts, ascending."""
+    counts: dict[str, int]
+    """Reason → number of texts, without zeros."""
+    examples: list[dict[str, Any]]
+    """Some of the listed ones, for the manifest."""
 
 
 def overlap_identity(config: Overlap | None, root: str) -> list[list[str]]:
@@ -82,13 +97,8 @@ def find_overlap(
     Raises:
         AssetError, ConfigError, DataError: the evaluation texts cannot be had.
     """
-    index = join(working, "evaluation-texts")
-    sources = find_sources(config.tasks, root)
-    write_index(index, ((source.name, read_texts(source)) for source in sources))
-    if config.contained is not None:
-        write_grams(index, open_index(index, None).texts["text"].to_pylist(), config.contained)
     items = rows_of_parts(parts, keep)
-    task = FindOverlap(folder, index, config)
+    task = FindOverlap(folder, _write_texts(working, config, root), config)
     results = run_resumable(folder, f"overlap {name}", task, items, execute)
     gone, negatives = [np.empty(0, dtype=np.int64)], [np.empty((0, 2), dtype=np.int64)]
     for item, result in zip(items, results, strict=True):
@@ -102,6 +112,53 @@ def find_overlap(
         log.info("overlap %s: %d negatives go from rows that stay", name, len(removed))
     examples = some(result["listed"] for result in results)
     return FoundOverlap(RemovedRows(positions, examples), contained, removed)
+
+
+def find_in_documents(
+    folder: str,
+    working: str,
+    name: str,
+    config: Overlap,
+    root: str,
+    parts: Sequence[Part],
+    execute: Execute,
+) -> FoundDocuments:
+    """Find and list the documents that are or contain an evaluation text.
+
+    Args:
+        folder: keeps the listing.
+        working: keeps the index and the tasks' results.
+        name: of the data set, for the log.
+        root: where relative paths of files start.
+        parts: of documents.
+
+    Raises:
+        AssetError, ConfigError, DataError: the evaluation texts cannot be had.
+    """
+    task = FindInDocuments(folder, _write_texts(working, config, root), config)
+    items = [DocumentsItem(part) for part in parts]
+    results = run_resumable(working, f"overlap of documents {name}", task, items, execute)
+    by_reason = {
+        reason: np.unique(np.array([h for r in results for h in r["found"][reason]], np.int64))
+        for reason in (OVERLAP, CONTAINED)
+    }
+    counts = {reason: len(hashes) for reason, hashes in by_reason.items() if len(hashes)}
+    hashes = np.sort(np.concatenate(list(by_reason.values())))
+    log.info(
+        "overlap of documents %s: %d texts of %d documents are not mined",
+        *(name, len(hashes), sum(part.rows for part in parts)),
+    )
+    return FoundDocuments(hashes, counts, some(result["listed"] for result in results))
+
+
+def _write_texts(working: str, config: Overlap, root: str) -> str:
+    """Write what evaluation texts are found by, unless it is there; returns its folder."""
+    index = join(working, "evaluation-texts")
+    sources = find_sources(config.tasks, root)
+    write_index(index, ((source.name, read_texts(source)) for source in sources))
+    if config.contained is not None:
+        write_grams(index, open_index(index, None).texts["text"].to_pylist(), config.contained)
+    return index
 
 
 @dataclass(frozen=True)
@@ -156,6 +213,42 @@ class FindOverlap:
 
 
 @dataclass(frozen=True)
+class DocumentsItem:
+    """Work item: a part of documents."""
+
+    part: Part
+
+    @property
+    def key(self) -> str:
+        """Content hash of the part."""
+        return self.part.digest
+
+
+@dataclass(frozen=True)
+class FindInDocuments:
+    """Task: find the documents of a part that are or contain an evaluation text."""
+
+    folder: str
+    index: str
+    config: Overlap
+
+    def __call__(self, item: DocumentsItem) -> Result:
+        """Report hashes of the texts `found`, by reason, and `listed` examples."""
+        index = _index(self.index, self.config)
+        texts = read_table(item.part.path, ["text"])["text"].to_pylist()
+        found: dict[str, list[int]] = {OVERLAP: [], CONTAINED: []}
+        listed = []
+        for text, best in zip(texts, index.best([[text] for text in texts]), strict=True):
+            if best is not None:
+                found[best[0]].append(text_hash(text))
+                listed.append({"document": shown(text), **_told(best, index)})
+        table = pa.Table.from_pylist(listed, SCHEMA_OF_DOCUMENTS)
+        name = f"documents-{item.key}"
+        examples = write_removed(self.folder, name, table, SCHEMA_OF_DOCUMENTS)
+        return {"found": found, "listed": examples}
+
+
+@dataclass(frozen=True)
 class _Index:
     texts: EvaluationIndex
     grams: GramIndex | None
@@ -188,12 +281,19 @@ def _listed(row: dict[str, object], found: tuple[str, Match], index: _Index) -> 
     query, positives = row["query"], row["positives"]
     assert isinstance(query, str)
     assert isinstance(positives, list)
-    reason, match = found
     return {
         "id": row["id"],
         "query": shown(query),
         "positive": shown(positives[0]),
         "origin": row["origin"],
+        **_told(found, index),
+    }
+
+
+def _told(found: tuple[str, Match], index: _Index) -> dict[str, object]:
+    """Columns of a listing that tell why a text goes."""
+    reason, match = found
+    return {
         "reason": reason,
         "matched": index.texts.texts["source"][match.place].as_py(),
         "matched_text": shown(index.texts.texts["text"][match.place].as_py()),

@@ -167,18 +167,25 @@ NEAR_DUPLICATE = "near-duplicate"
 OVERLAP = "text of a benchmark"
 CONTAINED = "contains a text of a benchmark"
 
+_WHY = [
+    ("reason", pa.string()),
+    ("matched", pa.string()),  # the other row's id, or the benchmark's task or file
+    ("matched_text", pa.string()),
+    ("similarity", pa.float32()),  # 1: equal, or contained as a whole
+]
+
 SCHEMA = pa.schema(
     [
         ("id", pa.string()),
         ("query", pa.string()),
         ("positive", pa.string()),  # the first
         ("origin", pa.list_(pa.string())),  # as of the record
-        ("reason", pa.string()),
-        ("matched", pa.string()),  # the other row's id, or the benchmark's task or file
-        ("matched_text", pa.string()),
-        ("similarity", pa.float32()),  # 1: equal, or contained as a whole
+        *_WHY,
     ]
 )
+
+SCHEMA_OF_DOCUMENTS = pa.schema([("document", pa.string()), *_WHY])
+"""Of documents that are not mined; a folder has a listing of one kind."""
 
 _SHOWN_CHARACTERS = 500
 _EXAMPLES = 10
@@ -200,16 +207,18 @@ def shown(text: str) -> str:
     return text[:_SHOWN_CHARACTERS]
 
 
-def write_removed(folder: str, name: str, rows: pa.Table) -> list[dict[str, Any]]:
+def write_removed(
+    folder: str, name: str, rows: pa.Table, schema: pa.Schema = SCHEMA
+) -> list[dict[str, Any]]:
     """Write all removed rows as one listing file; returns some of them.
 
     Args:
         folder: of the records.
-        rows: of `SCHEMA`; no file is written for none.
+        rows: of `schema`; no file is written for none.
     """
     if len(rows):
         path = join(folder, "removed", f"{name}.parquet")
-        write_atomic(path, parquet_bytes(rows.select(SCHEMA.names).cast(SCHEMA)))
+        write_atomic(path, parquet_bytes(rows.select(schema.names).cast(schema)))
     return list(rows.slice(0, _EXAMPLES_OF_FILE).to_pylist())
 
 

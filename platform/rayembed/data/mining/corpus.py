@@ -1,10 +1,10 @@
 """The corpus to mine from: metadata of all documents in memory, vectors and texts on disk.
 
-Documents are the positives of all rows and those of a separate corpus. A text counts once, at its
-first occurrence; its id is its rank among first occurrences. Metadata take some 25 bytes a
-document. Those of a large corpus stand in a file in this machine's cache, which the first process
-makes and all map, so that they share its memory (`benchmarks/index_memory.py`). Vectors and texts
-are read part by part.
+Documents are the positives of all rows and those of a separate corpus, but for texts of benchmarks
+in the latter. A text counts once, at its first occurrence; its id is its rank among first
+occurrences. Metadata take some 25 bytes a document. Those of a large corpus stand in a file in this
+machine's cache, which the first process makes and all map, so that they share its memory
+(`benchmarks/index_memory.py`). Vectors and texts are read part by part.
 
 N documents, M distinct texts of a part, D embedding width.
 """
@@ -22,9 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from rayembed.assets.array_files import map_array, save_array
+from rayembed.assets.array_files import load_array, map_array, save_array
 from rayembed.assets.cache import cache_folder, filled, mark_used, remove_unused
 from rayembed.assets.local_copies import UNUSED_SECONDS, read_copied
+from rayembed.assets.storage import file_name
 from rayembed.data.hashes import mixed
 from rayembed.data.index import read_column
 from rayembed.data.parts import Part, read_table
@@ -62,6 +63,9 @@ class CorpusFiles:
     """Parts of additional documents."""
     index: Vectors
     """Vector files of any teacher; they also record which texts a part has."""
+    excluded: str = ""
+    """File of the ascending hashes of texts that are no documents, named by its content; rows have
+    none of them. Empty: there is no such text."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -75,7 +79,8 @@ class Corpus:
 
     files: CorpusFiles
     keep: np.ndarray
-    """Masks (M,) bool of all parts, joined, of the texts that occur in no earlier part."""
+    """Masks (M,) bool of all parts, joined, of the texts that occur in no earlier part and are not
+    excluded."""
     first_text: np.ndarray
     """(parts + 1,) int64 place of each part's first text in `keep`."""
     starts: np.ndarray
@@ -171,7 +176,7 @@ class Corpus:
             yield number, inside - self.starts[number]
 
     def _kept(self, number: int) -> np.ndarray:
-        """(M,) bool mask of the part's texts that occur in no earlier one."""
+        """(M,) bool mask of the part's texts that are documents by their place in it."""
         return np.asarray(self.keep[self.first_text[number] : self.first_text[number + 1]])
 
     def _read_texts(self, number: int, places: np.ndarray) -> list[str]:
@@ -196,6 +201,7 @@ def open_corpus(files: CorpusFiles) -> Corpus:
     if documents < _MAPPED_DOCUMENTS:
         return Corpus(files, **_metadata(files))
     named = [files.index.folder, *(part.digest for part in files.parts), str(len(files.records))]
+    named += [file_name(files.excluded)] if files.excluded else []
     digest = xxhash.xxh3_128_hexdigest("\0".join(named).encode())
 
     def fill(folder: Path) -> None:
@@ -240,6 +246,11 @@ def _metadata(files: CorpusFiles) -> dict[str, np.ndarray]:
     keep = np.zeros(len(every), dtype=bool)
     for _, places in _by_range(every):
         keep[places[np.unique(every[places], return_index=True)[1]]] = True
+    first_text = np.cumsum([0, *counts])
+    if files.excluded:
+        excluded = load_array(files.excluded)
+        for first, stop in pairwise(first_text[len(files.records) :].tolist()):
+            keep[first:stop] &= ~among(excluded, every[first:stop])
     text_hash = every[keep]
     del every
     count = len(text_hash)
@@ -250,7 +261,6 @@ def _metadata(files: CorpusFiles) -> dict[str, np.ndarray]:
         by_hash[first : first + len(order)] = order
         sorted_hash[first : first + len(order)] = text_hash[order]
     query, document, vague = _shared(np.concatenate(pairs, axis=1))
-    first_text = np.cumsum([0, *counts])
     kept = [int(keep[first:stop].sum()) for first, stop in pairwise(first_text.tolist())]
     return {
         "keep": keep,

@@ -4,10 +4,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayembed.assets.storage import file_name
+import xxhash
+
+from rayembed.assets.array_files import save_array
+from rayembed.assets.storage import file_name, join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import MiningConfig, Teacher
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.cleaning.overlap import find_in_documents, overlap_identity
 from rayembed.data.mining.corpus import MOST_SHARED, CorpusFiles
 from rayembed.data.mining.counts import add_up_mining
 from rayembed.data.mining.cut import cut_mining
@@ -49,10 +53,12 @@ def make_mined(
     `without_negatives`, `short` (rows with fewer than `num_negatives`), `vague` (rows whose query
     has more than `MOST_SHARED` positives in several rows, of which only the row's own count),
     `candidates` (looked at), `refused` by reason, `histograms` of each teacher, `mining_examples`,
-    and `search` where it is approximate, with the recall of each teacher's candidates.
+    `search` where it is approximate, with the recall of each teacher's candidates, and where texts
+    of benchmarks are not mined, `documents_overlap` by reason and examples of them, `removed`.
 
     Raises:
         ConfigError: the search needs FAISS, which is not installed.
+        AssetError, ConfigError, DataError: evaluation texts cannot be had.
         DataError: the corpus to mine from has no documents, or too many bad rows.
     """
     config = dataset.mining
@@ -69,6 +75,9 @@ def make_mined(
         "cross_encoder": cross_encoder,
         "corpus": corpus and dict(corpus[0].inputs),
     }
+    if corpus is not None and dataset.cleaning.overlap is not None:
+        # What finds them, beside their names and versions, is an input of the records.
+        inputs["overlap"] = overlap_identity(dataset.cleaning.overlap, context.root)
     writer = ArtifactWriter(context.storage, "mined", dataset.name, inputs, parent)
 
     def mine() -> DatasetArtifact:
@@ -93,6 +102,8 @@ def _mine(
     config = dataset.mining
     assert config is not None
     teachers = [writer.settled(context, teacher) for teacher in _teachers(config)]
+    # Before texts are embedded, as evaluation texts may fail to load.
+    excluded, not_mined = _texts_of_benchmarks(context, dataset, documents, writer)
     vectors = [_embedded(context, dataset, records, documents, teacher) for teacher in teachers]
     working, execute = writer.working_folder, context.execute
     rows, given = [part.rows for part in records], config.pool == "given"
@@ -101,7 +112,7 @@ def _mine(
     cut = cut_mining(rows, 0 if given else count, indexed=approximate)
     search = CorpusSearch(
         working,
-        CorpusFiles(tuple(records), tuple(documents), vectors[0]),
+        CorpusFiles(tuple(records), tuple(documents), vectors[0], excluded),
         cut.shards,
         config.search,
         config.candidates,
@@ -134,10 +145,37 @@ def _mine(
             for teacher, one in zip(teachers, weights, strict=True)
         ],
         **add_up_mining(results, working),
+        **not_mined,
         **found,
     )
     _tell(made)
     return made
+
+
+def _texts_of_benchmarks(
+    context: PipelineContext,
+    dataset: DatasetConfig,
+    documents: Sequence[Part],
+    writer: ArtifactWriter,
+) -> tuple[str, dict[str, Any]]:
+    """File of the hashes of documents that are not mined, empty for none, and entries of the
+    manifest.
+
+    Documents keep their parts, and so their vectors, whatever the evaluation texts are.
+    """
+    overlap = dataset.cleaning.overlap
+    if overlap is None or not documents:
+        return "", {}
+    working = writer.working_folder
+    where = context.root, documents, context.execute
+    found = find_in_documents(writer.folder, working, dataset.name, overlap, *where)
+    told = {"documents_overlap": found.counts, "removed": found.examples}
+    if not len(found.hashes):
+        return "", told
+    named = xxhash.xxh3_128_hexdigest(found.hashes.tobytes())
+    path = join(working, f"excluded-{named}.npy")
+    save_array(path, found.hashes)
+    return path, told
 
 
 def _search(
