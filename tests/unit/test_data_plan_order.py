@@ -30,28 +30,28 @@ def parts_of(folder: Path, rows: list[Record], size: int) -> list[Part]:
 
 
 ORDERS = {
-    "blended 0 - 23": "c85e9e9fa41576c7",
-    "blended 0 2.0 40": "e8190b998a284288",
-    "blended 1 - 23": "a75f1402438c7fb5",
-    "blended 1 2.0 40": "33b509ac241842c9",
-    "homogeneous 0 - 23": "a2cbe3a55dee16f2",
-    "homogeneous 0 2.0 40": "cb2ade20dd5237e7",
-    "homogeneous 1 - 23": "365384c6e66e502b",
-    "homogeneous 1 2.0 40": "7dc75d1c595532f8",
-    "clustered 0 - 23": "a0fe14071245fdef",
-    "clustered 0 2.0 40": "efda4f7a40c248d2",
-    "clustered 1 - 23": "f73fe7aba89dde04",
-    "clustered 1 2.0 40": "82980e3af05a7e7f",
+    "blended 0 - 23": "83cf316de2",
+    "blended 0 2.0 40": "21f9165f39",
+    "blended 1 - 23": "ffa6d65482",
+    "blended 1 2.0 40": "ff595901f9",
+    "homogeneous 0 - 23": "5576b97f9a",
+    "homogeneous 0 2.0 40": "76cad3230b",
+    "homogeneous 1 - 23": "db8e2109c5",
+    "homogeneous 1 2.0 40": "4d91ae2bd4",
+    "clustered 0 - 23": "ccd8793644",
+    "clustered 0 2.0 40": "7d4adecfb1",
+    "clustered 1 - 23": "ba2223aeb1",
+    "clustered 1 2.0 40": "1291632d49",
 }
-"""Hashes of plans, of an implementation that held all rows in memory and sorted them at once."""
+"""Hashes of plans, of an implementation that had a query once in each batch, whatever its rows."""
 
 
 def made_up_rows(name: str, count: int) -> list[Record]:
-    """Queries that come up to four times, three languages or none, rows without negatives."""
+    """Queries that come twice, three languages or none, rows without negatives."""
     return [
         Record(
             id=f"{name}/{i}",
-            query=f"query {i * i % (count // 2)}",
+            query=f"query {i % (count // 2)}",
             positives=(f"positive {name} {i}",),
             negatives=tuple(Negative(f"negative {i} {j}") for j in range(i % 4)),
             dataset=name,
@@ -73,7 +73,7 @@ def test_the_order_of_rows_is_what_it_always_was(runs: str, tmp_path: Path, monk
     size = 60 if runs == "one run" else 30
     parts = {
         name: parts_of(tmp_path / name, made_up_rows(name, count), size)
-        for name, count in (("a", 240), ("b", 120), ("c", 96))
+        for name, count in (("a", 240), ("b", 132), ("c", 96))
     }
     found = {}
     for case in list(ORDERS) if runs == "one run" else list(ORDERS)[1::4]:
@@ -92,7 +92,7 @@ def test_the_order_of_rows_is_what_it_always_was(runs: str, tmp_path: Path, monk
         pairs = dict.fromkeys(parts, 12)
         plan = write_plan(str(tmp_path / case), parts, settings, batch_pairs=pairs)
         told = json.dumps([plan.fingerprint, plan.manifest["datasets"]], sort_keys=True)
-        found[case] = hashlib.sha256(told.encode()).hexdigest()[:16]
+        found[case] = hashlib.sha256(told.encode()).hexdigest()[:10]
     assert found == {case: ORDERS[case] for case in found}
 
 

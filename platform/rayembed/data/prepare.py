@@ -47,7 +47,7 @@ from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
-PLAN_VERSION = 5
+PLAN_VERSION = 6
 """Version of the plan format; bump when the same records yield another plan or manifest."""
 
 

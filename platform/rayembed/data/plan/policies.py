@@ -36,8 +36,9 @@ def blended(
     Each batch holds each data set's share of rows; rounding remainders are carried to the next
     step, so that shares are exact to one row over any number of steps. Data sets are sampled by
     epoch in seeded permutations, without replacement. A row whose query text is already in the
-    batch waits for the next one, unless its epoch has no other row left. A larger number of steps
-    only extends the order.
+    batch waits for the next one, unless its epoch has no other row left, or more rows have the
+    query than the epoch has batches: these are spread over it, several in a batch. A larger number
+    of steps only extends the order.
 
     Args:
         key: names the stage, so that two stages with one seed differ.
@@ -55,7 +56,10 @@ def blended(
                 f"{global_pairs} pairs takes up to {needed} of them (share {part:.4g}); lower "
                 "batch.global_pairs or its weight, or add rows"
             )
-    samplers = [EpochSampler(rows.name, rows.query_hash, seed, key) for rows in datasets]
+    samplers = [
+        EpochSampler(rows.name, rows.query_hash, seed, key, math.ceil(part * global_pairs))
+        for rows, part in zip(datasets, share.tolist(), strict=True)
+    ]
     owed = np.zeros(len(datasets))
     for step in range(num_steps):
         owed += share * global_pairs
@@ -119,7 +123,9 @@ def homogeneous(
             dataset_of.append(number)
             firsts.append(first)
             queries = rows.query_hash[first : first + size]
-            samplers.append(EpochSampler(f"{rows.name}\0{language}", queries, seed, key))
+            samplers.append(
+                EpochSampler(f"{rows.name}\0{language}", queries, seed, key, global_pairs)
+            )
             first += size
     for group in sequence(np.array(counts), seed, key).tolist():
         drawn = samplers[group].draw(global_pairs, set())

@@ -6,6 +6,7 @@ which rows were read. G rows of a global batch.
 
 import heapq
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,14 +72,59 @@ def sequence(counts: np.ndarray, seed: int, key: str) -> np.ndarray:
     return generator(seed, key, "sequence", 0).permutation(numbers)
 
 
-class EpochSampler:
-    """Epoch sampler: draws rows without replacement, each epoch in a new seeded permutation."""
+_HASHES_AT_ONCE = 1 << 20
+_BUCKETS_OF_A_ROW = 16
+"""Buckets for each row of a draw: one that no frequent query is in has a sixteenth as many rows as
+such a query, about.
+"""
 
-    def __init__(self, name: str, query_hash: np.ndarray, seed: int, key: str) -> None:
+
+def frequent(query_hash: np.ndarray, most: int) -> dict[int, int]:
+    """Queries of more rows than an epoch has draws, with the number of these rows.
+
+    Memory grows with the rows of a batch alone: hashes are counted one by one only where those that
+    end alike are so many.
+
+    Args:
+        query_hash: (n,) int64, evenly spread in their last bits.
+        most: largest number of rows that a draw takes.
+    """
+    draws = len(query_hash) / max(most, 1)
+    mask = (1 << (_BUCKETS_OF_A_ROW * most).bit_length()) - 1
+    chunks = [slice(n, n + _HASHES_AT_ONCE) for n in range(0, len(query_hash), _HASHES_AT_ONCE)]
+    alike = np.zeros(mask + 1, np.int64)
+    for some in chunks:
+        alike += np.bincount(query_hash[some] & mask, minlength=mask + 1)
+    many = alike > draws
+    found: Counter[int] = Counter()
+    for some in chunks if many.any() else ():
+        hashes = query_hash[some]
+        counted = np.unique(hashes[many[hashes & mask]], return_counts=True)
+        found.update(dict(zip(*(of.tolist() for of in counted), strict=True)))
+    return {query: rows for query, rows in found.items() if rows > draws}
+
+
+class EpochSampler:
+    """Epoch sampler: draws rows without replacement, each epoch in a new seeded permutation.
+
+    A draw has a query once. Of a query of more rows than an epoch has draws, those beyond are
+    spread over it: left to its end they would fill batches alone, and be no negatives to each
+    other.
+    """
+
+    def __init__(self, name: str, query_hash: np.ndarray, seed: int, key: str, most: int) -> None:
         """Start with the first epoch; a permutation takes four bytes a row, and a row that waits
         four more.
+
+        Args:
+            most: largest number of rows that a draw takes.
         """
         self.name, self.query_hash, self.seed, self.key = name, query_hash, seed, key
+        self.frequent = frequent(query_hash, most)
+        self.further = dict.fromkeys(self.frequent, 0)
+        """Frequent query → its rows that the epoch's draws have had beside another of it."""
+        self.drawn = 0
+        """Rows of the epoch that earlier draws took."""
         self.epoch = 0
         self.order = self._permutation()
         self.place = 0
@@ -88,37 +134,60 @@ class EpochSampler:
         """Draw (count,) int64 rows; adds their query hashes to `used`.
 
         Rows are drawn without replacement within an epoch. A row whose query text is in `used`
-        waits for the next call, unless its epoch has no other row left. Rows that have waited
-        longest come first.
+        waits for the next call, unless its epoch has no other row left, or it is one of those of a
+        frequent query that are spread. Rows that have waited longest come first.
         """
         taken: list[int] = []
+        again = self._further(count)
+        before = dict(again)
         if self.waiting:
-            taken += self.order[self.waiting.take(count, used)].tolist()
+            taken += self.order[self.waiting.take(count, used, again)].tolist()
         else:
             ahead = self.order[self.place : self.place + count]
             hashes = set(self.query_hash[ahead].tolist())
             if len(hashes) == count and hashes.isdisjoint(used):
                 self.place += count  # the usual case: all of the next rows fit
+                self.drawn += count
                 used |= hashes
                 return ahead.astype(np.int64)
         while len(taken) < count:
             if self.place < len(self.order):
-                taken += self._take_ahead(count - len(taken), used)
+                taken += self._take_ahead(count - len(taken), used, again)
             elif self.waiting:  # the epoch has nothing else: the batch gets a query twice
                 taken.append(int(self.order[self.waiting.take_first()]))
             else:
                 self.epoch += 1
                 del self.order  # before there is another one
                 self.order, self.place = self._permutation(), 0
+                self.drawn, self.further = -len(taken), dict.fromkeys(self.frequent, 0)
+                again = self._further(count)
+                before = dict(again)
+        self.drawn += count
+        for query, left in again.items():
+            self.further[query] += before[query] - left
         return np.array(taken, dtype=np.int64)
 
-    def _take_ahead(self, count: int, used: set[int]) -> list[int]:
-        """Take those of the next (count,) rows whose queries are new; the others wait."""
+    def _further(self, count: int) -> dict[int, int]:
+        """Query → rows that the next (count,) ones may have of it beside another: as large a share
+        of those that do not fit one a draw as is drawn of the epoch with them.
+        """
+        rows = len(self.query_hash)
+        part = min(self.drawn + count, rows)
+        return {
+            query: max((of * count - rows) * part // (rows * count) - self.further[query], 0)
+            for query, of in self.frequent.items()
+            if of * count > rows
+        }
+
+    def _take_ahead(self, count: int, used: set[int], again: dict[int, int]) -> list[int]:
+        """Take those of the next (count,) rows whose queries are new or may come again; the others
+        wait.
+        """
         ahead = self.order[self.place : self.place + count]
         rows, queries = ahead.tolist(), self.query_hash[ahead].tolist()
         taken = []
         for place, (row, query) in enumerate(zip(rows, queries, strict=True), self.place):
-            if query in used:
+            if query in used and not _comes_again(query, again):
                 self.waiting.add(place, query)
             else:
                 used.add(query)
@@ -133,6 +202,14 @@ class EpochSampler:
         order = np.arange(count, dtype=np.int32 if count < 2**31 else np.int64)
         generator(self.seed, self.key, self.name, self.epoch).shuffle(order)
         return order
+
+
+def _comes_again(query: int, again: dict[int, int]) -> bool:
+    """Whether a batch that has a query takes another row of it, which is counted."""
+    left = again.get(query, 0)
+    if left:
+        again[query] = left - 1
+    return left > 0
 
 
 class _WaitingPlaces:
@@ -162,18 +239,24 @@ class _WaitingPlaces:
             self._later[query] = _Queue(self._typecode)
             heapq.heappush(self._first, (place, query))
 
-    def take(self, count: int, used: set[int]) -> list[int]:
-        """Take up to (count,) places of queries that are not in `used`; adds these to it."""
+    def take(self, count: int, used: set[int], again: dict[int, int]) -> list[int]:
+        """Take up to (count,) places of queries that are not in `used` or may come again; adds
+        these to it.
+        """
         taken: list[int] = []
         kept: list[tuple[int, int]] = []  # of queries in `used`: not looked at again in this draw
         while self._first and len(taken) < count:
             place, query = heapq.heappop(self._first)
-            if query in used:
+            if query in used and not _comes_again(query, again):
                 kept.append((place, query))
                 continue
             used.add(query)
             taken.append(place)
-            kept += self._next(query)
+            for following in self._next(query):
+                if again.get(query):
+                    heapq.heappush(self._first, following)
+                else:
+                    kept.append(following)
         for first in kept:
             heapq.heappush(self._first, first)
         return taken
