@@ -2,8 +2,9 @@
 
 Miners: peak RSS above what each had before, a row a document; the first of a machine makes the file
 that all map, from a million documents on. Driver: the peak of its own memory while it packs
-clusters into batches and draws a sample, whose files are mapped. What a plan takes tells
-`data_scale`. Run: python benchmarks/index_memory.py --rows 2000000
+clusters into batches and draws a sample, whose files are mapped, while it hands the ranks of all
+rows to the tasks of the consistency filter, and while it gathers the filter's results. What a plan
+takes tells `data_scale`. Run: python benchmarks/index_memory.py --rows 2000000
 """
 
 import argparse
@@ -16,6 +17,8 @@ import numpy as np
 
 from counted import own_peak, start_of_peak, status
 from data_scale import make_indexes
+
+PART_ROWS, SHARD_ROWS = 8192, 1_000_000
 
 
 def corpus(parts):
@@ -77,6 +80,63 @@ def sampling(rows, folder):
     return peak[0]
 
 
+def write_ranks(rows, folder):
+    """Files of ranks, as the tasks of the filter leave them; the parts and shards they are of."""
+    from rayembed.assets.array_files import save_arrays
+    from rayembed.data.filtering.shards import Shards
+    from rayembed.data.parts import Part
+
+    parts = [Part(f"part-{number:032d}.parquet", PART_ROWS) for number in range(rows // PART_ROWS)]
+    total, rng = len(parts) * PART_ROWS, np.random.default_rng(0)
+    shards = Shards.for_rows({None: total}, SHARD_ROWS, 0)
+    of_shards = np.array_split(rng.permutation(total), len(shards.languages))
+    for number, row in enumerate(of_shards):
+        own = {"part": row // PART_ROWS, "row": row % PART_ROWS, "rank": 1 + row % 7}
+        save_arrays(str(folder / "ranks" / f"{number}.npz"), **own)
+    return parts, shards
+
+
+def filtering(parts, shards, folder):
+    """Peak of own memory from the shards' ranks to the pickled units of the filter's tasks."""
+    from ray import cloudpickle
+
+    from rayembed.data.filtering import consistency
+
+    with own_peak() as peak:
+        ranks, _ = consistency._ranks_of_parts(str(folder), parts, shards, 2)
+        items = [
+            consistency.RankedPart(part, rank) for part, rank in zip(parts, ranks, strict=True)
+        ]
+        # As `on_ray` does for all units of an execution, most of all.
+        pickled = [cloudpickle.dumps([unit]) for unit in enumerate(items)]
+    assert len(pickled) == len(parts)
+    return peak[0]
+
+
+def results_of_parts(rows, folder):
+    """Peak of own memory while the results of a filter's units are gathered, of which each shows
+    ten rows that go.
+    """
+    from rayembed.data.parts import Part
+    from rayembed.data.vectors.embed import PartItem
+    from rayembed.data.work_items import in_process, run_tasks
+
+    def task(item):
+        text = f"{item.key} ".ljust(300, "x")
+        shown = [
+            {"reason": "gone", "id": text[:40], "query": text[:60], "document": text + str(number)}
+            for number in range(10)
+        ]
+        counts = {"rows_in": PART_ROWS, "rows_out": PART_ROWS, "rejected": {}}
+        return {**counts, "parts": [[item.part.path, PART_ROWS]], "examples": shown}
+
+    items = [PartItem(Part(f"part-{n:032d}.parquet", PART_ROWS)) for n in range(rows // PART_ROWS)]
+    with own_peak() as peak:
+        made = run_tasks("gather", task, items, in_process)
+    assert len(made) == len(items)
+    return peak[0]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
@@ -92,9 +152,17 @@ def main():
             with context.Pool(1) as pool:
                 for what, size in pool.apply(corpus, (parts,)).items():
                     print(f"| {miner}: {what} | {size / rows:.0f} |")
-        for what, step in {"packing clusters": packing, "drawing a sample": sampling}.items():
-            with context.Pool(1) as pool, tempfile.TemporaryDirectory() as scratch:
-                size = pool.apply(step, (rows, Path(scratch)))
+        with context.Pool(1) as pool:  # of its own: what it frees would stay with the process
+            ranked = pool.apply(write_ranks, (rows, Path(folder)))
+        steps = {
+            "packing clusters": (packing, rows),
+            "drawing a sample": (sampling, rows),
+            "ranks of the filter": (filtering, *ranked),
+            "results of the filter": (results_of_parts, rows),
+        }
+        for what, (step, *given) in steps.items():
+            with context.Pool(1) as pool:
+                size = pool.apply(step, (*given, Path(folder)))
                 print(f"| driver, {what} | {size / rows:.1f} |")
 
 

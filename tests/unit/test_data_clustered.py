@@ -321,6 +321,9 @@ def test_sizes_of_clusters_add_up(made: DatasetArtifact) -> None:
     assert 0.5 < made.manifest["objective"] <= 1.0
     examples = made.manifest["example_batches"]
     assert len(examples) == 3
+    gathered = [json.loads(path.read_text()) for path in Path(made.folder).glob("units/gather*")]
+    assert len(gathered) > 1
+    assert sum(len(result["queries"]) for result in gathered) == 3, "blocks report what is shown"
     queries = {r.query for batch in read(made) for r in batch}
     assert all(len(batch) == 10 and set(batch) <= queries for batch in examples)
     assert (Path(made.folder) / "clusters.png").read_bytes()[:4] == b"\x89PNG"

@@ -22,7 +22,7 @@ from rayembed.data.hashes import text_hash
 from rayembed.data.parts import Part, read_records, write_part
 from rayembed.data.records import Record
 from rayembed.data.vectors.teacher import TeacherLoader
-from rayembed.data.work_items import Execute, in_process
+from rayembed.data.work_items import EXAMPLES_KEPT, Execute, in_process
 from rayembed.errors import DataError
 
 embedded: list[int] = []
@@ -219,7 +219,7 @@ def test_manifest_tells_languages_ranks_and_examples(tmp_path: Path) -> None:
     ranks = found.manifest["ranks"]
     assert ranks["1"] + ranks["2"] == found.manifest["rows_out"]
     examples = found.manifest["examples"]
-    assert len(examples) == 10
+    assert len(examples) == EXAMPLES_KEPT
     by_id = {record.id: record for record in records}
     for example in examples:
         record = by_id[example["id"]]

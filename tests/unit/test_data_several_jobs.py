@@ -25,7 +25,13 @@ from rayembed.data.sources.check import check_source
 from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.vectors.teacher import TeacherLoader
-from rayembed.data.work_items import Execute, in_process, run_resumable
+from rayembed.data.work_items import (
+    EXAMPLES_KEPT,
+    Execute,
+    in_process,
+    run_resumable,
+    run_tasks,
+)
 from rayembed.errors import ArtifactError
 
 Step = Callable[[Path, Execute], DatasetArtifact]
@@ -271,6 +277,45 @@ def test_a_broken_result_of_a_unit_counts_as_missing(tmp_path: Path) -> None:
     assert done == [*"abcd", *"bc"]
     assert run_resumable(str(tmp_path), "count", task, units, in_process) == whole
     assert done == [*"abcd", *"bc"]
+
+
+def test_of_examples_of_all_units_a_few_stay_in_memory(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    def task(unit: Number) -> dict[str, Any]:
+        done.append(unit.key)
+        shown = [
+            {"reason": reason, "row": f"{unit.key} {number}"}
+            for number in range(3)
+            for reason in ("bad", "worse")
+        ]
+        counts = {"rows_in": 6, "rows_out": 0, "rejected": {"bad": 3, "worse": 3}}
+        return {**counts, "examples": shown} if unit.key != "4" else {**counts, "parts": []}
+
+    def kept(results: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+        return [example for result in results for example in result.get("examples", [])]
+
+    units = [Number(str(number)) for number in range(60)]
+    every = kept([task(unit) for unit in units])
+    whole = run_tasks("show", task, units, in_process)
+    assert len(kept(whole)) == 2 * EXAMPLES_KEPT
+    assert kept(whole)[:EXAMPLES_KEPT] == every[:EXAMPLES_KEPT]
+    assert whole[4] == task(units[4])
+    # Some results are there, of units in the middle; others come anew.
+    run_resumable(str(tmp_path), "show", task, units[3:30], in_process)
+    done.clear()
+    resumed = run_resumable(str(tmp_path), "show", task, units, in_process)
+    assert len(done) == 33
+    assert len(kept(resumed)) <= 4 * EXAMPLES_KEPT
+    assert kept(resumed)[:EXAMPLES_KEPT] == every[:EXAMPLES_KEPT]
+    told = [
+        ArtifactWriter(str(tmp_path / name), "records", "d", {}).finish(results, [])
+        for name, results in (("whole", whole), ("resumed", resumed))
+    ]
+    assert told[0].manifest["examples"] == told[1].manifest["examples"] == every[:EXAMPLES_KEPT]
+    assert (
+        told[0].manifest["rejected"] == told[1].manifest["rejected"] == {"bad": 180, "worse": 180}
+    )
 
 
 def test_a_folder_whose_parts_are_gone_is_not_finished(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part, remedy
-from rayembed.data.work_items import Execute, Result, add_up, in_process
+from rayembed.data.work_items import EXAMPLES_KEPT, Execute, Result, add_up, in_process
 from rayembed.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-EXAMPLES_KEPT = 20
 
 _NEEDED = {"fingerprint", "kind", "parts"}
 _TEACHER_DTYPE = "teacher_dtype"

@@ -6,6 +6,7 @@ Data, with the same results and files.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -19,7 +20,11 @@ log = logging.getLogger(__name__)
 
 Result = dict[str, Any]
 """Report of a task on one item, in plain JSON values. Tasks that turn rows into rows report
-`rows_in`, `rows_out` and `rejected` (reason → count); see `add_up`."""
+`rows_in`, `rows_out` and `rejected` (reason → count); see `add_up`. Rows that are shown to people
+are `examples`, each with a `reason`; of those of all items only the first are kept."""
+
+EXAMPLES_KEPT = 20
+"""Examples of a reason that stay in memory, and of all reasons that a manifest shows."""
 
 
 class WorkItem(Protocol):
@@ -83,10 +88,12 @@ def run_resumable(
     finished = _finished(folder)
     name = _result_path("", what, "").rsplit("/", 1)[-1].removesuffix(".json")
     made: dict[str, Result] = {}
+    few = _FewExamples()
     for item in items:
         if f"{name}{item.key}.json" in finished:
             found = _saved_result(_result_path(folder, what, item.key))
-            made |= {} if found is None else {item.key: found}
+            if found is not None:
+                made[item.key] = few.of(found)
     missing = [item for item in items if item.key not in made]
     if made:
         log.info("%s: %d of %d units are there", what, len(items) - len(missing), len(items))
@@ -114,6 +121,28 @@ def run_tasks(
     return shown.results
 
 
+class _FewExamples:
+    """Drops examples of reasons of which the results before had enough.
+
+    A process holds the results of all items, a hundred thousand and more. Manifests show what comes
+    first in the items' order, so that nothing is dropped that would be shown.
+    """
+
+    def __init__(self) -> None:
+        self._kept: Counter[str] = Counter()
+
+    def of(self, result: Result) -> Result:
+        """The result with those of its examples that are kept."""
+        if "examples" not in result:
+            return result
+        kept = []
+        for example in result["examples"]:
+            if self._kept[example["reason"]] < EXAMPLES_KEPT:
+                self._kept[example["reason"]] += 1
+                kept.append(example)
+        return {**result, "examples": kept}
+
+
 class _TimedTask:
     """Wraps a task to give the seconds that it took beside its result."""
 
@@ -133,13 +162,14 @@ class _Done:
         self._what, self._of, self._rows = what, of, 0
         self._created = self._began = time.monotonic()
         self._begun = self._begun_first = 0.0
+        self._few = _FewExamples()
         self.results: list[Result] = []
 
     def add(self, result: Result, seconds: float) -> None:
         """Count a result of a task that took so long."""
         if not self.results:  # without the start of workers
             self._began, self._begun_first = max(self._created, time.monotonic() - seconds), 0.0
-        self.results.append(result)
+        self.results.append(self._few.of(result))
         self._begun = max(self._begun - 1, 0.0)
         self._rows += int(result.get("rows_in", 0))
 

@@ -110,7 +110,7 @@ def find_overlap(
     log.info("overlap %s: %d of %d rows go", name, len(positions), int(keep.sum()))
     if config.negatives:
         log.info("overlap %s: %d negatives go from rows that stay", name, len(removed))
-    examples = some(result["listed"] for result in results)
+    examples = some(result.get("examples", []) for result in results)
     return FoundOverlap(RemovedRows(positions, examples), contained, removed)
 
 
@@ -173,7 +173,7 @@ class FindOverlap:
 
     def __call__(self, item: RowsOfPart) -> Result:
         """Report `overlap` (ascending rows within the part), how many of them are `contained`,
-        `negatives` (row within the part and place) and `listed` examples.
+        `negatives` (row within the part and place) and `examples`.
         """
         index = _index(self.index, self.config)
         columns = ["id", "query", "positives", "origin"]
@@ -193,7 +193,7 @@ class FindOverlap:
             "rows_out": rows,
             "rejected": {},
             "overlap": chosen[gone].tolist(),
-            "listed": examples,
+            "examples": examples,
         }
         if self.config.contained is not None:
             result["contained"] = sum(row["reason"] == CONTAINED for row in listed)

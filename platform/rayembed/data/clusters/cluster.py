@@ -254,7 +254,8 @@ class _Job:
         buckets, _ = exchange(working, what, scatter, items, count, execute)
         blocks = blocks_of(buckets, len(batches), per_part)
         margin = self.config.false_negative_margin
-        gather = GatherBatches(self.writer.parts_folder, buckets, pairs, margin)
+        shown = np.unique(np.linspace(0, len(batches) - 1, _EXAMPLES).astype(int)).tolist()
+        gather = GatherBatches(self.writer.parts_folder, buckets, pairs, margin, tuple(shown))
         return self._run(self.writer.folder, "gather", gather, blocks)
 
     def _run(
@@ -285,8 +286,6 @@ def _of_batches(
     both = np.concatenate([similarity, random])
     edges = np.linspace(both.min(), max(both.max(), both.min() + 1e-3), _BINS + 1)
     count, pairs = len(batches), batches.pairs
-    examples = [queries for result in gathered for queries in result["queries"]]
-    places = np.unique(np.linspace(0, len(examples) - 1, _EXAMPLES).astype(int))
     return {
         "similarity": {
             "mean": round(float(similarity.mean()), 6),
@@ -299,7 +298,7 @@ def _of_batches(
             sum(result["masked"] for result in gathered) / max(1, count * pairs * (pairs - 1)), 6
         ),
         "rows_all_masked": sum(result["alone"] for result in gathered),
-        "example_batches": [examples[place] for place in places],
+        "example_batches": [queries for result in gathered for queries in result["queries"]],
     }
 
 

@@ -20,7 +20,6 @@ from rayembed.data.work_items import Result
 
 _QUERY, _DOCUMENT = "query_vector", "document_vector"
 
-_EXAMPLES = 3
 _QUERIES_OF_EXAMPLE = 10
 _SHOWN_CHARACTERS = 160
 
@@ -52,11 +51,14 @@ class GatherBatches:
     batch_pairs: int
     margin: float | None
     """Margin ε of false negatives; None disables them."""
+    shown: tuple[int, ...] = ()
+    """Batches whose queries are reported, by their numbers."""
 
     def __call__(self, block: Block) -> Result:
-        """Report `parts`, and `similarity`, `masked` pairs, `alone` and `queries` of its batches.
+        """Report `parts`, and `similarity`, `masked` pairs and `alone` of its batches.
 
-        `alone` counts rows of which all other documents of the batch are masked.
+        `alone` counts rows of which all other documents of the batch are masked; `queries` are some
+        of each shown batch.
         """
         table = read_block(self.buckets, block, self.batch_pairs)
         queries, documents = _as_vectors(table[_QUERY]), _as_vectors(table[_DOCUMENT])
@@ -79,7 +81,7 @@ class GatherBatches:
         field = SCHEMA.field("false_negatives")
         table = table.set_column(place, field, pa.array(told, field.type))
         part = write_table(self.folder, records_table(table))
-        examples = np.unique(np.linspace(0, block.num_steps - 1, _EXAMPLES).astype(int))
+        shown = [step - block.first_step for step in self.shown]
         return {
             "parts": [[part.name, part.rows]],
             "similarity": similarity,
@@ -92,7 +94,8 @@ class GatherBatches:
                     .slice(batch * self.batch_pairs, min(_QUERIES_OF_EXAMPLE, self.batch_pairs))
                     .to_pylist()
                 ]
-                for batch in examples.tolist()
+                for batch in shown
+                if 0 <= batch < block.num_steps
             ],
         }
 

@@ -41,7 +41,7 @@ CODE_VERSION = 2
 
 INCONSISTENT = "document not among the top k"
 
-_EXAMPLES = 10
+_EXAMPLES_OF_PART = 10
 _SHOWN_CHARACTERS = 300
 
 
@@ -103,7 +103,6 @@ def _filter(
     keep = KeepConsistent(writer.parts_folder, config.top_k)
     ranked_parts = [RankedPart(part, rank) for part, rank in zip(parts, ranks, strict=True)]
     results = run_resumable(folder, f"filter {name}", keep, ranked_parts, execute)
-    examples = [example for result in results for example in result["dropped"]]
     log.info("filter %s: %d of %d rows stay", name, total - gone, total)
     return writer.finish(
         results,
@@ -113,7 +112,6 @@ def _filter(
         languages=languages,
         teacher_dtype=teacher.dtype,
         ranks=bins,
-        examples=sorted(examples, key=lambda example: str(example["id"]))[:_EXAMPLES],
     )
 
 
@@ -138,7 +136,7 @@ class KeepConsistent:
     top_k: int
 
     def __call__(self, item: RankedPart) -> Result:
-        """Report `parts`, counts, and some `dropped` rows."""
+        """Report `parts`, counts, and `examples` of rows that go."""
         table = read_table(item.part.path)
         stays = item.ranks <= self.top_k
         parts = []
@@ -156,11 +154,14 @@ class KeepConsistent:
                 "rank": rank,
             }
             for row, rank in zip(
-                gone.slice(0, _EXAMPLES).to_pylist(), item.ranks[~stays].tolist(), strict=False
+                gone.slice(0, _EXAMPLES_OF_PART).to_pylist(),
+                item.ranks[~stays].tolist(),
+                strict=False,
             )
         ]
         rows = item.part.rows
-        return {"rows_in": rows, "rows_out": rows, "rejected": {}, "parts": parts, "dropped": shown}
+        counts = {"rows_in": rows, "rows_out": rows, "rejected": {}}
+        return {**counts, "parts": parts, "examples": shown}
 
 
 def _rows_of(counted: Sequence[Result]) -> dict[Language, int]:

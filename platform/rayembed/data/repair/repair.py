@@ -106,7 +106,7 @@ def _told(results: Sequence[Result], action: Action) -> dict[str, Any]:
         false.update(result["false"])
         unjudged.update(result["unjudged"])
     rows_in = sum(result["rows_in"] for result in results)
-    unusable = [one for result in results for one in result["unusable"]]
+    unusable = [one for result in results for one in result.get("examples", [])]
     return {
         "action": action,
         "judged_rows": total["judged_rows"],
@@ -122,6 +122,7 @@ def _told(results: Sequence[Result], action: Action) -> dict[str, Any]:
             "before": round(total["before"] / max(rows_in, 1), 3),
             "after": round(total["after"] / max(total["rows_out"], 1), 3),
         },
+        "examples": [],  # no row is rejected
         **({"unusable_answers": unusable[:_UNUSABLE_SHOWN]} if unusable else {}),
     }
 
@@ -183,7 +184,7 @@ class RepairPart:
             "counts": self._counts(pairs, made, done),
             "false": dict(Counter(v.reason for _, v in pairs for _ in v.false)),
             "unjudged": dict(Counter(v.problem for _, v in pairs if v.problem)),
-            "unusable": [
+            "examples": [
                 {"reason": v.problem, "query": _shown(r.query), "answer": v.answer}
                 for r, v in pairs
                 if v.answer

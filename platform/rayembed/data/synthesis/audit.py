@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from rayembed.config.synthesis import PairKind
-from rayembed.data.artifacts import EXAMPLES_KEPT
 from rayembed.data.hashes import text_hash
 from rayembed.data.records import Record
 from rayembed.data.synthesis.answers import count_words
 from rayembed.data.synthesis.requests import Answer
+from rayembed.data.work_items import EXAMPLES_KEPT
 
 _QUANTILES = {"least": 0.0, "median": 0.5, "p90": 0.9, "most": 1.0}
 

@@ -13,12 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rayembed.config.data import DatasetConfig
-from rayembed.data.artifacts import (
-    EXAMPLES_KEPT,
-    ArtifactWriter,
-    DatasetArtifact,
-    PipelineContext,
-)
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.audit import write_folder_audit
 from rayembed.data.hashes import seeded_hash, text_hash
 from rayembed.data.parts import Part, write_part
@@ -30,6 +25,7 @@ from rayembed.data.sources.rows import BadRow, read_rows
 from rayembed.data.synthesis.answers import RejectedAnswer, json_objects, no_json, normalised
 from rayembed.data.synthesis.questions import Interview, Question, asker, check_failed, cut
 from rayembed.data.synthesis.requests import REQUESTS_PER_GROUP, Answer, Ask
+from rayembed.data.work_items import EXAMPLES_KEPT
 from rayembed.errors import DataError
 
 if TYPE_CHECKING:
