@@ -111,34 +111,36 @@ def _converted(batch: pa.Table) -> pa.Table:
 @contextmanager
 def measured(what: str) -> Iterator[None]:
     """Print CPU seconds of this process and all below it, and the peak of their memory."""
-    peak, stop = [0.0], threading.Event()
+    peak, stop, seen = [0.0], threading.Event(), dict[psutil.Process, float]()
 
     def look() -> None:
         while not stop.wait(1.0):
+            _cpu(seen)
             sizes = _of_all(lambda process: process.memory_full_info().pss)
-            peak[0] = max(peak[0], sum(sizes) / 2**20)
+            peak[0] = max(peak[0], sum(sizes.values()) / 2**20)
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    before = _cpu()
+    before = _cpu(seen)
     yield
-    spent = _cpu() - before
     stop.set()
     thread.join()
+    spent = _cpu(seen) - before
     print(f"{what}: {spent:.1f} CPU-seconds, peak memory {peak[0]:,.0f} MiB", flush=True)
 
 
-def _of_all(value: Callable[[psutil.Process], float]) -> list[float]:
-    found = []
+def _of_all(value: Callable[[psutil.Process], float]) -> dict[psutil.Process, float]:
+    found = {}
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with suppress(psutil.Error):
-            found.append(value(process))
+            found[process] = value(process)
     return found
 
 
-def _cpu() -> float:
-    # Of processes that have ended their parents tell.
-    return sum(_of_all(lambda process: sum(process.cpu_times()[:4])))
+def _cpu(seen: dict[psutil.Process, float]) -> float:
+    # Of a process that has ended counts what was seen last: not all have a parent that tells.
+    seen |= _of_all(lambda process: sum(process.cpu_times()[:2]))
+    return sum(seen.values())
 
 
 def told(folder: Path, kinds: tuple[str, ...] = ("*.parquet",)) -> str:
@@ -289,24 +291,21 @@ def compare_vectors(root: Path, rows: int, files: int) -> None:
     (root / "teacher").mkdir(parents=True)
     config = write_teacher(root / "teacher")
     parts = write_parts(root / "records", rows, files)
-    rows_of_part = parts[0].rows
+    whole = parts[0].rows
     ways: dict[str, Callable[..., None]] = {
         "units": vectors_by_units,
-        f"stream in {_BATCH}": partial(vectors_by_stream, batch_size=_BATCH),
-        "stream in parts": partial(vectors_by_stream, batch_size=rows_of_part),
-        "stream with checkpoints": partial(
-            vectors_by_stream, batch_size=rows_of_part, checkpoints=True
-        ),
+        f"stream-in-{_BATCH}": partial(vectors_by_stream, batch_size=_BATCH),
+        "stream-in-parts": partial(vectors_by_stream, batch_size=whole),
+        "stream-with-checkpoints": partial(vectors_by_stream, batch_size=whole, checkpoints=True),
     }
-    names = {name: name.replace(" ", "-") for name in ways}
     warm = CountedTeacher(str(root / "warm.json"))
     for name, way in ways.items():
-        way(parts[:1], root / "warm" / names[name], config, warm)
+        way(parts[:1], root / "warm" / name, config, warm)
     apart = {"in another folder": "other", "fails half-way": "cut", "goes on": "cut"}
     for name, way in ways.items():
         for run in ("first run", "again", *apart):
-            folder = root / f"{names[name]}-{apart.get(run, 'first')}"
-            fails = rows + rows_of_part if "fails" in run else None
+            folder = root / f"{name}-{apart.get(run, 'first')}"
+            fails = rows + whole if "fails" in run else None
             load = CountedTeacher(f"{folder}.{run}.json", fails)
             began = time.monotonic()
             failing = suppress(Exception) if fails else nullcontext()
@@ -317,8 +316,8 @@ def compare_vectors(root: Path, rows: int, files: int) -> None:
             print(f"    {time.monotonic() - began:.1f} s, {done}", flush=True)
             print(f"    {told(folder, ('vectors/**/*.np?', 'vectors/**/*.parquet'))}", flush=True)
     wanted = vectors_of_units(parts, root / "units-first")
-    for name in list(ways)[1:]:
-        print(f"{name}: {apart_from(wanted, root / f'{names[name]}-other')}", flush=True)
+    for name in [*ways][1:]:
+        print(f"{name}: {apart_from(wanted, root / f'{name}-other')}", flush=True)
 
 
 def vectors_of_units(parts: list[Part], folder: Path) -> dict[str, np.ndarray]:
@@ -410,8 +409,10 @@ def main() -> None:
         if asked.vectors:
             compare_vectors(root / "embedding", asked.vectors, asked.files)
             for width in (384, 4096):
-                seconds = beside_the_teacher(root, 8192, width)
-                print(f"reading and writing a part of 8,192 rows × {width}: {seconds:.2f} s")
+                beside = beside_the_teacher(root, 8192, width)
+                print(
+                    f"a part of 8,192 rows beside the teacher, {width} dimensions: {beside:.2f} s"
+                )
         if asked.tiny:
             compare_tiny(asked.tiny)
 
