@@ -336,9 +336,8 @@ def apart_from(wanted: dict[str, np.ndarray], folder: Path) -> str:
     table = pq.read_table(folder / "vectors")
     assert sorted(table["id"].to_pylist()) == sorted(wanted)
     of_units = np.stack([wanted[name] for name in table["id"].to_pylist()]).astype(np.float32)
-    of_stream = [
-        table[name].combine_chunks().flatten().to_numpy() for name in table.column_names[1:]
-    ]
+    columns = [table[name].combine_chunks() for name in table.column_names[1:]]
+    of_stream = [column.flatten().to_numpy() for column in columns]
     both = np.stack([flat.reshape(len(table), -1) for flat in of_stream], axis=1).astype(np.float32)
     most = np.abs(both - of_units).max()
     assert most < 1e-3, most
