@@ -231,7 +231,9 @@ def test_the_number_and_order_of_parts_change_nothing(
 def test_centroids_are_read_once_by_a_process_and_not_for_each_part(tmp_path: Path, monkeypatch):
     read = []
     mapped = tasks.map_array
-    monkeypatch.setattr(tasks, "map_array", lambda path: read.append(path) or mapped(path))
+    monkeypatch.setattr(
+        tasks, "map_array", lambda path, remedy: read.append(path) or mapped(path, remedy)
+    )
     rows = before(tmp_path, made_up(), 40)
     assert len(rows.parts) > 4
     make_clustered(at(tmp_path), dataset(), rows)

@@ -3,21 +3,18 @@ every step is refused with its path and what to do, or made again, and nothing e
 """
 
 import json
-import random
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.fs
 import pytest
 from data_job import prepared, write_inputs
+from garbling import check_garbled, garbled
 
 from rayembed.data.artifacts import ArtifactWriter
 from rayembed.data.work_items import in_process
-from rayembed.errors import ArtifactError, StorageError
 
 READ_IN_A_FRESH_JOB = {
     "parts": r"parts/part-\w+\.parquet",
@@ -58,37 +55,6 @@ READ_BY_PEOPLE = r"audit\.(html|md)|clusters\.png|removed/.*\.parquet"
 DAMAGES = ("flip", "cut")
 RESULTS = r"units/[^/]+\.json"
 CUT = ("parts", "part indexes", "near-duplicates", "vectors", "mining's examples")
-
-
-class Garbling:
-    """A local filesystem that gives files of some names with one bit changed, or cut off."""
-
-    def __init__(self, pattern: str, damage: str) -> None:
-        self.pattern, self.damage = re.compile(pattern), damage
-        self.seen: set[str] = set()
-        self._real = pyarrow.fs.LocalFileSystem()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def open_input_file(self, path: str) -> Any:
-        return self._garbled(path) or self._real.open_input_file(path)
-
-    def open_input_stream(self, path: str, **options: Any) -> Any:
-        return self._garbled(path) or self._real.open_input_stream(path, **options)
-
-    def _garbled(self, path: str) -> Any:
-        if not self.pattern.search(path):
-            return None
-        self.seen.add(path)
-        content = bytearray(Path(path).read_bytes())
-        rng = random.Random(Path(path).name)
-        if self.damage == "cut":
-            del content[rng.randrange(len(content)) :]
-        else:
-            bit = rng.randrange(8 * len(content))
-            content[bit // 8] ^= 1 << bit % 8
-        return pa.BufferReader(bytes(content))
 
 
 def contents(storage: Path) -> dict[str, Any]:
@@ -142,27 +108,12 @@ def test_all_files_of_the_job_are_of_a_kind_that_is_tried(undisturbed) -> None:
     ],
 )
 def test_no_garbled_file_gives_other_records(
-    kind: str, damage: str, job: str, root: Path, undisturbed, tmp_path: Path, monkeypatch
+    kind: str, damage: str, job: str, root: Path, undisturbed, tmp_path: Path
 ) -> None:
     if job == "finished":
         shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
     kinds = READ_IN_A_FRESH_JOB if job == "fresh" else READ_IN_A_FINISHED_JOB
-    garbling = Garbling(kinds[kind], damage)
-    with monkeypatch.context() as patch:
-        patch.setattr(pyarrow.fs, "LocalFileSystem", lambda: garbling)
-        try:
-            records = prepared(root, tmp_path)
-            error = None
-        except ArtifactError as raised:
-            records, error = None, raised
-    assert garbling.seen, "the job reads no such file"
-    if error is None:
-        assert damage == "flip", "a part of a file is never the whole"
-        assert records == undisturbed[1]
-    else:
-        assert any(repr(path) in str(error) for path in garbling.seen), error
-        assert "Remove" in str(error)
-        assert not isinstance(error, StorageError), "no later try helps"
+    check_garbled(kinds[kind], damage, lambda: prepared(root, tmp_path), undisturbed[1])
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -174,9 +125,7 @@ def test_units_with_garbled_results_are_done_again(
     shutil.rmtree(storage / "plans")
     for manifest in storage.rglob("manifest.json"):
         manifest.unlink()
-    garbling = Garbling(RESULTS, damage)
-    with monkeypatch.context() as patch:
-        patch.setattr(pyarrow.fs, "LocalFileSystem", lambda: garbling)
+    with garbled(RESULTS, damage) as garbling, monkeypatch.context() as patch:
         patch.setattr(ArtifactWriter, "_remove_working", lambda self: None)
         assert prepared(root, storage) == undisturbed[1]
     assert len(garbling.seen) > 20

@@ -15,7 +15,7 @@ import numpy as np
 
 from rayembed.assets.sealing import SEAL_BYTES, check_seal, seal_of
 from rayembed.assets.storage import read_bytes, write_atomic
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, StorageError
 
 _ONE_AT_A_TIME = threading.Lock()
 """Held while NumPy reads headers: it has Python parse them, of which two threads at a time end in a
@@ -35,27 +35,28 @@ def load_array(path: str, remedy: str = REMEDY) -> np.ndarray:
     """Load an array written by `save_array`.
 
     Args:
-        remedy: what to do where the file is broken.
+        remedy: what to do where the file is missing or broken.
 
     Raises:
         ArtifactError: the file is missing, or not what was written.
         StorageError: the storage does not give it.
     """
-    content = read_bytes(path)
-    with _told(path, remedy):
-        file = _unsealed(content)
-        with _ONE_AT_A_TIME:
-            return np.asarray(np.load(file))
+    file = _unsealed(path, remedy)
+    with _told(path, remedy), _ONE_AT_A_TIME:
+        return np.asarray(np.load(file))
 
 
-def map_array(path: Path) -> np.ndarray:
+def map_array(path: Path, remedy: str = REMEDY) -> np.ndarray:
     """An array of a local file written by `save_array`, mapped for reading: what is read of it
     stays in memory as long as there is room. The file is read whole once, to be checked.
+
+    Args:
+        remedy: as of `load_array`.
 
     Raises:
         ArtifactError: as `load_array`.
     """
-    with _told(str(path), REMEDY):
+    with _told(str(path), remedy):
         try:
             with (
                 path.open("rb") as file,
@@ -65,7 +66,7 @@ def map_array(path: Path) -> np.ndarray:
             ):
                 check_seal(content, bytes(view[-SEAL_BYTES:]))
         except FileNotFoundError as error:
-            raise ArtifactError(f"the file {str(path)!r} is missing. {REMEDY}") from error
+            raise ArtifactError(f"the file {str(path)!r} is missing. {remedy}") from error
         with _ONE_AT_A_TIME:
             array: np.ndarray = np.load(path, mmap_mode="r")
         return array
@@ -80,11 +81,9 @@ def save_arrays(path: str, **arrays: np.ndarray) -> None:
 
 def load_arrays(path: str, remedy: str = REMEDY) -> dict[str, np.ndarray]:
     """Load arrays written by `save_arrays`, by name; raises as `load_array`."""
-    content = read_bytes(path)
-    with _told(path, remedy):
-        file = _unsealed(content)
-        with _ONE_AT_A_TIME, np.load(file) as loaded:
-            return dict(loaded)
+    file = _unsealed(path, remedy)
+    with _told(path, remedy), _ONE_AT_A_TIME, np.load(file) as loaded:
+        return dict(loaded)
 
 
 def _write(path: str, buffer: io.BytesIO) -> None:
@@ -92,9 +91,16 @@ def _write(path: str, buffer: io.BytesIO) -> None:
     write_atomic(path, content + seal_of(content))
 
 
-def _unsealed(content: bytes) -> io.BytesIO:
-    view = memoryview(content)
-    check_seal(view[:-SEAL_BYTES], view[-SEAL_BYTES:])
+def _unsealed(path: str, remedy: str) -> io.BytesIO:
+    """Content of a file without its seal; raises as `load_array`."""
+    try:
+        view = memoryview(read_bytes(path))
+    except StorageError:
+        raise
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}. {remedy}") from error
+    with _told(path, remedy):
+        check_seal(view[:-SEAL_BYTES], view[-SEAL_BYTES:])
     return io.BytesIO(view[:-SEAL_BYTES])
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayembed.assets.clients import is_unanswered, why
-from rayembed.assets.sealing import SEAL_BYTES, check_seal, seal_of
+from rayembed.assets.sealing import SEAL_BYTES, check_seal, is_seal, seal_of
 from rayembed.assets.storage import open_storage, read_bytes
 from rayembed.errors import ArtifactError, StorageError
 
@@ -151,6 +151,36 @@ def _sealed_footer(file: pa.NativeFile) -> pq.FileMetaData:
     Raises:
         ValueError: it is not what was written, or the file is none of `parquet_bytes`.
     """
+    seal, footer = _end_of(file)
+    check_seal(footer, seal)
+    return _parsed(footer)
+
+
+def _footer_of_any(file: pa.NativeFile) -> pq.FileMetaData | None:
+    """Read the footer of a file that others may have written, whose footer has no seal; None: Arrow
+    shall read it, and say what is wrong with it.
+
+    Raises:
+        pyarrow.ArrowInvalid: it has a seal and is not what was written.
+    """
+    try:
+        seal, footer = _end_of(file)
+    except ValueError:
+        return None
+    if is_seal(seal):
+        try:
+            check_seal(footer, seal)
+        except ValueError as error:
+            raise pa.ArrowInvalid(str(error)) from error
+    return _parsed(footer)
+
+
+def _end_of(file: pa.NativeFile) -> tuple[bytes, bytes]:
+    """What stands where a seal would, and the footer to the file's end.
+
+    Raises:
+        ValueError: it does not end as a file with both does.
+    """
     size = file.size()
     end = file.read_at(min(size, _READ_AT_ONCE), max(0, size - _READ_AT_ONCE))
     if end[-len(_MAGIC) :] != _MAGIC:
@@ -160,8 +190,10 @@ def _sealed_footer(file: pa.NativeFile) -> pq.FileMetaData:
         raise ValueError(f"its footer should have {length:,} bytes, the file has {size:,}")
     if len(end) < SEAL_BYTES + length:
         end = file.read_at(SEAL_BYTES + length, size - SEAL_BYTES - length)
-    footer = end[-length:]
-    check_seal(footer, end[-length - SEAL_BYTES : -length])
+    return end[-length - SEAL_BYTES : -length], end[-length:]
+
+
+def _parsed(footer: bytes) -> pq.FileMetaData:
     return pq.read_metadata(pa.BufferReader(_MAGIC + footer))
 
 
@@ -173,13 +205,17 @@ def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
     """Open a Parquet file for reading.
 
     Args:
-        source: an open file, or a buffer. Pages that have a checksum are checked by it.
+        source: an open file. Pages that have a checksum are checked by it, a footer that has a seal
+            by that.
         options: of `pyarrow.parquet.ParquetFile`.
 
     Raises:
-        pyarrow.ArrowInvalid: it is none, or a column has a type as the module names them.
+        pyarrow.ArrowInvalid: it is none, its footer is not what was written, or a column has a type
+            as the module names them.
         OSError: it cannot be read.
     """
+    if "metadata" not in options:  # read once, here or by Arrow
+        options["metadata"] = _footer_of_any(source)
     file = pq.ParquetFile(source, page_checksum_verification=True, **options)
     check_plain(file.schema_arrow)
     return file

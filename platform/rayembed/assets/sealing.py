@@ -10,6 +10,11 @@ _MARK = b"xxh3-128"
 SEAL_BYTES = len(_MARK) + 16
 
 
+def is_seal(content: bytes | memoryview) -> bool:
+    """Whether some bytes begin as a seal does."""
+    return bytes(content[: len(_MARK)]) == _MARK
+
+
 def seal_of(content: bytes | memoryview) -> bytes:
     """Seal of some bytes: a mark, then their xxh3-128."""
     return _MARK + xxhash.xxh3_128_digest(content)
@@ -21,7 +26,7 @@ def check_seal(content: bytes | memoryview, seal: bytes | memoryview) -> None:
     Raises:
         ValueError: it is not, so a bit of either has changed; or there is none.
     """
-    if seal[: len(_MARK)] != _MARK:
+    if not is_seal(seal):
         raise ValueError("it has no digest, so an earlier version wrote it or it was changed since")
     if bytes(seal) != seal_of(content):
         raise ValueError("its content is not what was written: the digest is another")

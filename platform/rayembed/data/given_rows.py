@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.errors import DataError
 
@@ -32,11 +32,9 @@ def rows_file(rows: Rows, storage: str) -> str:
         text = str(rows)
         return text if "://" in text else str(Path(text).expanduser().absolute())
     table = table_of_rows(rows)
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, write_page_checksum=True)
-    data = sink.getvalue().to_pybytes()
+    data = parquet_bytes(table)
     path = join(storage, "data", _PLACE, f"{hashlib.sha256(data).hexdigest()[:16]}.parquet")
-    # Its footer has no checksum; what it should be is at hand.
+    # What it should be is at hand: a file that has changed since is written anew.
     if not exists(path) or read_bytes(path) != data:
         write_atomic(path, data)
     return path

@@ -200,7 +200,10 @@ def _clusters(path: str, _: str, in_groups: bool) -> tuple[np.ndarray, Groups | 
     """Centroids and their groups, read once by each process and not for each part; those on a disk
     of this machine are mapped, so that its processes share them. Raises as `load_made`.
     """
-    found = load_made(path) if is_remote(path) else map_array(Path(open_storage(path)[1]))
+    if is_remote(path):
+        found = load_made(path)
+    else:
+        found = map_array(Path(open_storage(path)[1]), remedy(path))
     return found, load_groups(path) if in_groups else None
 
 

@@ -18,6 +18,7 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import HeldOut, HeldOutFraction, HeldOutGroups, HeldOutIds
 from rayembed.data.artifacts import ArtifactWriter, PipelineContext
 from rayembed.data.hashes import seeded_keys, text_hash
+from rayembed.data.parts import remedy
 from rayembed.data.sources.accepted import accept, told_of
 from rayembed.data.sources.tasks import HeldOut as Banned
 from rayembed.data.sources.tasks import HeldOutRows, RecordWriter
@@ -109,7 +110,8 @@ def choose(
         # Bad rows are told as conversion tells them, before too few documents are.
         made = sum(result["rows_used"] for result in results)
         accept(dataset, {**told_of(results), "records_made": made})
-        return (load_arrays(join(folder, result["file"])) for result in results)
+        paths = (join(folder, result["file"]) for result in results)
+        return (load_arrays(path, remedy(path)) for path in paths)
 
     def ranked(of: Literal["documents", "groups"], most: int | None, seed: int) -> np.ndarray:
         merged = _NONE

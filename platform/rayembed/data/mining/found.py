@@ -9,6 +9,7 @@ Q queries, k candidates.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from rayembed.data.hashes import seeded_keys
 from rayembed.data.index import read_column
 from rayembed.data.mining.corpus import CorpusFiles, open_corpus
 from rayembed.data.mining.cut import Shard
-from rayembed.data.parts import Part
+from rayembed.data.parts import Part, remedy
 from rayembed.data.vectors.embed import Vectors
 from rayembed.data.work_items import Result
 from rayembed.search.exact import TopK, merged_top_k, top_k, top_k_of_blocks
@@ -154,7 +155,8 @@ class CorpusSearch:
     def _merged(self, unit: MineUnit, vectors: Vectors) -> list[TopK]:
         best: TopK | None = None
         for number in range(len(self.shards)):
-            loaded = load_arrays(self._found(unit, number, vectors))
+            path = self._found(unit, number, vectors)
+            loaded = load_arrays(path, remedy(path))
             found = loaded["scores"], loaded["ids"]
             best = found if best is None else merged_top_k(best, found)
         assert best is not None
@@ -167,7 +169,8 @@ class CorpusSearch:
             (np.full(one, -np.inf, np.float32), np.full(one, NO_RESULT)) for one in shape
         ]
         for number, shard in enumerate(self.shards):
-            index = read_copied(self._index(number, vectors), load_array)
+            path = self._index(number, vectors)
+            index = read_copied(path, partial(load_array, remedy=remedy(path)))
             if not len(index):  # texts that stand in several parts leave the last shards empty
                 continue
             opened = self.search.open(index.tobytes())

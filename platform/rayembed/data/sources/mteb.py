@@ -12,6 +12,7 @@ from rayembed.data.sources.classes import ClassesSource, LabelForm
 from rayembed.data.sources.file_rows import Conversion, FileRows, ResolvedDataset
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.data.sources.sts import STSSource
+from rayembed.errors import ArtifactError, DataError
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
@@ -67,6 +68,7 @@ class MtebSource(Source):
     def convert(self, conversion: Conversion) -> list[Result]:
         """Write the split as Parquet files, and convert them as their kind of source does."""
         from rayembed.assets.storage import join
+        from rayembed.data.parts import remedy
         from rayembed.data.sources.files import list_pieces
         from rayembed.data.sources.mteb_tasks import StageTask
         from rayembed.data.work_items import in_process
@@ -76,7 +78,10 @@ class MtebSource(Source):
         here = replace(conversion, context=replace(conversion.context, execute=in_process))
         here.prepare("stage", StageTask(folder), [self._split])
         source = self._of_files(folder)
-        pieces = [replace(piece, origins="origin") for piece in list_pieces(folder)]
+        try:
+            pieces = [replace(piece, origins="origin") for piece in list_pieces(folder)]
+        except DataError as error:
+            raise ArtifactError(f"{error}. {remedy(f'{folder}/')}") from error
         dataset = conversion.dataset.model_copy(update={"source": source})
         return source.convert(replace(conversion, dataset=dataset, files={"path": pieces}))
 

@@ -23,6 +23,7 @@ import yaml
 from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.reading import open_source, reading_errors
 from rayembed.config.settings import nearest
+from rayembed.data.parts import remedy
 from rayembed.data.sources.cells import is_unicode, level_of
 from rayembed.data.sources.files import FilePiece
 from rayembed.errors import ArtifactError, ConfigError
@@ -85,7 +86,10 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
             case "text":
                 yield from _read_texts(piece, errors)
     except errors as error:
-        raise ArtifactError(f"cannot read the rows {piece.path!r}: {error}") from error
+        # Files of rows with origins of their own are a step's, which it makes anew.
+        advice = "" if piece.origins is None else f". {remedy(piece.path)}"
+        told = f"cannot read the rows {piece.path!r}: {error}{advice}"
+        raise ArtifactError(told) from error
 
 
 def check_columns(

@@ -48,7 +48,7 @@ from rayembed.data.vectors.embed import PartItem, Vectors, embed_parts, finite, 
 from rayembed.data.vectors.lookup import KIND, ROLES, VERSION
 from rayembed.data.vectors.teacher import Encoder
 from rayembed.data.vectors.text_index import TextIndex
-from rayembed.data.work_items import Result, run_resumable
+from rayembed.data.work_items import Result, run_tasks
 
 log = logging.getLogger(__name__)
 
@@ -95,13 +95,18 @@ def make_store(
     if (found := writer.existing()) is not None:
         if _is_whole(context, found):
             return found
-        log.info("%s: vectors that it tells of are gone; they are made anew", found.folder)
+        log.info("%s: files that it tells of are gone; they are made anew", found.folder)
         remove_file(join(found.folder, MANIFEST))
     return writer.get_or_make(lambda: _make(context, writer, chains, num_negatives, teacher))
 
 
 def _is_whole(context: PipelineContext, store: DatasetArtifact) -> bool:
-    """Whether all files of vectors are there: those below `data/vectors` may be removed."""
+    """Whether all of its files are there: those of vectors, and any that is broken, may be removed
+    alone.
+    """
+    own = set(list_files(store.folder, recursive=False))
+    if not own.issuperset(name for role in ROLES for name in TextIndex.files(role)):
+        return False
     told = dict(file for role in ROLES for file in store.manifest["files"][role])
     data = join(context.storage, "data")
     folders = {path.rpartition("/")[0] for path in told}
@@ -147,10 +152,10 @@ def _make(
         num_negatives,
         context.teacher_loader.load,
     )
-    # Named by what is there already: what was left beside other files is not what is left now.
-    what = f"further {writer.dataset} {fingerprint([part.digest for part in parts])}"
+    # No results are kept: the files themselves tell what is done, whoever removes some.
     items = [PartItem(part) for part in last.values()]
-    results = run_resumable(working, what, task, items, context.execute, "gpu or machine")
+    what = f"further {writer.dataset}"
+    results = run_tasks(what, task, items, context.execute, "gpu or machine")
     for role in ROLES:
         names = [result[role] for result in results if result[role]]
         files[role] += [further_file(vectors.folder, name) for name in names]
@@ -229,7 +234,7 @@ class EmbedFurther:
             hashes = np.array(list(texts), dtype=np.int64)
             left = hashes[~_loaded(self.working, role).find(hashes)[1]]
             names[role] = further_name(item.key, role, left) if len(left) else ""
-            if not names[role] or exists(further_file(self.folder, names[role]).path):
+            if not names[role] or self._has(names[role]):
                 continue
             found, there = self._copied(left, role)
             missing = [texts[one] for one in left[~there].tolist()]
@@ -241,9 +246,13 @@ class EmbedFurther:
             assert found is not None
             counts["copied"] += int(there.sum())
             counts["embedded"] += len(missing)
-            save_array(join(self.folder, f"{names[role]}{_TEXTS}"), left)
+            save_array(_texts_path(self.folder, names[role]), left)
             save_array(further_file(self.folder, names[role]).path, found)
         return {"rows_in": rows, "rows_out": rows, "rejected": {}, **counts, **names}
+
+    def _has(self, name: str) -> bool:
+        paths = further_file(self.folder, name).path, _texts_path(self.folder, name)
+        return all(map(exists, paths))
 
     def _copied(self, hashes: np.ndarray, role: Role) -> tuple[np.ndarray | None, np.ndarray]:
         """Vectors of texts, of which those stand elsewhere that the mask (n,) tells; None: none."""
@@ -303,20 +312,25 @@ def further_name(part: str, role: Role, hashes: np.ndarray) -> str:
 
 def further_file(folder: str, name: str) -> VectorFile:
     """The file of that name."""
-    texts = join(folder, f"{name}{_TEXTS}")
-    return VectorFile(join(folder, f"{name}.npy"), partial(load_array, texts))
+    return VectorFile(join(folder, f"{name}.npy"), partial(load_array, _texts_path(folder, name)))
+
+
+def _texts_path(folder: str, name: str) -> str:
+    return join(folder, f"{name}{_TEXTS}")
 
 
 def _of_other_stages(vectors: Vectors, parts: Collection[str]) -> list[VectorFile]:
     """Files with vectors of documents that other stages, or other numbers of negatives, needed of
     the same parts.
     """
+    there = set(list_files(vectors.folder, recursive=False))
     found = []
-    for name in sorted(list_files(vectors.folder, recursive=False)):
+    for name in sorted(there):
         part, _, rest = name.partition(".")
-        further = rest.startswith(f"{_FURTHER}-document-") and not rest.endswith(_TEXTS)
-        if part in parts and further:
-            found.append(further_file(vectors.folder, name.removesuffix(".npy")))
+        if part in parts and rest.startswith(f"{_FURTHER}-document-") and rest.endswith(_TEXTS):
+            further = name.removesuffix(_TEXTS)
+            if f"{further}.npy" in there:
+                found.append(further_file(vectors.folder, further))
     return found
 
 
