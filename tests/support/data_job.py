@@ -23,7 +23,47 @@ SEARCHES = {
     "corpus": "beir/corpus.jsonl",
     "queries": "beir/queries.jsonl",
 }
+RESULTS, LOCKS = r"units/[^/]+\.json", r"plans/[^/]+\.lock"
 EVALUATION = "which colour has the number eleven on the seventh wall of the old house"
+
+READ_IN_A_FRESH_JOB = {
+    "parts": r"parts/part-\w+\.parquet",
+    "part indexes": r"parts/part-\w+\.index\.npz",
+    "documents to mine from": r"data/documents/.*\.parquet",
+    "held-out choice": r"chosen/.*\.npz",
+    "held-out texts": r"held_out/[^/]+/texts\.npz",
+    "held-out set": r"held_out/[^/]+/beir/.*\.(jsonl|tsv)",
+    "scattered judgements": r"scattered/(documents|judgements|queries)/\w+\.arrow",
+    "needed ids": r"scattered/needed-[\w-]+\.npy",
+    "class examples": r"examples/(examples|merged|further)-\w+\.parquet",
+    "near-duplicates": r"near-duplicates/\w+-\d+/\d+/\d+\.arrow",
+    "compared pairs": r"\.compared\.npy",
+    "candidate pairs": r"\.pairs\.npy",
+    "similar pairs": r"\.similar\.parquet",
+    "evaluation texts": r"evaluation-texts/texts\.parquet",
+    "index of evaluation texts": r"evaluation-texts/index\.npz",
+    "n-grams of evaluation texts": r"evaluation-texts/grams\.npz",
+    "filter's rows": r"shards/\w+-\d+/\d+/\d+\.arrow",
+    "filter's ranks": r"ranks/\d+\.npz",
+    "vectors": r"vectors/\w+/\w+\.(queries|documents)\.npy",
+    "vectors' texts": r"vectors/\w+/\w+\.index\.npz",
+    "mining's examples": r"mined/[^/]+/working/\w+\.json",
+    "centroids": r"centroids-\d+\.npy",
+    "assigned clusters": r"assigned/\w+\.npy",
+    "rows by cluster": r"clustered/[^/]+/working/\w+-\d+/\d+/\d+\.arrow",
+    "places in batches": r"working/places/\w+\.arrow",
+    "teacher's type": r"working/teacher_dtype",
+    "plan": r"plans/[^/]+/steps-\d+\.parquet",
+    "plan's manifest": r"plans/[^/]+/manifest\.json",
+}
+
+READ_IN_A_FINISHED_JOB = {
+    "manifests": r"data/[^/]+/[^/]+/manifest\.json",
+    "held-out set": r"held_out/[^/]+/beir/.*\.(jsonl|tsv)",
+    "plan": r"plans/[^/]+/steps-\d+\.parquet",
+}
+
+READ_BY_PEOPLE = r"audit\.(html|md)|clusters\.png|removed/.*\.parquet|rejected\.jsonl"
 
 
 def load(config: Any, weights: str, device: str) -> Any:

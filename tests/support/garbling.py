@@ -18,8 +18,8 @@ from rayembed.errors import ArtifactError, StorageError
 class Garbling:
     """A local filesystem that gives files of some names with one bit changed, or cut off."""
 
-    def __init__(self, pattern: str, damage: str) -> None:
-        self.pattern, self.damage = re.compile(pattern), damage
+    def __init__(self, pattern: str, damage: str, seed: str) -> None:
+        self.pattern, self.damage, self.seed = re.compile(pattern), damage, seed
         self.seen: set[str] = set()
         self._real = pyarrow.fs.LocalFileSystem()
 
@@ -36,7 +36,8 @@ class Garbling:
         if not self.pattern.search(path):
             return None
         self.seen.add(path)
-        return pa.BufferReader(damaged(Path(path).read_bytes(), self.damage, Path(path).name))
+        place = self.seed + Path(path).name
+        return pa.BufferReader(damaged(Path(path).read_bytes(), self.damage, place))
 
 
 def damaged(content: bytes, damage: str, seed: str) -> bytes:
@@ -51,19 +52,21 @@ def damaged(content: bytes, damage: str, seed: str) -> bytes:
 
 
 @contextmanager
-def garbled(pattern: str, damage: str) -> Iterator[Garbling]:
+def garbled(pattern: str, damage: str, seed: str = "") -> Iterator[Garbling]:
     """Garble what is read of local files whose path matches."""
-    garbling = Garbling(pattern, damage)
+    garbling = Garbling(pattern, damage, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pyarrow.fs, "LocalFileSystem", lambda: garbling)
         yield garbling
 
 
-def check_garbled(pattern: str, damage: str, job: Callable[[], Any], wanted: Any) -> bool:
+def check_garbled(
+    pattern: str, damage: str, job: Callable[[], Any], wanted: Any, seed: str = ""
+) -> bool:
     """Check what a job makes of garbled files: what it made before, or an error that names the file
     and what to do, which helps. Whether it was refused.
     """
-    with garbled(pattern, damage) as garbling:
+    with garbled(pattern, damage, seed) as garbling:
         try:
             made = job()
             error = None

@@ -16,6 +16,7 @@ import pytest
 from made_up_records import made_up_records
 
 from rayembed.assets.array_files import load_array, save_array
+from rayembed.data.given_rows import rows_file
 from rayembed.data.index import index_chunks
 from rayembed.data.parts import SCHEMA, Part, read_records, read_table, write_part
 from rayembed.data.plan.batch_plan import BatchPlan, write_manifest
@@ -23,8 +24,10 @@ from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Record
 from rayembed.data.shuffle import read_bucket, write_buckets
+from rayembed.data.sources.files import list_pieces
+from rayembed.data.sources.rows import read_rows
 from rayembed.data.vectors.embed import Vectors, texts_of
-from rayembed.errors import ArtifactError, StorageError, StorageFullError
+from rayembed.errors import ArtifactError, DataError, StorageError, StorageFullError
 
 ROWS, STEPS, BATCH = 96, 6, 16
 STEP_FILE = "steps-000000000.parquet"
@@ -114,6 +117,34 @@ def test_without_checksums_flipped_bits_are_read_as_other_records():
         except (OSError, ValueError):
             continue
     assert others > 0
+
+
+ROWS_GIVEN = [(f"ask {i}", f"answer {i}") for i in range(60)]
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_no_flipped_bit_of_rows_in_memory_gives_other_rows(tmp_path, sealed):
+    """Which a job reads as files of others, of whose footers nothing is known: the control."""
+    path = Path(rows_file(ROWS_GIVEN, str(tmp_path)))
+    if not sealed:
+        pq.write_table(pq.read_table(path), path, write_page_checksum=True)
+    content, rng, others, refused = path.read_bytes(), random.Random(0), 0, 0
+
+    def read() -> list[Any]:
+        pieces = list_pieces(str(path), versions=False)
+        return [row.values for piece in pieces for row in read_rows(piece)]
+
+    wanted = read()
+    for bit in (8 * len(content) - 1 - rng.randrange(8 * 1000) for _ in range(400)):
+        path.write_bytes(flipped(content, bit))
+        try:
+            others += read() != wanted
+        except (ArtifactError, DataError):
+            refused += 1
+    assert refused > 200
+    assert (others == 0) == sealed
+    assert rows_file(ROWS_GIVEN, str(tmp_path)) == str(path), "and the next call writes it anew"
+    assert read() == wanted
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "unsealed"])

@@ -1,5 +1,6 @@
 """Splits of mteb tasks: real task classes with made-up data, no network."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import datasets
 import mteb
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Sequence, Value
+from garbling import check_garbled
 from made_records import made_records
 from mteb.abstasks.classification import AbsTaskClassification
 from mteb.abstasks.clustering import AbsTaskClustering
@@ -104,6 +106,25 @@ def test_sentences_scaled_to_the_range_of_the_task(task, tmp_path: Path) -> None
     ]
     assert {r.language for r in records} == {"eng"}
     assert manifest["rejected"] == {"not similar": 1}
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_files_that_a_split_is_written_to_are_refused_when_they_change(
+    task, tmp_path: Path, damage: str
+) -> None:
+    texts = [f"text {i}" for i in range(50)]
+    columns = {"sentence1": texts, "sentence2": texts[::-1], "score": [1.0] * 50}
+    task(AbsTaskSTS, "STS", splits(columns), min_score=0, max_score=1)
+
+    def made(name: str) -> list[Record]:
+        return records_of(tmp_path / name)[0]
+
+    wanted = made("undisturbed")
+    pattern = r"working/staged/\d+\.parquet"
+    refused = [
+        check_garbled(pattern, damage, partial(made, seed), wanted, seed) for seed in "01234"
+    ]
+    assert sum(refused) > 3
 
 
 def test_pairs_that_are_alike(task, tmp_path: Path) -> None:

@@ -10,50 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_job import prepared, write_inputs
+from data_job import (
+    LOCKS,
+    READ_BY_PEOPLE,
+    READ_IN_A_FINISHED_JOB,
+    READ_IN_A_FRESH_JOB,
+    RESULTS,
+    prepared,
+    write_inputs,
+)
 from garbling import check_garbled, garbled
 
 from rayembed.data.artifacts import ArtifactWriter
 from rayembed.data.work_items import in_process
 
-READ_IN_A_FRESH_JOB = {
-    "parts": r"parts/part-\w+\.parquet",
-    "part indexes": r"parts/part-\w+\.index\.npz",
-    "documents to mine from": r"data/documents/.*\.parquet",
-    "held-out choice": r"chosen/.*\.npz",
-    "held-out texts": r"held_out/[^/]+/texts\.npz",
-    "held-out set": r"held_out/[^/]+/beir/.*\.(jsonl|tsv)",
-    "scattered judgements": r"scattered/(documents|judgements|queries)/\w+\.arrow",
-    "needed ids": r"scattered/needed-[\w-]+\.npy",
-    "class examples": r"examples/(examples|merged|further)-\w+\.parquet",
-    "near-duplicates": r"near-duplicates/\w+-\d+/\d+/\d+\.arrow",
-    "compared pairs": r"\.compared\.npy",
-    "candidate pairs": r"\.pairs\.npy",
-    "similar pairs": r"\.similar\.parquet",
-    "evaluation texts": r"evaluation-texts/texts\.parquet",
-    "index of evaluation texts": r"evaluation-texts/index\.npz",
-    "n-grams of evaluation texts": r"evaluation-texts/grams\.npz",
-    "filter's rows": r"shards/\w+-\d+/\d+/\d+\.arrow",
-    "filter's ranks": r"ranks/\d+\.npz",
-    "vectors": r"vectors/\w+/\w+\.(queries|documents)\.npy",
-    "vectors' texts": r"vectors/\w+/\w+\.index\.npz",
-    "mining's examples": r"mined/[^/]+/working/\w+\.json",
-    "centroids": r"centroids-\d+\.npy",
-    "assigned clusters": r"assigned/\w+\.npy",
-    "rows by cluster": r"clustered/[^/]+/working/\w+-\d+/\d+/\d+\.arrow",
-    "places in batches": r"working/places/\w+\.arrow",
-    "teacher's type": r"working/teacher_dtype",
-    "plan": r"plans/[^/]+/steps-\d+\.parquet",
-    "plan's manifest": r"plans/[^/]+/manifest\.json",
-}
-READ_IN_A_FINISHED_JOB = {
-    "manifests": r"data/[^/]+/[^/]+/manifest\.json",
-    "held-out set": r"held_out/[^/]+/beir/.*\.(jsonl|tsv)",
-    "plan": r"plans/[^/]+/steps-\d+\.parquet",
-}
-READ_BY_PEOPLE = r"audit\.(html|md)|clusters\.png|removed/.*\.parquet"
 DAMAGES = ("flip", "cut")
-RESULTS = r"units/[^/]+\.json"
 CUT = ("parts", "part indexes", "near-duplicates", "vectors", "mining's examples")
 
 
@@ -92,7 +63,7 @@ def undisturbed(
 
 def test_all_files_of_the_job_are_of_a_kind_that_is_tried(undisturbed) -> None:
     patterns = [*READ_IN_A_FRESH_JOB.values(), *READ_IN_A_FINISHED_JOB.values()]
-    patterns += [READ_BY_PEOPLE, RESULTS, r"plans/[^/]+\.lock"]
+    patterns += [READ_BY_PEOPLE, RESULTS, LOCKS]
     names = [str(path) for path in undisturbed[0].rglob("*") if path.is_file()]
     assert [name for name in names if not any(re.search(p, name) for p in patterns)] == []
     unused = [p for p in patterns if not any(re.search(p, name) for name in names)]

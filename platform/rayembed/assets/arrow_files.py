@@ -214,9 +214,12 @@ def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
             as the module names them.
         OSError: it cannot be read.
     """
-    if "metadata" not in options:  # read once, here or by Arrow
-        options["metadata"] = _footer_of_any(source)
-    file = pq.ParquetFile(source, page_checksum_verification=True, **options)
+    try:
+        if "metadata" not in options:  # read once, here or by Arrow
+            options["metadata"] = _footer_of_any(source)
+        file = pq.ParquetFile(source, page_checksum_verification=True, **options)
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid(f"the name of a column is not UTF-8: {error}") from error
     check_plain(file.schema_arrow)
     return file
 

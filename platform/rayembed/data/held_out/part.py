@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 
 from rayembed.assets.array_files import load_arrays, save_arrays
-from rayembed.assets.storage import exists, join, list_files, read_bytes, write_atomic
+from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
 from rayembed.config.held_out import HeldOut, HeldOutGroups, HeldOutIds
@@ -144,19 +144,16 @@ def _made(
     )
     assert dataset.held_out is not None
     if dataset.source.is_graded:
-        counts = write_graded_set(join(writer.folder, GRADED), parts, dataset.held_out)
+        counts, digests = write_graded_set(writer.folder, parts, dataset.held_out)
     else:
-        folder = join(writer.folder, SET)
-        counts = write_retrieval_set(folder, parts, rows.documents, dataset.held_out)
+        counts, digests = write_retrieval_set(
+            writer.folder, parts, rows.documents, dataset.held_out
+        )
     log.info(
         "held out of %s: %d of %d rows; scored are %s",
         *(dataset.name, sum(part.rows for part in parts), sum(r["rows_in"] for r in results)),
         ", ".join(f"{number} {what}" for what, number in counts.items()),
     )
-    listed = list_files(join(writer.folder, SET), recursive=True)
-    # Hidden ones are being written, by whoever made the same before.
-    names = [f"{SET}/{name}" for name in listed if not name.rpartition("/")[2].startswith(".")]
-    digests = {name: _digest(writer.folder, name) for name in names or [GRADED]}
     return writer.finish(results, made, None, **counts, **{_DIGESTS: digests})
 
 
@@ -171,20 +168,17 @@ def check_set(part: DatasetArtifact) -> None:
         path = join(part.folder, name)
         if not exists(path):
             raise ArtifactError(f"the file {path!r} is missing. {remedy(path)}")
-        if _digest(part.folder, name) != digest:
+        if xxhash.xxh3_128_hexdigest(read_bytes(path)) != digest:
             raise ArtifactError(
                 f"the file {path!r} is not what was written: its digest is another. {remedy(path)}"
             )
 
 
-def _digest(folder: str, name: str) -> str:
-    return xxhash.xxh3_128_hexdigest(read_bytes(join(folder, name)))
-
-
 def write_retrieval_set(
     folder: str, parts: Sequence[Part], documents: frozenset[int], held_out: HeldOut
-) -> dict[str, int]:
-    """Write the retrieval set of held-out rows; how many queries, documents and judgements it has.
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Write the retrieval set of held-out rows below a folder; how many queries, documents and
+    judgements it has, and the digests of its files by their path in the folder.
 
     Ids are hashes of texts and everything is sorted by them, so that equal rows give equal files.
     Queries and documents stand in memory: as many as `max_queries`, or the rows of chosen groups.
@@ -206,15 +200,20 @@ def write_retrieval_set(
                 queries[_id(query)] = query
                 judged.add((_id(query), _id(document)))
     lines = ["query-id\tcorpus-id\tscore", *(f"{q}\t{d}\t1" for q, d in sorted(judged))]
-    _write_lines(join(folder, "corpus.jsonl"), _jsonl(corpus))
-    _write_lines(join(folder, "queries.jsonl"), _jsonl(queries))
-    _write_lines(join(folder, "qrels", "test.tsv"), lines)
-    return {"queries": len(queries), "documents": len(corpus), "judgements": len(judged)}
+    digests = {
+        **_write_lines(folder, f"{SET}/corpus.jsonl", _jsonl(corpus)),
+        **_write_lines(folder, f"{SET}/queries.jsonl", _jsonl(queries)),
+        **_write_lines(folder, f"{SET}/qrels/test.tsv", lines),
+    }
+    counts = {"queries": len(queries), "documents": len(corpus), "judgements": len(judged)}
+    return counts, digests
 
 
-def write_graded_set(path: str, parts: Sequence[Part], held_out: HeldOut) -> dict[str, int]:
+def write_graded_set(
+    folder: str, parts: Sequence[Part], held_out: HeldOut
+) -> tuple[dict[str, int], dict[str, str]]:
     """Write held-out graded pairs, each once and sorted, at most `max_queries` of them; how many
-    there are.
+    there are, and the digest of their file as `write_retrieval_set` tells it.
     """
     pairs = {(r.query.strip(), r.positives[0].strip()): r.similarity for r in _records(parts)}
     hashes = {text_hash("\n".join(pair)): pair for pair in pairs}
@@ -222,8 +221,8 @@ def write_graded_set(path: str, parts: Sequence[Part], held_out: HeldOut) -> dic
     keys = seeded_keys(order, held_out.seed, "held-out queries")
     chosen = sorted(hashes[number] for number in order[np.argsort(keys)][: held_out.max_queries])
     rows = [{"sentence1": a, "sentence2": b, "score": pairs[a, b]} for a, b in chosen]
-    _write_lines(path, [json.dumps(row, ensure_ascii=False) for row in rows])
-    return {"pairs": len(rows)}
+    digests = _write_lines(folder, GRADED, [json.dumps(row, ensure_ascii=False) for row in rows])
+    return {"pairs": len(rows)}, digests
 
 
 def _check_is_handed_on(name: str, source: Source, held_out: HeldOut | None) -> None:
@@ -264,5 +263,10 @@ def _jsonl(texts: dict[str, str]) -> list[str]:
     return [json.dumps(row, ensure_ascii=False) for row in rows]
 
 
-def _write_lines(path: str, lines: Sequence[str]) -> None:
-    write_atomic(path, "".join(f"{line}\n" for line in lines).encode())
+def _write_lines(folder: str, name: str, lines: Sequence[str]) -> dict[str, str]:
+    """Write lines as a file of a folder; its name → digest of what is written, not of what is
+    there later.
+    """
+    content = "".join(f"{line}\n" for line in lines).encode()
+    write_atomic(join(folder, name), content)
+    return {name: xxhash.xxh3_128_hexdigest(content)}

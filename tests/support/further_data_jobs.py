@@ -1,0 +1,183 @@
+"""Small data jobs in one process that write files of those kinds that `data_job` does not write."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import data_job
+import pytest
+from fake_llm import FakeLLM
+from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
+from toy_model import ToyTokenizer
+
+from rayembed.config.run import Run
+from rayembed.config.settings import parse
+from rayembed.config.synthesis import SynthesisRun
+from rayembed.data import index, shuffle
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.mining import cut
+from rayembed.data.mlm.make import prepare_sequences
+from rayembed.data.mlm.plan import SequencePlan
+from rayembed.data.parts import read_records
+from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.plan.stream import PairSteps
+from rayembed.data.prepare import prepare
+from rayembed.data.synthesis.requests import Answer, Request
+from rayembed.data.synthesis.synthesize import make_synthetic
+from rayembed.data.vectors.teacher import TeacherLoader
+
+FILES, STEPS, BATCH = 6, 2, 8
+DATASETS = ("written", "brought", "pairs", "inferred", "graded")
+TEACHER = {"teacher": "small"}
+IVF = {"kind": "ivf", "lists": 2, "probes": 2}
+
+
+@contextmanager
+def cut_small() -> Iterator[None]:
+    """What is cut by size is cut as that of very many rows: shuffles in levels, shards of a corpus,
+    the index of many parts in a file.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shuffle, "FAN_OUT", 2)
+        patch.setattr(index, "PARTS_OF_CHUNK", 2)
+        patch.setattr(cut, "SHARD_STEP", 8)
+        patch.setattr(cut, "SHARD_DOCUMENTS", 16)
+        for page in ("prepare.write_folder_audit", "clusters.cluster.write_plot"):
+            patch.setattr(f"rayembed.data.{page}", lambda *_, **__: None)  # nothing reads them
+        for name in ("questions", "write_queries"):
+            patch.setattr(f"rayembed.data.synthesis.{name}.asker", lambda *_: FakeLLM(answer=knows))
+        yield
+
+
+def knows(request: Request) -> Answer:
+    """A query for a document, and that the first candidate answers a query."""
+    made = {"relevant": [1]}
+    if "Candidates:" not in request.prompt:
+        made = {"queries": [f"who is {request.prompt.split('Person ')[1].split()[0]}?"]}
+    return Answer(request.id, request.group, request.key, "answered", json.dumps(made))
+
+
+def write_inputs(root: Path) -> None:
+    """Files of the data sets, the texts and the tokenizer."""
+    for folder in ("people", "brought", "pairs"):
+        (root / folder).mkdir()
+    for number in range(FILES):
+        rows = range(number, 48, FILES)
+        people = [{"text": f"Person {i} of town {i % 5}.", "id": f"{i}"} for i in rows]
+        data_job.write_rows(root / f"people/{number}.jsonl", people)
+        brought = [
+            {"query": f"ask {i}", "positive": f"answer {i}", "negatives": others}
+            for i in rows
+            for others in [[f"bad {i + 100}", f"no {i + 200}"]]
+        ]
+        data_job.write_rows(root / f"brought/{number}.jsonl", brought)
+        pairs = [
+            {"query": f"find {i}", "positive": f"this is found for number {i // 2 * 2} there"}
+            for i in rows
+        ]
+        data_job.write_rows(root / f"pairs/{number}.jsonl", pairs)
+    data_job.write_rows(
+        root / "nli.jsonl",
+        [
+            {"premise": f"it is {i // 2}", "hypothesis": f"so {i}", "label": 2 * (i % 2)}
+            for i in range(32)
+        ],
+    )
+    data_job.write_rows(
+        root / "graded.jsonl",
+        [{"sentence1": f"one {i}", "sentence2": f"other {i}", "score": i % 6} for i in range(60)],
+    )
+    write_corpus(root)
+    save_masked(root / "bert")
+
+
+def dataset(name: str) -> dict[str, Any]:
+    """A data set whose steps write files of their own kinds."""
+    llm = {"url": "http://127.0.0.1:9", "model": "m"}
+    mining = TEACHER | {"num_negatives": 2}
+    clusters = TEACHER | {"batch_pairs": 4, "iterations": 3, "restarts": 1, "exact_clusters": 5}
+    return {
+        "written": {
+            "source": {"kind": "queries", "path": "people", "llm": llm},
+            "mining": mining | {"search": IVF},
+            "clusters": clusters,
+        },
+        "brought": {
+            "source": {"kind": "pairs", "path": "brought", "negatives": "negatives"},
+            "mining": mining | {"pool": "given"},
+            "repair": {"judge": {"kind": "endpoint", "llm": llm}, "action": "drop"},
+        },
+        "pairs": {
+            "source": {"kind": "pairs", "path": "pairs"},
+            "held_out": {"kind": "groups", "column": "positive", "share": 0.5},
+            "cleaning": {"near_duplicates": {"of": "positive", "threshold": 0.9}},
+            "mining": mining | {"corpus": {"path": "people"}},
+        },
+        "inferred": {"source": {"kind": "nli", "path": "nli.jsonl"}},
+        "graded": {
+            "source": {"kind": "graded", "path": "graded.jsonl"},
+            "held_out": {"kind": "fraction", "share": 0.25},
+        },
+    }[name]
+
+
+def run_over(root: Path, name: str) -> Run:
+    """A run of one stage over a data set."""
+    is_graded = name == "graded"
+    batch = {"num_negatives": 0 if is_graded else 2, "in_batch_negatives": not is_graded}
+    stage = {
+        "name": "first",
+        "datasets": {name: 1},
+        "batch": {"global_pairs": BATCH, **batch},
+        "optimizer": {"learning_rate": 1e-3},
+        "steps": STEPS,
+        "teachers": [] if is_graded else [TEACHER],
+        "loss": {"kind": "cosent" if is_graded else "similarity_distillation"},
+    }
+    model = {"kind": "biencoder", "backbone": {"path": "none"}, "pooling": {"kind": "mean"}}
+    return parse(
+        Run,
+        {
+            "name": "test",
+            "model": model,
+            "data": {"root": str(root), "datasets": [{"name": name, **dataset(name)}]},
+            "stages": [stage],
+            "evaluation": {"benchmarks": []},
+        },
+    )
+
+
+def stage(name: str, root: Path, storage: Path) -> list[Any]:
+    """Records of all batches over a data set, and their teacher's vectors."""
+    loader = TeacherLoader(
+        load=data_job.load, fingerprint=lambda name: f"weights of {name}", dtype=lambda: "float32"
+    )
+    context = PipelineContext(str(storage), 0, teacher_loader=loader, root=str(root))
+    with cut_small():
+        plan = BatchPlan.open(prepare(run_over(root, name), context)["first"])
+    steps = PairSteps(plan, ToyTokenizer())
+    vectors = [array for step in range(STEPS) for array in steps(step).teacher_vectors]
+    records = [record for step in range(STEPS) for record in plan.read(step)]
+    return [*records, *(array.tobytes() for array in vectors)]
+
+
+def synthetic(root: Path, storage: Path) -> list[Any]:
+    """Records that a language model wrote."""
+    settings = {"examples": {"short-long": 12, "short-short": 8}, "tasks_per_request": 4}
+    run = {"synthesis": settings, "placement": {"storage_path": str(storage)}, "name": "made"}
+    made = make_synthetic(parse(SynthesisRun, run), "fake", FakeLLM(broken_share=0.1))
+    return [record for part in made.parts for record in read_records(part.path)]
+
+
+def sequences(root: Path, storage: Path) -> list[Any]:
+    """Token sequences of all steps of an adaptation."""
+    folder = prepare_sequences(tiny_adaptation(root), PipelineContext(str(storage), 5))
+    plan = SequencePlan.open(folder)
+    steps = [*range(plan.num_steps), *plan.held_out]
+    return [
+        (ids.tobytes(), code)
+        for step in steps
+        for ids, code in zip(*plan.read(step, range(12)), strict=True)
+    ]
