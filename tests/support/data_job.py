@@ -2,11 +2,13 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
@@ -64,6 +66,15 @@ READ_IN_A_FINISHED_JOB = {
 }
 
 READ_BY_PEOPLE = r"audit\.(html|md)|clusters\.png|removed/.*\.parquet|rejected\.jsonl"
+
+
+@contextmanager
+def without_pages() -> Iterator[None]:
+    """Leave out pages and pictures for people, which take half of a small job's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for page in ("prepare.write_folder_audit", "clusters.cluster.write_plot"):
+            patch.setattr(f"rayembed.data.{page}", lambda *_, **__: None)
+        yield
 
 
 def load(config: Any, weights: str, device: str) -> Any:

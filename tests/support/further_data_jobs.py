@@ -39,13 +39,11 @@ def cut_small() -> Iterator[None]:
     """What is cut by size is cut as that of very many rows: shuffles in levels, shards of a corpus,
     the index of many parts in a file.
     """
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, data_job.without_pages():
         patch.setattr(shuffle, "FAN_OUT", 2)
         patch.setattr(index, "PARTS_OF_CHUNK", 2)
         patch.setattr(cut, "SHARD_STEP", 8)
         patch.setattr(cut, "SHARD_DOCUMENTS", 16)
-        for page in ("prepare.write_folder_audit", "clusters.cluster.write_plot"):
-            patch.setattr(f"rayembed.data.{page}", lambda *_, **__: None)  # nothing reads them
         for name in ("questions", "write_queries"):
             patch.setattr(f"rayembed.data.synthesis.{name}.asker", lambda *_: FakeLLM(answer=knows))
         yield
@@ -97,6 +95,7 @@ def dataset(name: str) -> dict[str, Any]:
     """A data set whose steps write files of their own kinds."""
     llm = {"url": "http://127.0.0.1:9", "model": "m"}
     mining = TEACHER | {"num_negatives": 2}
+    near = {"of": "positive", "threshold": 0.9, "permutations": 16}
     clusters = TEACHER | {"batch_pairs": 4, "iterations": 3, "restarts": 1, "exact_clusters": 5}
     return {
         "written": {
@@ -112,7 +111,7 @@ def dataset(name: str) -> dict[str, Any]:
         "pairs": {
             "source": {"kind": "pairs", "path": "pairs"},
             "held_out": {"kind": "groups", "column": "positive", "share": 0.5},
-            "cleaning": {"near_duplicates": {"of": "positive", "threshold": 0.9}},
+            "cleaning": {"near_duplicates": near},
             "mining": mining | {"corpus": {"path": "people"}},
         },
         "inferred": {"source": {"kind": "nli", "path": "nli.jsonl"}},
