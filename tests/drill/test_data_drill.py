@@ -1,19 +1,25 @@
-"""A data job on object storage of which a fifth of the requests fail and some hang, while a process
-or a node is lost in each of its steps: it ends with the files that it has in peace.
+"""A data job with every step that there is, on object storage of which a fifth of the requests fail
+and some hang, as do those to its language model, while a process or a node is lost in each of its
+steps: it ends with the files that it has in peace.
 """
 
+import io
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.fs
+import pyarrow.parquet as pq
 import pytest
-from data_job import prepared, write_inputs
+from chat_server import chat_server
+from every_step import Writer, everything, write_inputs
 from s3_server import BUCKET
 from scene import PLASMA, Nodes
 from unreliable_s3 import Held, UnreliableS3, unreliable_s3
@@ -24,24 +30,39 @@ from rayembed.pipeline.local_head import RAY_SETTINGS
 pytestmark = [pytest.mark.job, pytest.mark.ray]
 
 STEPS = (
+    "data/synthetic/written-",
     "data/records/",
     "data/held_out/",
     "data/documents/",
     "data/filtered/",
     "data/vectors/",
-    "data/mined/",
+    "data/mined/own-",
+    "data/mined/classes-",
+    "data/mined/written-",
+    "data/repaired/own-",
+    "data/repaired/written-",
     "data/clustered/",
-    "plans/",
+    "data/teacher_vectors/",
+    "plans/first-",
+    "data/sequences/",
+    "plans/adapt-",
+    "data/synthetic/made-",
 )
-"""Folders of what the steps of the job make."""
+"""Beginnings of the folders that the steps of the job make, beside those of answers."""
+
+ANSWERS = re.compile(r"data/answers/\w+/")
+"""Folder of a language model's answers, of which each step that asks it has one."""
+
+FAILING, HANGING = 0.2, 0.005
 
 
 class Driver:
     """The job's process, which is started again whenever the storage or a fault ended it."""
 
-    def __init__(self, inputs: Path, storage: str, folder: Path) -> None:
-        self.records, self._folder, self.starts = folder / "records.txt", folder, 0
-        self._command = [sys.executable, "-m", "data_job_on_ray", inputs, storage, self.records]
+    def __init__(self, inputs: Path, storage: str, model: str, folder: Path) -> None:
+        self.result, self._folder, self.starts = folder / "result.txt", folder, 0
+        command = [sys.executable, "-m", "every_step_on_ray", inputs, storage, model, self.result]
+        self._command = [str(word) for word in command]
 
     def start(self) -> None:
         """Submit the job (again)."""
@@ -71,25 +92,55 @@ def driver_killed(held: Held, driver: Driver, nodes: Nodes) -> None:
     driver.process.kill()
 
 
+@dataclass
+class Peace:
+    """The job's inputs, and what it leaves where nothing is disturbed."""
+
+    inputs: Path
+    model: str
+    """Address of the language model."""
+    writer: Writer
+    files: dict[str, Any]
+    """Path → content of all files that are compared."""
+    answers: list[str]
+    """Folders of a language model's answers."""
+    result: str
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
-    """The job's inputs, all files that it leaves, and its records as text."""
+def peace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peace]:
+    """The job in one process on a local disk."""
     inputs, storage = tmp_path_factory.mktemp("in"), tmp_path_factory.mktemp("out")
     write_inputs(inputs)
-    records = prepared(inputs, storage)
-    files = {str(p.relative_to(storage)): p.read_bytes() for p in storage.rglob("*") if p.is_file()}
-    return inputs, without_times(files), repr(records)
+    writer = Writer()
+    with chat_server(reply=writer) as model:
+        result = everything(inputs, str(storage), model.url)
+        files = {
+            str(path.relative_to(storage)): path.read_bytes()
+            for path in storage.rglob("*")
+            if path.is_file()
+        }
+        answers = sorted({found[0] for name in files if (found := ANSWERS.match(name))})
+        yield Peace(inputs, model.url, writer, compared(files), answers, repr(result))
 
 
-def without_times(files: dict[str, bytes]) -> dict[str, Any]:
-    """Contents of files, those of manifests without the seconds that they tell."""
-    found: dict[str, Any] = dict(files)
+def compared(files: dict[str, bytes]) -> dict[str, Any]:
+    """Contents of files: those of manifests without the seconds that they tell, answers by what was
+    asked, however many files they came in.
+    """
+    found: dict[str, Any] = {}
     for name, content in files.items():
+        # The page shows the manifest, and local disks alone have locks.
+        if name.endswith(("audit.html", ".lock")):
+            continue
         if name.endswith("manifest.json"):
             found[name] = {**json.loads(content), "seconds": 0, "digest": ""}
-    # The page shows the manifest, and local disks alone have locks.
-    unlike = ("audit.html", ".lock")
-    return {name: content for name, content in found.items() if not name.endswith(unlike)}
+        elif ANSWERS.match(name) and name.endswith(".parquet"):
+            rows = pq.read_table(io.BytesIO(content)).to_pylist()
+            found.setdefault(name.rpartition("/")[0], {}).update({row["key"]: row for row in rows})
+        else:
+            found[name] = content
+    return found
 
 
 def objects(storage: UnreliableS3, folder: str) -> dict[str, bytes]:
@@ -112,55 +163,59 @@ def objects(storage: UnreliableS3, folder: str) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.slow("three whole data jobs, each disturbed eight times, on storage that fails")
+@pytest.mark.slow("three whole data jobs, each disturbed in every step, on storage that fails")
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("fault", [worker_killed, node_lost, driver_killed])
 def test_faults_in_every_step_on_failing_storage_change_no_file(
     fault: Callable[[Held, Driver, Nodes], None],
-    undisturbed: tuple[Path, dict[str, Any], str],
+    peace: Peace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
-    inputs, files, records = undisturbed
+    assert [n for n in peace.files if not n.startswith((*STEPS, *peace.answers))] == []
     folder = fault.__name__  # all servers of this process have the same buckets
     path = [os.environ["TESTS_SUPPORT"], str(Path(rayembed.__file__).parents[1])]
-    with unreliable_s3(failing=0.2, hanging=0.005) as storage:
+    peace.writer.failing, peace.writer.hanging = FAILING, HANGING
+    peace.writer.seen.clear()
+    # A step that asks may store all answers at once.
+    faults = dict.fromkeys(STEPS, 1) | dict.fromkeys(peace.answers, 0)
+    with unreliable_s3(failing=FAILING, hanging=HANGING) as storage:
         for name, value in {**storage.environment, **RAY_SETTINGS}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
         # All tasks run on the second node, and the driver on the first.
         nodes = Nodes((0, 2), PLASMA)
         monkeypatch.setenv("RAY_ADDRESS", nodes.address)
-        driver = Driver(inputs, f"s3://{BUCKET}/{folder}", tmp_path)
+        driver = Driver(peace.inputs, f"s3://{BUCKET}/{folder}", peace.model, tmp_path)
+        storage.hold({f"{folder}/{step}": count for step, count in faults.items()})
         try:
-            thrown = disturbed(driver, storage, folder, fault, nodes)
+            thrown = disturbed(driver, storage, fault, nodes)
         finally:
             driver.process.kill()
             nodes.close()
-        record_property("told", f"{driver.starts} starts, requests {dict(storage.seen)}")
-        assert sorted(thrown) == sorted(f"/{BUCKET}/{folder}/{step}" for step in STEPS)
+            seen = f"requests {dict(storage.seen)}, of the model {dict(peace.writer.seen)}"
+            record_property("told", f"{driver.starts} starts, {seen}")
+        assert sorted(thrown) == sorted(f"/{BUCKET}/{folder}/{step}" for step in faults)
         assert storage.seen["failed"] > 100
         assert storage.seen["hung"] > 0
-        assert driver.records.read_text() == records
-        left = without_times(objects(storage, folder))
-        assert sorted(left) == sorted(files)
-        assert [name for name in files if left[name] != files[name]] == []
+        assert driver.result.read_text() == peace.result
+        left = compared(objects(storage, folder))
+        assert sorted(left) == sorted(peace.files)
+        assert [name for name in peace.files if left[name] != peace.files[name]] == []
 
 
 def disturbed(
     driver: Driver,
     storage: UnreliableS3,
-    folder: str,
     fault: Callable[[Held, Driver, Nodes], None],
     nodes: Nodes,
 ) -> list[str]:
-    """Run the job to its end, with the fault at the second upload of each step.
+    """Run the job to its end, with the fault at each upload that is held.
 
     Returns:
         The steps in which it was thrown.
     """
-    storage.hold(f"{folder}/{step}" for step in STEPS)
     thrown = []
     driver.start()
     while (code := driver.process.poll()) != 0:

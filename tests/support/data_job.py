@@ -88,6 +88,11 @@ def load(config: Any, weights: str, device: str) -> Any:
     return encode
 
 
+LOADER = TeacherLoader(
+    load=load, fingerprint=lambda reference: f"weights of {reference}", dtype=lambda: "float32"
+)
+
+
 def write_inputs(root: Path) -> None:
     """Rows of a data set of each layout whose steps write files of their own."""
     (root / "beir" / "qrels").mkdir(parents=True)
@@ -120,6 +125,11 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def run_over(root: Path) -> Run:
     """The run whose data sets these are."""
+    return parse(Run, settings_over(root))
+
+
+def settings_over(root: Path) -> dict[str, Any]:
+    """Settings of that run."""
     teacher = {"teacher": "small"}
     overlap = {"tasks": ["evaluation.txt"], "contained": {"ngram": 8}, "negatives": True}
     own = {
@@ -141,23 +151,17 @@ def run_over(root: Path) -> Run:
         "steps": STEPS,
     }
     model = {"kind": "biencoder", "backbone": {"path": "none"}, "pooling": {"kind": "mean"}}
-    return parse(
-        Run,
-        {
-            "name": "test",
-            "model": model,
-            "data": {"root": str(root), "datasets": [own, classes, beir]},
-            "stages": [stage],
-            "evaluation": {"benchmarks": []},
-        },
-    )
+    return {
+        "name": "test",
+        "model": model,
+        "data": {"root": str(root), "datasets": [own, classes, beir]},
+        "stages": [stage],
+        "evaluation": {"benchmarks": []},
+    }
 
 
 def prepared(root: Path, storage: Path | str, execute: Execute = in_process) -> list[Any]:
     """The records of all batches, after all steps that are not done yet."""
-    loader = TeacherLoader(
-        load=load, fingerprint=lambda reference: f"weights of {reference}", dtype=lambda: "float32"
-    )
-    context = PipelineContext(str(storage), 0, execute, teacher_loader=loader, root=str(root))
+    context = PipelineContext(str(storage), 0, execute, LOADER, root=str(root))
     plan = BatchPlan.open(prepare(run_over(root), context)["first"])
     return [record for step in range(STEPS) for record in plan.read(step)]

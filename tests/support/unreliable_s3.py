@@ -5,7 +5,7 @@ import queue
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,10 +53,12 @@ class UnreliableS3:
         self._to_pass: dict[str, int] = {}
         self._closing = threading.Event()
 
-    def hold(self, prefixes: Iterable[str]) -> None:
-        """Let the second upload wait for each beginning of a key; it comes to `held`."""
+    def hold(self, prefixes: Mapping[str, int]) -> None:
+        """Let an upload wait for each beginning of a key, after so many of them; it comes to
+        `held`.
+        """
         with self._lock:
-            self._to_pass = {f"/{BUCKET}/{prefix}": 1 for prefix in prefixes}
+            self._to_pass = {f"/{BUCKET}/{prefix}": count for prefix, count in prefixes.items()}
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
         """Answer a request, as WSGI asks for it."""

@@ -1,0 +1,32 @@
+"""The data job of `every_step.py` on the cluster at `RAY_ADDRESS`, as the driver of a job runs it.
+
+    python every_step_on_ray.py INPUTS STORAGE MODEL RESULT
+
+The language model is at the address MODEL; what training would read goes to the file RESULT, as
+text.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import ray
+from every_step import everything
+
+from rayembed.config.synthesis import SynthesisRun
+from rayembed.data.artifacts import DatasetArtifact
+from rayembed.data.on_ray import execute_with_ray_data
+
+
+def synthesize(run: SynthesisRun) -> DatasetArtifact:
+    """Synthetic pairs on Ray, whose library for language models is imported when it is needed."""
+    from rayembed.data.synthesis.on_ray import synthesize as on_ray
+
+    return on_ray(run)
+
+
+if __name__ == "__main__":
+    inputs, storage, model, result = sys.argv[1:]
+    ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
+    found = everything(Path(inputs), storage, model, execute_with_ray_data, synthesize)
+    Path(result).write_text(repr(found))
