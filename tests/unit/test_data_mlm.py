@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tiny_adaptation import ROWS, save_masked, tiny_adaptation, write_corpus
 
+from rayembed.assets.storage import remove_folder
 from rayembed.config.adaptation import MaskingConfig
 from rayembed.config.override import override
 from rayembed.data.artifacts import PipelineContext, open_artifact
@@ -20,7 +21,7 @@ from rayembed.data.mlm.texts import Text, read_texts
 from rayembed.data.mlm.writer import SequenceWriter, packed, truncated
 from rayembed.data.parts import read_table
 from rayembed.data.work_items import in_process
-from rayembed.errors import ArtifactError, ConfigError, DataError
+from rayembed.errors import ArtifactError, ConfigError, DataError, StorageError
 from rayembed.models.nomic_moe.adaptation import check_adaptable, vocabulary
 from rayembed.models.tokens import pretrained_tokenizer
 from rayembed.models.vocabulary import Vocabulary
@@ -392,6 +393,30 @@ def test_a_plan_made_elsewhere_or_after_a_kill_is_the_same(plan, folder, tmp_pat
         SequencePlan.open(prepare_sequences(other, PipelineContext(str(tmp_path), 6))).fingerprint
         != plan.fingerprint
     )
+
+
+@pytest.mark.parametrize("removed", [0, 1])
+def test_scratch_that_could_not_be_removed_goes_with_the_next_try(
+    removed, plan, folder, tmp_path, monkeypatch
+):
+    run, left = tiny_adaptation(folder), removed
+
+    def fails(path):
+        nonlocal left
+        if not left:
+            raise StorageError("it does not answer")
+        left -= 1
+        remove_folder(path)
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr("rayembed.data.mlm.plan.remove_folder", fails)
+        prepare_sequences(run, PipelineContext(str(tmp_path), run.seed))
+    place = Path(prepare_sequences(run, PipelineContext(str(tmp_path), run.seed)))
+    assert sorted({path.name.partition("-")[0] for path in place.iterdir()}) == [
+        "manifest.json",
+        "steps",
+    ]
+    assert SequencePlan.open(str(place)).fingerprint == plan.fingerprint
 
 
 def test_wrong_corpora_are_told(folder, tmp_path):

@@ -143,8 +143,8 @@ def test_a_teacher_that_mined_and_clustered_costs_nothing_more(files, tmp_path) 
     documents = check(BatchPlan.open(plan), "small")
     assert any(text.startswith("document") for text in documents), "negatives of the corpus"
     told = store_of(BatchPlan.open(plan))
-    assert told["further"]["embedded"] == 0
-    assert told["further"]["copied"] >= sum(text.startswith("document") for text in documents)
+    assert told["further"]["query"] == 0
+    assert told["further"]["document"] >= sum(text.startswith("document") for text in documents)
     assert told["texts"]["query"] == TEXTS
     (found,) = teacher_provenance(plan)
     assert found["inputs"]["weights"] == "weights of small"
@@ -171,8 +171,7 @@ def test_negatives_of_rows_are_copied_where_mining_embedded_them(files, tmp_path
     )["first"]
     documents = check(BatchPlan.open(plan), "small")
     assert any(text.startswith("wrong") for text in documents)
-    further = store_of(BatchPlan.open(plan))["further"]
-    assert further["embedded"] == 0 < further["copied"]
+    assert store_of(BatchPlan.open(plan))["further"]["document"] > 0
     assert max(embedded[one] for one in embedded if one[1].startswith("wrong")) == 1
 
 
@@ -213,6 +212,30 @@ def test_a_killed_job_goes_on_with_what_it_has(files, tmp_path, monkeypatch, aft
     plan = prepare(run_of(dataset, SMALL), context(out))["first"]
     check(BatchPlan.open(plan), "small")
     assert set(embedded.values()) == {1}
+
+
+@pytest.mark.parametrize("mining", [None, SMALL | {"num_negatives": 2, "pool": "given"}])
+def test_a_job_killed_behind_its_vectors_leaves_the_manifest_of_one_in_peace(
+    files, tmp_path, mining
+) -> None:
+    run = run_of({"source": files | {"negatives": "negatives"}, "mining": mining}, SMALL)
+
+    def dies(task, items, needs="cpu"):
+        for result in in_process(task, items, needs):
+            if list((tmp_path / "killed/data/vectors").glob("*/*.further-*")):
+                for path in (tmp_path / "killed/data/teacher_vectors").glob("*/working/units/*"):
+                    path.unlink()
+                raise KeyboardInterrupt
+            yield result
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(run, context(tmp_path / "killed", dies))
+    told = []
+    for place in ("killed", "peace"):
+        plan = prepare(run, context(tmp_path / place))["first"]
+        told.append({**store_of(BatchPlan.open(plan)), "seconds": 0, "digest": ""})
+    assert told[0] == told[1]
+    assert told[0]["further"]["document"] > 0
 
 
 @pytest.mark.parametrize("gone", ["*", "*/*.queries.npy", "*/*.further-*"])

@@ -223,9 +223,10 @@ def _write(
         "languages": _languages(pool, trained, held_out, prepared),
         "seconds": round(time.monotonic() - began, 3),
     }
-    write_manifest(folder, manifest)
+    # A job that ends here goes on here; one that finds a manifest would leave the scratch.
     for rest in _SCRATCH:
         remove_folder(join(folder, rest))
+    write_manifest(folder, manifest)
     log.info("plan %s: %d steps", manifest["fingerprint"], run.training.steps)
 
 

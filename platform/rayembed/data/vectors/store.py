@@ -181,7 +181,6 @@ def _finish(
         ]
         for role in ROLES
     }
-    embedded, copied = (sum(result[name] for result in results) for name in ("embedded", "copied"))
     made = writer.finish_with(
         {
             "fingerprint": fingerprint(dict(writer.inputs)),
@@ -194,10 +193,12 @@ def _finish(
             "width": int(load_array(files["query"][0].path).shape[1]),
             "files": told,
             "texts": {role: len(index.text_hash) for role, index in indexes.items()},
-            "further": {"embedded": embedded, "copied": copied},
+            # Not how many were copied: an earlier try, or another stage, may have made the files.
+            "further": {role: sum(result["left"][role] for result in results) for role in ROLES},
             "seconds": round(time.monotonic() - writer.began, 3),
         }
     )
+    copied, embedded = (sum(result[name] for result in results) for name in ("copied", "embedded"))
     log.info(
         "teacher vectors of stage %s by %s: %s queries, %s documents, %d wide; %s of them copied "
         "from mining and %s embedded beside the rows' queries and positives",
@@ -225,14 +226,16 @@ class EmbedFurther:
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
         """Report, beside counts of rows, the name of the file of each role, empty where nothing was
-        left, and how many texts were `copied` or `embedded`.
+        `left`, how many texts were, and how many of them were `copied` or `embedded` now.
         """
         rows, records = item.part.rows, read_records(item.part.path)
         counts, names = {"copied": 0, "embedded": 0}, dict[str, str]()
+        num_left: dict[str, int] = {}
         for role in ROLES:
             texts = {text_hash(t): t for r in records for t in _texts(r, role, self.num_negatives)}
             hashes = np.array(list(texts), dtype=np.int64)
             left = hashes[~_loaded(self.working, role).find(hashes)[1]]
+            num_left[role] = len(left)
             names[role] = further_name(item.key, role, left) if len(left) else ""
             if not names[role] or self._has(names[role]):
                 continue
@@ -248,7 +251,8 @@ class EmbedFurther:
             counts["embedded"] += len(missing)
             save_array(_texts_path(self.folder, names[role]), left)
             save_array(further_file(self.folder, names[role]).path, found)
-        return {"rows_in": rows, "rows_out": rows, "rejected": {}, **counts, **names}
+        told = {"rows_in": rows, "rows_out": rows, "rejected": {}}
+        return {**told, "left": num_left, **counts, **names}
 
     def _has(self, name: str) -> bool:
         paths = further_file(self.folder, name).path, _texts_path(self.folder, name)
