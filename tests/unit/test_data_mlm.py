@@ -408,9 +408,10 @@ def test_scratch_that_could_not_be_removed_goes_with_the_next_try(
         left -= 1
         remove_folder(path)
 
-    with monkeypatch.context() as patch, pytest.raises(StorageError):
-        patch.setattr("rayembed.data.mlm.plan.remove_folder", fails)
+    monkeypatch.setattr("rayembed.data.mlm.plan.remove_folder", fails)
+    with pytest.raises(StorageError):
         prepare_sequences(run, PipelineContext(str(tmp_path), run.seed))
+    monkeypatch.setattr("rayembed.data.mlm.plan.remove_folder", remove_folder)
     place = Path(prepare_sequences(run, PipelineContext(str(tmp_path), run.seed)))
     assert sorted({path.name.partition("-")[0] for path in place.iterdir()}) == [
         "manifest.json",

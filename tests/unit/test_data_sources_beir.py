@@ -94,6 +94,9 @@ def test_a_corpus_without_titles_and_one_without_ids(tmp_path: Path) -> None:
     (tmp_path / "in" / "corpus.jsonl").write_text("\n".join(plain))
     records, _ = made_records(tmp_path / "o", source, root=tmp_path / "in")
     assert all(text.startswith("x ") for r in records for text in r.positives)
+    # As in settings that a run has printed of itself.
+    named = source | {"document": "title+text"}
+    assert made_records(tmp_path / "named", named, root=tmp_path / "in")[0] == records
     with pytest.raises(ConfigError, match=r"source.document = 'heading\+text'"):
         made_records(tmp_path / "o", source | {"document": "heading+text"}, root=tmp_path / "in")
     with pytest.raises(ConfigError, match=r"source.query_id = 'query'.*did you mean 'query-id'"):

@@ -63,7 +63,7 @@ class BeirSource(FileRows):
         self._check_texts(files["corpus"][0], files["queries"][0])
 
     def _check_texts(self, corpus: FilePiece, queries: FilePiece) -> None:
-        """Check ids and text columns; only a title that nobody names may be missing."""
+        """Check ids and text columns; the title of the default may be missing."""
         from rayembed.data.sources.beir_join import IDS
         from rayembed.data.sources.rows import check_columns
 
@@ -72,7 +72,9 @@ class BeirSource(FileRows):
                 check_columns(piece, {f"source.{setting}: the id": IDS[1]})
             except ConfigError:
                 check_columns(piece, {f"source.{setting}: the id": IDS[0]})
-        lenient = [] if "document" in self.model_fields_set else ["source.document"]
+        # By its value: in settings that a run printed of itself, every field is named.
+        default = type(self).model_fields["document"].default
+        lenient = ["source.document"] if self.document == default else []
         check_columns(corpus, {"source.document": self.document}, lenient)
         told = {"source.query": self.query, "source.language": self.language}
         check_columns(queries, {name: column for name, column in told.items() if column})
