@@ -37,7 +37,10 @@ from rayembed.assets.storage import (
     write_atomic,
 )
 from rayembed.assets.stored_folder import StoredFolder
+from rayembed.config.held_out import HeldOutIds
 from rayembed.data import shuffle
+from rayembed.data.held_out.choice import listed_values
+from rayembed.data.sources.earlier import RecordsSource
 from rayembed.errors import ArtifactError, AssetError, PlacementError, StorageError
 from rayembed.training.safetensors_header import read_header
 
@@ -198,6 +201,9 @@ CALLS = {
     "look": exists,
     "remove": remove_file,
     "json": lambda path: read_json(path, ""),
+    # No mistake of the user's, as a missing one is.
+    "earlier records": lambda path: RecordsSource(path=path).held_out_folder(),
+    "ids": lambda path: listed_values(HeldOutIds(column="id", file=path), ""),
 }
 
 

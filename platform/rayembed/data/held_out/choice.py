@@ -23,7 +23,7 @@ from rayembed.data.sources.accepted import accept, told_of
 from rayembed.data.sources.tasks import HeldOut as Banned
 from rayembed.data.sources.tasks import HeldOutRows, RecordWriter
 from rayembed.data.work_items import Result, WorkItem, run_resumable
-from rayembed.errors import ArtifactError, DataError
+from rayembed.errors import ArtifactError, DataError, StorageError
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +166,8 @@ def listed_values(held_out: HeldOut, root: str) -> list[str]:
     place = join(root, path) if relative else path
     try:
         lines = read_bytes(place).decode("utf-8").splitlines()
+    except StorageError:
+        raise
     except (ArtifactError, UnicodeDecodeError) as error:
         raise DataError(
             f"held_out.file {place!r} cannot be read: {error}; name a UTF-8 file with one id a line"

@@ -11,7 +11,7 @@ from rayembed.config.sources import Source
 from rayembed.config.types import Reference
 from rayembed.data.records import Record
 from rayembed.data.sources.file_rows import Candidate, Conversion, ResolvedDataset
-from rayembed.errors import ArtifactError, DataError
+from rayembed.errors import ArtifactError, DataError, StorageError
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
@@ -89,6 +89,8 @@ class RecordsSource(Source):
 
         try:
             return open_artifact(self.path)
+        except StorageError:
+            raise
         except ArtifactError as error:
             raise DataError(
                 f"source.path = {self.path!r} has no {MANIFEST}; take the folder that a data job "
