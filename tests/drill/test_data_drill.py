@@ -54,6 +54,10 @@ ANSWERS = re.compile(r"data/answers/\w+/")
 """Folder of a language model's answers, of which each step that asks it has one."""
 
 FAILING, HANGING = 0.2, 0.005
+"""Shares of requests to the storage."""
+
+TOO_LATE = 0.05
+"""Share of answers of the language model that come when nobody waits any more."""
 
 
 class Driver:
@@ -176,7 +180,7 @@ def test_faults_in_every_step_on_failing_storage_change_no_file(
     assert [n for n in peace.files if not n.startswith((*STEPS, *peace.answers))] == []
     folder = fault.__name__  # all servers of this process have the same buckets
     path = [os.environ["TESTS_SUPPORT"], str(Path(rayembed.__file__).parents[1])]
-    peace.writer.failing, peace.writer.hanging = FAILING, HANGING
+    peace.writer.failing, peace.writer.hanging = FAILING, TOO_LATE
     peace.writer.seen.clear()
     # A step that asks may store all answers at once.
     faults = dict.fromkeys(STEPS, 1) | dict.fromkeys(peace.answers, 0)
