@@ -3,11 +3,8 @@ and some hang, as do those to its language model, while a process or a node is l
 steps: it ends with the files that it has in peace.
 """
 
-import io
-import json
 import os
 import queue
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.fs
-import pyarrow.parquet as pq
 import pytest
 from chat_server import chat_server
-from every_step import Writer, everything, write_inputs
+from every_step import ANSWERS, Writer, compared, contents, everything, write_inputs
 from s3_server import BUCKET
 from scene import PLASMA, Nodes
 from unreliable_s3 import Held, UnreliableS3, unreliable_s3
@@ -49,9 +45,6 @@ STEPS = (
     "data/synthetic/made-",
 )
 """Beginnings of the folders that the steps of the job make, beside those of answers."""
-
-ANSWERS = re.compile(r"data/answers/\w+/")
-"""Folder of a language model's answers, of which each step that asks it has one."""
 
 FAILING, HANGING = 0.2, 0.005
 """Shares of requests to the storage."""
@@ -119,32 +112,9 @@ def peace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peace]:
     writer = Writer()
     with chat_server(reply=writer) as model:
         result = everything(inputs, str(storage), model.url)
-        files = {
-            str(path.relative_to(storage)): path.read_bytes()
-            for path in storage.rglob("*")
-            if path.is_file()
-        }
+        files = contents(storage)
         answers = sorted({found[0] for name in files if (found := ANSWERS.match(name))})
-        yield Peace(inputs, model.url, writer, compared(files), answers, repr(result))
-
-
-def compared(files: dict[str, bytes]) -> dict[str, Any]:
-    """Contents of files: those of manifests without the seconds that they tell, answers by what was
-    asked, however many files they came in.
-    """
-    found: dict[str, Any] = {}
-    for name, content in files.items():
-        # The page shows the manifest, and local disks alone have locks.
-        if name.endswith(("audit.html", ".lock")):
-            continue
-        if name.endswith("manifest.json"):
-            found[name] = {**json.loads(content), "seconds": 0, "digest": ""}
-        elif ANSWERS.match(name) and name.endswith(".parquet"):
-            rows = pq.read_table(io.BytesIO(content)).to_pylist()
-            found.setdefault(name.rpartition("/")[0], {}).update({row["key"]: row for row in rows})
-        else:
-            found[name] = content
-    return found
+        yield Peace(inputs, model.url, writer, files, answers, repr(result))
 
 
 def objects(storage: UnreliableS3, folder: str) -> dict[str, bytes]:

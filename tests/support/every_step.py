@@ -6,6 +6,7 @@ an index, scored by a cross-encoder, taken from those that rows bring, judged by
 by a language model, and vectors of the stage's teacher are kept.
 """
 
+import io
 import json
 import random
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import data_job
+import pyarrow.parquet as pq
 from chat_server import Reply, completion
 from data_job import write_rows
 from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
@@ -37,6 +39,9 @@ from rayembed.data.work_items import Execute, in_process
 
 TOLD = 16
 """Documents for which queries are written, two each."""
+
+ANSWERS = re.compile(r"data/answers/\w+/")
+"""Folder of a language model's answers, of which each step that asks it has one."""
 
 TEACHER = {"teacher": "small"}
 EXAMPLES = {"short-long": 12, "short-short": 8}
@@ -159,3 +164,28 @@ def everything(
         ],
         "pairs": [record for part in pairs.parts for record in read_records(part.path)],
     }
+
+
+def contents(storage: Path) -> dict[str, Any]:
+    """Contents of all files below a folder; see `compared`."""
+    paths = (path for path in storage.rglob("*") if path.is_file())
+    return compared({str(path.relative_to(storage)): path.read_bytes() for path in paths})
+
+
+def compared(files: dict[str, bytes]) -> dict[str, Any]:
+    """Contents of files: those of manifests without the seconds that they tell, answers by what was
+    asked, however many files they came in.
+    """
+    found: dict[str, Any] = {}
+    for name, content in files.items():
+        # The page shows the manifest, and local disks alone have locks.
+        if name.endswith(("audit.html", ".lock")):
+            continue
+        if name.endswith("manifest.json"):
+            found[name] = {**json.loads(content), "seconds": 0, "digest": ""}
+        elif ANSWERS.match(name) and name.endswith(".parquet"):
+            rows = pq.read_table(io.BytesIO(content)).to_pylist()
+            found.setdefault(name.rpartition("/")[0], {}).update({row["key"]: row for row in rows})
+        else:
+            found[name] = content
+    return found
