@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -251,6 +252,30 @@ def test_a_bucket_has_one_client_a_process_and_environment(place, monkeypatch):
         assert open_storage(place)[0] is not first, "a forked child has its own"
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
     assert open_storage(place)[0] is not first
+
+
+def test_a_client_is_replaced_after_a_number_of_uses(place, monkeypatch):
+    clients._client.cache_clear()
+    monkeypatch.setattr(clients, "_MOST_USES", 3)
+    used = [open_storage(place)[0] for _ in range(7)]
+    assert [one is other for one, other in pairwise(used)] == [True, True, False, True, True, False]
+    assert used[0] == used[3] == used[6], "of the same settings"
+
+
+@pytest.mark.slow("a client has a hundred tries, and pauses before each")
+def test_a_server_that_is_always_busy_is_asked_again_however_long(monkeypatch):
+    with unreliable_s3(failing=0.0, hanging=0.0) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        place, failed = f"s3://{BUCKET}/busy", 0
+        write_atomic(place, b"few")
+        server.failing = 0.3
+        for _ in range(400):
+            try:
+                assert exists(place)
+            except StorageError:
+                failed += 1
+    assert failed < 15, "three are to be expected of four tries each"
 
 
 def test_threads_that_begin_together_share_a_client(place):

@@ -58,6 +58,13 @@ _MISTAKEN = "Failed to flush response stream"
 which is too busy: its client sees no status then, and does not ask again."""
 
 
+_MOST_USES = 100
+"""Times that a client is used until another one takes its place. AWS's client has 100 tries beyond
+the first in all, and gets one back for each success, of which Arrow never tells it: then it fails
+at every answer of a busy server. Measured with 30 % of requests failing and four tries: 3 of 280
+looks failed until 103 requests had, then every one that the server refused."""
+
+
 _making: dict[int, threading.Lock] = {}
 """Lock of each process; that of a parent may be held when it forks."""
 
@@ -65,8 +72,8 @@ _making: dict[int, threading.Lock] = {}
 def connect(address: str) -> tuple[pyarrow.fs.FileSystem, str]:
     """Filesystem of an `s3://` or `gs://` address, and the path within it.
 
-    The same client serves all addresses of a bucket in this process, as long as the environment is
-    the same: a new one costs 20 ms and its connections.
+    A client serves all addresses of a bucket in this process a number of times, as long as the
+    environment is the same: a new one costs 20 ms and its connections.
 
     Raises:
         pyarrow.ArrowException, OSError, ValueError: pyarrow cannot open it.
@@ -82,21 +89,36 @@ def connect(address: str) -> tuple[pyarrow.fs.FileSystem, str]:
     # otherwise make one each.
     process = os.getpid()
     with _making.setdefault(process, threading.Lock()):
-        filesystem = _client(root, environment, process, PATIENCE)
+        filesystem = _client(root, environment, process, PATIENCE).used()
     inside = f"{bucket.rpartition('@')[2]}/{unquote(key)}".rstrip("/")
     return filesystem, inside
+
+
+class _Client:
+    """A filesystem that is made anew after a number of uses."""
+
+    def __init__(self, make: Callable[[], pyarrow.fs.FileSystem]) -> None:
+        self._make, self._filesystem, self._left = make, make(), _MOST_USES
+
+    def used(self) -> pyarrow.fs.FileSystem:
+        """The filesystem for one more use; who has had an earlier one keeps it."""
+        if not self._left:
+            self._filesystem, self._left = self._make(), _MOST_USES
+        self._left -= 1
+        return self._filesystem
 
 
 @lru_cache(maxsize=64)
 def _client(
     root: str, _environment: tuple[tuple[str, str], ...], _process: int, patience: Patience
-) -> pyarrow.fs.FileSystem:
+) -> _Client:
     found, _ = pyarrow.fs.FileSystem.from_uri(root)
     if _LOST & parse_qs(root.partition("?")[2]).keys():
-        return found
+        return _Client(lambda: found)
     # Its pickle tells what pyarrow read out of the address and the environment.
     make, (options,) = found.__reduce__()
-    return make({**options, **_limits(found, patience)})
+    limited = {**options, **_limits(found, patience)}
+    return _Client(lambda: make(dict(limited)))
 
 
 def _limits(filesystem: pyarrow.fs.FileSystem, patience: Patience) -> dict[str, Any]:
