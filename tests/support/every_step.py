@@ -84,7 +84,7 @@ class Writer:
             return Reply(503, "the drill")
         self.seen["answered"] += 1
         prompt = body["messages"][0]["content"]
-        if "Wanted" not in prompt and "search queries" in prompt:
+        if '"queries": [' in prompt:
             number = re.findall(r"told (\d+)", prompt)[0]
             queries = [f"wonder {number} of kind {kind}" for kind in "ab"]
             return completion(json.dumps({"queries": queries}))
