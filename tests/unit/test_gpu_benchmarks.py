@@ -1,5 +1,7 @@
 """The benchmarks for GPUs run at toy size on a CPU, without Ray and DeepSpeed, and check first."""
 
+import argparse
+import importlib
 import os
 import re
 import subprocess
@@ -85,6 +87,73 @@ def test_every_script_of_the_folder_is_tested_and_told_of():
         if "def main" in path.read_text():
             assert f"benchmarks.gpu.{path.stem}" in told, path.name
             assert path.stem in SCRIPTS or path.stem in ("roofline", "whole_job", "pack")
+
+
+def run_all(folder, *arguments, failing=""):
+    """What all.sh prints, its exit code, and the commands that it gives to Python."""
+    python = folder / "python3"
+    python.write_text(
+        '#!/bin/bash\necho "$@" >> "$COMMANDS"\n'
+        "[[ $FAILING && $* == *$FAILING* ]] && exit 3\nexit 0\n"
+    )
+    python.chmod(0o755)
+    commands = folder / "commands"
+    done = subprocess.run(
+        ["bash", str(ROOT / "benchmarks" / "gpu" / "all.sh"), *arguments],
+        env={
+            **os.environ,
+            "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+            "COMMANDS": str(commands),
+            "FAILING": failing,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done, commands.read_text().splitlines() if commands.exists() else []
+
+
+class Parsed(Exception):
+    """Ends a benchmark once its arguments are read."""
+
+
+def test_all_of_them_are_given_arguments_that_they_take(tmp_path, monkeypatch):
+    done, commands = run_all(tmp_path, "--toy", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("== ")]
+    assert len(parts) == len(commands) == 11
+    assert all((tmp_path / "out" / f"{part}.log").exists() for part in parts)
+
+    original = argparse.ArgumentParser.parse_args
+
+    def stopped(*given, **named):
+        raise Parsed(original(*given, **named))
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stopped)
+    told = set()
+    for command in commands:
+        _, module, *given = command.split()
+        if module == "pytest":
+            paths = [path for path in given if path.endswith(".py")]
+            assert paths
+            assert all((ROOT / path).exists() for path in paths)
+            continue
+        with pytest.raises(Parsed) as found:
+            importlib.import_module(module).main(given)
+        assert found.value.args[0].toy
+        told.add(module.rpartition(".")[2])
+    assert told == {*SCRIPTS, "whole_job"} - {"serve_compressed"}, "which needs vLLM"
+
+
+def test_one_that_fails_ends_no_other_and_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("MODELS", str(tmp_path / "models"))
+    done, commands = run_all(tmp_path, str(tmp_path / "out"), failing="gpu.passes")
+    assert done.returncode == 1
+    assert "== passes ended with 3" in done.stdout
+    assert done.stdout.endswith("NAME.log: passes \n")
+    assert len(commands) == 11
+    assert not any("--toy" in command for command in commands)
+    assert sum("compiled" in command for command in commands) == 3
 
 
 def test_what_is_packed_is_what_the_requirements_come_to_less_what_is_there():
