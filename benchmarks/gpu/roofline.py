@@ -27,8 +27,8 @@ from benchmarks.gpu.measuring import print_table
 
 ROWS = 128
 GPU_BYTES = 80e9
-SPARE_BYTES = 6e9
-"""Left to CUDA, NCCL and fragments."""
+SPARE_BYTES = 2e9
+"""What CUDA and NCCL hold before a step."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,9 @@ IMPROVEMENTS: tuple[tuple[str, dict[str, bool], str], ...] = (
 """Each improvement, what it changes, and whether the code has it."""
 
 
+_FIGURES = ("padding", "passes", "slowest", "done", "done_of_text", "share", "share_alone")
+
+
 @dataclass(frozen=True)
 class Step:
     """Seconds of a step by what they go to, of the slowest worker, and figures about it."""
@@ -92,6 +95,10 @@ class Step:
     passes: float
     slowest: float
     """Seconds of the slowest worker over the mean."""
+    done: float
+    """Operations of products over tokens that pass, padding among them."""
+    done_of_text: float
+    """The same over tokens of texts alone."""
     share: float
     """Useful operations over what the data sheet's peak would do in the step's time."""
     share_alone: float
@@ -137,10 +144,7 @@ class Roofline:
         names = steps[0].seconds
         return Step(
             {name: float(np.mean([one.seconds[name] for one in steps])) for name in names},
-            *(
-                float(np.mean([getattr(one, name) for one in steps]))
-                for name in ("padding", "passes", "slowest", "share", "share_alone")
-            ),
+            *(float(np.mean([getattr(one, name) for one in steps])) for name in _FIGURES),
         )
 
     def _step(self, setup: Setup, workers: int, seed: int) -> Step:
@@ -151,20 +155,27 @@ class Roofline:
         passes = max(map(len, cuts))
         # Those with fewer micro-batches repeat their shortest text.
         cuts = [cut + [cut[-1][-1:]] * (passes - len(cut)) for cut in cuts]
-        of_each = [self._of_worker(setup, cut, workers) for cut in cuts]
+        found = [self._counts(setup, cut, workers) for cut in cuts]
+        of_each = [
+            self._seconds(setup, counts, sum(map(sum, cut)))
+            for counts, cut in zip(found, cuts, strict=True)
+        ]
         totals = [sum(seconds.values()) for seconds in of_each]
         mean = float(np.mean(totals))
         seconds = {name: float(np.mean([one[name] for one in of_each])) for name in of_each[0]}
         seconds["waiting for the slowest"] = max(totals) - mean
         seconds["collectives"] = self._collectives(1 if setup.one_reduction else passes, workers)
         real = int(rows.sum())
-        padded = sum(len(micro) * max(micro) for cut in cuts for micro in cut)
+        passing = sum(sum(map(sum, _shapes(setup, cut))) for cut in cuts)
+        done = sum(one.product_flops for counts in found for one in counts)
         whole = self.useful * real / (workers * self.machine.peak)
         return Step(
             seconds,
-            1.0 if setup.packed else padded / real,
+            passing / real,
             passes,
             max(totals) / mean,
+            done / passing,
+            done / real,
             whole / sum(seconds.values()),
             whole / mean,
         )
@@ -174,19 +185,16 @@ class Roofline:
         from rayembed.models.micro_batches import cut_by_length
 
         budget = self.workload.budget
-        if setup.packed:  # any texts go together
-            number = -(-int(lengths.sum()) // budget)
-            descending = np.sort(lengths)[::-1]
-            return [descending[first::number].tolist() for first in range(number)]
         if setup.by_cost:
-            cut = cut_by_length(lengths.tolist(), budget, self.pass_cost)
+            texts = lengths.tolist()
+            cut = cut_by_length(texts, budget, self.pass_cost, packed=setup.packed)
         else:
             cut = greedy_cut(lengths, budget)
         return [lengths[places].tolist() for places in cut]
 
-    def _of_worker(self, setup: Setup, cut: list[list[int]], workers: int) -> dict[str, float]:
-        """Seconds of a worker's passes by what they go to."""
-        shapes = cut if setup.packed else [[max(micro)] * len(micro) for micro in cut]
+    def _counts(self, setup: Setup, cut: list[list[int]], workers: int) -> list[Counts]:
+        """Counts of a worker's passes."""
+        shapes = _shapes(setup, cut)
         tokens = sum(map(sum, shapes))
         graphs = self._room(workers) / tokens
         one_graph = len(cut) == 1 or (setup.one_graph and self.kept_recomputing <= graphs)
@@ -203,9 +211,10 @@ class Roofline:
             if not one_graph:
                 kind = "merged" if setup.merged else "plain"
                 found.append(self.costs_of(kind, padded=not setup.packed).of(shape))
-        return self._seconds(setup, found, sum(map(sum, cut)))
+        return found
 
     def _seconds(self, setup: Setup, found: list[Counts], texts_tokens: int) -> dict[str, float]:
+        """Seconds of a worker's passes by what they go to."""
         machine = self.machine
         whole = Counts.of(sum(one.vector() for one in found))
         useful = self.useful * texts_tokens / machine.products
@@ -228,10 +237,15 @@ class Roofline:
         return seconds
 
     def _room(self, workers: int) -> float:
-        """Bytes of a GPU that ZeRO-2 leaves for graphs, beside a layer that is recomputed."""
+        """Bytes of a GPU that ZeRO-2 leaves for graphs, beside a layer that is recomputed; of what
+        is left training gives them a share.
+        """
+        from rayembed.training.graph_room import _SHARES
+
         gradients = self.trained * (4 + 4 + 12 / workers)  # float32, a bucket, states
         layer = self.workload.budget * self.of_layer
-        return GPU_BYTES - SPARE_BYTES - self.held - gradients - layer
+        left = GPU_BYTES - SPARE_BYTES - self.held - gradients
+        return _SHARES["cuda"] * left - layer
 
     def _collectives(self, reductions: int, workers: int) -> float:
         """Seconds of reducing gradients in float32 and gathering new weights in bfloat16."""
@@ -239,6 +253,11 @@ class Roofline:
         speed = machine.in_node if workers <= machine.gpus_of_node else machine.between_nodes
         amount = self.trained * (reductions * 2 * 4 + 2)
         return amount * (workers - 1) / workers / speed
+
+
+def _shapes(setup: Setup, cut: list[list[int]]) -> list[list[int]]:
+    """Lengths in each micro-batch as they pass: padded to the longest, or as they are."""
+    return cut if setup.packed else [[max(micro)] * len(micro) for micro in cut]
 
 
 def kept_bytes_of_token(workload: Workload) -> tuple[float, float, float]:
@@ -305,13 +324,17 @@ def main(arguments: list[str] | None = None) -> list[tuple[str, list[Step]]]:
         f"{roofline.kept_recomputing / 1e6:.2f} with layers recomputed.\n"
     )
     rows = table(roofline, tuple(options.gpus))
-    columns = ("share of peak", "alone", "step, s", "padding", "passes", "slowest/mean")
+    columns = (
+        *("share of peak", "alone", "step, s", "padding", "passes", "slowest/mean"),
+        "GFLOP done a token in a pass and of text",
+    )
     heads = [f"{n} GPUs: {columns[0]}, {', '.join(columns[1:])}" for n in options.gpus]
     lines = []
     for (name, steps), (_, _, there) in zip(rows, IMPROVEMENTS, strict=True):
         cells = [
             f"{one.share:.1%}, {one.share_alone:.1%}, {one.total:.2f}, {one.padding:.2f}, "
-            f"{one.passes:.1f}, {one.slowest:.2f}"
+            f"{one.passes:.1f}, {one.slowest:.2f}, "
+            f"{one.done / 1e9:.1f}, {one.done_of_text / 1e9:.1f}"
             for one in steps
         ]
         lines.append([name, there, *cells])

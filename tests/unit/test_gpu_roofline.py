@@ -70,6 +70,25 @@ def test_rows_dealt_by_length_leave_nobody_waiting():
     assert slowest(dealt_by_length, 8) < 1.01 < slowest(dealt_by_place, 8)
 
 
+def test_graphs_get_the_share_of_memory_that_training_gives_them(toy):
+    gradients = toy.trained * (4 + 4 + 12 / 8)
+    left = 80e9 - 2e9 - toy.held - gradients
+    placement = toy._room(8) + toy.workload.budget * toy.of_layer
+    assert placement == pytest.approx(0.8 * left)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_texts_are_cut_by_the_function_that_cuts_a_step_in_training(packed):
+    roofline = object.__new__(script.Roofline)
+    roofline.workload = script.Workload(None, 1, 4096)
+    roofline.pass_cost = 512
+    lengths = rows_of_lengths(BLEND, 16, 0).ravel()
+    setup = script.Setup(by_cost=True, packed=packed)
+    cut = cut_by_length(lengths.tolist(), 4096, 512, packed=packed)
+    assert len(cut) > 3, "so that there is a choice"
+    assert roofline._cut(setup, lengths) == [lengths[places].tolist() for places in cut]
+
+
 def counted(work):
     mode = CountOnMeta(Machine(), padded=True)
     with mode:
@@ -159,7 +178,46 @@ def test_passes_of_the_7b_model_take_what_was_counted_before(nvembed):
     assert nvembed.useful == pytest.approx(31e9, rel=0.01)
 
 
-def test_the_7b_model_reached_8_and_5_percent_and_reaches_35_and_28(nvembed):
+def products_of_a_token(model):
+    """FLOP a token of one 7B pass, from the published shapes: forward, of its layers, backward."""
+    hidden, inner, layers, keys, rank = 4096, 14_336, 32, 1024, model.lora.rank
+    linears = [  # in, out
+        *((hidden, hidden), (hidden, keys), (hidden, keys), (hidden, hidden)),
+        *((hidden, inner), (hidden, inner), (inner, hidden)),
+    ]
+    frozen = 2 * layers * sum(a * b for a, b in linears)
+    adapters = 2 * layers * sum(rank * (a + b) for a, b in linears)
+    wide, mlp = model.pooling.num_heads * hidden, model.pooling.mlp_ratio * hidden
+    head = 2 * (2 * hidden * wide + hidden * 2 * mlp + mlp * hidden)
+    # Frozen weights get no gradient, the rest two products for one. The first layer's inputs need
+    # none: query, key and value each spare one product, and the adapters there too.
+    spared = sum(2 * a * b + 2 * rank * a for a, b in linears[:3])
+    backward = frozen + 2 * (adapters + head) - spared
+    return frozen + adapters + head, frozen + adapters, backward
+
+
+def test_operations_done_are_those_of_the_published_shapes(nvembed):
+    forward, of_layers, backward = products_of_a_token(nvembed.workload.model)
+    assert nvembed.useful == pytest.approx(forward + backward, rel=1e-6)
+    before = nvembed.step(script.Setup(), 32, seeds=2)
+    assert before.passes == 2, "so GradCache passes each text without a graph first"
+    # 1 %: keys and values of the latents are made once a pass, and left out of the formula.
+    expected = 2 * forward + of_layers + backward
+    assert before.done == pytest.approx(expected, rel=0.01)
+    assert before.done_of_text == pytest.approx(expected * before.padding, rel=0.02)
+    assert before.done_of_text > 200e9
+    assert before.done == pytest.approx(61e9, rel=0.02)
+    setup = script.Setup()
+    for _, change, known in script.IMPROVEMENTS:
+        setup = replace(setup, **(change if known == "yes" else {}))
+    after = nvembed.step(setup, 32, seeds=2)
+    assert after.padding == 1
+    assert after.done == after.done_of_text == pytest.approx(forward + backward, rel=0.02)
+    recomputing = nvembed.step(replace(setup, keeps_layers=False), 32, seeds=2)
+    assert recomputing.done == pytest.approx(forward + of_layers + backward, rel=0.02)
+
+
+def test_the_7b_model_reached_8_and_5_percent_and_reaches_34_and_39(nvembed):
     as_it_comes = script.Setup()
     for _, change, known in script.IMPROVEMENTS:
         as_it_comes = replace(as_it_comes, **(change if known == "yes" else {}))
@@ -172,9 +230,7 @@ def test_the_7b_model_reached_8_and_5_percent_and_reaches_35_and_28(nvembed):
     seconds = was[8].seconds
     alone = was[8].total - seconds["waiting for the slowest"] - seconds["collectives"]
     assert seconds["element-wise"] / alone == pytest.approx(0.4, abs=0.03)
-    # Of six batches, with waiting and collectives: 35.1 and 39.2 %, as the settings come 27.5 and
-    # 31.1 %.
-    assert nvembed.step(best, 8, seeds=6).share > 0.35
-    assert nvembed.step(best, 32, seeds=3).share > 0.28
-    assert nvembed.step(as_it_comes, 8, seeds=6).share == pytest.approx(0.275, abs=0.005)
-    assert nvembed.step(as_it_comes, 32, seeds=3).share > 0.28
+    # Of six batches, with waiting and collectives, as the settings come and with fused work.
+    for gpus, told in ((8, (0.270, 0.344)), (32, (0.311, 0.392))):
+        found = [nvembed.step(setup, gpus, seeds=6).share for setup in (as_it_comes, best)]
+        assert found == pytest.approx(told, abs=0.002)
