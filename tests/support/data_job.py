@@ -49,6 +49,7 @@ READ_IN_A_FRESH_JOB = {
     "filter's ranks": r"ranks/\d+\.npz",
     "vectors": r"vectors/\w+/\w+\.(queries|documents)\.npy",
     "vectors' texts": r"vectors/\w+/\w+\.index\.npz",
+    "documents that are not mined": r"mined/[^/]+/working/excluded-\w+\.npy",
     "mining's examples": r"mined/[^/]+/working/\w+\.json",
     "centroids": r"centroids-\d+\.npy",
     "assigned clusters": r"assigned/\w+\.npy",
@@ -103,7 +104,9 @@ def write_inputs(root: Path) -> None:
     rows += [{"query": "ask 3 again", "positive": rows[3]["positive"] + " words", "negatives": []}]
     rows += [{"query": f"a long text before. {EVALUATION}", "positive": "none", "negatives": []}]
     write_rows(root / "pairs.jsonl", rows)
-    write_rows(root / "documents.jsonl", [{"text": f"document {i}"} for i in range(20, 60)])
+    documents = [{"text": f"document {i}"} for i in range(20, 60)]
+    documents += [{"text": f"document 60 tells {EVALUATION} once more"}]
+    write_rows(root / "documents.jsonl", documents)
     write_rows(
         root / "classes.jsonl", [{"text": f"text {i}", "label": f"{i % 4}"} for i in range(24)]
     )

@@ -5,7 +5,7 @@ import itertools
 import math
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from rayembed.data.plan.sampling import (
     PlannedBatch,
     frequent,
     generator,
+    rows_of_queries,
 )
 
 
@@ -28,16 +29,18 @@ class PlainSampler:
 
     spreads = True
 
-    def __init__(self, name: str, query_hash: np.ndarray, seed: int, key: str, most: int) -> None:
+    def __init__(
+        self, name: str, query_hash: np.ndarray, seed: int, key: str, spread: Mapping[int, int]
+    ) -> None:
         self.query_hash = query_hash
-        self.rows_of = Counter(query_hash.tolist())
-        self.most = most
+        self.spread = spread if self.spreads else {}
         self.epochs: Iterator[list[int]] = (
             generator(seed, key, name, epoch).permutation(len(query_hash)).tolist()
             for epoch in itertools.count()
         )
         self.ahead = iter(next(self.epochs))
         self.waiting: list[int] = []
+        self.had = Counter[int]()
         self.further = Counter[int]()
         self.drawn = 0
 
@@ -47,18 +50,17 @@ class PlainSampler:
         before = iter(self.waiting)
         rows = len(self.query_hash)
 
-        def of_epoch() -> Counter[int]:
-            """Rows of each query that may have come in draws that had it already, by now."""
-            done = min(self.drawn + count, rows) / rows
-            return Counter(
-                {
-                    query: math.floor((of - rows / count) * done + 1e-9)
-                    for query, of in self.rows_of.items()
-                    if of * count > rows and of * self.most > rows and self.spreads
-                }
-            )
+        others = set(used)
 
-        again = of_epoch()
+        def comes_again(query: int) -> bool:
+            """Whether rows of the query are behind with what does not fit one a draw, or others
+            brought it and they are behind in all.
+            """
+            of, done = self.spread.get(query, 0), min(self.drawn + count, rows) / rows
+            excess = math.floor(max(of - rows / count, 0) * done + 1e-9)
+            share = math.floor(of * done + 1e-9) if query in others else 0
+            return self.further[query] < excess or self.had[query] < share
+
         while len(taken) < count:
             row = next(before, None)
             row = next(self.ahead, None) if row is None else row
@@ -67,13 +69,13 @@ class PlainSampler:
             elif row is None:
                 self.ahead = iter(next(self.epochs))
                 self.drawn = -len(taken)
+                self.had.clear()
                 self.further.clear()
-                again = of_epoch()
-            elif (query := int(self.query_hash[row])) in used and again[query] <= self.further[
-                query
-            ]:
+                others = set(used)
+            elif (query := int(self.query_hash[row])) in used and not comes_again(query):
                 waiting.append(row)
             else:
+                self.had[query] += 1
                 self.further[query] += query in used
                 used.add(query)
                 taken.append(row)
@@ -145,7 +147,8 @@ def test_draws_of_any_length_are_those_of_a_list_of_waiting_rows(
 ) -> None:
     """Batches that other data sets began, and draws of nothing, of one row and of many epochs."""
     hashes = repeated(rows, share, kinds, hot, seed)
-    sampler, plain = (of("d", hashes, seed, "k", 30) for of in (EpochSampler, PlainSampler))
+    spread = rows_of_queries(hashes, frequent(hashes, 30))
+    sampler, plain = (of("d", hashes, seed, "k", spread) for of in (EpochSampler, PlainSampler))
     used: set[int] = set()
     used_of_plain: set[int] = set()
     for count, begins in draws:
@@ -201,7 +204,7 @@ def test_a_frequent_query_is_spread_over_the_epoch(share: float) -> None:
     hashes = repeated(pairs * steps, share, 10**9, 1)
 
     def rows_of_query(sampler: type[EpochSampler | PlainSampler]) -> np.ndarray:
-        drawn = sampler("d", hashes, 0, "k", pairs)
+        drawn = sampler("d", hashes, 0, "k", rows_of_queries(hashes, frequent(hashes, pairs)))
         batches = [drawn.draw(pairs, set()) for _ in range(steps)]
         assert len(np.unique(np.concatenate(batches))) == len(hashes), "an epoch"
         return np.array([(hashes[batch] == 0).sum() for batch in batches])
@@ -211,6 +214,28 @@ def test_a_frequent_query_is_spread_over_the_epoch(share: float) -> None:
     spread = rows_of_query(EpochSampler)
     assert spread.max() <= 2 * share * pairs + 2
     assert abs(spread[: steps // 2].sum() / spread.sum() - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("share", [0.1, 0.02, 0.005])
+def test_a_query_that_another_data_set_has_in_every_batch_is_spread_too(share, monkeypatch) -> None:
+    """It would wait for the end of its own epoch, and fill its share of the last batches."""
+    pairs, steps = 64, 400
+    queries = [
+        repeated(pairs // 2 * steps, of, 10**9, 1, seed) for seed, of in ((0, 0.1), (1, share))
+    ]
+    rows = [DatasetRows(f"d{i}", 1.0, of) for i, of in enumerate(queries)]
+
+    def most_of_a_batch() -> int:
+        counts = [
+            sum(int(queries[1][row] == 0) for row in batch.row[batch.dataset == 1])
+            for batch in blended(rows, pairs, steps, 0, "k")
+        ]
+        assert sum(counts) == (queries[1] == 0).sum(), "an epoch"
+        return max(counts)
+
+    assert most_of_a_batch() < pairs / 6
+    monkeypatch.setattr("rayembed.data.plan.policies.EpochSampler", FormerSampler)
+    assert most_of_a_batch() > pairs / 4
 
 
 @pytest.mark.parametrize("policy", [blended, homogeneous])
@@ -230,9 +255,12 @@ def test_frequent_queries_are_those_of_more_rows_than_batches(most, at_once, mon
     monkeypatch.setattr("rayembed.data.plan.sampling._HASHES_AT_ONCE", at_once)
     for share, hot in ((0.0, 1), (0.4, 3), (1.0, 1)):
         hashes = repeated(600, share, 150, hot)
-        wanted = {q: n for q, n in Counter(hashes.tolist()).items() if n * most > 600}
-        assert frequent(hashes, most) == wanted
-    assert frequent(np.empty(0, np.int64), most) == {}
+        rows = Counter(hashes.tolist())
+        wanted = {query: count for query, count in rows.items() if count * most > 600}
+        assert frequent(hashes, most) == wanted.keys()
+        assert rows_of_queries(hashes, {*wanted, 10**12, -(10**12)}) == wanted
+    assert frequent(np.empty(0, np.int64), most) == set()
+    assert rows_of_queries(np.empty(0, np.int64), {1}) == {}
 
 
 def looks(
@@ -240,7 +268,7 @@ def looks(
 ) -> int:
     """Hashes read, and queries looked for in a batch that has some before, in one epoch."""
     counted = hashes.view(CountedHashes)
-    drawn = sampler("d", counted, 0, "k", pairs)
+    drawn = sampler("d", counted, 0, "k", {})
     count = 0
     for _ in range(len(hashes) // pairs):
         used = CountedSet(range(taken))
@@ -273,7 +301,7 @@ def bytes_of_a_row(sampler: type[EpochSampler | PlainSampler]) -> float:
     for rows in (8000, 16_000):
         hashes = repeated(rows, 0.5, 10**9, 400)
         tracemalloc.start()
-        drawn = sampler("d", hashes, 0, "k", 200)
+        drawn = sampler("d", hashes, 0, "k", {})
         # Another data set has them in every batch: all others are taken, and most of them wait.
         for _ in range(rows // 200 // 2):
             drawn.draw(200, set(range(400)))

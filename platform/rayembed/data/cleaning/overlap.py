@@ -148,7 +148,7 @@ def find_in_documents(
         "overlap of documents %s: %d texts of %d documents are not mined",
         *(name, len(hashes), sum(part.rows for part in parts)),
     )
-    return FoundDocuments(hashes, counts, some(result["listed"] for result in results))
+    return FoundDocuments(hashes, counts, some(result["examples"] for result in results))
 
 
 def _write_texts(working: str, config: Overlap, root: str) -> str:
@@ -233,7 +233,7 @@ class FindInDocuments:
     config: Overlap
 
     def __call__(self, item: DocumentsItem) -> Result:
-        """Report hashes of the texts `found`, by reason, and `listed` examples."""
+        """Report hashes of the texts `found`, by reason, and `examples`."""
         index = _index(self.index, self.config)
         texts = read_table(item.part.path, ["text"])["text"].to_pylist()
         found: dict[str, list[int]] = {OVERLAP: [], CONTAINED: []}
@@ -245,7 +245,7 @@ class FindInDocuments:
         table = pa.Table.from_pylist(listed, SCHEMA_OF_DOCUMENTS)
         name = f"documents-{item.key}"
         examples = write_removed(self.folder, name, table, SCHEMA_OF_DOCUMENTS)
-        return {"found": found, "listed": examples}
+        return {"found": found, "examples": examples}
 
 
 @dataclass(frozen=True)

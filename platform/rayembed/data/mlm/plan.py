@@ -149,7 +149,8 @@ class SequencePlan:
 def write_sequence_plan(
     context: PipelineContext, run: Adaptation, prepared: Mapping[str, DatasetArtifact]
 ) -> SequencePlan:
-    """Write the plan of a run; an existing one with the same inputs is reused.
+    """Write the plan of a run; an existing one with the same inputs is reused. In object storage
+    nothing is locked: let one run finish a plan before others start.
 
     Args:
         prepared: set of texts → folder of its sequences.

@@ -15,7 +15,9 @@ from rayembed.data.plan.sampling import (
     DatasetRows,
     EpochSampler,
     PlannedBatch,
+    frequent,
     generator,
+    rows_of_queries,
     sequence,
     shares,
     whole_numbers,
@@ -36,9 +38,9 @@ def blended(
     Each batch holds each data set's share of rows; rounding remainders are carried to the next
     step, so that shares are exact to one row over any number of steps. Data sets are sampled by
     epoch in seeded permutations, without replacement. A row whose query text is already in the
-    batch waits for the next one, unless its epoch has no other row left, or more rows have the
-    query than the epoch has batches: these are spread over it, several in a batch. A larger number
-    of steps only extends the order.
+    batch waits for the next one, unless its epoch has no other row left. Of a query that more rows
+    of a data set have than its epoch has batches, the rows of all data sets are spread over their
+    epochs, several in a batch. A larger number of steps only extends the order.
 
     Args:
         key: names the stage, so that two stages with one seed differ.
@@ -56,9 +58,16 @@ def blended(
                 f"{global_pairs} pairs takes up to {needed} of them (share {part:.4g}); lower "
                 "batch.global_pairs or its weight, or add rows"
             )
-    samplers = [
-        EpochSampler(rows.name, rows.query_hash, seed, key, math.ceil(part * global_pairs))
+    spread = {
+        query
         for rows, part in zip(datasets, share.tolist(), strict=True)
+        for query in frequent(rows.query_hash, math.ceil(part * global_pairs))
+    }
+    samplers = [
+        EpochSampler(
+            rows.name, rows.query_hash, seed, key, rows_of_queries(rows.query_hash, spread)
+        )
+        for rows in datasets
     ]
     owed = np.zeros(len(datasets))
     for step in range(num_steps):
@@ -123,9 +132,8 @@ def homogeneous(
             dataset_of.append(number)
             firsts.append(first)
             queries = rows.query_hash[first : first + size]
-            samplers.append(
-                EpochSampler(f"{rows.name}\0{language}", queries, seed, key, global_pairs)
-            )
+            spread = rows_of_queries(queries, frequent(queries, global_pairs))
+            samplers.append(EpochSampler(f"{rows.name}\0{language}", queries, seed, key, spread))
             first += size
     for group in sequence(np.array(counts), seed, key).tolist():
         drawn = samplers[group].draw(global_pairs, set())

@@ -7,7 +7,7 @@ which rows were read. G rows of a global batch.
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,8 +79,8 @@ such a query, about.
 """
 
 
-def frequent(query_hash: np.ndarray, most: int) -> dict[int, int]:
-    """Queries of more rows than an epoch has draws, with the number of these rows.
+def frequent(query_hash: np.ndarray, most: int) -> set[int]:
+    """Queries of more rows than an epoch has draws.
 
     Memory grows with the rows of a batch alone: hashes are counted one by one only where those that
     end alike are so many.
@@ -91,38 +91,62 @@ def frequent(query_hash: np.ndarray, most: int) -> dict[int, int]:
     """
     draws = len(query_hash) / max(most, 1)
     mask = (1 << (_BUCKETS_OF_A_ROW * most).bit_length()) - 1
-    chunks = [slice(n, n + _HASHES_AT_ONCE) for n in range(0, len(query_hash), _HASHES_AT_ONCE)]
     alike = np.zeros(mask + 1, np.int64)
-    for some in chunks:
-        alike += np.bincount(query_hash[some] & mask, minlength=mask + 1)
+    for some in _in_chunks(query_hash):
+        alike += np.bincount(some & mask, minlength=mask + 1)
     many = alike > draws
     found: Counter[int] = Counter()
-    for some in chunks if many.any() else ():
-        hashes = query_hash[some]
-        counted = np.unique(hashes[many[hashes & mask]], return_counts=True)
+    for some in _in_chunks(query_hash) if many.any() else ():
+        counted = np.unique(some[many[some & mask]], return_counts=True)
         found.update(dict(zip(*(of.tolist() for of in counted), strict=True)))
-    return {query: rows for query, rows in found.items() if rows > draws}
+    return {query for query, rows in found.items() if rows > draws}
+
+
+def rows_of_queries(query_hash: np.ndarray, queries: set[int]) -> dict[int, int]:
+    """Number of rows of each of the queries that has any."""
+    wanted = np.array(sorted(queries), np.int64)
+    counts = np.zeros(len(wanted), np.int64)
+    for some in _in_chunks(query_hash) if queries else ():
+        place = np.searchsorted(wanted, some).clip(max=len(wanted) - 1)
+        counts += np.bincount(place[wanted[place] == some], minlength=len(wanted))
+    told = zip(wanted.tolist(), counts.tolist(), strict=True)
+    return {query: rows for query, rows in told if rows}
+
+
+def _in_chunks(query_hash: np.ndarray) -> Iterator[np.ndarray]:
+    for first in range(0, len(query_hash), _HASHES_AT_ONCE):
+        yield query_hash[first : first + _HASHES_AT_ONCE]
 
 
 class EpochSampler:
     """Epoch sampler: draws rows without replacement, each epoch in a new seeded permutation.
 
     A draw has a query once. Of a query of more rows than an epoch has draws, those beyond are
-    spread over it: left to its end they would fill batches alone, and be no negatives to each
-    other.
+    spread over it, and where other data sets bring the query, all: left to its end they would fill
+    batches alone, and be no negatives to each other.
     """
 
-    def __init__(self, name: str, query_hash: np.ndarray, seed: int, key: str, most: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        query_hash: np.ndarray,
+        seed: int,
+        key: str,
+        spread: Mapping[int, int],
+    ) -> None:
         """Start with the first epoch; a permutation takes four bytes a row, and a row that waits
         four more.
 
         Args:
-            most: largest number of rows that a draw takes.
+            spread: rows of each query of which a batch may have several, `frequent` here or in
+                another data set of the batches.
         """
         self.name, self.query_hash, self.seed, self.key = name, query_hash, seed, key
-        self.frequent = frequent(query_hash, most)
-        self.further = dict.fromkeys(self.frequent, 0)
-        """Frequent query → its rows that the epoch's draws have had beside another of it."""
+        self.spread = spread
+        self.had = dict.fromkeys(spread, 0)
+        """Query that is spread → its rows that draws of the epoch took."""
+        self.further = dict.fromkeys(spread, 0)
+        """The same of rows that came beside another of the query."""
         self.drawn = 0
         """Rows of the epoch that earlier draws took."""
         self.epoch = 0
@@ -135,13 +159,14 @@ class EpochSampler:
 
         Rows are drawn without replacement within an epoch. A row whose query text is in `used`
         waits for the next call, unless its epoch has no other row left, or it is one of those of a
-        frequent query that are spread. Rows that have waited longest come first.
+        query that are spread. Rows that have waited longest come first.
         """
         taken: list[int] = []
-        again = self._further(count)
-        before = dict(again)
+        due = self._due(count, used)
+        new = self.spread.keys() - used
+        before = dict(due)
         if self.waiting:
-            taken += self.order[self.waiting.take(count, used, again)].tolist()
+            taken += self.order[self.waiting.take(count, used, due)].tolist()
         else:
             ahead = self.order[self.place : self.place + count]
             hashes = set(self.query_hash[ahead].tolist())
@@ -149,49 +174,55 @@ class EpochSampler:
                 self.place += count  # the usual case: all of the next rows fit
                 self.drawn += count
                 used |= hashes
+                for query in self.had.keys() & hashes:
+                    self.had[query] += 1
                 return ahead.astype(np.int64)
         while len(taken) < count:
             if self.place < len(self.order):
-                taken += self._take_ahead(count - len(taken), used, again)
+                taken += self._take_ahead(count - len(taken), used, due)
             elif self.waiting:  # the epoch has nothing else: the batch gets a query twice
                 taken.append(int(self.order[self.waiting.take_first()]))
             else:
                 self.epoch += 1
                 del self.order  # before there is another one
                 self.order, self.place = self._permutation(), 0
-                self.drawn, self.further = -len(taken), dict.fromkeys(self.frequent, 0)
-                again = self._further(count)
-                before = dict(again)
+                self.drawn, self.had = -len(taken), dict.fromkeys(self.spread, 0)
+                self.further = dict(self.had)
+                due, new = self._due(count, used), self.spread.keys() - used
+                before = dict(due)
         self.drawn += count
-        for query, left in again.items():
-            self.further[query] += before[query] - left
+        for query, left in due.items():
+            rows = before[query] - left
+            self.had[query] += rows
+            self.further[query] += rows - (rows > 0 and query in new)
         return np.array(taken, dtype=np.int64)
 
-    def _further(self, count: int) -> dict[int, int]:
-        """Query → rows that the next (count,) ones may have of it beside another: as large a share
-        of those that do not fit one a draw as is drawn of the epoch with them.
+    def _due(self, count: int, used: set[int]) -> dict[int, int]:
+        """Query that is spread → rows of it that the next (count,) ones may have: as large a share
+        of those that do not fit one a draw as is drawn of the epoch with them, and one; of a query
+        that others brought as large a share of all.
         """
         rows = len(self.query_hash)
         part = min(self.drawn + count, rows)
-        return {
-            query: max((of * count - rows) * part // (rows * count) - self.further[query], 0)
-            for query, of in self.frequent.items()
-            if of * count > rows
-        }
+        due = {}
+        for query, of in self.spread.items() if count else ():
+            due[query] = max(of * count - rows, 0) * part // (rows * count) - self.further[query]
+            if query in used:
+                due[query] = max(due[query], of * part // rows - self.had[query])
+            else:
+                due[query] += 1
+        return due
 
-    def _take_ahead(self, count: int, used: set[int], again: dict[int, int]) -> list[int]:
-        """Take those of the next (count,) rows whose queries are new or may come again; the others
-        wait.
-        """
+    def _take_ahead(self, count: int, used: set[int], due: dict[int, int]) -> list[int]:
+        """Take those of the next (count,) rows whose queries are new or due; the others wait."""
         ahead = self.order[self.place : self.place + count]
         rows, queries = ahead.tolist(), self.query_hash[ahead].tolist()
         taken = []
         for place, (row, query) in enumerate(zip(rows, queries, strict=True), self.place):
-            if query in used and not _comes_again(query, again):
-                self.waiting.add(place, query)
-            else:
-                used.add(query)
+            if _fits(query, used, due):
                 taken.append(row)
+            else:
+                self.waiting.add(place, query)
         self.place += len(ahead)
         return taken
 
@@ -204,12 +235,14 @@ class EpochSampler:
         return order
 
 
-def _comes_again(query: int, again: dict[int, int]) -> bool:
-    """Whether a batch that has a query takes another row of it, which is counted."""
-    left = again.get(query, 0)
-    if left:
-        again[query] = left - 1
-    return left > 0
+def _fits(query: int, used: set[int], due: dict[int, int]) -> bool:
+    """Whether a batch takes a row of the query, which then counts: one that it lacks, or is due."""
+    if query in used and due.get(query, 0) <= 0:
+        return False
+    used.add(query)
+    if query in due:
+        due[query] -= 1
+    return True
 
 
 class _WaitingPlaces:
@@ -239,21 +272,20 @@ class _WaitingPlaces:
             self._later[query] = _Queue(self._typecode)
             heapq.heappush(self._first, (place, query))
 
-    def take(self, count: int, used: set[int], again: dict[int, int]) -> list[int]:
-        """Take up to (count,) places of queries that are not in `used` or may come again; adds
-        these to it.
+    def take(self, count: int, used: set[int], due: dict[int, int]) -> list[int]:
+        """Take up to (count,) places of queries that are not in `used` or are due; adds these to
+        it.
         """
         taken: list[int] = []
         kept: list[tuple[int, int]] = []  # of queries in `used`: not looked at again in this draw
         while self._first and len(taken) < count:
             place, query = heapq.heappop(self._first)
-            if query in used and not _comes_again(query, again):
+            if not _fits(query, used, due):
                 kept.append((place, query))
                 continue
-            used.add(query)
             taken.append(place)
             for following in self._next(query):
-                if again.get(query):
+                if due.get(query, 0) > 0:
                     heapq.heappush(self._first, following)
                 else:
                     kept.append(following)
