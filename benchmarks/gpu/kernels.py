@@ -214,12 +214,14 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def main(given: list[str] | None = None) -> None:
+    from rayembed.models.varlen import settled_kernel
+
     options = arguments(__doc__).parse_args(given)
     device = device_of(options.toy)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     small = device.type == "cpu"
     rounds = options.rounds or (1 if small else 10)
-    print(machine_line(device))
+    print(f"{machine_line(device)}\nunpadded attention: {settled_kernel(device)}")
     sizes = [256] if small else [4096, 8192]
     types = [torch.float32] if small else [torch.bfloat16, torch.float16, torch.float32]
     rows = [

@@ -10,11 +10,13 @@ groups of texts; long texts go to SDPA.
 
 import inspect
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, current_flash_attention_impl, sdpa_kernel
 
 from rayembed.models.varlen import varlen_attention
 
@@ -86,9 +88,10 @@ def attention(
     if not by_products:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        attended: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
-        )
+        with _kernels_with_dropout() if dropout else nullcontext():
+            attended: tuple[Tensor, None] = sdpa_attention_forward(
+                module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
+            )
         return attended
     shared = heads // key.shape[1]
     if shared > 1:
@@ -105,6 +108,17 @@ def attention(
         weights = functional.dropout(scores.softmax(dim=-1), dropout)
         outputs.append((weights @ value[texts].float()).to(value.dtype).transpose(1, 2))
     return torch.cat(outputs), None
+
+
+def _kernels_with_dropout() -> AbstractContextManager[None]:
+    """SDPA without its flash kernel where `varlen.settled_kernel` or somebody else replaced it.
+
+    The others raise an error at any dropout, of which SDPA knows nothing when it chooses.
+    """
+    if current_flash_attention_impl() is None:
+        return nullcontext()
+    others = [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(others)
 
 
 def _bias(

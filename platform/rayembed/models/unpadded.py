@@ -19,6 +19,7 @@ from rayembed.models.attention import NAME
 from rayembed.models.backbones import attention_dropout, first_position, num_positions
 from rayembed.models.contract import EmbeddingModel, PackingTokenizer
 from rayembed.models.packed import Packed, packed_states
+from rayembed.models.varlen import settled_kernel
 
 _LONGEST = 1026
 """Maximum tokens of a text in the trial; wider windows than that are taken on trust."""
@@ -48,7 +49,8 @@ def packs(model: EmbeddingModel) -> bool:
         return False
     reason = _why_padded(model)
     if reason is None:
-        say_once(logging.INFO, "texts are packed: attention without padding")
+        kernel = settled_kernel(weight.device)
+        say_once(logging.INFO, f"texts are packed: attention without padding by {kernel}")
         return True
     if model.unpadded == "always":
         raise ConfigError(f"unpadded=always, but texts must be padded: {reason}; set it to auto")

@@ -1,11 +1,14 @@
 """Softmax attention within texts that lie one after the other, without padding between them.
 
-On CUDA by the kernel of `torch.nn.attention.varlen`, elsewhere by a reference in plain torch, which
-is slow and takes every number type.
+On CUDA by the kernel of `torch.nn.attention.varlen`, which is FlashAttention 2, or on Hopper
+FlashAttention 3 where it is installed; elsewhere by a reference in plain torch, which is slow and
+takes every number type.
 
 B texts, T tokens of their queries and K of their keys, H heads, G key heads, D head width.
 """
 
+from functools import lru_cache
+from importlib.util import find_spec
 from itertools import pairwise
 
 import torch
@@ -22,6 +25,16 @@ holds less."""
 
 _LARGE_GPUS = ((8, 0), (9, 0), (10, 0))
 """Compute capabilities of A100, H100 and B200."""
+
+_FLASH_3 = "FA3"
+_FLASH_3_MODULE = "flash_attn_interface"
+"""Name of FlashAttention 3 in torch's registry, and the module from which that takes it."""
+_HOPPER = 9
+
+_TRIED = [70, 1, 128]
+"""Tokens of the texts on which FlashAttention 3 is tried."""
+_TOLERANCE = 0.05
+"""Of the norm of its outputs and gradients, in bfloat16."""
 
 
 def varlen_attention(
@@ -56,6 +69,66 @@ def varlen_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     compute = _kernel if query.device.type == "cuda" else reference
     return compute(query, key, value, cu_queries, cu_keys, longest, sides, scale)
+
+
+@lru_cache
+def settled_kernel(device: torch.device) -> str:
+    """The kernel's name, with the reason where it is not FlashAttention 3 on a Hopper.
+
+    Switches the process to FlashAttention 3 where that is installed and right, which SDPA then
+    takes as well; see `attention._kernels_with_dropout`. One that was switched on before stays.
+    """
+    from torch.nn import attention
+
+    if device.type != "cuda":
+        return "plain torch"
+    if (active := attention.current_flash_attention_impl()) is not None:
+        return active.replace("FA", "FlashAttention ")
+    if torch.cuda.get_device_capability(device)[0] != _HOPPER:
+        return "FlashAttention 2"
+    reason = _why_not_flash_3(device)
+    return "FlashAttention 3" if reason is None else f"FlashAttention 2 ({reason})"
+
+
+def _why_not_flash_3(device: torch.device) -> str | None:
+    """Switch to FlashAttention 3 and try it; the reason where it is not there or not right."""
+    from torch.nn import attention
+
+    if _FLASH_3 not in attention.list_flash_attention_impls():
+        return "torch has no FlashAttention 3"
+    if find_spec(_FLASH_3_MODULE) is None:
+        return f"{_FLASH_3_MODULE} of FlashAttention 3 is not installed"
+    try:
+        attention.activate_flash_attention_impl(_FLASH_3)
+        off = _difference(device)
+    except Exception as error:  # noqa: BLE001  builds fail in their own ways; the other one is there
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        reason = f"FlashAttention 3 fails: {said}"
+    else:
+        if off <= _TOLERANCE:
+            return None
+        reason = f"FlashAttention 3 differs by {off:.1g} of the norm"
+    if attention.current_flash_attention_impl() is not None:
+        attention.restore_flash_attention_impl()
+    return reason
+
+
+def _difference(device: torch.device) -> float:
+    """Greatest difference of the kernel's outputs and gradients from the reference's."""
+    draw = torch.Generator().manual_seed(0)
+    heads = (4, 2, 2, 4)  # of queries, keys, values, and gradients of what comes out
+    drawn = [torch.randn(sum(_TRIED), number, 64, generator=draw) for number in heads]
+    *inputs, weights = (x.to(device, torch.bfloat16) for x in drawn)
+    ends = torch.tensor([0, *_TRIED]).cumsum(0).to(device, torch.int32)
+    found = []
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        for compute in (_kernel, reference):
+            own = [x.clone().requires_grad_() for x in inputs]
+            longest = (max(_TRIED), max(_TRIED))
+            out = compute(*own, ends, ends, longest, (-1, -1), 0.125)
+            found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), own)])
+    pairs = [(mine.float(), right.float()) for mine, right in zip(*found, strict=True)]
+    return float(torch.stack([(mine - right).norm() / right.norm() for mine, right in pairs]).max())
 
 
 def _kernel(
