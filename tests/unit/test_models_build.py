@@ -11,7 +11,7 @@ from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.models.contract import load_trainable_state, trainable_state
-from rayembed.models.lora import merged_state
+from rayembed.models.lora import merge_lora, merged_state
 from rayembed.models.nvembed.config import NVEmbedConfig
 
 POOLING = LatentAttentionPooling(num_latents=4, num_heads=2, mlp_ratio=2)
@@ -145,6 +145,24 @@ def test_merged_weights_equal_the_adapted_model(decoder):
     plain.backbone.load_state_dict(merged_state(model.backbone))
     assert (embed(model) - before).abs().max() > 1e-3
     assert torch.allclose(embed(model), embed(plain), atol=1e-5)  # fp32, other order of sums
+
+
+def test_adapters_merged_in_place_are_those_of_an_export_and_cost_nothing_more(decoder):
+    model = build_model(nvembed_config(), decoder, seed=0)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.normal_(std=0.05, generator=torch.Generator().manual_seed(len(name)))
+    before, exported = embed(model), merged_state(model.backbone)
+    exported = {name: value.clone() for name, value in exported.items()}
+    merge_lora(model)
+    found = model.backbone.state_dict()
+    assert found.keys() == exported.keys()
+    assert all(torch.equal(found[name], value) for name, value in exported.items())
+    assert not any(hasattr(module, "lora_A") for module in model.modules())
+    assert torch.allclose(embed(model), before, atol=1e-5)  # fp32, other order of sums
+    merge_lora(model)
+    assert all(torch.equal(value, exported[n]) for n, value in model.backbone.state_dict().items())
 
 
 def test_trainable_state_goes_round_and_is_strict(decoder):

@@ -14,6 +14,7 @@ from rayembed.evaluation.validation import (
     validation_factories,
     validation_tasks,
 )
+from rayembed.models.lora import merge_lora
 from rayembed.pipeline.held_out import HeldOutSet, with_sets
 from rayembed.registry.metrics_log import LogReader, Record
 from rayembed.training.validation.folder import STEP, ValidationFolder, ValidationResult
@@ -76,7 +77,8 @@ def score_weights(
 ) -> dict[str, float]:
     """Score by task of the run's model with trained weights of storage.
 
-    The weights are whole whatever the ZeRO stage, so one process on one device takes them.
+    The weights are whole whatever the ZeRO stage, so one process on one device takes them. Adapters
+    are merged, as they are in the model that will be exported.
 
     Args:
         held_out: as in `validation_of`.
@@ -84,7 +86,9 @@ def score_weights(
     Raises:
         RayembedError: backbone, weights or tasks cannot be had.
     """
-    return validate(load_weights(run, weights).to(device), with_sets(run, held_out))
+    model = load_weights(run, weights).to(device)
+    merge_lora(model)
+    return validate(model, with_sets(run, held_out))
 
 
 def kept_step(weights: str) -> str | None:
