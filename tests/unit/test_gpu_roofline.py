@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from benchmarks.gpu import roofline as script
@@ -20,6 +21,7 @@ from benchmarks.gpu.lengths import (
 )
 from torch import nn
 
+from rayembed.data.plan.balance import balanced_steps
 from rayembed.models.micro_batches import cut_by_length, padded_tokens
 
 SEEDS = range(30)
@@ -75,6 +77,37 @@ def test_graphs_get_the_share_of_memory_that_training_gives_them(toy):
     left = 80e9 - 2e9 - toy.held - gradients
     placement = toy._room(8) + toy.workload.budget * toy.of_layer
     assert placement == pytest.approx(0.8 * left)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "spread", "at_8", "at_32"),
+    [(BLEND, 0.0, 1.01, 1.05), (BLEND, 0.1, 1.02, 1.07), (ONLY_RETRIEVAL, 0.1, 1.02, 1.05)],
+)
+def test_rows_that_a_plan_deals_by_bytes_have_as_many_tokens_a_worker(kinds, spread, at_8, at_32):
+    """Bytes a token differ from text to text: 0.1 is the standard deviation of their logarithm
+    in English Wikipedia by all-MiniLM's tokenizer.
+    """
+    found = {8: [], 32: []}
+    for seed in SEEDS:
+        tokens = rows_of_lengths(kinds, 128, seed)
+        of_token = np.exp(np.random.default_rng(1000 + seed).normal(1.5, spread, tokens.shape))
+        texts = [["x" * number for number in row] for row in np.rint(tokens * of_token).astype(int)]
+        plan = pa.table(
+            {
+                "step": np.zeros(128, int),
+                "slot": np.arange(128),
+                "query": [query for query, *_ in texts],
+                "positives": [[positive] for _, positive, *_ in texts],
+                "negatives": [[{"text": one} for one in more] for _, _, *more in texts],
+                "row": np.arange(128),
+            }
+        )
+        of_rows = tokens.sum(1)[balanced_steps(plan, 128)["row"].to_numpy()]
+        for workers, slowest in found.items():
+            shares = of_rows.reshape(workers, -1).sum(1)
+            slowest.append(shares.max() / shares.mean())
+    assert np.mean(found[8]) < at_8
+    assert np.mean(found[32]) < at_32
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -63,6 +63,11 @@ def test_it_is_activated_once_on_a_hopper_and_tried(hopper):
     assert hopper.count("activated") == 1
 
 
+def test_it_is_tried_with_gradients_where_a_model_is_in_use(hopper):
+    with torch.inference_mode():
+        assert settled_kernel(Gpu()) == "FlashAttention 3"
+
+
 def test_other_gpus_and_cpus_get_none(hopper, monkeypatch):
     assert settled_kernel(CPU) == "plain torch"
     for capability in ((8, 0), (10, 0), (12, 0)):

@@ -117,15 +117,16 @@ def _difference(device: torch.device) -> float:
     """Greatest difference of the kernel's outputs and gradients from the reference's."""
     draw = torch.Generator().manual_seed(0)
     heads = (4, 2, 2, 4)  # of queries, keys, values, and gradients of what comes out
-    drawn = [torch.randn(sum(_TRIED), number, 64, generator=draw) for number in heads]
-    *inputs, weights = (x.to(device, torch.bfloat16) for x in drawn)
-    ends = torch.tensor([0, *_TRIED]).cumsum(0).to(device, torch.int32)
     found = []
     with torch.inference_mode(mode=False), torch.enable_grad():
+        drawn = [torch.randn(sum(_TRIED), number, 64, generator=draw) for number in heads]
+        *inputs, weights = (x.to(device, torch.bfloat16) for x in drawn)
+        ends = torch.tensor([0, *_TRIED]).cumsum(0).to(device, torch.int32)
         for compute in (_kernel, reference):
             own = [x.clone().requires_grad_() for x in inputs]
             longest = (max(_TRIED), max(_TRIED))
-            out = compute(*own, ends, ends, longest, (-1, -1), 0.125)
+            query, key, value = own
+            out = compute(query, key, value, ends, ends, longest, (-1, -1), 0.125)
             found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), own)])
     pairs = [(mine.float(), right.float()) for mine, right in zip(*found, strict=True)]
     return float(torch.stack([(mine - right).norm() / right.norm() for mine, right in pairs]).max())
