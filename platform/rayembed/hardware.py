@@ -179,6 +179,11 @@ def free_memory(device: str) -> int:
     return free
 
 
+def total_memory() -> int:
+    """Bytes of the current GPU."""
+    return torch.cuda.mem_get_info()[1]
+
+
 def micro_batch_tokens(device: str) -> int:
     """Default of padded tokens in one forward pass of training.
 

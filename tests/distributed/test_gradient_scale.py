@@ -14,6 +14,7 @@ from toy_model import ToyModel
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
+from rayembed.distributed import collectives
 from rayembed.distributed.collectives import sums_of
 from rayembed.training import batch_loss
 from rayembed.training.step import EngineModule, StepSettings, run_step
@@ -59,6 +60,16 @@ def cases(rank, world):
     batch_loss.gather_with_gradient = batch_loss.gather
     found["no gradient through gather"] = averaged_gradient(rank, world, {}, True, 40)
     batch_loss.gather_with_gradient = original
+    # What NCCL does, which gloo can do too.
+    collectives._scatters = lambda device: True
+    reduced, scatter = [], dist.reduce_scatter_single
+
+    def counted(own, whole):
+        reduced.append((len(own), len(whole)))
+        scatter(own, whole)
+
+    dist.reduce_scatter_single = counted
+    found["reduce-scatter"] = averaged_gradient(rank, world, {}, True, 40), reduced
     return found
 
 
@@ -134,6 +145,10 @@ def test_averaged_gradient_is_the_one_process_gradient(world):
         ratio = (gradient.norm() / reference.norm()).item()
         assert ratio == pytest.approx(1.0, abs=1e-5), (name, cache)
         torch.testing.assert_close(gradient, reference, atol=3e-6, rtol=1e-4)
+    gradient, reduced = found["reduce-scatter"]
+    torch.testing.assert_close(gradient, reference_gradient({}), atol=3e-6, rtol=1e-4)
+    documents = len(RECORDS) * 3
+    assert reduced == [(documents // world, documents)], "one message, of which each has its part"
     control = found["no gradient through gather"]
     cosine = torch.cosine_similarity(control, reference_gradient({}), dim=0)
     assert cosine < 0.999, "the control without gradient through the gather must differ"

@@ -16,7 +16,13 @@ from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.listwise_kl import ListwiseKL
 from rayembed.optim.adamw import AdamW
 from rayembed.training import batch_loss
-from rayembed.training.batch_loss import Targets, contrastive_loss, rows_of
+from rayembed.training.batch_loss import (
+    Targets,
+    contrastive_loss,
+    in_row_blocks,
+    pairs_that_fit,
+    rows_of,
+)
 from rayembed.training.live_bytes import LiveBytes
 
 CPU = torch.device("cpu")
@@ -103,6 +109,48 @@ def test_the_loss_and_its_gradient_are_those_of_one_block(monkeypatch, loss, in_
     monkeypatch.setattr(batch_loss, "_BLOCK", 7 if not in_batch else 7 * 60)
     for found, expected in zip(loss_and_gradient(batch, stage), whole, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def blocks_of(rows, candidates, device, *, cut=True):
+    """How many rows each block has."""
+    found = []
+
+    def of_block(block):
+        found.append(len(range(rows)[block]))
+        return (torch.zeros(found[-1]),)
+
+    (made,) = in_row_blocks(of_block, rows, candidates, cut, torch.device(device))
+    assert len(made) == rows
+    return found
+
+
+def test_blocks_on_a_gpu_are_as_large_as_its_memory_allows(monkeypatch):
+    memory = {"total": 80 * 2**30, "free": 30 * 2**30}
+    monkeypatch.setattr(batch_loss, "total_memory", lambda: memory["total"])
+    monkeypatch.setattr(batch_loss, "free_memory", lambda _: memory["free"])
+    # 65,536 pairs with seven negatives on eight workers.
+    rows, candidates = 8192, 8 * 65_536
+    assert blocks_of(rows, candidates, "cpu") == [16] * 512
+    assert blocks_of(rows, candidates, "cuda") == [128] * 64
+    memory["free"] = 2**30  # a quarter of it takes 4 million pairs
+    assert blocks_of(rows, candidates, "cuda") == [16] * 512
+    assert blocks_of(rows, candidates, "cuda", cut=False) == [rows]
+
+
+@pytest.mark.parametrize("gigabytes", [8, 16, 24, 40, 80, 141, 192])
+def test_a_block_takes_a_sixteenth_of_the_memory_and_a_quarter_of_what_is_free(gigabytes):
+    total = gigabytes * 2**30
+    for free in (total, total // 2, total // 8, 2**30, 0):
+        pairs = pairs_that_fit(total, free)
+        least = batch_loss._BLOCK
+        assert pairs == least or 64 * pairs <= min(total / 16, free / 4)
+        assert pairs >= least
+    assert pairs_that_fit(total, total) * 64 > total / 32 or gigabytes <= 16
+
+
+def test_small_batches_do_not_ask_a_gpu_for_its_memory(monkeypatch):
+    monkeypatch.setattr(batch_loss, "total_memory", None)
+    assert blocks_of(1024, 8192, "cuda") == [1024]
 
 
 def test_a_loss_of_rows_that_look_at_each_other_is_not_cut(monkeypatch):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from host_waits import COPY_TO_HOST, META, host_waits
 from tiny_adaptation import masked_model, save_masked
 from tiny_models import save_encoder, save_nomic, wordpiece_tokenizer
 from torch.nn import functional
@@ -162,6 +163,21 @@ def test_loss_and_gradients_are_those_of_plain_torch_for_any_micro_batches(folde
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(grads[name], parameter.grad, atol=1e-6, rtol=1e-4)
     assert passes == {1, 2, 3}
+
+
+def test_a_step_reads_from_its_device_once(folders, monkeypatch):
+    model, objective = (
+        load(folders["bert"]).to(META),
+        MaskedLanguage(["en", "fr"], None, SimpleNamespace(pad_id=0)),
+    )
+    settings = StepSettings(10, False, META)
+    with host_waits(monkeypatch) as waits:
+        ready = objective.ahead(model, made_up_batch(), TRAINING, settings)
+        back = lambda loss, _: loss.backward()  # noqa: E731  as short as it is
+        report = objective.run_step(model, model, back, ready, TRAINING, settings)
+    assert report.micro_batches == 3
+    assert waits.kinds == {COPY_TO_HOST: 1}, waits.places
+    assert waits.copies == 1 + 3 * 5, "counts, and the micro-batches' entries"
 
 
 def test_metrics_by_language_add_up_to_those_of_all(folders):

@@ -1,5 +1,7 @@
 """Packed micro-batches give the vectors and gradients of padded ones."""
 
+from contextlib import nullcontext
+
 import architecture_contract as contract
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from rayembed.models.backbones import load_backbone
 from rayembed.models.biencoder.architecture import BiEncoder
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
+from rayembed.models.experts import ExpertMlps
 from rayembed.models.micro_batches import collate, cut_by_length
 from rayembed.models.packed import Packed, pack
 from rayembed.models.unpadded import packs, why_part_padded
@@ -134,7 +137,6 @@ def faked(model, batch):
     return mode, {name: mode.from_tensor(value) for name, value in batch.items()}
 
 
-# Experts count their tokens, and the host waits for it: here is what stands around them.
 @pytest.mark.parametrize("kind", TINY)
 def test_a_packed_pass_goes_to_torchs_kernel_and_asks_the_device_for_nothing(
     kind, parts, monkeypatch
@@ -148,8 +150,10 @@ def test_a_packed_pass_goes_to_torchs_kernel_and_asks_the_device_for_nothing(
         return varlen_attn(*given, **settings)
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    config = whole(kind, **({"experts": None} if kind == "nomic-moe" else {}))
-    model = contract.of_corpus(build_model(config, parts[kind], seed=1)).to(torch.bfloat16)
+    model = contract.of_corpus(build_model(whole(kind), parts[kind], seed=1)).to(torch.bfloat16)
+    for module in model.modules():
+        if isinstance(module, ExpertMlps):
+            module.products = "grouped"  # as on this GPU; one after the other they ask for sizes
     tokens = model.tokenizer(TEXTS, "document")
     mode, batch = faked(model, model.tokenizer.pack(tokens))
     with mode:
@@ -165,11 +169,30 @@ def test_a_packed_pass_goes_to_torchs_kernel_and_asks_the_device_for_nothing(
         assert settings["window_size"] == (-1, 0 if causal else -1)
 
 
-def test_a_padded_pass_asks_where_padding_stands(parts):
-    model = build_model(whole("nomic-moe", experts=None), parts["nomic-moe"], seed=1)
-    mode, batch = faked(model, model.tokenizer.collate(model.tokenizer(TEXTS, "document")))
-    with mode, pytest.raises(DynamicOutputShapeException):
-        model(batch)
+def test_a_padded_pass_asks_where_padding_stands_if_experts_must_know_it(parts):
+    for experts in ({"num_experts": 3, "top_k": 2}, None):
+        model = build_model(whole("nomic-moe", experts=experts), parts["nomic-moe"], seed=1)
+        mode, batch = faked(model, model.tokenizer.collate(model.tokenizer(TEXTS, "document")))
+        asks = pytest.raises(DynamicOutputShapeException) if experts else nullcontext()
+        with mode, asks:
+            model(batch)
+
+
+@pytest.mark.parametrize("setting", ["always", "never"])
+@pytest.mark.parametrize("kind", ["nomic-moe", "causal2vec"])
+def test_what_is_known_ahead_of_a_pass_changes_nothing_of_it(kind, setting, parts):
+    model = built(kind, parts, setting).train()
+    tokens = model.tokenizer(TEXTS, "document")
+    batch = collate(model, tokens, range(len(tokens)))
+    more = model.known_ahead(batch)
+    assert bool(more) == (kind == "causal2vec" or setting == "never")
+    found = []
+    for given in (batch, batch | more):
+        model.zero_grad()
+        output = model(given)
+        output.embeddings[:, 0].sum().backward()
+        found.append([output.embeddings, *(p.grad for p in model.parameters())])
+    assert all((a is b is None) or torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("kind", TINY)

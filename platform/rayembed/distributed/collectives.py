@@ -75,17 +75,18 @@ def summed(values: Tensor) -> Tensor:
 
 def largest(value: int, device: torch.device) -> int:
     """Maximum of the workers' integers."""
-    return largest_of([value], device)[0]
-
-
-def largest_of(values: Sequence[int], device: torch.device) -> list[int]:
-    """Maximum over workers of each of several integers, in one message."""
     if world_size() == 1:
-        return list(values)
-    tensor = torch.tensor(values, device=device)
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    found: list[int] = tensor.tolist()
-    return found
+        return value
+    return int(maxima(torch.tensor(value, device=device)))
+
+
+def maxima(values: Tensor) -> Tensor:
+    """Maximum over workers of each number of a tensor, which is overwritten, without asking the
+    device for them.
+    """
+    if world_size() > 1:
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values
 
 
 def read_together(*tensors: Tensor) -> list[Tensor]:
@@ -98,6 +99,11 @@ def read_together(*tensors: Tensor) -> list[Tensor]:
     return [p.view(t.shape).to(t.dtype) for p, t in zip(parts, tensors, strict=True)]
 
 
+def _scatters(device: torch.device) -> bool:
+    """Whether tensors on the device are reduced by NCCL, which sends each worker its part alone."""
+    return device.type == "cuda"
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor) -> Tensor:
@@ -106,8 +112,11 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (grad,) = grads
-        # An all-reduce and a slice move W times what a reduce-scatter would; the tensors are
-        # embeddings, small beside the model's gradients, and gloo has it for every type.
+        if _scatters(grad.device):
+            own = grad.new_empty(len(grad) // world_size(), *grad.shape[1:])
+            dist.reduce_scatter_single(own, grad.contiguous())
+            return own
+        # gloo reduces all of it for a reduce-scatter too.
         grad = grad.contiguous().clone()
         dist.all_reduce(grad)
         return grad.chunk(world_size())[rank()]

@@ -5,6 +5,7 @@ first the positives of each worker's rows and then their negatives, worker after
 Texts and classes are compared by 64-bit hashes; 0 stands for "there is none".
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,17 @@ class Rows:
     """(b,) hashes of data set and class, 0 where there is no class."""
     in_batch: Tensor
     """(b,) bool: the row takes part in in-batch negatives, as query and with its documents."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Rows":
+        """Rows of what a function makes of each tensor."""
+        return Rows(**{name: change(value) for name, value in vars(self).items()})
+
+
+def num_repeated(everyone: Rows) -> Tensor:
+    """Number of columns whose text stands in several, as a tensor without dimensions."""
+    text = torch.cat([everyone.positive, everyone.negatives.flatten()])
+    ordered = text.sort().values
+    return _in_several(ordered, _begins(ordered)).sum()
 
 
 def own_candidates(rows: Rows, not_negatives: Tensor) -> Tensor:
@@ -70,11 +82,12 @@ class Columns:
     """(R,) bool: the first column of its text."""
 
     @classmethod
-    def of(cls, everyone: Rows, rows_per_worker: int) -> "Columns":
+    def of(cls, everyone: Rows, rows_per_worker: int, repeated: int | None = None) -> "Columns":
         """Columns of the rows of all workers.
 
         Args:
             rows_per_worker: b of every worker.
+            repeated: what `num_repeated` says; None: the host waits until the device has told it.
         """
         num_rows, num_negatives = everyone.negatives.shape
         row = torch.arange(num_rows, device=everyone.query.device)
@@ -87,11 +100,11 @@ class Columns:
         text = torch.cat([everyone.positive, everyone.negatives.flatten()])
         owner = torch.cat([row, row.repeat_interleave(num_negatives)])
         ordered, order = text.sort(stable=True)
-        begins = torch.ones_like(ordered, dtype=torch.bool)
-        begins[1:] = ordered[1:] != ordered[:-1]
-        alone = begins.clone()
-        alone[:-1] &= begins[1:]
-        several = ~alone & (ordered != NONE)
+        begins = _begins(ordered)
+        several = _in_several(ordered, begins)
+        if repeated is None:
+            repeated = int(several.sum())
+        found = several.nonzero_static(size=repeated).squeeze(1)
 
         def by_column(values: Tensor) -> Tensor:
             return torch.empty_like(values).scatter_(0, column, values)
@@ -106,8 +119,8 @@ class Columns:
             in_batch=everyone.in_batch[owner],
             ordered=ordered,
             place=torch.searchsorted(ordered, text),
-            repeated=column[order[several]],
-            begins=begins[several],
+            repeated=column[order[found]],
+            begins=begins[found],
         )
 
     def without(self, texts: Tensor) -> Tensor:
@@ -204,10 +217,22 @@ def _once(mask: Tensor, hashes: Tensor) -> Tensor:
     """(b, M) bool mask without repetitions of a hash."""
     # Equal hashes side by side, in their order; a place stays if it is the first of its run.
     ordered, order = hashes.sort(dim=1, stable=True)
-    begins = torch.ones_like(ordered, dtype=torch.bool)
-    begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    kept = _first_of_run(mask.gather(1, order), begins)
+    kept = _first_of_run(mask.gather(1, order), _begins(ordered))
     return torch.zeros_like(mask).scatter(1, order, kept)
+
+
+def _begins(ordered: Tensor) -> Tensor:
+    """(…, M) bool: the first of each run of equal hashes along the last dimension."""
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    return begins
+
+
+def _in_several(ordered: Tensor, begins: Tensor) -> Tensor:
+    """(M,) bool: the place of a text that stands in several."""
+    alone = begins.clone()
+    alone[:-1] &= begins[1:]
+    return ~alone & (ordered != NONE)
 
 
 def _first_of_run(mask: Tensor, begins: Tensor) -> Tensor:

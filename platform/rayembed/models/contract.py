@@ -238,6 +238,12 @@ class EmbeddingModel(TrainableModel):
         """(0, C) context of no documents."""
         raise TypeError(f"{type(self).__name__} takes no context")
 
+    def known_ahead(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Further entries of a collated micro-batch for training: what `forward` would have to ask
+        a device for, of values that are on the CPU still.
+        """
+        return {}
+
     def first_pass(self, tokens: Sequence[Tokens], tokens_per_batch: int) -> Sequence[Tokens]:
         """Tokens after a first part of the model has read them, in its own micro-batches.
 
@@ -273,7 +279,12 @@ def cost(tokens: Tokens) -> int:
 
 def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Move the micro-batch to the device, asynchronously from pinned memory."""
-    return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+    return {key: moved(value, device) for key, value in batch.items()}
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device, asynchronously from pinned memory."""
+    return tensor.to(device, non_blocking=True)
 
 
 def pinned(batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -92,7 +92,8 @@ class ExpertMlps(nn.Module):
             ends_E = counts_E.cumsum(0).to(torch.int32)
             inner_MF = functional.grouped_mm(rows_MH, w1_EFH.transpose(1, 2), offs=ends_E)
             if b1_EF is not None:
-                inner_MF = inner_MF + b1_EF.repeat_interleave(counts_E, dim=0)
+                of_row_MF = b1_EF.repeat_interleave(counts_E, dim=0, output_size=len(rows_MH))
+                inner_MF = inner_MF + of_row_MF
             return functional.grouped_mm(functional.gelu(inner_MF), w2_EFH, offs=ends_E)
         # Unbound at once: of each block taken alone the gradient would be as large as all blocks.
         first, second = w1_EFH.unbind(), w2_EFH.unbind()
@@ -143,13 +144,17 @@ class Experts(nn.Module):
         tokens_NH: Float[Tensor, "N H"],
         weights_Nk: Float[Tensor, "N k"],
         chosen_Nk: Int[Tensor, "N k"],
+        counts_E: Int[Tensor, " E"],
     ) -> Float[Tensor, "N H"]:
-        """Weighted sum of each token's experts, in float32, plus the bias."""
+        """Weighted sum of each token's experts, in float32, plus the bias.
+
+        Args:
+            counts_E: how many tokens chose each expert.
+        """
         if torch.compiler.is_exporting():
             return self._by_places(tokens_NH, weights_Nk, chosen_Nk)
         num_tokens, k = chosen_Nk.shape
         order_M = chosen_Nk.flatten().argsort(stable=True)
-        counts_E = torch.bincount(chosen_Nk.flatten(), minlength=self.num_experts)
         rows_MH = tokens_NH.unsqueeze(1).expand(-1, k, -1).reshape(num_tokens * k, -1)[order_M]
         if self.group is None:
             made_MH = self.mlp(rows_MH, counts_E)
@@ -227,15 +232,16 @@ class MoeMlp(nn.Module):
         # Chosen by logits: those of an even router differ where float32's probabilities are equal.
         chosen_Nk = logits_NE.topk(self.top_k, dim=-1).indices
         weights_Nk = probability_NE.gather(-1, chosen_Nk)
-        output_NH = self.experts(tokens_NH, weights_Nk, chosen_Nk)
-        num_experts = probability_NE.shape[1]
-        routed_NE = functional.one_hot(chosen_Nk, num_experts).sum(dim=1).to(occurrences_N.dtype)
+        # `one_hot` and `bincount` would look at the values: the host would wait for its device.
+        experts_E = torch.arange(probability_NE.shape[1], device=chosen_Nk.device)
+        routed_NE = (chosen_Nk.unsqueeze(-1) == experts_E).sum(dim=1)
+        output_NH = self.experts(tokens_NH, weights_Nk, chosen_Nk, routed_NE.sum(dim=0))
         detached_NE = probability_NE.detach()
         entropy_N = torch.special.entr(detached_NE).sum(dim=-1)
         with _without_autocast(occurrences_N):
             return MixtureOutput(
                 output=output_NH,
-                load=occurrences_N @ routed_NE,
+                load=occurrences_N @ routed_NE.to(occurrences_N.dtype),
                 probability=occurrences_N @ probability_NE,
                 entropy=occurrences_N @ entropy_N,
             )

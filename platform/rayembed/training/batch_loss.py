@@ -5,7 +5,8 @@ workers, D embedding width.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import StepBatch
-from rayembed.distributed.collectives import gather, gather_with_gradient, rank
+from rayembed.distributed.collectives import gather, gather_with_gradient, rank, world_size
 from rayembed.errors import DataError
+from rayembed.hardware import free_memory, total_memory
 from rayembed.losses.candidates import (
     Columns,
     Rows,
@@ -35,9 +37,17 @@ from rayembed.losses.contract import (
 )
 from rayembed.losses.spread_out import product_sums, spread_out
 from rayembed.losses.straight_through import View, seen, views_of
+from rayembed.models.contract import moved
 
 _BLOCK = 1 << 23
-"""Maximum pairs of row and candidate computed at a time; see `docs/LOG.md` for bytes a pair."""
+"""Maximum pairs of row and candidate computed at a time, on GPUs without the memory for more."""
+
+_PAIR_BYTES = 64
+"""Bytes that masks and loss take for a pair: 17 with InfoNCE, 66 with the relations of two teachers
+(docs/LOG.md)."""
+
+_SHARE_OF_MEMORY, _SHARE_OF_FREE = 1 / 16, 1 / 4
+"""Of a GPU's memory and of what is free of it: what a block may take, whichever is less."""
 
 
 @dataclass(frozen=True)
@@ -54,25 +64,42 @@ class Targets:
     positive_score: Tensor
     negative_score: Tensor
     teacher_vectors: tuple[Tensor, ...] = ()
+    columns: Columns | None = None
+    """Candidates of all workers; None: the loss makes them, for which the host waits."""
 
     @classmethod
     def of(cls, batch: StepBatch, device: torch.device, needs: Collection[str] = ()) -> "Targets":
-        """Those of a batch; a device gets only what a loss with these needs reads."""
-
-        def tensor(array: np.ndarray, wanted: bool = True) -> Tensor:
-            there = torch.from_numpy(array)
-            return there.to(device) if wanted else there
-
+        """Those of a batch on a device, see `to`."""
+        tensor = torch.from_numpy
         return cls(
             tensor(batch.query),
             tensor(batch.positive),
             tensor(batch.negatives),
             tensor(batch.not_negative_hash),
-            tensor(batch.similarity, "similarity" in needs),
-            tensor(batch.positive_score, "teacher_scores" in needs),
-            tensor(batch.negative_score, "teacher_scores" in needs),
+            tensor(batch.similarity),
+            tensor(batch.positive_score),
+            tensor(batch.negative_score),
             tuple(map(tensor, batch.teacher_vectors if "teacher_vectors" in needs else ())),
-        )
+        ).to(device, needs)
+
+    def to(self, device: torch.device, needs: Collection[str]) -> "Targets":
+        """The same on a device, asynchronously from pinned memory; it gets only what a loss with
+        these needs reads.
+        """
+        need_of = dict.fromkeys(("positive_score", "negative_score"), "teacher_scores")
+        need_of["similarity"] = "similarity"
+        unread = {name for name, need in need_of.items() if need not in needs}
+        return self.each(lambda name, value: value if name in unread else moved(value, device))
+
+    def each(self, change: Callable[[str, Tensor], Tensor]) -> "Targets":
+        """Targets of what a function makes of each tensor, by its name."""
+        made = {}
+        for name, value in vars(self).items():
+            if name == "teacher_vectors":
+                made[name] = tuple(change(name, vectors) for vectors in value)
+            elif name != "columns":
+                made[name] = change(name, value)
+        return replace(self, **made)
 
 
 def contrastive_loss(
@@ -116,8 +143,9 @@ def contrastive_loss(
     if in_batch:
         first_row = rank() * num_rows
         local = _by_column(candidates)
-        everyone = Rows(**{name: gather(value) for name, value in vars(rows).items()})
-        columns = Columns.of(everyone, num_rows)
+        columns = targets.columns
+        if columns is None:
+            columns = Columns.of(gathered(rows), num_rows)
         places = own_places(num_rows, first_row, num_negatives, embeddings.device)
         candidates = gather_with_gradient(local)
         taught = [gather(_by_column(v[documents.clamp(min=0)])) for v in targets.teacher_vectors]
@@ -129,7 +157,7 @@ def contrastive_loss(
 
     def of_block(block: slice) -> tuple[Tensor, ...]:
         """Loss of each of these rows in each view, and what their products sum to at each width."""
-        some = Rows(**{name: value[block] for name, value in vars(rows).items()})
+        some = rows.each(lambda values: values[block])
         if in_batch:
             first = first_row + block.start
             mask = batch_candidates(some, not_negatives[block], columns, first)
@@ -158,7 +186,13 @@ def contrastive_loss(
             *(product_sums(seen(queries[block], view), among(view)) for view in spread),
         )
 
-    found = in_row_blocks(of_block, num_rows, len(candidates) if in_batch else 1, loss.row_blocks)
+    found = in_row_blocks(
+        of_block,
+        num_rows,
+        len(candidates) if in_batch else 1,
+        loss.row_blocks,
+        embeddings.device,
+    )
     losses, sums = found[: len(views)], found[len(views) :]
     total = torch.stack([of_rows.mean() for of_rows in losses]).sum()
     for of_width, view in zip(sums, spread, strict=True):
@@ -180,15 +214,26 @@ def _above_positive(vectors: TeacherVectors, margin: float) -> Tensor:
 
 
 def in_row_blocks(
-    of_block: Callable[[slice], tuple[Tensor, ...]], num_rows: int, num_candidates: int, cut: bool
+    of_block: Callable[[slice], tuple[Tensor, ...]],
+    num_rows: int,
+    num_candidates: int,
+    cut: bool,
+    device: torch.device,
 ) -> list[Tensor]:
     """Results of a function of rows for all rows, each (b, …), in bounded memory: a block of rows
     is computed at a time, and again in the backward pass, where they are more than one.
 
     Args:
         cut: whether the rows may be computed in blocks.
+        device: whose memory bounds a block.
     """
-    rows = max(1, _BLOCK // max(num_candidates, 1))
+    pairs = num_rows * num_candidates
+    # Each block reads the vectors of all candidates: a GPU with room takes few large ones.
+    if cut and pairs > _BLOCK and device.type == "cuda":
+        rows = pairs_that_fit(total_memory(), free_memory("cuda")) // num_candidates
+    else:
+        rows = _BLOCK // max(num_candidates, 1)
+    rows = max(1, rows)
     if not cut or num_rows <= rows:
         return list(of_block(slice(0, num_rows)))
     blocks = [
@@ -198,6 +243,19 @@ def in_row_blocks(
         for start in range(0, num_rows, rows)
     ]
     return [torch.cat(parts) for parts in zip(*blocks, strict=True)]
+
+
+def pairs_that_fit(total: int, free: int) -> int:
+    """Maximum pairs of row and candidate computed at a time on a GPU.
+
+    A power of two, so that it is seldom another one for what happens to be free.
+
+    Args:
+        total: bytes of the GPU.
+        free: bytes that are free of them.
+    """
+    pairs = int(min(_SHARE_OF_MEMORY * total, _SHARE_OF_FREE * free) / _PAIR_BYTES)
+    return max(_BLOCK, 1 << max(0, pairs.bit_length() - 1))
 
 
 def pairwise_loss(
@@ -252,14 +310,21 @@ def check_rows(batch: StepBatch, stage: StageConfig) -> None:
 
 def rows_of(batch: StepBatch, device: torch.device) -> Rows:
     """What the masks of a batch's rows are made of."""
-
-    def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
+    tensor = torch.from_numpy
     return Rows(
         query=tensor(batch.query_hash),
         positive=tensor(batch.positive_hash),
         negatives=tensor(batch.negative_hash),
         label=tensor(batch.label_hash),
         in_batch=tensor(batch.in_batch),
-    )
+    ).each(partial(moved, device=device))
+
+
+def gathered(rows: Rows) -> Rows:
+    """Rows of all workers, in rank order, by one message."""
+    if world_size() == 1:
+        return rows
+    single = [rows.query, rows.positive, rows.label, rows.in_batch.long()]
+    everything = gather(torch.cat([torch.stack(single, dim=1), rows.negatives], dim=1))
+    query, positive, label, in_batch = everything[:, :4].T.contiguous()
+    return Rows(query, positive, everything[:, 4:].contiguous(), label, in_batch.bool())

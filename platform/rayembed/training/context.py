@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rayembed.distributed.collectives import rank
 from rayembed.distributed.grad_cache import ContextPasses
-from rayembed.models.contract import EmbeddingModel, Tokens, cost
+from rayembed.models.contract import EmbeddingModel, Tokens, cost, moved
 from rayembed.models.micro_batches import collate, places_in_row_order
 
 
@@ -60,9 +60,9 @@ class CollatedContext:
             embed=embed,
             micro_batches=self.micro_batches + [self.filler] * num_fillers,
             num_fillers=num_fillers,
-            arrange=self.arrange.to(device),
+            arrange=moved(self.arrange, device),
             num_rows=self.num_rows,
-            order=self.order.to(device),
+            order=moved(self.order, device),
         )
 
 
@@ -79,7 +79,7 @@ def collate_context(
         documents: of each row of this worker; every worker has as many.
         rows: what `context_rows` gives.
         cut: places of the documents in each micro-batch, of their lengths.
-        ready: what is done to each micro-batch at last.
+        ready: what is done at last to what a device gets.
     """
     workers, places = np.divmod(rows, len(documents))
     own = places[workers == rank()]
@@ -89,10 +89,12 @@ def collate_context(
     # Each worker hands over its documents in the order of the draw.
     before = np.array([(workers[:i] == worker).sum() for i, worker in enumerate(workers)])
     num_rows = int(np.bincount(workers).max())
+    order = torch.from_numpy(workers * num_rows + before)
+    indices = ready({"arrange": places_in_row_order(cuts), "order": order})
     return CollatedContext(
         micro_batches=[ready(collate(model, documents, places)) for places in chosen],
         filler=ready(collate(model, documents, filler)),
-        arrange=places_in_row_order(cuts),
+        arrange=indices["arrange"],
         num_rows=num_rows,
-        order=torch.from_numpy(workers * num_rows + before),
+        order=indices["order"],
     )

@@ -18,11 +18,18 @@ from rayembed.config.adaptation import Adaptation, MaskedTraining, MaskingConfig
 from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.data.mlm.batch import MaskedBatch, MaskedSteps
 from rayembed.data.mlm.plan import SequencePlan
-from rayembed.distributed.collectives import largest, rank, sums_of, world_size
+from rayembed.distributed.collectives import (
+    gather,
+    largest,
+    rank,
+    read_together,
+    summed,
+    world_size,
+)
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError
-from rayembed.models.contract import load_trainable_state, to_device
-from rayembed.models.micro_batches import cut_by_length, padded_tokens
+from rayembed.models.contract import load_trainable_state, moved, pinned, to_device
+from rayembed.models.micro_batches import cut_by_length
 from rayembed.models.nomic_moe.adaptation import (
     check_adaptable,
     load_masked_language_model,
@@ -45,6 +52,28 @@ from rayembed.training.weights import read_weights, weights_digest
 PERPLEXITY = "perplexity"
 MASKED_ACCURACY = "masked_accuracy"
 HELD_OUT = "held_out"
+
+
+_LANGUAGE = "language"
+"""Entry of a micro-batch: (n,) int64 number of each masked token's language."""
+
+
+@dataclass(frozen=True)
+class CollatedMasked:
+    """A worker's batch with its micro-batches on the CPU, in pinned memory where a GPU takes them;
+    all that a device gets of it is made here.
+    """
+
+    step: int
+    micro_batches: list[dict[str, Tensor]]
+    sizes: list[int]
+    """Tokens of each micro-batch, padding included."""
+    masked: int
+    """Masked tokens."""
+    counts: Tensor
+    """(3,) float64: sequences, their tokens, and padding besides."""
+    needed: Tensor
+    """(1, 3) int64: micro-batches, tokens of the largest, and masked tokens."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +99,22 @@ class MaskedLanguage(Objective):
         _, codes = plan.read(step, plan.slots(0, 1))
         return f"the languages {', '.join(sorted(set(codes)))}"
 
+    def ahead(
+        self,
+        model: MaskedLanguageModel,
+        batch: MaskedBatch,
+        stage: TrainLoopConfig,
+        settings: StepSettings,
+    ) -> CollatedMasked:
+        """The batch in collated micro-batches."""
+        return self._collated(batch, settings)
+
     def run_step(
         self,
         model: MaskedLanguageModel,
         engine: nn.Module,
         backward: Backward,
-        batch: MaskedBatch,
+        batch: MaskedBatch | CollatedMasked,
         stage: TrainLoopConfig,
         settings: StepSettings,
     ) -> StepReport:
@@ -88,38 +127,41 @@ class MaskedLanguage(Objective):
         Raises:
             DataError: no token of the global batch is masked.
         """
-        lengths = [len(ids) for ids in batch.input_ids]
-        cuts = cut_by_length(lengths, settings.micro_batch_tokens, settings.pass_cost_tokens)
-        num_passes = largest(len(cuts), settings.device)
-        own = float(sum(len(places) for places in batch.places))
-        (masked,) = sums_of([own], settings.device)
-        if not masked:
-            raise DataError(
-                f"no token of step {batch.step} is masked: {stage.global_rows} sequences "
-                f"with {sum(lengths)} tokens on this worker; raise masking.probability or "
-                "training.global_sequences"
-            )
-        tally = _Tally(len(self.languages), settings.device)
-
-        def predictions(number: int) -> Predictions:
-            return self._predictions(engine, batch, cuts[number], settings)
-
-        sizes = [len(cut) * max(lengths[place] for place in cut) for cut in cuts]
-        most = largest(max(sizes), settings.device)
-        if isinstance(settings.grad_cache, GraphRoom):
-            first = partial(predictions, 0)
-            settings.grad_cache.keeps_graphs(first, sizes[0], Tokens(most, most), several=False)
+        ready, device = batch, settings.device
+        if not isinstance(ready, CollatedMasked):
+            ready = self._collated(ready, settings)
         # Engines that partition communicate in every pass: all workers need the same number.
+        num_passes, most, masked = _of_all_workers(ready, device)
+        if not masked:
+            sequences, tokens, _ = ready.counts.tolist()
+            raise DataError(
+                f"no token of step {ready.step} is masked: {stage.global_rows} sequences, "
+                f"{sequences:.0f} of them with {tokens:.0f} tokens on this worker; raise "
+                "masking.probability or training.global_sequences"
+            )
+        counts = moved(ready.counts, device)
+        tally = _Tally(len(self.languages), device)
+        micro_batches = ready.micro_batches
+
+        def predictions(micro: dict[str, Tensor]) -> Predictions:
+            found: Predictions = engine(micro)
+            return found
+
+        if isinstance(settings.grad_cache, GraphRoom):
+            first = partial(predictions, to_device(micro_batches[0], device))
+            measured = ready.sizes[0]
+            settings.grad_cache.keeps_graphs(first, measured, Tokens(most, most), several=False)
         for number in range(num_passes):
-            cut = cuts[min(number, len(cuts) - 1)]
-            found = predictions(min(number, len(cuts) - 1))
-            is_filler = number >= len(cuts)
+            is_filler = number >= len(micro_batches)
+            micro = to_device(micro_batches[-1 if is_filler else number], device)
+            found = predictions(micro)
             share = 0.0 if is_filler else world_size() / masked
             loss = without_gradient_unless_finite(found.losses.sum() * share)
             backward(loss, number == num_passes - 1)
             if not is_filler:
-                tally.add(found, batch, cut)
-        return self._report(tally, lengths, cuts, num_passes, settings)
+                tally.add(found, micro[_LANGUAGE])
+        (told,) = read_together(summed(torch.cat([counts, tally.sums.flatten()])))
+        return self._report(told, num_passes)
 
     @torch.no_grad()
     def score(
@@ -130,42 +172,45 @@ class MaskedLanguage(Objective):
         """
         tally = _Tally(len(self.languages), settings.device)
         for batch in batches:
-            lengths = [len(ids) for ids in batch.input_ids]
-            cuts = cut_by_length(lengths, settings.micro_batch_tokens, settings.pass_cost_tokens)
-            for number in range(largest(len(cuts), settings.device)):
-                cut = cuts[min(number, len(cuts) - 1)]
-                found = self._predictions(engine, batch, cut, settings)
-                if number < len(cuts):
-                    tally.add(found, batch, cut)
-        return self._metrics(*_by_language(sums_of(tally.flat(), settings.device)))
+            ready = self._collated(batch, settings)
+            own = len(ready.micro_batches)
+            for number in range(largest(own, settings.device)):
+                micro = to_device(ready.micro_batches[min(number, own - 1)], settings.device)
+                found: Predictions = engine(micro)
+                if number < own:
+                    tally.add(found, micro[_LANGUAGE])
+        (told,) = read_together(summed(tally.sums))
+        return self._metrics(*told)
 
-    def _predictions(
-        self,
-        engine: nn.Module,
-        batch: MaskedBatch,
-        cut: Sequence[int],
-        settings: StepSettings,
-    ) -> Predictions:
-        micro = collate_masked(
-            [batch.input_ids[place] for place in cut],
-            [batch.places[place] for place in cut],
-            [batch.words[place] for place in cut],
-            self.vocabulary.pad_id,
+    def _collated(self, batch: MaskedBatch, settings: StepSettings) -> CollatedMasked:
+        lengths = [len(ids) for ids in batch.input_ids]
+        cuts = cut_by_length(lengths, settings.micro_batch_tokens, settings.pass_cost_tokens)
+        ready = pinned if settings.pins else dict
+
+        def micro_batch(cut: Sequence[int]) -> dict[str, Tensor]:
+            ids, places, words = (
+                [part[place] for place in cut]
+                for part in (batch.input_ids, batch.places, batch.words)
+            )
+            made = collate_masked(ids, places, words, self.vocabulary.pad_id)
+            language = np.repeat(batch.language[cut], [len(own) for own in places])
+            return ready(made | {_LANGUAGE: torch.from_numpy(language)})
+
+        sizes = [len(cut) * max(lengths[place] for place in cut) for cut in cuts]
+        masked = sum(len(places) for places in batch.places)
+        counts = torch.tensor([len(lengths), sum(lengths), sum(sizes)], dtype=torch.float64)
+        needed = torch.tensor([[len(cuts), max(sizes), masked]])
+        return CollatedMasked(
+            step=batch.step,
+            micro_batches=[micro_batch(cut) for cut in cuts],
+            sizes=sizes,
+            masked=masked,
+            **ready({"counts": counts, "needed": needed}),
         )
-        found: Predictions = engine(to_device(micro, settings.device))
-        return found
 
-    def _report(
-        self,
-        tally: "_Tally",
-        lengths: Sequence[int],
-        cuts: Sequence[Sequence[int]],
-        num_passes: int,
-        settings: StepSettings,
-    ) -> StepReport:
-        mine = [len(lengths), sum(lengths), padded_tokens(lengths, cuts), *tally.flat()]
-        sequences, tokens, padded, *flat = sums_of(mine, settings.device)
-        loss, correct, count = _by_language(flat)
+    def _report(self, told: Tensor, num_passes: int) -> StepReport:
+        sequences, tokens, padded = told[:3].tolist()
+        loss, correct, count = told[3:].view(3, -1)
         metrics = {"masked_tokens": float(count.sum()), **self._metrics(loss, correct, count)}
         return StepReport(
             loss=float(loss.sum() / count.sum()),
@@ -193,9 +238,16 @@ class MaskedLanguage(Objective):
         return metrics
 
 
-def _by_language(flat: Sequence[float]) -> Tensor:
-    """(3, languages) losses, correct predictions and tokens of a tally's flat sums."""
-    return torch.tensor(flat, dtype=torch.float64).view(3, -1)
+def _of_all_workers(ready: CollatedMasked, device: torch.device) -> tuple[int, int, int]:
+    """The largest number of micro-batches and of tokens of one, and the masked tokens of all.
+
+    One worker knows them; several are told by their devices, at once.
+    """
+    if world_size() == 1:
+        return len(ready.micro_batches), max(ready.sizes), ready.masked
+    (told,) = read_together(gather(moved(ready.needed, device)))
+    passes, most, masked = told.T.tolist()
+    return max(passes), max(most), sum(masked)
 
 
 class HeldOutScores(Callback):
@@ -232,20 +284,18 @@ class _Tally:
     """Float64 sums over this worker's masked tokens by language, without GPU synchronisation."""
 
     def __init__(self, num_languages: int, device: torch.device) -> None:
-        self._sums = torch.zeros(3, num_languages, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(3, num_languages, dtype=torch.float64, device=device)
+        """(3, languages) losses, correct predictions and tokens."""
 
-    def add(self, found: Predictions, batch: MaskedBatch, cut: Sequence[int]) -> None:
-        """Add the predictions of a micro-batch, the sequences `cut` of a batch."""
-        language = np.repeat(batch.language[cut], [len(batch.places[place]) for place in cut])
+    def add(self, found: Predictions, language: Tensor) -> None:
+        """Add the predictions of a micro-batch.
+
+        Args:
+            language: of each masked token.
+        """
         losses = found.losses.detach().double()
         values = torch.stack([losses, found.correct.double(), torch.ones_like(losses)])
-        places = torch.from_numpy(language).to(losses.device, non_blocking=True)
-        self._sums.index_add_(1, places, values)
-
-    def flat(self) -> list[float]:
-        """Loss, correct predictions and tokens of each language, as one tensor."""
-        values: list[float] = self._sums.flatten().tolist()
-        return values
+        self.sums.index_add_(1, language, values)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ b rows of this worker, K negatives a row, U distinct texts of this worker, D emb
 """
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from rayembed.config.loss import LossConfig, Widths
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.distributed.collectives import (
-    largest_of,
+    maxima,
     read_together,
     sum_with_gradient,
     summed,
@@ -26,17 +27,15 @@ from rayembed.distributed.grad_cache import (
     backward_with_cache,
     backward_with_graphs,
 )
-from rayembed.models.contract import EmbeddingModel, EmbedOutput, to_device
-from rayembed.models.micro_batches import padded_tokens, places_in_row_order
-from rayembed.models.unpadded import packs
+from rayembed.losses.candidates import Columns, Rows, num_repeated
+from rayembed.models.contract import EmbeddingModel, EmbedOutput, moved, to_device
 from rayembed.training.batch_loss import (
-    Targets,
     check_rows,
     contrastive_loss,
+    gathered,
     pairwise_loss,
-    rows_of,
 )
-from rayembed.training.collated import CollatedStep, collated
+from rayembed.training.collated import CollatedStep, Needed, collated
 from rayembed.training.dropped import without_gradient_unless_finite
 from rayembed.training.graph_room import GraphRoom, Tokens
 from rayembed.training.hidden_states import StateErrors, auxiliary_loss, statistics_metrics
@@ -62,6 +61,11 @@ class StepSettings:
     """Cost of a forward pass beside its tokens, in tokens; see `hardware.pass_cost_tokens`."""
     seed: int = 0
     """Seed of draws from a global batch, the same on all workers."""
+
+    @property
+    def pins(self) -> bool:
+        """Whether batches are put into memory that a device copies from by itself."""
+        return self.device.type != "cpu"
 
 
 @dataclass(frozen=True)
@@ -99,36 +103,39 @@ def run_step(
     ready = batch
     if not isinstance(ready, CollatedStep):
         ready = collated_step(model, ready, stage, settings)
-    batch, costs, cuts, shared = ready.batch, ready.costs, ready.cuts, ready.context
+    batch, device, shared = ready.batch, settings.device, ready.context
+    check_rows(batch, stage)
+    rows = ready.rows.each(partial(moved, device=device))
+    targets = ready.targets.to(device, stage.loss.needs)
+    places, counts = moved(ready.places, device), moved(ready.counts, device)
+    in_batch = stage.loss.takes_candidates and stage.batch.in_batch_negatives
+    everyone = gathered(rows) if in_batch else None
     # Engines that partition communicate in every pass: all workers need the same number.
-    tokens = [ready.num_tokens, ready.most_tokens]
-    own = [len(cuts), 0 if shared is None else shared.num_passes, *tokens]
-    num_passes, num_context_passes, *most = largest_of(own, settings.device)
-    places = places_in_row_order(cuts).to(settings.device)
+    needed, repeated = _of_all_workers(ready, everyone, device)
+    if everyone is not None:
+        columns = Columns.of(everyone, len(batch.query), repeated)
+        targets = replace(targets, columns=columns)
 
     def embed(micro: dict[str, Tensor], context: Tensor | None) -> EmbedOutput:
-        output: EmbedOutput = engine(to_device(micro, settings.device), context)
+        output: EmbedOutput = engine(to_device(micro, device), context)
         return output
 
     def embed_context(micro: dict[str, Tensor]) -> Tensor:
-        vectors: Tensor = engine(to_device(micro, settings.device), only_context=True)
+        vectors: Tensor = engine(to_device(micro, device), only_context=True)
         return vectors
 
     context = None
     if shared is not None:
-        context = shared.passes(embed_context, num_context_passes, settings.device)
+        context = shared.passes(embed_context, needed.context_passes, device)
     widths = Widths(model.dimensions[0], tuple(v.shape[1] for v in batch.teacher_vectors))
     shapes = parameter_shapes(stage.loss, widths)
     passes = Passes(
         embed=embed,
-        micro_batches=ready.filled(num_passes),
-        num_fillers=num_passes - len(cuts),
+        micro_batches=ready.filled(needed.passes),
+        num_fillers=needed.passes - ready.needed.passes,
         context=context,
         loss_parameters=_loss_parameters(engine) if shapes else None,
     )
-    check_rows(batch, stage)
-    rows = rows_of(batch, settings.device)
-    targets = Targets.of(batch, settings.device, stage.loss.needs)
     # Read when the step is done: a device is not asked before.
     told: list[Tensor] = []
     scalars: dict[str, Tensor] = {}
@@ -146,15 +153,12 @@ def run_step(
         scalars.update(scalars_of(parameters))
         return without_gradient_unless_finite(loss)
 
-    several = num_passes > 1 or model.uses_context
-    keeps = _keeps_graphs(settings.grad_cache, passes, Tokens(*most), several=several)
+    several = needed.passes > 1 or model.uses_context
+    most = Tokens(needed.tokens, needed.tokens_of_pass)
+    keeps = _keeps_graphs(settings.grad_cache, passes, most, several=several)
     method = backward_with_graphs if keeps else backward_with_cache
     loss = method(passes, loss_of, backward)
-    counts = torch.tensor(
-        [len(costs), sum(costs), padded_tokens(costs, cuts, packed=packs(model))],
-        dtype=torch.float64,
-    )
-    mine = torch.cat([loss.detach().double().view(1), counts.to(settings.device)])
+    mine = torch.cat([loss.detach().double().view(1), counts])
     sums, *told = read_together(summed(mine), *told, *scalars.values())
     total_loss, texts, tokens, all_padded = sums.tolist()
     metrics = {name: float(told.pop()) for name in reversed(scalars)}
@@ -165,7 +169,7 @@ def run_step(
         texts=int(texts),
         tokens=int(tokens),
         padded_tokens=int(all_padded),
-        micro_batches=num_passes,
+        micro_batches=needed.passes,
         metrics=metrics,
     )
 
@@ -181,8 +185,27 @@ def collated_step(
         budget=settings.micro_batch_tokens,
         pass_cost=settings.pass_cost_tokens,
         seed=settings.seed,
-        pinned=settings.device.type == "cuda",
+        pinned=settings.pins,
     )
+
+
+def _of_all_workers(
+    ready: CollatedStep, everyone: Rows | None, device: torch.device
+) -> tuple[Needed, int]:
+    """What the worker with the most needs, and the number of columns that `Columns.of` takes.
+
+    One worker knows them; several are told by their devices, at once.
+
+    Args:
+        everyone: rows of all workers; None where no row is a candidate of another's.
+    """
+    if world_size() == 1:
+        return ready.needed, ready.repeated
+    asked = [maxima(moved(ready.needed_by_all, device))]
+    if everyone is not None:
+        asked.append(num_repeated(everyone))
+    most, *repeated = (values.tolist() for values in read_together(*asked))
+    return Needed(*most), *(repeated or [0])
 
 
 def _keeps_graphs(

@@ -3,7 +3,7 @@
 B texts, T tokens of the LLM, n Contextual tokens, k the encoder's width, d the LLM's, D 2·d.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,8 +78,7 @@ class Causal2Vec(TransformerModel):
         tokens = None
         if read is not None and self.config.contextual_tokens:
             tokens = self.contextual.projector(read)
-            places = batch["contextual_mask"].unsqueeze(-1)
-            embeddings = embeddings.masked_scatter(places, tokens.to(embeddings.dtype))
+            embeddings = _placed(embeddings, tokens.to(embeddings.dtype), batch)
         packed = Packed.of(batch)
         if packed is not None:
             positions = batch["position_ids"]
@@ -99,6 +98,10 @@ class Causal2Vec(TransformerModel):
             return masked_mean(states, batch["contextual_mask"], packed)
 
         return EmbedOutput(self._represent(last, contextual, read, tokens))
+
+    def known_ahead(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Places of the Contextual tokens; see `EmbeddingModel`."""
+        return {"contextual_places": batch["contextual_mask"].flatten().nonzero().squeeze(1)}
 
     def _read_by_encoder(self, batch: dict[str, Tensor]) -> Tensor | None:
         """Encoder readings of each text, (B, n, k) float32; None without an encoder."""
@@ -173,6 +176,16 @@ class Causal2Vec(TransformerModel):
         """The LLM, and the encoder unless it is frozen."""
         frozen = self.config.encoder is None or self.config.encoder.frozen
         return [self.backbone] if frozen else list(self.parts.values())
+
+
+def _placed(embeddings: Tensor, tokens: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """(…, d) input vectors with the Contextual tokens (B, n, d) in their places."""
+    places = batch.get("contextual_places")
+    if places is None:
+        return embeddings.masked_scatter(batch["contextual_mask"].unsqueeze(-1), tokens)
+    # The host would wait for its device in the backward pass of a scatter by a mask.
+    flat = embeddings.flatten(0, -2).index_copy(0, places, tokens.flatten(0, 1))
+    return flat.view_as(embeddings)
 
 
 def _width(config: Causal2VecConfig, backbone: Any, encoder: Any | None) -> int:

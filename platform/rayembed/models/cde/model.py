@@ -145,7 +145,7 @@ class CDE(TransformerModel):
         states = self.backbone(
             inputs_embeds=torch.cat([before.to(words.dtype), words], dim=1),
             attention_mask=self._sequence.attention_mask(torch.cat([there, mask], dim=1)),
-            position_ids=self._sequence.positions(ids.shape[1]).to(ids.device),
+            position_ids=self._sequence.positions(ids.shape[1], ids.device),
         ).last_hidden_state
         pooled = batch["pool_mask"]
         if self.config.pool_context:
@@ -170,7 +170,7 @@ class CDE(TransformerModel):
         inputs = words.new_zeros(len(ids) + num_texts * added, words.shape[1])
         inputs = inputs.index_copy(0, own, words)
         inputs = inputs.index_copy(0, others.flatten(), before.to(words.dtype).flatten(0, 1))
-        places = self._sequence.positions(packed.longest)[0].to(ids.device)
+        places = self._sequence.positions(packed.longest, ids.device)[0]
         positions = places[whole.positions(len(inputs))]
         states = packed_states(self.backbone, whole, positions, inputs_embeds=inputs)
         if not self.config.pool_context:

@@ -83,16 +83,16 @@ class SequenceLayout:
         before = self.num_context + self.num_prompts if self.counted or self.rotary else 0
         return before + num_tokens
 
-    def positions(self, num_tokens: int) -> Tensor:
-        """(1, L) position of each vector, int64 on the CPU."""
+    def positions(self, num_tokens: int, device: torch.device) -> Tensor:
+        """(1, L) position of each vector, int64 on the device."""
         context, prompts = self.num_context, self.num_prompts
         if self.counted:
-            places = torch.arange(context + prompts + num_tokens)
+            places = torch.arange(context + prompts + num_tokens, device=device)
         elif self.rotary:
-            behind = torch.arange(context, context + prompts + num_tokens)
+            behind = torch.arange(context, context + prompts + num_tokens, device=device)
             places = torch.cat([behind.new_zeros(context), behind])
         else:
-            behind = torch.arange(num_tokens)
+            behind = torch.arange(num_tokens, device=device)
             places = torch.cat([behind.new_zeros(context + prompts), behind])
         return (self.first + places).unsqueeze(0)
 

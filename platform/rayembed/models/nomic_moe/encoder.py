@@ -184,6 +184,7 @@ class NomicEncoder(nn.Module):
         attention_mask: Tensor,
         counted: Tensor | None = None,
         occurrences: Tensor | None = None,
+        seen: Tensor | None = None,
     ) -> EncoderOutput:
         """Hidden states and router statistics of a padded micro-batch.
 
@@ -193,9 +194,16 @@ class NomicEncoder(nn.Module):
             counted: (B, T), zero at places that experts and statistics leave out; None: at
                 padding.
             occurrences: (B,) how often each text counts in the statistics; None: once.
+            seen: (N,) int64 indices of the places that are not left out, for which the host would
+                wait for its device.
         """
         mask = attention_mask.bool()
-        tokens = _tokens(mask if counted is None else counted.bool(), occurrences)
+        tokens = Tokens(None, mask.new_empty(0))
+        if self.config.moe_layers:
+            if seen is None:
+                kept = mask if counted is None else counted
+                seen = kept.flatten().nonzero().squeeze(1)
+            tokens = _tokens(seen, mask.shape[1], occurrences)
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         return self._output(input_ids, mask[:, None, None, :], positions, tokens)
 
@@ -265,11 +273,10 @@ class NomicEncoder(nn.Module):
         )
 
 
-def _tokens(counted: Tensor, occurrences: Tensor | None) -> Tokens:
-    places = counted.flatten().nonzero().squeeze(1)
+def _tokens(places: Tensor, longest: int, occurrences: Tensor | None) -> Tokens:
     if occurrences is None:
         return Tokens(places, torch.ones_like(places, dtype=torch.float32))
-    return Tokens(places, occurrences.float()[places // counted.shape[1]])
+    return Tokens(places, occurrences.float()[places // longest])
 
 
 def _rotation(positions: Tensor, shape: EncoderShape) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Nomic Embed v2 MoE: mean-pooled states of a mixture-of-experts encoder (arXiv 2502.07972)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -49,7 +49,11 @@ class NomicMoe(TransformerModel):
         packed, occurrences = Packed.of(batch), batch.get("occurrences")
         if packed is None:
             output = self.backbone(
-                batch["input_ids"], batch["attention_mask"], batch.get("counted"), occurrences
+                batch["input_ids"],
+                batch["attention_mask"],
+                batch.get("counted"),
+                occurrences,
+                batch.get("seen"),
             )
         else:
             output = self.backbone.forward_packed(
@@ -57,6 +61,11 @@ class NomicMoe(TransformerModel):
             )
         pooled = masked_mean(output.last_hidden_state, batch["pool_mask"], packed)
         return EmbedOutput(functional.normalize(pooled, dim=-1), output.statistics)
+
+    def known_ahead(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Places that the experts of padded texts see; see `EmbeddingModel`."""
+        counted = batch.get("counted")
+        return {} if counted is None else {"seen": counted.flatten().nonzero().squeeze(1)}
 
     def why_padded(self) -> str | None:
         """Why texts must be padded, see `TransformerModel`."""
