@@ -7,6 +7,7 @@ workers, D embedding width.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,7 +94,7 @@ class Targets:
 
     def each(self, change: Callable[[str, Tensor], Tensor]) -> "Targets":
         """Targets of what a function makes of each tensor, by its name."""
-        made = {}
+        made: dict[str, Any] = {}
         for name, value in vars(self).items():
             if name == "teacher_vectors":
                 made[name] = tuple(change(name, vectors) for vectors in value)
@@ -143,9 +144,7 @@ def contrastive_loss(
     if in_batch:
         first_row = rank() * num_rows
         local = _by_column(candidates)
-        columns = targets.columns
-        if columns is None:
-            columns = Columns.of(gathered(rows), num_rows)
+        columns = targets.columns or Columns.of(gathered(rows), num_rows)
         places = own_places(num_rows, first_row, num_negatives, embeddings.device)
         candidates = gather_with_gradient(local)
         taught = [gather(_by_column(v[documents.clamp(min=0)])) for v in targets.teacher_vectors]

@@ -117,12 +117,12 @@ def collated(
     needed = Needed(len(cuts), len(passes) - len(cuts), sum(tokens), max(tokens))
     padded = padded_tokens(costs, cuts, packed=packs(model))
     cpu = torch.device("cpu")
-    rows = rows_of(batch, cpu)
+    hashes = rows_of(batch, cpu)
     return CollatedStep(
         batch=batch,
-        rows=rows.each(held),
+        rows=hashes.each(held),
         targets=Targets.of(batch, cpu, stage.loss.needs).each(lambda _, value: held(value)),
-        repeated=int(num_repeated(rows)),
+        repeated=int(num_repeated(hashes)),
         places=held(places_in_row_order(cuts)),
         counts=held(torch.tensor([len(costs), sum(costs), padded], dtype=torch.float64)),
         needed=needed,

@@ -204,8 +204,8 @@ def _of_all_workers(
     asked = [maxima(moved(ready.needed_by_all, device))]
     if everyone is not None:
         asked.append(num_repeated(everyone))
-    most, *repeated = (values.tolist() for values in read_together(*asked))
-    return Needed(*most), *(repeated or [0])
+    most, *repeated = read_together(*asked)
+    return Needed(*most.tolist()), int(repeated[0]) if repeated else 0
 
 
 def _keeps_graphs(
