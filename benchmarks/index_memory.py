@@ -103,10 +103,7 @@ def filtering(parts, shards, folder):
     from rayembed.data.filtering import consistency
 
     with own_peak() as peak:
-        ranks, _ = consistency._ranks_of_parts(str(folder), parts, shards, 2)
-        items = [
-            consistency.RankedPart(part, rank) for part, rank in zip(parts, ranks, strict=True)
-        ]
+        items, _ = consistency._ranked_parts(str(folder), parts, shards, 2)
         # As `on_ray` does for all units of an execution, most of all.
         pickled = [cloudpickle.dumps([unit]) for unit in enumerate(items)]
     assert len(pickled) == len(parts)

@@ -1,6 +1,7 @@
 """The consistency filter against counting by hand, over shards, languages, parts; kills; reuse."""
 
 import dataclasses
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -327,26 +328,45 @@ def test_shards_are_about_as_large_as_asked_and_those_of_one_language() -> None:
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.integers(1, 5), min_size=2, max_size=8), st.integers(0, 99))
+@given(st.lists(st.integers(1, 40), min_size=3, max_size=8), st.integers(0, 99))
 def test_ranks_go_back_to_the_rows_of_their_parts(rows: list[int], seed: int) -> None:
     """Rows of a shard come from several parts, in any order."""
     rng = np.random.default_rng(seed)
     places = [(part, row) for part, count in enumerate(rows) for row in range(count)]
-    order = rng.permutation(len(places))
-    shards = np.array_split(order, 2)
-    expected = {place: 1 + number for number, place in enumerate(places)}
+    shards = np.array_split(rng.permutation(len(places)), 3)
+    rank_of = {place: int(rng.integers(1, 100_000)) for place in places}
+    top_k = int(np.median(list(rank_of.values())))
 
     def read(_: str, number: int) -> tuple[np.ndarray, ...]:
         some = [places[place] for place in shards[number]]
-        found = [(part, row, expected[part, row]) for part, row in some]
+        found = [(part, row, rank_of[part, row]) for part, row in some]
         return tuple(np.array(found, np.int64).reshape(-1, 3).T)
 
-    told = SimpleNamespace(languages=["en", "fr"])
+    told = SimpleNamespace(languages=["en", "en", "fr"])
     parts = [Part(f"part-{number}.parquet", count) for number, count in enumerate(rows)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(consistency, "read_ranks", read)
-        ranks, shares = consistency._ranks_of_parts("folder", parts, told, 2)
-    assert {
-        (p, r): int(rank) for p, of in enumerate(ranks) for r, rank in enumerate(of)
-    } == expected
-    assert sum(share["kept"] for share in shares) == min(2, len(places))
+        ranked, shares = consistency._ranked_parts("folder", parts, told, top_k)
+    assert [item.part for item in ranked] == parts
+    for number, (item, count) in enumerate(zip(ranked, rows, strict=True)):
+        own = [rank_of[number, row] for row in range(count)]
+        stays = np.unpackbits(item.stays, count=count)
+        assert stays.tolist() == [rank <= top_k for rank in own]
+        assert item.shown == tuple(rank for rank in own if rank > top_k)[:10]
+    assert [share["rows"] for share in shares] == [
+        len(shards[0]) + len(shards[1]),
+        len(shards[2]),
+    ]
+    assert sum(share["kept"] for share in shares) == sum(r <= top_k for r in rank_of.values())
+
+
+def test_units_of_the_filter_hold_a_bit_for_each_row() -> None:
+    """The driver has the units of all parts at once, and what is pickled of them."""
+    rows, parts = 80_000, [Part(f"part-{number}.parquet", 8000) for number in range(10)]
+    place = np.random.default_rng(0).permutation(rows)
+    read = (place // 8000, place % 8000, 1 + place % 300_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(consistency, "read_ranks", lambda *_: read)
+        told = SimpleNamespace(languages=[None])
+        ranked, _ = consistency._ranked_parts("folder", parts, told, 20)
+    assert sum(len(pickle.dumps(item)) for item in ranked) < rows / 8 + 500 * len(parts)

@@ -7,6 +7,7 @@ folder/working/ranks/    the rank of each row's own document, a file for each sh
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -92,16 +93,15 @@ def _filter(
     ranked = run_resumable(working, f"rank {name}", task, numbers, execute, "gpu or cpu")
     bins = {bin_: sum(r["ranks"][bin_] for r in ranked) for bin_ in ranked[0]["ranks"]}
 
-    ranks, languages = _ranks_of_parts(working, parts, shards, config.top_k)
-    gone = sum(int((rank > config.top_k).sum()) for rank in ranks)
+    ranked_parts, languages = _ranked_parts(working, parts, shards, config.top_k)
+    gone = total - sum(language["kept"] for language in languages)
     if gone == total:
         raise DataError(
             f"data set {name!r}: the consistency filter leaves none of its {total} rows; ranks of "
             f"their own documents: {bins}. Raise consistency.top_k {config.top_k}, or see whether "
             f"the teacher {config.teacher!r} suits the data"
         )
-    keep = KeepConsistent(writer.parts_folder, config.top_k)
-    ranked_parts = [RankedPart(part, rank) for part, rank in zip(parts, ranks, strict=True)]
+    keep = KeepConsistent(writer.parts_folder)
     results = run_resumable(folder, f"filter {name}", keep, ranked_parts, execute)
     log.info("filter %s: %d of %d rows stay", name, total - gone, total)
     return writer.finish(
@@ -117,10 +117,13 @@ def _filter(
 
 @dataclass(frozen=True)
 class RankedPart:
-    """Part with the rank of each row's own document."""
+    """Part with what the ranks of its rows' own documents decide."""
 
     part: Part
-    ranks: np.ndarray
+    stays: np.ndarray
+    """uint8, a bit for each row as of `np.packbits`: whether its document is among the best."""
+    shown: tuple[int, ...]
+    """Ranks of the first rows that go, as many as are shown."""
 
     @property
     def key(self) -> str:
@@ -133,12 +136,11 @@ class KeepConsistent:
     """Task: keep the rows of a part whose own document is among the best."""
 
     folder: str
-    top_k: int
 
     def __call__(self, item: RankedPart) -> Result:
         """Report `parts`, counts, and `examples` of rows that go."""
         table = read_table(item.part.path)
-        stays = item.ranks <= self.top_k
+        stays = np.unpackbits(item.stays, count=item.part.rows).astype(bool)
         parts = []
         if stays.any():
             part = write_table(self.folder, table.filter(pa.array(stays)))
@@ -154,9 +156,7 @@ class KeepConsistent:
                 "rank": rank,
             }
             for row, rank in zip(
-                gone.slice(0, _EXAMPLES_OF_PART).to_pylist(),
-                item.ranks[~stays].tolist(),
-                strict=False,
+                gone.slice(0, _EXAMPLES_OF_PART).to_pylist(), item.shown, strict=True
             )
         ]
         rows = item.part.rows
@@ -172,25 +172,69 @@ def _rows_of(counted: Sequence[Result]) -> dict[Language, int]:
     return rows
 
 
-def _ranks_of_parts(
+Ranks = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Part, row and rank of each of some rows, (n,) int64 each."""
+
+
+def _ranked_parts(
     folder: str, parts: Sequence[Part], shards: Shards, top_k: int
-) -> tuple[list[np.ndarray], list[Mapping[str, Any]]]:
-    """Ranks of each part's rows, and counts of kept rows for each language."""
-    ranks = [np.zeros(part.rows, dtype=np.int32) for part in parts]
+) -> tuple[list[RankedPart], list[Mapping[str, Any]]]:
+    """Parts with what their rows' ranks decide, and counts of kept rows for each language."""
+    decided = _Decided(parts, top_k)
     counted: dict[Language, tuple[int, int]] = {}
     for number, language in enumerate(shards.languages):
-        of_part, row, rank = read_ranks(folder, number)
-        order = np.argsort(of_part, kind="stable")
-        for places in np.split(order, np.flatnonzero(np.diff(of_part[order])) + 1):
-            ranks[of_part[places[0]]][row[places]] = rank[places]
-        rows, kept = counted.get(language, (0, 0))
-        counted[language] = rows + len(rank), kept + int((rank <= top_k).sum())
-    assert all((rank > 0).all() for rank in ranks), "a row is in no shard"
+        rows, kept = decided.add(*read_ranks(folder, number))
+        before, kept_before = counted.get(language, (0, 0))
+        counted[language] = before + rows, kept_before + kept
     shares: list[Mapping[str, Any]] = [
         {"language": language, "rows": rows, "kept": kept, "share": round(kept / rows, 4)}
         for language, (rows, kept) in counted.items()
     ]
-    return ranks, shares
+    return decided.ranked_parts(), shares
+
+
+class _Decided:
+    """What ranks decide: a bit for each row of all parts, whose rows are in all shards."""
+
+    def __init__(self, parts: Sequence[Part], top_k: int) -> None:
+        self._parts, self._top_k = parts, top_k
+        self._rows = np.array([part.rows for part in parts], dtype=np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(-(-self._rows // 8))])
+        self._stays = np.zeros(self._starts[-1], dtype=np.uint8)
+        self._found, none = np.zeros_like(self._rows), np.empty(0, dtype=np.int64)
+        self._shown: Ranks = none, none, none
+
+    def add(self, part: np.ndarray, row: np.ndarray, rank: np.ndarray) -> tuple[int, int]:
+        """Add a shard's ranks, as of `read_ranks`; its rows, and those of them that stay."""
+        self._found += np.bincount(part, minlength=len(self._parts))
+        best = rank <= self._top_k
+        kept_part, kept_row = part[best], row[best]
+        bits = (128 >> kept_row % 8).astype(np.uint8)
+        np.bitwise_or.at(self._stays, self._starts[kept_part] + kept_row // 8, bits)
+        self._shown = _first_of_parts(self._shown, (part[~best], row[~best], rank[~best]))
+        return len(rank), len(kept_row)
+
+    def ranked_parts(self) -> list[RankedPart]:
+        """The parts with what was decided."""
+        assert (self._found == self._rows).all(), "a row is in no shard"
+        part, _, rank = self._shown
+        bounds = np.searchsorted(part, np.arange(len(self._parts) + 1))
+        return [
+            RankedPart(one, self._stays[first:stop], tuple(rank[low:high].tolist()))
+            for one, (first, stop), (low, high) in zip(
+                self._parts, pairwise(self._starts), pairwise(bounds), strict=True
+            )
+        ]
+
+
+def _first_of_parts(*several: Ranks) -> Ranks:
+    """As many first rows of each part as are shown, in the order of parts and rows."""
+    of_part, row, rank = (np.concatenate(column) for column in zip(*several, strict=True))
+    order = np.lexsort((row, of_part))
+    of_part = of_part[order]
+    place = np.arange(len(of_part)) - np.searchsorted(of_part, of_part)
+    first = place < _EXAMPLES_OF_PART
+    return of_part[first], row[order[first]], rank[order[first]]
 
 
 BINS = (1, 2, 3, 5, 10, 20, 50, 100)
@@ -270,8 +314,8 @@ class RankShard:
         return {"rows_in": rows, "rows_out": rows, "rejected": {}, "ranks": counts}
 
 
-def read_ranks(folder: str, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Part, row and rank of each row of a shard, (n,) int64 each.
+def read_ranks(folder: str, number: int) -> Ranks:
+    """Part, row and rank of each row of a shard.
 
     Raises:
         ArtifactError: the file is missing or broken.
