@@ -7,10 +7,19 @@ from dataclasses import replace
 import pytest
 
 from rayembed.assets import clients
-from rayembed.assets.storage import exists, read_bytes
+from rayembed.assets.storage import exists, list_files, read_bytes, remove_file, write_atomic
 from rayembed.errors import StorageError
 
-CALLS = [read_bytes, exists]
+
+def write(place):
+    write_atomic(place, b"content")
+
+
+def list_folder(place):
+    list_files(place, recursive=False)
+
+
+CALLS = [read_bytes, exists, list_folder, write, remove_file]
 
 
 def place_at(port):
@@ -29,7 +38,7 @@ def test_a_server_that_is_not_there_is_a_storage_error_in_time(monkeypatch, call
 
 
 @pytest.mark.slow("two minutes of waiting; that of a server which is not there runs in CI")
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", [read_bytes, exists, write])
 def test_a_server_that_never_answers_is_a_storage_error_in_time(call):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
