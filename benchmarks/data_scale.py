@@ -176,6 +176,8 @@ def extrapolated(costs, rows_per_part, rows=1_000_000_000):
     route, before = Route.to(parts), Route.to(-(-measured_at // rows_per_part))
     # Each level is read once; records, places and plan files are there beside them.
     written = plan.written * scale * (route.levels + 1) / (before.levels + 1)
+    files = parts * (route.levels + 1)
+    files_before = before.buckets * (before.levels + 1)
     ranges = parts * route.fan * route.levels
     bytes_per_second = NODES * GIGABITS / 8 * 1e9
     order_at, order = list(costs["order of made-up rows"].items())[-1]
@@ -187,7 +189,9 @@ def extrapolated(costs, rows_per_part, rows=1_000_000_000):
         f"all rows for each level of the shuffle; {REQUESTS_PER_SECOND:,} reads a second of one "
         "prefix of object storage, and 3 requests a range.",
         f"- {parts:,} parts, {route.levels} levels of {route.fan} segments a file: "
-        f"{parts * (route.levels + 1):,} files of rows, {ranges:,} ranges "
+        f"{files:,} files of rows, {files * plan.files / files_before:,.0f} with all others as at "
+        f"{measured_at:,} rows ({plan.files:,} counted, {files_before:,} of them of rows: units' "
+        f"results are beside them); {ranges:,} ranges "
         f"(a range for each part and plan file would be {parts**2:,}).",
         f"- Ranges: {3 * ranges / REQUESTS_PER_SECOND / 3600:.1f} h from one prefix, "
         f"{3 * ranges / REQUESTS_PER_SECOND / 3600 / NODES:.2f} h from {NODES}.",

@@ -1,5 +1,5 @@
-"""How filter, mining and clusters grow with the rows: counted at sizes that are run, beyond by the
-functions that cut the work; and what two levels of clusters and an index lose.
+"""How filter, mining and clusters grow with the rows, counted at sizes that run (`beyond` goes on
+from there), and what two levels of clusters and an index lose.
 
 Vectors are given, not embedded: pairs of random topics. `counted` tells what is counted; a step has
 the vectors of its rows already, which the first one writes.
@@ -15,18 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+from beyond import BATCH, CANDIDATES, WIDTH, cut_table, extrapolated
 from counted import exponents, machine, measured, table
 
-WIDTH, TOPICS, BATCH = 64, 500, 64
+TOPICS = 500
 NUMBERS_TOGETHER = 1024
 NOISE = 1.2
 """Length of what is added to a topic's vector to make a text's."""
-
-NODES, GPUS, DIMENSIONS, CANDIDATES = 16, 8, 768, 100
-"""Machines and teacher that the extrapolation assumes."""
-
-FLOP_PER_SECOND, STORAGE_BYTES, DISK_BYTES = 300e12, 3.1e9, 10e9
-"""Of a GPU's products in bfloat16, of a node's network (25 Gb/s) and of its disk, a second."""
 
 
 def unit(vectors):
@@ -121,84 +116,6 @@ def count_steps(costs, rows):
         for step in costs:
             costs[step][rows] = measured(make, step, Path(name), records)[1]
             print(f"{step} {rows:,}: {costs[step][rows].cpu_seconds:.0f} CPU s", flush=True)
-
-
-def parts_of(rows):
-    from rayembed.data.parts import ROWS_PER_PART
-
-    whole, rest = divmod(rows, ROWS_PER_PART)
-    return [ROWS_PER_PART] * whole + [rest] * bool(rest)
-
-
-def cut_table():
-    """What mining and clusters cost by the functions that cut them: sizes beyond those that run."""
-    from rayembed.config.mining import ClusterConfig
-    from rayembed.data.clusters.cost import ClusterCost
-    from rayembed.data.mining.cut import MiningCut, Shard, cost_of, cut_mining
-
-    lines = [
-        f"Mining, {DIMENSIONS} dimensions, {CANDIDATES} candidates:\n",
-        "| queries | documents | units × shards | products | TB read | TB with a unit a part | "
-        "TB written |",
-        "|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for queries, documents in (
-        (100_000, 100_000),
-        (500_000, 8_800_000),
-        *((10**n, 10**n) for n in range(6, 10)),
-    ):
-        rows = parts_of(queries)
-        cut = cut_mining(rows, documents)
-        each = MiningCut(tuple(range(n, n + 1) for n in range(len(rows))), (Shard(0, None),))
-        now, before = (cost_of(one, rows, documents, DIMENSIONS, CANDIDATES) for one in (cut, each))
-        lines.append(
-            f"| {queries:,} | {documents:,} | {len(cut.units):,} × {len(cut.shards)} | "
-            f"{now.products:.1e} | {now.bytes_read / 1e12:,.4g} | {before.bytes_read / 1e12:,.4g} "
-            f"| {now.bytes_written / 1e12:,.2g} |"
-        )
-    lines += [
-        "\nClusters of 512 pairs, the defaults:\n",
-        "| rows | clusters | levels | sample | k-means | assignment | tour | GB of the sample |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    config = ClusterConfig(teacher="t", batch_pairs=512)
-    for rows in (10**n for n in range(5, 10)):
-        cost = ClusterCost.of(rows, config)
-        lines.append(
-            f"| {rows:,} | {cost.clusters:,} | {cost.levels} | {cost.sample:,} | "
-            f"{cost.kmeans_products:.1e} | {cost.assignment_products:.1e} | "
-            f"{cost.tour_products:.1e} | {20e-9 * cost.sample * DIMENSIONS:,.1f} |"
-        )
-    return "\n".join(lines)
-
-
-def extrapolated(rows=10**9):
-    """Lines about mining a billion pairs from themselves on the machines assumed."""
-    from rayembed.data.mining.cut import cost_of, cut_mining
-
-    cut = cut_mining(parts_of(rows), rows)
-    cost = cost_of(cut, parts_of(rows), rows, DIMENSIONS, CANDIDATES)
-    corpus = 2 * DIMENSIONS * rows
-    work = cost.products * 2 * DIMENSIONS / (NODES * GPUS * FLOP_PER_SECOND)
-    return "\n".join(
-        [
-            f"A billion pairs on {NODES} nodes. Assumed: {GPUS} GPUs a node, each "
-            f"{FLOP_PER_SECOND / 1e12:.0f} TFLOP/s in products, {STORAGE_BYTES / 1e9:.1f} GB/s of "
-            f"storage and {DISK_BYTES / 1e9:.0f} GB/s of its own disk a node, {corpus / 1e12:.1f} "
-            "TB of vectors on each disk, units shared out evenly, nothing else counted.",
-            f"- Products: {cost.products:.1e}, {work / 3600:.0f} h.",
-            f"- Read by {len(cut.units):,} units: {cost.bytes_read / 1e15:.1f} PB; "
-            f"{cost.bytes_read / NODES / STORAGE_BYTES / 3600:.0f} h from storage, "
-            f"{cost.bytes_read / NODES / DISK_BYTES / 3600:.0f} h from the nodes' disks after "
-            f"{corpus / STORAGE_BYTES / 60:.0f} min of copying.",
-            f"- Parts of texts read for negatives: {cost.text_parts_read:.1e}; at 1.5 MB each "
-            f"{1.5e6 * cost.text_parts_read / 1e15:.1f} PB, at 20 ms of a core each "
-            f"{cost.text_parts_read * 0.02 / 3600 / NODES / 64:.0f} h of 64 cores a node.",
-            f"- Held by a GPU's process of a unit: "
-            f"{max(map(len, cut.units)) * 8192 * (2 * DIMENSIONS + 12 * CANDIDATES) / 1e9:.2f} GB "
-            "of queries and candidates.",
-        ]
-    )
 
 
 def levels_table(counts):
@@ -335,7 +252,7 @@ def main():
         count_steps(costs, rows)
     if args.rows:
         print(table(costs), exponents(costs), sep="\n\n")
-    print(cut_table(), extrapolated(), sep="\n\n")
+    print(cut_table(), extrapolated(costs), sep="\n\n")
     if args.levels:
         print(levels_table(args.levels))
     if args.tours:

@@ -2,8 +2,8 @@
 
 Miners: peak RSS above what each had before, a row a document; the first of a machine makes the file
 that all map, from a million documents on. Driver: the peak of its own memory while it packs
-clusters into batches and draws a sample, whose files are mapped, while it hands the ranks of all
-rows to the tasks of the consistency filter, and while it gathers the filter's results. What a plan
+clusters into batches and draws a sample, whose files are mapped, while it tells the tasks of the
+consistency filter what ranks decide, and while it gathers the filter's results. What a plan
 takes tells `data_scale`. Run: python benchmarks/index_memory.py --rows 2000000
 """
 
