@@ -56,7 +56,7 @@ def hopper(monkeypatch, tmp_path):
 def test_it_is_activated_once_on_a_hopper_and_tried(hopper):
     device = Gpu()
     assert settled_kernel(device) == "FlashAttention 3"
-    assert hopper == ["activated", "torch.bfloat16"]
+    assert hopper == ["activated", *["torch.bfloat16"] * 9]
     assert of_torch.current_flash_attention_impl() == "FA3"
     settled_kernel(device)
     assert settled_kernel(Gpu()) == "FlashAttention 3", "another device of the process"
@@ -102,7 +102,23 @@ def test_a_kernel_that_is_wrong_is_switched_off_again(hopper, monkeypatch, facto
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", wrong)
     expected = f"FlashAttention 2 (FlashAttention 3 differs by {told} of the norm)"
     assert settled_kernel(Gpu()) == expected
-    assert hopper == ["activated", "torch.bfloat16", "restored"]
+    assert hopper == ["activated", *["torch.bfloat16"] * 9, "restored"]
+    assert of_torch.current_flash_attention_impl() is None
+
+
+@pytest.mark.parametrize(("width", "window"), [(128, (-1, -1)), (64, (-1, 0)), (256, (16, 16))])
+def test_a_build_that_lacks_a_width_or_a_mask_is_switched_off_again(
+    hopper, monkeypatch, width, window
+):
+    right = torch.nn.attention.varlen.varlen_attn
+
+    def lacking(query, *given, **named):
+        if query.shape[-1] == width and named["window_size"] == window:
+            raise RuntimeError("not built")
+        return right(query, *given, **named)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lacking)
+    assert settled_kernel(Gpu()) == "FlashAttention 2 (FlashAttention 3 fails: not built)"
     assert of_torch.current_flash_attention_impl() is None
 
 

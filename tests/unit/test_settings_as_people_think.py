@@ -94,6 +94,29 @@ def test_a_checkpoint_is_due_by_time_and_every_one_starts_the_clock(monkeypatch,
     assert due == [5, 12]
 
 
+@pytest.mark.parametrize(("seconds", "every"), [(0.1, 8), (0.6, 4), (2.0, 1), (30.0, 1)])
+def test_workers_ask_for_an_announced_end_every_few_quick_steps(monkeypatch, seconds, every):
+    """Each question is a message, for which a device's host waits."""
+    clock, messages = Clock(), []
+    monkeypatch.setattr(callbacks, "time", clock)
+
+    def largest(value, device):
+        messages.append(clock.now)
+        return value
+
+    monkeypatch.setattr(callbacks, "largest", largest)
+    notice = Preemption(lambda: clock.now > 50 * seconds, look_seconds=5.0)
+    notice.on_train_start(type("T", (), {"device": torch.device("cpu")}), 0)
+    saved = []
+    for step in range(1, 201):
+        clock.now = seconds * step
+        if notice.should_save(step):
+            saved.append(step)
+    assert len(saved) == 1
+    assert 50 < saved[0] <= 50 + 5 / seconds + 2 * every
+    assert len(messages) <= 200 / every + 200 * seconds / 5 + 2
+
+
 def test_a_name_used_before_says_what_differs(tmp_path):
     run = override(get_recipe("biencoder"), ["model.backbone.dtype=float32"])
     claim_run_folder(tmp_path, run)

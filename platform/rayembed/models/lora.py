@@ -63,7 +63,8 @@ def merge_lora(backbone: nn.Module) -> None:
     """Merge the adapters of a model that is trained no further into the layers beneath, in place.
 
     The weights are those of `merged_state`. What an adapter costs in each pass is gone: two thin
-    products, a scale and an addition for each layer, and no memory is taken for it.
+    products, a scale and an addition for each layer. No memory is taken for it but of weights that
+    are mapped from a file, whose pages become this process's own.
     """
     for name, layer in list(backbone.named_modules()):
         if hasattr(layer, "lora_A"):

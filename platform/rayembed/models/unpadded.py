@@ -47,9 +47,10 @@ def packs(model: EmbeddingModel) -> bool:
     device = weight.device.type
     if model.unpadded == "auto" and device != "cuda":
         return False
+    # Before the model's parts are tried, which then is with the kernel that they will have.
+    kernel = settled_kernel(weight.device)
     reason = _why_padded(model)
     if reason is None:
-        kernel = settled_kernel(weight.device)
         say_once(logging.INFO, f"texts are packed: attention without padding by {kernel}")
         return True
     if model.unpadded == "always":

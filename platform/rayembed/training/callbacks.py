@@ -18,6 +18,10 @@ from rayembed.training.weights import write_weights
 
 LOOK_SECONDS = 5.0
 
+_MOST_STEPS = 8
+"""Steps between two questions at most: each is a message for which all workers' hosts wait, and
+steps may become slower than those before."""
+
 
 class KeepCheckpoints(Callback):
     """Keeps every checkpoint as `step-<number>` in a local folder that all workers share."""
@@ -89,7 +93,8 @@ class Preemption(Callback):
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
         """Start the clocks."""
         self._device = trainer.device
-        self._looked = self._saved = time.monotonic()
+        self._looked = self._saved = self._asked = time.monotonic()
+        self._asked_step = self._next_step = step
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
         """Take note of the time; wait for the upload if the end is announced."""
@@ -100,18 +105,29 @@ class Preemption(Callback):
     def should_save(self, step: int) -> bool:
         """Whether the end became known at this step, or a checkpoint is due by time.
 
-        The same on all workers.
+        The same on all workers. Quick steps are not all asked.
         """
+        if step < self._next_step:
+            return False
         # Worker 0's clocks decide, so that all ask, and save, after the same step.
         now = time.monotonic()
         asks = not self._announced and now - self._looked >= self._every
-        mine = int(asks) + 2 * int(now - self._saved >= self._old) if rank() == 0 else 0
-        due = largest(mine, self._device)
+        due = int(asks) + 2 * int(now - self._saved >= self._old)
+        told = largest(
+            due + 4 * self._steps_until_next(step, now) if rank() == 0 else 0, self._device
+        )
+        steps, due = divmod(told, 4)
+        self._next_step, self._asked_step, self._asked = step + steps, step, now
         if due & 1:
             self._looked = now
             self._announced = bool(largest(int(self._ask()), self._device))
             return self._announced or due > 1
         return due > 1
+
+    def _steps_until_next(self, step: int, now: float) -> int:
+        """Steps that take half of the least time between questions, by those since the last one."""
+        seconds = (now - self._asked) / max(step - self._asked_step, 1)
+        return min(max(int(self._every / 2 / max(seconds, 1e-6)), 1), _MOST_STEPS)
 
 
 class WorkerValidation(Callback):

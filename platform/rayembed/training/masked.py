@@ -6,7 +6,6 @@ b sequences of this worker, N masked tokens of the global batch, W workers.
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -148,9 +147,12 @@ class MaskedLanguage(Objective):
             return found
 
         if isinstance(settings.grad_cache, GraphRoom):
-            first = partial(predictions, to_device(micro_batches[0], device))
-            measured = ready.sizes[0]
-            settings.grad_cache.keeps_graphs(first, measured, Tokens(most, most), several=False)
+            settings.grad_cache.keeps_graphs(
+                lambda: predictions(to_device(micro_batches[0], device)),
+                ready.sizes[0],
+                Tokens(most, most),
+                several=False,
+            )
         for number in range(num_passes):
             is_filler = number >= len(micro_batches)
             micro = to_device(micro_batches[-1 if is_filler else number], device)
