@@ -32,9 +32,9 @@ def gather(local: Tensor) -> Tensor:
     if world_size() == 1:
         return local.detach()
     local = local.detach().contiguous()
-    parts = [torch.empty_like(local) for _ in range(world_size())]
-    dist.all_gather(parts, local)
-    return torch.cat(parts)
+    everyone = local.new_empty(world_size() * len(local), *local.shape[1:])
+    dist.all_gather_single(everyone, local)
+    return everyone
 
 
 def gather_with_gradient(local: Tensor) -> Tensor:
