@@ -1,7 +1,7 @@
-"""What a torch older than rayembed's lacks, put in when its module is imported.
+"""What a torch older than rayembed's lacks, put in when its modules are imported.
 
 Before 2.13 the kernel of unpadded attention takes fewer key heads by itself, and has no argument
-that says so.
+that says so; two collectives had other names.
 """
 
 import functools
@@ -10,36 +10,53 @@ import importlib.util
 import inspect
 import sys
 
-_MODULE = "torch.nn.attention.varlen"
+
+def _with_enable_gqa(module):
+    original = module.varlen_attn
+    if "enable_gqa" not in inspect.signature(original).parameters:
+
+        @functools.wraps(original)
+        def varlen_attn(*given, enable_gqa=False, **named):
+            return original(*given, **named)
+
+        module.varlen_attn = varlen_attn
+
+
+def _with_single_collectives(module):
+    for name, older in (
+        ("all_gather_single", "all_gather_into_tensor"),
+        ("reduce_scatter_single", "reduce_scatter_tensor"),
+    ):
+        if not hasattr(module, name):
+            setattr(module, name, getattr(module, older))
+
+
+_CHANGES = {
+    "torch.nn.attention.varlen": _with_enable_gqa,
+    "torch.distributed": _with_single_collectives,
+}
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader):
-        self._loader = loader
+    def __init__(self, loader, change):
+        self._loader, self._change = loader, change
 
     def create_module(self, spec):
         return self._loader.create_module(spec)
 
     def exec_module(self, module):
         self._loader.exec_module(module)
-        original = module.varlen_attn
-        if "enable_gqa" not in inspect.signature(original).parameters:
-
-            @functools.wraps(original)
-            def varlen_attn(*given, enable_gqa=False, **named):
-                return original(*given, **named)
-
-            module.varlen_attn = varlen_attn
+        self._change(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name != _MODULE:
+        change = _CHANGES.pop(name, None)
+        if change is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, change)
         return spec
 
 
