@@ -25,10 +25,15 @@ from benchmarks.gpu.lengths import (
 )
 from benchmarks.gpu.measuring import print_table
 
+from rayembed.pipeline.requirements import Activations
+
 ROWS = 128
 GPU_BYTES = 80e9
 SPARE_BYTES = 2e9
 """What CUDA and NCCL hold before a step."""
+COMPILED_KEEPS = 0.824
+"""Share of what a layer keeps for the backward pass that it keeps compiled, counted on a CPU by
+`compiled_layer`: norms' inputs in bfloat16 and not in float32, and no activated gate."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +128,19 @@ class Roofline:
         self.trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.held = sum(p.numel() * p.element_size() for p in model.parameters())
         self.pass_cost = pass_cost_tokens("cuda", model)
-        self.kept, self.kept_recomputing, self.of_layer = kept_bytes_of_token(workload)
+        self.graphs = {packed: graph_of_token(workload, packed) for packed in (False, True)}
         once = self.costs_of("kept", padded=False)
         # The operations of a long text less those of a short one: without what a pass has once.
         self.useful = (once.of([1024]).product_flops - once.of([512]).product_flops) / 512
+
+    def graph(self, setup: Setup) -> Activations:
+        """Bytes of a token's graph."""
+        found = self.graphs[setup.packed]
+        if not setup.fused:
+            return found
+        less = (1 - COMPILED_KEEPS) * found.of_layer
+        whole = found.kept - self.workload.layers * less
+        return replace(found, kept=whole, of_layer=found.of_layer - less)
 
     def costs_of(self, kind: str, *, padded: bool) -> PassCosts:
         """Costs of a pass: `plain` and `merged` without gradient, `recomputed`, `kept`."""
@@ -196,15 +210,18 @@ class Roofline:
         """Counts of a worker's passes."""
         shapes = _shapes(setup, cut)
         tokens = sum(map(sum, shapes))
-        graphs = self._room(workers) / tokens
-        one_graph = len(cut) == 1 or (setup.one_graph and self.kept_recomputing <= graphs)
+        graph = self.graph(setup)
+        of_token = self._room(workers, graph) / tokens
+        one_graph = len(cut) == 1 or (setup.one_graph and graph.kept_recomputing <= of_token)
         found: list[Counts] = []
         for shape in shapes:
             recomputed = self.costs_of("recomputed", padded=not setup.packed).of(shape)
             if setup.keeps_layers and one_graph:
                 kept = self.costs_of("kept", padded=not setup.packed).of(shape)
-                spread = self.kept - self.kept_recomputing
-                share = float(np.clip((graphs - self.kept_recomputing) / spread, 0, 1))
+                spread = graph.kept - graph.kept_recomputing
+                share = float(np.clip((of_token - graph.kept_recomputing) / spread, 0, 1))
+                # Training recomputes whole layers.
+                share = int(share * self.workload.layers) / self.workload.layers
                 mixed = share * kept.vector() + (1 - share) * recomputed.vector()
                 recomputed = Counts.of(mixed)
             found.append(recomputed)
@@ -236,14 +253,14 @@ class Roofline:
         seconds["adding gradients"] = graphs * self.trained * 10 / machine.memory
         return seconds
 
-    def _room(self, workers: int) -> float:
+    def _room(self, workers: int, graph: Activations) -> float:
         """Bytes of a GPU that ZeRO-2 leaves for graphs, beside a layer that is recomputed; of what
         is left training gives them a share.
         """
         from rayembed.training.graph_room import _SHARES
 
         gradients = self.trained * (4 + 4 + 12 / workers)  # float32, a bucket, states
-        layer = self.workload.budget * self.of_layer
+        layer = self.workload.budget * graph.of_layer
         left = GPU_BYTES - SPARE_BYTES - self.held - gradients
         return _SHARES["cuda"] * left - layer
 
@@ -260,12 +277,13 @@ def _shapes(setup: Setup, cut: list[list[int]]) -> list[list[int]]:
     return cut if setup.packed else [[max(micro)] * len(micro) for micro in cut]
 
 
-def kept_bytes_of_token(workload: Workload) -> tuple[float, float, float]:
-    """Bytes of a token's graph: whole, with layers recomputed, and of one layer."""
+def graph_of_token(workload: Workload, packed: bool) -> Activations:
+    """Bytes of a token's graph, as the layers come."""
     from rayembed.pipeline.activations import activations
 
-    found = activations(workload.model)
-    return found.kept, found.kept_recomputing, found.of_layer
+    found = activations(workload.model, padded=not packed)
+    assert found is not None
+    return found
 
 
 def _build(settings, kind: str, layers: int):
@@ -317,11 +335,14 @@ def main(arguments: list[str] | None = None) -> list[tuple[str, list[Step]]]:
     options = parser.parse_args(arguments)
     machine = Machine()
     roofline = Roofline(toy() if options.toy else nvembed(), machine)
+    setups = Setup(), Setup(packed=True), Setup(packed=True, fused=True)
+    padded, packed, compiled = map(roofline.graph, setups)
     print(
         f"Assumed: products {machine.products / 1e12:.0f} TFLOP/s of {machine.peak / 1e12:.0f}, "
         f"memory {machine.memory / 1e12:.1f} TB/s. Counted: {roofline.useful / 1e9:.1f} GFLOP a "
-        f"token that count; {roofline.kept / 1e6:.1f} MB a token for the backward pass, "
-        f"{roofline.kept_recomputing / 1e6:.2f} with layers recomputed.\n"
+        f"token that count; {padded.kept / 1e6:.1f} MB a token for the backward pass, "
+        f"{packed.kept / 1e6:.1f} without padding, {compiled.kept / 1e6:.1f} with compiled layers, "
+        f"{compiled.kept_recomputing / 1e6:.2f} with layers recomputed.\n"
     )
     rows = table(roofline, tuple(options.gpus))
     columns = (

@@ -134,6 +134,59 @@ def test_saved_bytes_are_those_that_a_graph_holds_and_are_not_held(parts):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class Layer(torch.nn.Module):
+    """A product and element-wise work."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, states):
+        return torch.nn.functional.silu(self.linear(states)).sin()
+
+
+def test_a_compiled_layer_is_compiled_after_it_was_counted_and_saves_less():
+    """A compiler that meets a mode which counts operations leaves code alone from then on."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    layer, given = Layer(), torch.ones(4, 8)
+    forward = lambda: layer(given)  # noqa: E731
+    plain = saved_bytes(forward, layer)
+    layer.compile(backend="aot_eager")
+    graph_bytes(forward)
+    compiled = saved_bytes(forward, layer)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert compiled == plain - 4 * 8 * 4, "what SiLU gives is computed again"
+    graph_bytes(forward)
+    assert saved_bytes(forward, layer) == compiled
+
+
+@pytest.mark.slow("a model is compiled for several shapes")
+def test_compiled_layers_are_recomputed_as_memory_asks_for_it(parts, monkeypatch):
+    torch._dynamo.reset()
+    plain = built(parts)
+    expected, _ = step(plain, False)
+    model = built(parts)
+    model.compile_layers("aot_eager")
+    batch = model.tokenizer.collate(model.tokenizer(["some words of a text"], "document"))
+    forward = lambda: model(batch)  # noqa: E731
+    graph_bytes(forward)
+    saved = saved_bytes(forward, model)
+    assert saved < saved_bytes(lambda: plain(batch), plain)
+    model.recompute_layers()
+    graph_bytes(forward)
+    model.recompute_layers(0)
+    assert saved_bytes(forward, model) == saved
+    needed = 12 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+    monkeypatch.setattr(graph_room, "free_memory", lambda _: needed + 1_000_000)
+    gradients, again = step(model, GraphRoom(torch.device("cpu"), model))
+    assert again > 0
+    for name, value in expected.items():
+        torch.testing.assert_close(gradients[name], value, atol=1e-6, rtol=1e-5)
+    model.recompute_layers(0)
+    assert saved_bytes(forward, model) == saved
+
+
 def weights(trained, frozen=0, experts=0):
     """A module of so many weights, the experts of them marked as shared out."""
     module = torch.nn.Module()

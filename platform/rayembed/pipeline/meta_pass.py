@@ -39,7 +39,7 @@ def kernels_on_meta(attended: Attended | None = None) -> Iterator[None]:
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_: Any
     ) -> Tensor:
         masked = attn_mask is not None
-        out: Tensor = _Attention.apply(query, key, value, masked, attended)  # type: ignore[no-untyped-call]
+        out: Tensor = Attention.apply(query, key, value, masked, attended)  # type: ignore[no-untyped-call]
         return out
 
     before = functional.scaled_dot_product_attention, functional.dropout
@@ -55,7 +55,7 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     return torch.native_dropout(x, p, True)[0] if training and p else x
 
 
-class _Attention(torch.autograd.Function):
+class Attention(torch.autograd.Function):
     """Shapes of an attention's output and gradients."""
 
     @staticmethod
@@ -79,8 +79,12 @@ class _Attention(torch.autograd.Function):
         return *(torch.empty_like(x) for x in (query, key, value)), None, None
 
 
-class _Padded(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own
-    """Answers what a pass asks of its values, whether all tokens are text: there is padding."""
+class _Answered(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own
+    """Answers what a pass asks of its values, whether all tokens are text."""
+
+    def __init__(self, only_text: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._only_text = only_text
 
     def __torch_dispatch__(
         self,
@@ -90,7 +94,7 @@ class _Padded(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
-            return False
+            return self._only_text
         return func(*args, **(kwargs or {}))
 
 
@@ -152,10 +156,15 @@ def batch_on_meta(texts: int, tokens: int) -> dict[str, Tensor]:
     return {n: torch.empty(texts, tokens, dtype=torch.int64, device="meta") for n in names}
 
 
-def kept_bytes(forward: Callable[[], Any], parameters: Iterable[Tensor]) -> int:
+def kept_bytes(
+    forward: Callable[[], Any], parameters: Iterable[Tensor], *, padded: bool = True
+) -> int:
     """Bytes that a forward pass on the meta device keeps for its backward pass.
 
     Each storage counts once and parameters do not. What is recomputed is not kept.
+
+    Args:
+        padded: whether attention has a mask, for which keys and values are copied to all heads.
     """
     own = {parameter.untyped_storage()._cdata for parameter in parameters}
     kept: dict[int, Tensor] = {}
@@ -165,7 +174,6 @@ def kept_bytes(forward: Callable[[], Any], parameters: Iterable[Tensor]) -> int:
             kept.setdefault(tensor.untyped_storage()._cdata, tensor)
         return tensor
 
-    padded = _Padded()  # type: ignore[no-untyped-call]
-    with kernels_on_meta(), padded, saved_tensors_hooks(pack, lambda t: t):
+    with kernels_on_meta(), _Answered(not padded), saved_tensors_hooks(pack, lambda t: t):
         forward()
     return sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in own)

@@ -204,9 +204,11 @@ def bytes_to_come(
 def graph_bytes(forward: Callable[[], Any]) -> int:
     """Bytes that a forward pass holds until its backward pass, its result among them.
 
-    Random numbers are those that the next forward pass draws as well.
+    Compiled layers run uncompiled. Random numbers are those that the next forward pass draws as
+    well.
     """
-    with replayed(capture()), LiveBytes() as live:
+    # A compiler that meets a mode like `LiveBytes` leaves the layers' code alone from then on.
+    with replayed(capture()), torch.compiler.set_stance("force_eager"), LiveBytes() as live:
         kept = forward()
         taken: int = live.now
     del kept
