@@ -39,7 +39,7 @@ def kernels_on_meta(attended: Attended | None = None) -> Iterator[None]:
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_: Any
     ) -> Tensor:
         masked = attn_mask is not None
-        out: Tensor = Attention.apply(query, key, value, masked, attended)  # type: ignore[no-untyped-call]
+        out: Tensor = _Attention.apply(query, key, value, masked, attended)  # type: ignore[no-untyped-call]
         return out
 
     before = functional.scaled_dot_product_attention, functional.dropout
@@ -55,7 +55,7 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     return torch.native_dropout(x, p, True)[0] if training and p else x
 
 
-class Attention(torch.autograd.Function):
+class _Attention(torch.autograd.Function):
     """Shapes of an attention's output and gradients."""
 
     @staticmethod
