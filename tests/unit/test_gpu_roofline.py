@@ -213,9 +213,8 @@ def test_passes_of_the_7b_model_take_what_was_counted_before(nvembed):
     assert nvembed.useful == pytest.approx(31e9, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "backend", [cut_alone, pytest.param("inductor", marks=pytest.mark.slow("a compiler works"))]
-)
+@pytest.mark.slow("a compiler works")
+@pytest.mark.parametrize("backend", [cut_alone, "inductor"])
 def test_a_compiled_layer_keeps_what_was_counted(nvembed, backend):
     """At a sixteenth of the width; `compiled_layer` counts the whole one."""
     found = kept(256, backend)
