@@ -146,7 +146,7 @@ def test_experts_meet_the_tokens_that_are_routed_to_them(tmp_path):
     seen = {}
 
     def count(module, given):
-        states, _, chosen = given
+        states, _, chosen, _ = given
         for expert in range(3):
             own = states[(chosen == expert).any(dim=1)].double()
             seen[expert] = seen.get(expert, 0) + own.square().sum(dim=0)
