@@ -114,8 +114,7 @@ def results_of_parts(rows, folder):
     """Peak of own memory while the results of a filter's units are gathered, of which each shows
     ten rows that go.
     """
-    from rayembed.data.parts import Part
-    from rayembed.data.vectors.embed import PartItem
+    from rayembed.data.parts import Part, PartItem
     from rayembed.data.work_items import in_process, run_tasks
 
     def task(item):

@@ -38,9 +38,9 @@ from ray.data.checkpoint import CheckpointConfig
 from rayembed.config.mining import Teacher
 from rayembed.data import on_ray
 from rayembed.data.artifacts import PipelineContext
-from rayembed.data.parts import Part, read_records, table_of, write_part, write_table
+from rayembed.data.parts import Part, PartItem, read_records, table_of, write_part, write_table
 from rayembed.data.records import Record
-from rayembed.data.vectors.embed import EmbedPart, PartItem, Vectors, embed_parts
+from rayembed.data.vectors.embed import EmbedPart, Vectors, embed_parts
 from rayembed.data.vectors.teacher import Encoder, TeacherLoader, load_teacher, weights_of
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.models.contract import EmbeddingModel

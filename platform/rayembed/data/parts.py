@@ -95,6 +95,18 @@ class Part:
         return self.name.removeprefix("part-").removesuffix(".parquet")
 
 
+@dataclass(frozen=True)
+class PartItem:
+    """Work item: one part."""
+
+    part: Part
+
+    @property
+    def key(self) -> str:
+        """Content hash of the part."""
+        return self.part.digest
+
+
 def records_table(table: pa.Table) -> pa.Table:
     """Those columns of a table that are of records, in the order and the types of files."""
     there = [field for field in OPTIONAL if field.name in table.column_names]

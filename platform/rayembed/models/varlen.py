@@ -36,7 +36,7 @@ _TRIED = [70, 1, 128]
 _TRIED_WIDTHS, _TRIED_SIDES = (64, 128, 256), ((-1, -1), (-1, 0), (16, 16))
 """Head widths, and keys seen to either side: builds may lack some, which would show in training."""
 _TOLERANCE = 0.05
-"""Of the norm of its outputs and gradients, in bfloat16."""
+"""Largest difference, as a share of the norm of its outputs and gradients, in bfloat16."""
 
 
 def varlen_attention(

@@ -48,7 +48,7 @@ _PAIR_BYTES = 64
 (docs/LOG.md)."""
 
 _SHARE_OF_MEMORY, _SHARE_OF_FREE = 1 / 16, 1 / 4
-"""Of a GPU's memory and of what is free of it: what a block may take, whichever is less."""
+"""Shares of a GPU's memory, and of what is free of it, that a block may take: the smaller one."""
 
 
 @dataclass(frozen=True)

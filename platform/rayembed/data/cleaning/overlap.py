@@ -32,7 +32,7 @@ from rayembed.data.cleaning.rows import (
     write_removed,
 )
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import Part, read_table
+from rayembed.data.parts import Part, PartItem, read_table
 from rayembed.data.work_items import Execute, Result, run_resumable
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def find_in_documents(
         AssetError, ConfigError, DataError: the evaluation texts cannot be had.
     """
     task = FindInDocuments(folder, _write_texts(working, config, root), config)
-    items = [DocumentsItem(part) for part in parts]
+    items = [PartItem(part) for part in parts]
     results = run_resumable(working, f"overlap of documents {name}", task, items, execute)
     by_reason = {
         reason: np.unique(np.array([h for r in results for h in r["found"][reason]], np.int64))
@@ -213,18 +213,6 @@ class FindOverlap:
 
 
 @dataclass(frozen=True)
-class DocumentsItem:
-    """Work item: a part of documents."""
-
-    part: Part
-
-    @property
-    def key(self) -> str:
-        """Content hash of the part."""
-        return self.part.digest
-
-
-@dataclass(frozen=True)
 class FindInDocuments:
     """Task: find the documents of a part that are or contain an evaluation text."""
 
@@ -232,7 +220,7 @@ class FindInDocuments:
     index: str
     config: Overlap
 
-    def __call__(self, item: DocumentsItem) -> Result:
+    def __call__(self, item: PartItem) -> Result:
         """Report hashes of the texts `found`, by reason, and `examples`."""
         index = _index(self.index, self.config)
         texts = read_table(item.part.path, ["text"])["text"].to_pylist()

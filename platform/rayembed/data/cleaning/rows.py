@@ -185,7 +185,7 @@ SCHEMA = pa.schema(
 )
 
 SCHEMA_OF_DOCUMENTS = pa.schema([("document", pa.string()), *_WHY])
-"""Of documents that are not mined; a folder has a listing of one kind."""
+"""Columns that list documents which are not mined; a folder has a listing of one kind."""
 
 _SHOWN_CHARACTERS = 500
 _EXAMPLES = 10

@@ -34,11 +34,11 @@ from rayembed.data.clusters.tasks import (
 from rayembed.data.clusters.two_levels import Groups, tour_of_groups
 from rayembed.data.exchange import exchange
 from rayembed.data.index import read_column
-from rayembed.data.parts import Part, rows_per_part
+from rayembed.data.parts import Part, PartItem, rows_per_part
 from rayembed.data.plan.files import blocks_of, num_blocks
 from rayembed.data.plan.places import BYTES_OF_A_PLACE, PlaceWriter
 from rayembed.data.plan.scratch import mapped, scratch_folder
-from rayembed.data.vectors.embed import PartItem, Vectors, embed_parts
+from rayembed.data.vectors.embed import Vectors, embed_parts
 from rayembed.data.work_items import Needs, Result, Task, WorkItem, run_resumable
 from rayembed.errors import DataError
 from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title

@@ -26,8 +26,8 @@ from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest
 from rayembed.data.clusters.two_levels import Groups, cluster_in_groups, nearest_in_groups
 from rayembed.data.hashes import nth_smallest, seeded_keys
 from rayembed.data.index import read_column
-from rayembed.data.parts import Part, remedy
-from rayembed.data.vectors.embed import PartItem, Vectors
+from rayembed.data.parts import Part, PartItem, remedy
+from rayembed.data.vectors.embed import Vectors
 from rayembed.data.work_items import Result
 
 _READ_AT_ONCE = 8

@@ -28,9 +28,9 @@ from rayembed.data.filtering.shards import (
     Shards,
     gather,
 )
-from rayembed.data.parts import Part, read_table, remedy, write_table
+from rayembed.data.parts import Part, PartItem, read_table, remedy, write_table
 from rayembed.data.shuffle import Bucket
-from rayembed.data.vectors.embed import PartItem, embed_parts
+from rayembed.data.vectors.embed import embed_parts
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import DataError
 from rayembed.search.counting import count_above

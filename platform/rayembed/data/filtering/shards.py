@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from rayembed.data.exchange import Buckets, Sent
 from rayembed.data.hashes import seeded_keys
 from rayembed.data.index import read_column
-from rayembed.data.parts import Part, read_table
-from rayembed.data.vectors.embed import PartItem, Vectors
+from rayembed.data.parts import Part, PartItem, read_table
+from rayembed.data.vectors.embed import Vectors
 from rayembed.data.work_items import Result
 
 Language = str | None

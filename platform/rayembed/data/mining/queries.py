@@ -13,9 +13,9 @@ import numpy as np
 from rayembed.config.mining import Teacher
 from rayembed.data.hashes import label_hash, text_hash
 from rayembed.data.mining.corpus import Corpus
-from rayembed.data.parts import read_records
+from rayembed.data.parts import PartItem, read_records
 from rayembed.data.records import Record
-from rayembed.data.vectors.embed import PartItem, Vectors, finite
+from rayembed.data.vectors.embed import Vectors, finite
 from rayembed.data.vectors.teacher import Encoder, load_teacher
 from rayembed.data.work_items import Result
 from rayembed.search.order import NO_RESULT

@@ -16,10 +16,9 @@ from rayembed.config.repair import Action
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.hashes import text_hash
 from rayembed.data.mining.counts import rows_to_show, shown_examples, write_examples
-from rayembed.data.parts import read_records, write_part
+from rayembed.data.parts import PartItem, read_records, write_part
 from rayembed.data.records import Record
 from rayembed.data.repair.verdicts import Decide, JudgeWork, Verdict
-from rayembed.data.vectors.embed import PartItem
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import DataError
 

@@ -17,7 +17,7 @@ from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.hashes import NO_HASH, label_hash, text_hash
-from rayembed.data.parts import Part, read_records
+from rayembed.data.parts import Part, PartItem, read_records
 from rayembed.data.records import Record
 from rayembed.data.vectors.teacher import Encoder, embedding_settings, load_teacher
 from rayembed.data.work_items import Result, run_tasks
@@ -30,18 +30,6 @@ _LAST = "index.npz"
 _FILES = ("queries.npy", "documents.npy", _LAST)
 
 _GIVEN, _GIVEN_TEXTS = "given.npy", "given_texts.npy"
-
-
-@dataclass(frozen=True)
-class PartItem:
-    """Work item: one part."""
-
-    part: Part
-
-    @property
-    def key(self) -> str:
-        """Content hash of the part."""
-        return self.part.digest
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ from rayembed.data.artifacts import (
 )
 from rayembed.data.hashes import text_hash
 from rayembed.data.index import read_column
-from rayembed.data.parts import Part, read_records
+from rayembed.data.parts import Part, PartItem, read_records
 from rayembed.data.records import Record
-from rayembed.data.vectors.embed import PartItem, Vectors, embed_parts, finite, vectors_of
+from rayembed.data.vectors.embed import Vectors, embed_parts, finite, vectors_of
 from rayembed.data.vectors.lookup import KIND, ROLES, VERSION
 from rayembed.data.vectors.teacher import Encoder
 from rayembed.data.vectors.text_index import TextIndex
