@@ -152,13 +152,13 @@ def test_a_teacher_that_mined_and_clustered_costs_nothing_more(files, tmp_path) 
     embedded.clear()
     assert prepare(run_of(dataset, SMALL, policy="clustered"), context(out))["first"] == plan
     assert not embedded, "a second run finds all of it"
-    prepare(plain(dataset), context(tmp_path / "b"))
+    prepare(plain(dataset, policy="clustered"), context(tmp_path / "b"))
     assert embedded == before, "as many texts as a run without teachers embeds"
 
 
-def plain(dataset: dict[str, Any]) -> Run:
+def plain(dataset: dict[str, Any], **changes: Any) -> Run:
     """The run whose loss reads no vectors."""
-    values = run_of(dataset, SMALL, policy="clustered").model_dump(mode="json")
+    values = run_of(dataset, SMALL, **changes).model_dump(mode="json")
     values["stages"][0] |= {"teachers": [], "loss": {"kind": "infonce"}}
     return parse(Run, values)
 
@@ -166,12 +166,15 @@ def plain(dataset: dict[str, Any]) -> Run:
 def test_negatives_of_rows_are_copied_where_mining_embedded_them(files, tmp_path) -> None:
     source = files | {"negatives": "negatives"}
     mining = SMALL | {"num_negatives": 2, "pool": "given"}
-    plan = prepare(
-        run_of({"source": source, "mining": mining}, SMALL), context(tmp_path / "mined")
-    )["first"]
+    dataset = {"source": source, "mining": mining}
+    plan = prepare(run_of(dataset, SMALL), context(tmp_path / "mined"))["first"]
+    before = Counter(embedded)
     documents = check(BatchPlan.open(plan), "small")
     assert any(text.startswith("wrong") for text in documents)
     assert store_of(BatchPlan.open(plan))["further"]["document"] > 0
+    embedded.clear()
+    prepare(plain(dataset), context(tmp_path / "plain"))
+    assert embedded == before, "nothing beside what mining embeds"
     assert max(embedded[one] for one in embedded if one[1].startswith("wrong")) == 1
 
 
