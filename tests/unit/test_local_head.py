@@ -176,7 +176,7 @@ def test_stopping_ends_the_session_and_descendants_and_nothing_else(tmp_path):
     names = ("stubborn", "own", "orphan")
     members = [psutil.Process(_wait_for(tmp_path / name)) for name in names]
     try:
-        local_head.stop(leader, drain_seconds=5)
+        local_head.stop(leader, leader_seconds=5)
         assert leader.returncode == 0
         assert [p for p in members if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
         assert bystander.poll() is None

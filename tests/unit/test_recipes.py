@@ -2,13 +2,16 @@
 
 import pytest
 
+from rayembed.config.data import DatasetConfig
 from rayembed.config.override import override
-from rayembed.config.run import Run
+from rayembed.config.run import Run, of_stages
 from rayembed.config.settings import parse
+from rayembed.config.stage_data import without_negatives
 from rayembed.config.yaml_text import read_yaml
 from rayembed.data.mining.rules import PercPos, TopK
 from rayembed.data.sources.beir import BeirSource
 from rayembed.data.sources.earlier import RecordsSource
+from rayembed.data.sources.pairs import PairsSource
 from rayembed.errors import ConfigError
 from rayembed.recipes import nvembed
 from rayembed.recipes.building_blocks import EVALUATION_INSTRUCTIONS
@@ -266,3 +269,17 @@ def test_every_recipe_ends_with_scores():
     public = get_recipe("nvembed-v2-public")
     assert public.evaluation.benchmarks == ("NanoBEIR",)
     assert public.scores.benchmarks == ("NanoBEIR",)
+
+
+def test_every_stage_runs_alone_without_the_negatives_that_only_others_take():
+    runs = [run for run in map(get_recipe, recipe_names()) if len(run.stages) > 1]
+    alone = [of_stages(run, [stage.name]) for run in runs for stage in run.stages]
+    assert len(alone) == 28
+    quickstart = get_recipe("nvembed-quickstart")
+    retrieval, blend = (of_stages(quickstart, [stage.name]) for stage in quickstart.stages)
+    mined = [dataset.name for dataset in quickstart.data.datasets if dataset.mining is not None]
+    assert mined == ["wiki-description", "wiki-sentence"]
+    assert all(dataset.mining is None for dataset in retrieval.data.datasets)
+    assert blend.data == quickstart.data
+    given = PairsSource(path="pairs.jsonl", negatives="wrong")
+    assert without_negatives(DatasetConfig(name="p", source=given)).source.negatives is None

@@ -23,6 +23,7 @@ from rayembed.config.stage_data import (
     check_teachers,
     no_negatives,
     origin_of_negatives,
+    without_negatives,
 )
 from rayembed.config.types import FileName, Seed, unique_names
 from rayembed.config.validation import (
@@ -343,6 +344,8 @@ class Run(Document):
 def of_stages(run: Run, names: Sequence[str]) -> Run:
     """The run with the named stages alone, in its own order; with all where none is named.
 
+    Hard negatives that only other stages take are neither mined nor read.
+
     Raises:
         ConfigError: a name that no stage has, or settings that the stages left out were needed for.
     """
@@ -353,4 +356,8 @@ def of_stages(run: Run, names: Sequence[str]) -> Run:
     if not names:
         return run
     kept = tuple(stage for stage in run.stages if stage.name in names)
-    return parse(Run, {**dict(run), "stages": kept})
+    idle = {name for stage in kept for name in stage.datasets}
+    idle -= {name for stage in kept if stage.batch.num_negatives for name in stage.datasets}
+    datasets = [without_negatives(d) if d.name in idle else d for d in run.data.datasets]
+    data = changed(run.data, datasets=tuple(datasets))
+    return parse(Run, {**dict(run), "data": data, "stages": kept})

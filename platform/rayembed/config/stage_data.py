@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rayembed.config.data import DatasetConfig
+from rayembed.config.settings import changed
 from rayembed.config.stage import StageConfig
 
 
@@ -80,6 +81,17 @@ def origin_of_negatives(dataset: DatasetConfig) -> str | None:
         return "mining"
     setting = dataset.source.settings_by_look.get("negatives")
     return f"source.{setting}" if setting and dataset.source.brings_negatives else None
+
+
+def without_negatives(dataset: DatasetConfig) -> DatasetConfig:
+    """The data set without the settings that give it hard negatives."""
+    while (origin := origin_of_negatives(dataset)) is not None:
+        if origin == "mining":
+            dataset = changed(dataset, mining=None)
+        else:
+            source = changed(dataset.source, **{origin.removeprefix("source."): None})
+            dataset = changed(dataset, source=source)
+    return dataset
 
 
 def no_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> str:

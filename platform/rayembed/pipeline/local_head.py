@@ -35,7 +35,7 @@ JOB_STOP_SECONDS = 45
 """Seconds that a job of such a head has to end in when it is stopped; Ray's own 3 make no
 checkpoint."""
 
-_DRAIN_SECONDS = 40.0  # `ray start --block` drains its node for up to 30 seconds on SIGTERM
+_STOP_SECONDS = 40.0
 
 
 @dataclass(frozen=True)
@@ -266,6 +266,9 @@ def _head_environment() -> dict[str, str]:
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
     values = {**RAY_SETTINGS, **os.environ, "PATH": path}
     values.setdefault("RAY_JOB_STOP_WAIT_TIME_S", str(JOB_STOP_SECONDS))
+    # Its job has ended or was stopped before it, and there is no other node that anything could
+    # move to: draining would wait 30 seconds for what a job has left behind.
+    values.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
     for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # would point at another cluster
         values.pop(name, None)
     return values
@@ -292,17 +295,17 @@ def _wait_until_ready(
         raise PlacementError(f"{problem}. The end of {str(log_file)!r}:\n{end}")
 
 
-def stop(leader: subprocess.Popen[bytes], *, drain_seconds: float = _DRAIN_SECONDS) -> None:
+def stop(leader: subprocess.Popen[bytes], *, leader_seconds: float = _STOP_SECONDS) -> None:
     """Return when the session leader, its session and its descendants are gone, and only they.
 
-    The leader gets SIGTERM and time to drain; what is left gets SIGTERM, then SIGKILL. A process
+    The leader gets SIGTERM and time to end; what is left gets SIGTERM, then SIGKILL. A process
     is known by its id and start time, so an id that was given anew is not hit.
     """
     members = _members(leader.pid)
     if leader.poll() is None:
         leader.terminate()
         try:
-            leader.wait(drain_seconds)
+            leader.wait(leader_seconds)
         except subprocess.TimeoutExpired:
             logger.warning("the Ray head (process %d) did not stop; killing it", leader.pid)
             leader.kill()

@@ -26,8 +26,8 @@ SEND_METRICS = option(
 
 STAGE = option(
     "--stage NAME",
-    "run only this stage. It starts from model.backbone.path, which may be the model of an "
-    "earlier run",
+    "run only this stage; hard negatives that only others take are not mined. It starts from "
+    "model.backbone.path, which may be the model of an earlier run",
     often=True,
     dest="stages",
 )
