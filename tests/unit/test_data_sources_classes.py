@@ -21,17 +21,31 @@ def rows(number: int = 80, classes: tuple[Any, ...] = CLASSES) -> list[dict[str,
 
 
 def made(
-    folder: Path, content: list[dict[str, Any]], out: str = "out", **settings: Any
+    folder: Path,
+    content: list[dict[str, Any]],
+    out: str = "out",
+    *,
+    held_out: HeldOut | None = None,
+    seed: int = 0,
+    cleaning: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> tuple[list[Record], Any]:
-    held_out = settings.pop("held_out", None)
-    seed = settings.pop("seed", 0)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
     source = {"kind": "classes", "path": str(folder / "a.jsonl"), **settings}
     records, prepared = made_records(
-        folder / out, source, seed=seed, held_out=held_out, in_batch_negatives=False
+        folder / out,
+        source,
+        seed=seed,
+        held_out=held_out,
+        in_batch_negatives=False,
+        cleaning=cleaning or {},
     )
     return records, prepared.manifest
+
+
+def drawn_for(record: Record) -> tuple[str, ...]:
+    return (*record.positives, *(negative.text for negative in record.negatives))
 
 
 def test_examples_of_the_class_and_of_all_other_classes(tmp_path: Path) -> None:
@@ -74,6 +88,38 @@ def test_only_the_smallest_hashes_are_drawn_from(size: int, tmp_path: Path, monk
         allowed.update(sorted(own, key=lambda text: seeded_hash(0, "example", text))[:3])
     drawn = {t for r in records for t in (*r.positives, *(n.text for n in r.negatives))}
     assert drawn == allowed
+
+
+@pytest.mark.parametrize("size", [300, 1 << 20])
+def test_texts_of_benchmarks_are_not_drawn_but_others_in_their_place(
+    size: int, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(files, "_BYTES_PER_PIECE", size)
+    content = rows()
+    benchmark = [row["text"] for row in content[:20]]
+    (tmp_path / "benchmark.txt").write_text("\n".join(text.upper() for text in benchmark))
+    overlap = {"tasks": [str(tmp_path / "benchmark.txt")], "max_similarity": None}
+    records, manifest = made(tmp_path, content, cleaning={"overlap": overlap})
+    drawn = {text for record in records for text in drawn_for(record)}
+    assert drawn == {row["text"] for row in content[20:]}
+    assert {len(record.negatives) for record in records} == {7}, "none is missing"
+    # A row goes for its own text alone, not for an example that was drawn for it.
+    assert [record.query for record in records] == [row["text"] for row in content[20:]]
+    assert manifest["dropped"] == {"text of a benchmark": 20}
+    assert "negatives_overlap" not in manifest
+    plain, _ = made(tmp_path, content, "plain")
+    assert drawn < {text for record in plain for text in drawn_for(record)}
+    assert {text for record in plain for text in drawn_for(record)} >= set(benchmark)
+
+
+def test_a_class_of_benchmark_texts_alone_has_no_examples(tmp_path: Path) -> None:
+    content = [*rows(9, ("red", "green", "blue")), {"text": "of white", "label": "white"}]
+    (tmp_path / "benchmark.txt").write_text("\n".join(f"text {i}" for i in range(0, 9, 3)))
+    overlap = {"tasks": [str(tmp_path / "benchmark.txt")], "max_similarity": None}
+    records, manifest = made(tmp_path, content, cleaning={"overlap": overlap})
+    assert {record.label for record in records} == {"green", "blue"}
+    assert "of white" in {text for record in records for text in drawn_for(record)}
+    assert manifest["rejected"] == {"only example of its class": 4}
 
 
 def test_names_of_classes(tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ def test_classes_are_read_in_the_form_that_their_name_tells():
 
 def test_what_is_evaluated_is_taken_out_of_what_is_trained_on():
     """Section 4.2: equal texts of all clustering data sets, similar ones of two others."""
+    told = 0
     for dataset in get_recipe("nvembed-v2").data.datasets:
         overlap = dataset.cleaning.overlap
         if dataset.name.startswith(("emotion-", "amazon-counterfactual-")):
@@ -169,6 +170,12 @@ def test_what_is_evaluated_is_taken_out_of_what_is_trained_on():
             assert overlap.max_similarity is None
         else:
             assert overlap is None
+        # Drawn examples are never of a benchmark; negatives in the rows are looked at if asked.
+        if overlap is not None:
+            brings = getattr(dataset.source, "negatives", None) is not None
+            assert overlap.negatives == brings
+            told += brings
+    assert told == 3
 
 
 def test_the_first_stage_is_retrieval_and_the_second_everything_by_number_of_samples():

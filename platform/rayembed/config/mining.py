@@ -194,7 +194,7 @@ class Containment(Settings):
 
 class Overlap(Settings):
     """Removal of rows that contain a benchmark text. Documents of `mining.corpus` that do are not
-    mined.
+    mined, and examples of classes that do are not drawn.
     """
 
     tasks: tuple[Reference, ...] = Field(min_length=1)

@@ -48,7 +48,7 @@ class ClassesSource(NamedRows):
     """Negatives from other classes for each row; fewer if there are fewer class names."""
     examples_per_class: PositiveInt = 1000
     """Size of the example pool of a class, the same for all rows: those with the smallest seeded
-    hash."""
+    hash, less those that `cleaning.overlap` finds in benchmarks."""
 
     @property
     def brings_negatives(self) -> bool:
@@ -75,6 +75,7 @@ class ClassesSource(NamedRows):
         pool = tasks.merge_examples(folder, pools, self.examples_per_class)
         further = ""
         if by_example:
+            pool = conversion.without_overlap(pool)
             find = tasks.FindFurtherClasses(folder, *read, pool, seed)
             found = conversion.prepare("classes", find, pieces)
             further = tasks.merge_further(folder, [one["further"] for one in found])

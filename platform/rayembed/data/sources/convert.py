@@ -22,7 +22,7 @@ from rayembed.data.sources.tasks import HeldOut
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 7
+CODE_VERSION = 8
 """Code version of conversion and cleaning; bump when the same inputs yield other records."""
 
 

@@ -71,6 +71,24 @@ class Conversion:
         forward(buckets, f"{what} {self.dataset.name}", self.context.execute)
         return buckets
 
+    def without_overlap(self, path: str) -> str:
+        """Path of the Parquet file without rows whose column `text` has a benchmark text; the file
+        itself where the data set has no `cleaning.overlap`.
+
+        For texts that a source draws from: those of benchmarks are never drawn, so that others
+        come in their place.
+
+        Raises:
+            AssetError, ConfigError, DataError: the evaluation texts cannot be had.
+        """
+        from rayembed.data.cleaning.overlap import drop_overlap
+
+        name, overlap = self.dataset.name, self.dataset.cleaning.overlap
+        if overlap is None:
+            return path
+        working, root = self.writer.working_folder, self.context.root
+        return drop_overlap(working, name, overlap, root, path, self.context.execute)
+
     def _run(self, folder: str, what: str, task: Task, items: Sequence[WorkItem]) -> list[Result]:
         from rayembed.data.work_items import run_resumable
 

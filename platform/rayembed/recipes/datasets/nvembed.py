@@ -25,6 +25,7 @@ from rayembed.data.sources.beir import BeirSource
 from rayembed.data.sources.classes import ClassesSource, LabelForm
 from rayembed.data.sources.earlier import RecordsSource
 from rayembed.data.sources.mteb import MtebSource
+from rayembed.data.sources.pairs import PairsSource
 from rayembed.recipes.datasets.entry import Entry, Home
 from rayembed.recipes.datasets.nvembed_classes import (
     CLUSTERING,
@@ -171,17 +172,23 @@ def _classes(row: ClassRow, *, task: TaskKind, labels: LabelForm) -> Entry:
         task=task,
         query_instruction=row.instruction,
         num_samples=row.num_samples,
-        cleaning=_cleaning(row, task),
+        cleaning=_cleaning(row, task, given=isinstance(source, PairsSource)),
     )
     return Entry(config, "NV-Embed", _TABLE, home, row.num_samples)
 
 
-def _cleaning(row: ClassRow, task: TaskKind) -> CleaningConfig:
-    """Cleaning of section 4.2: benchmark texts, for two data sets similar ones too."""
+def _cleaning(row: ClassRow, task: TaskKind, *, given: bool) -> CleaningConfig:
+    """Cleaning of section 4.2: benchmark texts, for two data sets similar ones too.
+
+    Args:
+        given: whether rows bring their negatives; drawn ones are never benchmark texts.
+    """
     if row.name in ("emotion", "amazon-counterfactual"):
-        overlap = Overlap(tasks=(row.benchmark,), max_similarity=BENCHMARK_SIMILARITY)
+        similarity: float | None = BENCHMARK_SIMILARITY
     elif task == "clustering":
-        overlap = Overlap(tasks=(row.benchmark,), max_similarity=None)
+        similarity = None
     else:
         return CleaningConfig()
-    return CleaningConfig(overlap=overlap)
+    return CleaningConfig(
+        overlap=Overlap(tasks=(row.benchmark,), max_similarity=similarity, negatives=given)
+    )
