@@ -1,5 +1,5 @@
-"""Plugin of pytest: a table of the tests that cost most CPU seconds, their child processes among
-them, fixtures included.
+"""Plugin of pytest: tables of the tests and of the files that cost most CPU seconds, their child
+processes among them, fixtures included.
 
     PYTHONPATH=tests/support pytest -p cpu_seconds tests/unit
 
@@ -8,10 +8,11 @@ pytest-xdist nothing is.
 """
 
 import os
+from collections import defaultdict
 
 import pytest
 
-_SHOWN = 40
+_SHOWN = 60
 
 _seconds: dict[str, tuple[float, float]] = {}
 
@@ -30,10 +31,14 @@ def pytest_runtest_protocol(item):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Tell the costliest ones, and the sum of all."""
-    terminalreporter.section("CPU seconds: own, children")
-    costliest = sorted(_seconds.items(), key=lambda test: -sum(test[1]))
-    for name, (own, children) in costliest[:_SHOWN]:
-        terminalreporter.write_line(f"{own:8.1f} {children:8.1f}  {name}")
+    """Tell the costliest tests and files, and the sum of all."""
+    by_file = defaultdict(lambda: (0.0, 0.0))
+    for name, seconds in _seconds.items():
+        file = name.partition("::")[0]
+        by_file[file] = tuple(map(sum, zip(by_file[file], seconds, strict=True)))
+    for what, costs in (("tests", _seconds), ("files", by_file)):
+        terminalreporter.section(f"CPU seconds of {what}: own, children")
+        for name, seconds in sorted(costs.items(), key=lambda cost: -sum(cost[1]))[:_SHOWN]:
+            terminalreporter.write_line("{:8.1f} {:8.1f}  {}".format(*seconds, name))
     own, children = (sum(test[place] for test in _seconds.values()) for place in (0, 1))
     terminalreporter.write_line(f"{own:8.1f} {children:8.1f}  all {len(_seconds)}")
