@@ -2,6 +2,7 @@
 
 import logging
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ from rayembed.compression.contract import CalibrationText, Source
 from rayembed.compression.matrices import matrices_of
 from rayembed.compression.wanda import Wanda
 from rayembed.compression.wanda_solver import SquaredNorms, WandaSolver
-from rayembed.errors import ConfigError
+from rayembed.config.compression_run import CalibrationConfig
+from rayembed.errors import ArtifactError, ConfigError, StorageError
 from rayembed.models.build import build_model
 from rayembed.models.contract import to_device
 from rayembed.models.encoding import encode
 from rayembed.models.experts import expert_layers
 from rayembed.models.load import load_model
+from rayembed.pipeline.calibration import calibration_texts
 
 TEXTS = [
     CalibrationText(text, role, instruction)
@@ -313,3 +316,17 @@ def test_vectors_come_near_after_a_little_pruning(tmp_path):
     )
     assert np.abs(given - found).max() < 0.05
     assert not np.array_equal(given, found)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(StorageError, "^HTTP 503$"), (ArtifactError, "is gone.*calibration.path")]
+)
+def test_a_storage_that_fails_is_no_plan_that_is_gone(error, told, monkeypatch):
+    def fails(run, stage):
+        raise error("HTTP 503")
+
+    monkeypatch.setattr("rayembed.pipeline.calibration.plan_of", fails)
+    run = SimpleNamespace(name="r", stages=[SimpleNamespace(name="a")])
+    seen = StorageError if error is StorageError else ConfigError
+    with pytest.raises(seen, match=told):
+        calibration_texts(CalibrationConfig(), run, "a", model="m")

@@ -9,6 +9,8 @@ from made_results import DATE, write_benchmark, write_result
 from s3_server import BUCKET, s3_server
 
 from rayembed.assets.storage import join, write_atomic
+from rayembed.errors import ArtifactError, StorageError
+from rayembed.evaluation import result_files
 from rayembed.evaluation.benchmark_lines import (
     MEAN,
     MEAN_OF_16,
@@ -100,6 +102,25 @@ def test_files_that_are_no_results_are_told_and_left_out(tmp_path, caplog):
     assert list(results) == ["SciFact"]
     told = {record.args[0].rpartition("/")[2] for record in caplog.records if record.args}
     assert told == {"NFCorpus.json", "notes.json", "list.json"}
+
+
+@pytest.mark.parametrize("error", [StorageError, ArtifactError])
+def test_a_storage_that_fails_is_no_file_without_a_result(error, tmp_path, monkeypatch, caplog):
+    """A file that is gone since the folder was listed is: the control."""
+    write_result(tmp_path, "o/m", "r", "SciFact", {("test", "default"): 0.5})
+    model = one_model(tmp_path)
+
+    def fails(address):
+        raise error(f"cannot read {address!r}")
+
+    monkeypatch.setattr(result_files, "read_bytes", fails)
+    if error is ArtifactError:
+        assert read_results(model) == {}
+        assert "is no result file of mteb's and is left out: cannot read" in caplog.text
+    else:
+        with pytest.raises(StorageError, match=r"cannot read '.*SciFact.json'"):
+            read_results(model)
+        assert caplog.text == ""
 
 
 def test_a_result_of_an_old_mteb_is_read(tmp_path):

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rayembed.assets.storage import exists, file_name, is_remote, join, list_files, read_bytes
+from rayembed.assets.storage import exists, file_name, join, list_files, read_bytes
 from rayembed.config.yaml_text import read_yaml
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, StorageError
 from rayembed.evaluation.benchmark_lines import Line, Place
 from rayembed.registry.scores import CONDITIONS_FILE, stated_facts
 
@@ -85,7 +85,11 @@ def stored_models(folders: Iterable[str | Path]) -> tuple[StoredModel, ...]:
 
 
 def read_results(model: StoredModel) -> dict[str, TaskFile]:
-    """Task name → its result file; files that are no results are warned of and left out."""
+    """Task name → its result file; files that are no results are warned of and left out.
+
+    Raises:
+        StorageError: the storage does not give a file.
+    """
     results: dict[str, TaskFile] = {}
     for address in model.files:
         if file_name(address).removesuffix(".json") in results:
@@ -156,6 +160,8 @@ def _result_files(root: str) -> list[tuple[str, str, str]]:
 def _read(address: str) -> TaskFile | None:
     try:
         result = _task_result(address)
+    except StorageError:
+        raise
     # What mteb's reader raises depends on where a file breaks: JSON, fields, old names of tasks.
     except (ArtifactError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
@@ -179,8 +185,6 @@ def _read(address: str) -> TaskFile | None:
 def _task_result(address: str) -> Any:
     import mteb
 
-    if not is_remote(address):
-        return mteb.TaskResult.from_disk(Path(address))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "result.json"
         path.write_bytes(read_bytes(address))

@@ -10,7 +10,7 @@ from rayembed.compression.contract import CalibrationText
 from rayembed.config.compression_run import CalibrationConfig
 from rayembed.config.run import Run
 from rayembed.data.plan.batch_plan import TRAINING, BatchPlan
-from rayembed.errors import ArtifactError, ConfigError
+from rayembed.errors import ArtifactError, ConfigError, StorageError
 from rayembed.pipeline.corpus_job import documents_in
 from rayembed.pipeline.run_folders import plan_of
 from rayembed.registry.run_folder import RUN_FILE
@@ -66,6 +66,8 @@ def _of_plan(run: Run, stage: str, random: np.random.Generator) -> Iterator[Cali
     stages = [one.name for one in run.stages]
     try:
         plan = BatchPlan.open(plan_of(run, stage if stage in stages else stages[-1]))
+    except StorageError:
+        raise
     except ArtifactError as error:
         raise ConfigError(
             f"the batch plan that the model was trained on is gone ({error}); name texts by "
