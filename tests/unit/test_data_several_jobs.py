@@ -14,6 +14,7 @@ from dies_once import innermost
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
+from rayembed.data import artifacts
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.filtering.consistency import make_filtered
@@ -32,7 +33,7 @@ from rayembed.data.work_items import (
     run_resumable,
     run_tasks,
 )
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, StorageError
 
 Step = Callable[[Path, Execute], DatasetArtifact]
 
@@ -327,3 +328,38 @@ def test_a_folder_whose_parts_are_gone_is_not_finished(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=rf"1 of 3 parts .*{made.parts[1].name}\. Remove the"):
         writer.finish([{"rows_in": 30, "rows_out": 30, "rejected": {}}], named)
     assert not list(tmp_path.rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("fails", ["exists", "remove_folder"])
+def test_scratch_that_cannot_be_removed_ends_no_finished_step(
+    fails: str, tmp_path: Path, monkeypatch, caplog
+) -> None:
+    """The next run removes it; a storage that does not take the manifest is the control."""
+    writer = ArtifactWriter(str(tmp_path / "out"), "records", "d", {})
+    scratch = Path(writer.working_folder, "file")
+    scratch.parent.mkdir(parents=True)
+    scratch.touch()
+    works: Callable[[str], Any] = getattr(artifacts, fails)
+
+    def refuse(path: str) -> Any:
+        if path != writer.working_folder:
+            return works(path)
+        raise StorageError(f"HTTP 503 at {path}")
+
+    def refuse_manifest(path: str, values: Any, **how: Any) -> None:
+        raise StorageError("HTTP 503")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(artifacts, fails, refuse)
+        patch.setattr(artifacts, "write_json", refuse_manifest)
+        with pytest.raises(StorageError):
+            writer.get_or_make(lambda: writer.finish([], []))
+    with monkeypatch.context() as patch:
+        patch.setattr(artifacts, fails, refuse)
+        assert not writer.get_or_make(lambda: writer.finish([], [])).reused
+        assert writer.get_or_make(lambda: pytest.fail("it is finished")).reused
+    told = f"HTTP 503 at {writer.working_folder}; the next run tries again"
+    assert [record.getMessage() for record in caplog.records].count(told) == 2
+    assert scratch.exists()
+    assert writer.existing() is not None
+    assert not scratch.parent.exists()

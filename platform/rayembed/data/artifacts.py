@@ -244,11 +244,12 @@ class ArtifactWriter:
             )
 
     def _remove_working(self) -> None:
-        if not exists(self.working_folder):
-            return
+        # The folder is finished: nothing that fails here may end the job, neither an outage nor
+        # another job that still writes there. Object storage that may only be read is asked first.
         try:
-            remove_folder(self.working_folder)
-        except ArtifactError as error:  # another job still writes there
+            if exists(self.working_folder):
+                remove_folder(self.working_folder)
+        except ArtifactError as error:
             log.warning("%s; the next run tries again", error)
 
 
