@@ -18,7 +18,7 @@ from rayembed.data.records import Record
 from rayembed.data.sources import files as pairs
 from rayembed.data.sources.cells import RowError
 from rayembed.data.sources.check import with_source_path
-from rayembed.data.sources.files import list_pieces
+from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.data.sources.rows import Row, check_columns, read_rows
 from rayembed.data.sources.tasks import ConvertRows, HeldOut
@@ -99,6 +99,19 @@ def test_missing_empty_and_broken_files(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes(b"query,\xff\xfe\na,b\n")
     with pytest.raises(ArtifactError, match="cannot read the rows"):
         rows_of(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("origins", [None, "id"])
+def test_only_folders_that_a_step_made_are_advised_to_be_removed(
+    made: bool, origins: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "precious.parquet"
+    path.write_bytes(b"PAR1 broken")
+    piece = FilePiece(str(path), path.name, "parquet", origins=origins, made=made)
+    with pytest.raises(ArtifactError, match=f"cannot read the rows '{path}'") as caught:
+        list(read_rows(piece))
+    assert (f"Remove the folder '{tmp_path}'" in str(caught.value)) is made
 
 
 def test_unknown_column_names_the_nearest(tmp_path: Path) -> None:

@@ -71,6 +71,9 @@ class FilePiece:
     """Encoding of texts; None: UTF-8."""
     origins: str | None = None
     """Column with the rows' own origins; None if their position in the file is their origin."""
+    made: bool = False
+    """Whether a preparation step wrote the file, and writes it anew where it is gone; not one of a
+    user's."""
     texts: tuple[tuple[str, str], ...] = ()
     """Path and name of each file of a piece of texts, of which `path` and `name` are the first."""
 

@@ -79,9 +79,10 @@ class MtebSource(Source):
         here.prepare("stage", StageTask(folder), [self._split])
         source = self._of_files(folder)
         try:
-            pieces = [replace(piece, origins="origin") for piece in list_pieces(folder)]
+            listed = list_pieces(folder)
         except DataError as error:
             raise ArtifactError(f"{error}. {remedy(f'{folder}/')}") from error
+        pieces = [replace(piece, origins="origin", made=True) for piece in listed]
         dataset = conversion.dataset.model_copy(update={"source": source})
         return source.convert(replace(conversion, dataset=dataset, files={"path": pieces}))
 

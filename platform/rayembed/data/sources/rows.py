@@ -86,8 +86,7 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
             case "text":
                 yield from _read_texts(piece, errors)
     except errors as error:
-        # Files of rows with origins of their own are a step's, which it makes anew.
-        advice = "" if piece.origins is None else f". {remedy(piece.path)}"
+        advice = f". {remedy(piece.path)}" if piece.made else ""
         told = f"cannot read the rows {piece.path!r}: {error}{advice}"
         raise ArtifactError(told) from error
 
