@@ -15,9 +15,9 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.distributed import collectives
-from rayembed.distributed.collectives import sums_of
 from rayembed.training import batch_loss
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.training import step as step_module
+from rayembed.training.step import EngineModule, StepSettings, collated_step, run_step
 
 pytestmark = pytest.mark.distributed
 
@@ -154,14 +154,36 @@ def test_averaged_gradient_is_the_one_process_gradient(world):
     assert cosine < 0.999, "the control without gradient through the gather must differ"
 
 
-def report_sums(rank, world):
-    return sums_of([0.25 * (rank + 1), 2**53 // 4 + rank, 3], torch.device("cpu"))
+def report(rank, world):
+    """What a step tells of large counts: loss, texts, tokens and padded tokens."""
+    model = ToyModel()
+    settings = StepSettings(10**6, False, torch.device("cpu"))
+    own = RECORDS[rank * 12 : rank * 12 + 12]
+    ready = collated_step(model, make_step_batch(0, own, 2, model.tokenizer), STAGE, settings)
+    counts = [2**53 // 4 + rank, 3, 2**25 + rank]
+    ready = dataclasses.replace(ready, counts=torch.tensor(counts, dtype=ready.counts.dtype))
+    told = run_step(
+        model, EngineModule(model), lambda loss, last: loss.backward(), ready, STAGE, settings
+    )
+    return told.loss, told.texts, told.tokens, told.padded_tokens
 
 
-def test_sums_over_workers_are_exact_also_of_large_counts():
-    """In float32, or in one message with the loss in its type, the last digits would be lost."""
-    expected = [0.75, 2**52 + 1, 6]
-    assert run_distributed(report_sums, 2) == [expected, expected]
+def reports(rank, world):
+    found = report(rank, world)
+    exact = step_module.summed
+    step_module.summed = lambda values: exact(values.float())
+    control = report(rank, world)
+    step_module.summed = exact
+    return found, control
+
+
+def test_sums_of_a_step_are_exact_also_of_large_counts():
+    """The loss goes in the same message, in whose own type the last digits would be lost."""
+    for found, control in run_distributed(reports, 2):
+        assert found[1:] == (2**52 + 1, 6, 2**26 + 1)
+        assert control[1:] == (2**52, 6, 2**26)
+        loss = reference_loss(ToyModel(), RECORDS, temperature=0.1, num_negatives=2, in_batch=True)
+        assert found[0] == pytest.approx(loss.item(), rel=1e-6)
 
 
 def test_auxiliary_loss_counts_once():

@@ -26,7 +26,7 @@ from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.stream import PairSteps
 from rayembed.data.prepare import prepare
 from rayembed.data.vectors.teacher import TeacherLoader
-from rayembed.distributed.collectives import sums_of, world_size
+from rayembed.distributed.collectives import summed, world_size
 from rayembed.models.contract import load_trainable_state
 from rayembed.training import batch_loss
 from rayembed.training import step as step_module
@@ -259,10 +259,7 @@ def masked(rank, world, stages):
                 (losses if loss is stage.loss else control).append(report.loss)
                 if loss is stage.loss:
                     grads = [p.grad for p in model.parameters()]
-        total = (
-            sums_of(counts[::2], torch.device("cpu")),
-            sums_of(counts[1::2], torch.device("cpu")),
-        )
+        total = tuple(summed(torch.tensor(one)).tolist() for one in (counts[::2], counts[1::2]))
         for grad in grads:
             dist.all_reduce(grad)
         found[policy] = losses, control, total, [g / world_size() for g in grads]

@@ -6,7 +6,6 @@ averaged gradient is then that of the mean over all rows in one process, with fa
 (docs/decisions/0002-gradient-scale.md).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,14 +53,6 @@ def sum_with_gradient(local: Tensor) -> Tensor:
         return local
     total: Tensor = _Sum.apply(local)  # type: ignore[no-untyped-call]
     return total
-
-
-def sums_of(values: Sequence[float], device: torch.device) -> list[float]:
-    """Sums of values over workers, in one float64 message: counts stay exact."""
-    if world_size() == 1:
-        return [float(value) for value in values]
-    found: list[float] = summed(torch.tensor(values, dtype=torch.float64, device=device)).tolist()
-    return found
 
 
 def summed(values: Tensor) -> Tensor:

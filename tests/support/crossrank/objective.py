@@ -12,7 +12,7 @@ from crossrank.config import PairCrossEntropy
 from crossrank.model import CrossEncoder, PairTokenizer
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.distributed.collectives import largest, rank, sums_of, world_size
+from rayembed.distributed.collectives import largest, rank, read_together, summed, world_size
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import ConfigError
 from rayembed.models.contract import Tokens, cost, to_device
@@ -99,9 +99,11 @@ class Pairs(EmbeddingObjective):
             total += float(mine.detach())
             backward(mine, number == num_passes - 1)
         figures = (total, len(lengths), sum(lengths), padded_tokens(lengths, cuts))
-        summed, texts, tokens, padded = sums_of(figures, settings.device)
+        mine = torch.tensor(figures, dtype=torch.float64, device=settings.device)
+        (sums,) = read_together(summed(mine))
+        total, texts, tokens, padded = sums.tolist()
         return StepReport(
-            loss=summed / world_size(),
+            loss=total / world_size(),
             texts=int(texts),
             tokens=int(tokens),
             padded_tokens=int(padded),
