@@ -13,7 +13,6 @@ from rayembed.config.run import Run
 from rayembed.pipeline.job import JobContext
 from rayembed.pipeline.on_ray import run_on_local_head
 from rayembed.pipeline.training_job import training_job
-from rayembed.progress import doing
 
 FAMILIES = ("nvembed", "causal2vec", "cde", "nomic")
 """Families that can be trained; the first one is the default."""
@@ -37,8 +36,7 @@ def main(argv: Sequence[str]) -> int:
             print(text, end="", flush=True, file=context.out)
 
         entrypoint = [sys.executable, f"jobs/train_{family}.py", "--recipe", recipe, *arguments]
-        with doing("waiting for the job, and for the end of its Ray head"):
-            return run_on_local_head(entrypoint, checkout=CHECKOUT, echo=echo)
+        return run_on_local_head(entrypoint, checkout=CHECKOUT, echo=echo)
 
     return replace(training_job(recipe), run=submit)(arguments, about=__doc__)
 

@@ -27,6 +27,7 @@ from types import FrameType
 import psutil
 
 from rayembed.errors import PlacementError
+from rayembed.progress import doing
 
 logger = logging.getLogger(__name__)
 
@@ -225,11 +226,12 @@ def head(
                 env=_head_environment(),
                 start_new_session=True,
             )
-        _wait_until_ready(process, address, token, log_file, timeout_seconds)
+        with doing("starting the Ray head"):
+            _wait_until_ready(process, address, token, log_file, timeout_seconds)
         yield address
     finally:
         if process is not None:
-            with deferred_signals():
+            with deferred_signals(), doing("stopping the Ray head"):
                 stop(process)
 
 

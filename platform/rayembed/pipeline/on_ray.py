@@ -38,6 +38,9 @@ _NO_AGENT = "No available agent"
 
 _AGENT_SECONDS = 120.0
 
+_SILENCE = 60.0
+"""Seconds after which the silence of a job's log is told. A job that waits says so every ten."""
+
 _STOP_SECONDS = local_head.JOB_STOP_SECONDS + 15.0
 
 Echo = Callable[[str], object]
@@ -196,6 +199,7 @@ def run_on_local_head(
     Raises:
         PlacementError: no head could be started, or it takes no job.
     """
+    work_begins()
     local_head.prepare_environment()
     with local_head.signals_as_exit():
         token = local_head.ensure_token()
@@ -246,13 +250,13 @@ def run_job(
     echo(f"Dashboard: {address}\nThe same by hand:\n  {command}\n")
     try:
         client = JobSubmissionClient(address)
-        job = _submit(client, shlex.join(entrypoint), environment)
+        with doing("submitting the job"):
+            job = _submit(client, shlex.join(entrypoint), environment)
     except (RuntimeError, OSError) as error:
         raise PlacementError(f"the Ray at {address} does not take the job: {error}") from error
     echo(f"Job {job} is submitted; its log follows.\n")
     try:
-        with doing(""):  # the job tells what it does
-            return _follow(client, job, echo)
+        return _follow(client, job, echo)
     except BaseException:
         _stop_job(client, job, echo)
         raise
@@ -301,10 +305,14 @@ def _follow(client: Any, job: str, echo: Echo) -> int:
     """Echo the job's log until its end; a broken log connection is taken up where it broke."""
     import aiohttp
 
-    shown = 0
+    shown, heard = 0, time.monotonic()
+
+    def silence() -> str:
+        seconds = time.monotonic() - heard
+        return f"waiting for the job, silent for {seconds:.0f} s" if seconds > _SILENCE else ""
 
     async def tail() -> None:
-        nonlocal shown
+        nonlocal shown, heard
         position = 0
         async for text in client.tail_job_logs(job):
             # A new connection sends the log from its start.
@@ -312,28 +320,31 @@ def _follow(client: Any, job: str, echo: Echo) -> int:
             position += len(text)
             shown = max(shown, position)
             if new:
-                echo(new)
+                heard = time.monotonic()
+                with doing(""):  # what a terminal shows of the silence makes room
+                    echo(new)
 
     failures = 0
-    while True:
-        try:
-            asyncio.run(tail())
-        except (RuntimeError, OSError, aiohttp.ClientError) as error:
-            logger.warning("the job's log broke off (%s); reading on", error)
-        try:
-            info = client.get_job_info(job)
-            failures = 0
-        except (RuntimeError, OSError) as error:
-            failures += 1
-            if failures == 10:
-                raise WorkerError(
-                    f"the Ray cluster does not answer any more, the end of job {job} is not "
-                    f"known: {error}"
-                ) from error
-        else:
-            if info.status.is_terminal():
-                return _exit_code(info, echo)
-        time.sleep(1.0)
+    with doing(silence):
+        while True:
+            try:
+                asyncio.run(tail())
+            except (RuntimeError, OSError, aiohttp.ClientError) as error:
+                logger.warning("the job's log broke off (%s); reading on", error)
+            try:
+                info = client.get_job_info(job)
+                failures = 0
+            except (RuntimeError, OSError) as error:
+                failures += 1
+                if failures == 10:
+                    raise WorkerError(
+                        f"the Ray cluster does not answer any more, the end of job {job} is not "
+                        f"known: {error}"
+                    ) from error
+            else:
+                if info.status.is_terminal():
+                    return _exit_code(info, echo)
+            time.sleep(1.0)
 
 
 def _exit_code(info: Any, echo: Echo) -> int:
@@ -358,10 +369,11 @@ def _stop_job(client: Any, job: str, echo: Echo, *, timeout_seconds: float = _ST
             echo(f"\nStopping job {job}, which may make a checkpoint first...\n")
             client.stop_job(job)
         deadline = time.monotonic() + timeout_seconds
-        while not client.get_job_status(job).is_terminal():
-            if time.monotonic() > deadline:
-                logger.warning("job %s did not stop in %s s", job, timeout_seconds)
-                return
-            time.sleep(0.5)
+        with doing("waiting for the job to stop"):
+            while not client.get_job_status(job).is_terminal():
+                if time.monotonic() > deadline:
+                    logger.warning("job %s did not stop in %s s", job, timeout_seconds)
+                    return
+                time.sleep(0.5)
     except (RuntimeError, OSError) as error:
         logger.warning("job %s could not be stopped: %s", job, error)
