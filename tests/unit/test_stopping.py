@@ -1,8 +1,15 @@
 """A job that is asked to stop: told at once, ended with the signal's code, the second time hard."""
 
+import asyncio
+import contextlib
+import ctypes
 import inspect
 import os
 import signal
+import socket
+import threading
+import time
+from functools import partial
 
 import pytest
 from ray.exceptions import ActorDiedError
@@ -67,6 +74,154 @@ def test_other_ends_are_as_they_were(capfd, handlers):
         exit_code(lambda: fails(ZeroDivisionError()))
     assert exit_code(lambda: fails(KeyboardInterrupt())) == 130  # a library's own handler
     assert {number: signal.getsignal(number) for number, _ in SIGNALS} == handlers
+
+
+LINE = "SIGINT: the job is stopped in order"
+
+
+def call_of_c():
+    """Two functions: one waits in C, outside the interpreter's lock, until the other is called."""
+    library = ctypes.CDLL(None)
+    library.PyThread_allocate_lock.restype = ctypes.c_void_p
+    lock = ctypes.c_void_p(library.PyThread_allocate_lock())
+    library.PyThread_acquire_lock(lock, 1)
+    return (lambda: library.PyThread_acquire_lock(lock, 1)), partial(
+        library.PyThread_release_lock, lock
+    )
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_signal_is_told_while_the_main_thread_is_in_a_call_of_c(taken, capfd):
+    """Unless another library has taken the socket: the handler tells then, once as well."""
+    wait, end, written = *call_of_c(), []
+
+    def interrupt():
+        time.sleep(0.1)  # until the main thread waits
+        os.kill(os.getpid(), signal.SIGINT)
+        deadline = time.monotonic() + (0.5 if taken else 30)
+        while LINE not in "".join(written) and time.monotonic() < deadline:
+            time.sleep(0.01)
+            written.append(capfd.readouterr().err)
+        end()
+
+    def work():
+        if taken:
+            signal.set_wakeup_fd(-1)
+        thread.start()
+        wait()
+
+    thread = threading.Thread(target=interrupt)
+    with pytest.raises(KeyboardInterrupt), hearing():
+        work()
+    thread.join()
+    assert (LINE in "".join(written)) is not taken
+    assert "".join([*written, capfd.readouterr().err]).count(LINE) == 1
+
+
+@pytest.fixture
+def sockets():
+    """Of other libraries that hear signals so."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    for _, writes in pairs:
+        writes.setblocking(False)
+    yield [writes for _, writes in pairs]
+    signal.set_wakeup_fd(-1)
+    for both in pairs:
+        for one in both:
+            one.close()
+
+
+def present_wakeup():
+    number = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(number)
+    return number
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_what_heard_signals_before_hears_them_again(heard, sockets):
+    before = sockets[0].fileno()
+    signal.set_wakeup_fd(before)
+    with contextlib.suppress(KeyboardInterrupt), hearing():
+        outer = present_wakeup()
+        assert outer not in (-1, before)
+        with hearing():
+            assert present_wakeup() not in (-1, before, outer)
+        assert present_wakeup() == outer
+        if heard:
+            signal.raise_signal(signal.SIGTERM)
+    assert present_wakeup() == before
+    assert not [thread for thread in threading.enumerate() if thread.name == "signals"]
+
+
+def test_a_socket_that_is_closed_meanwhile_is_not_put_back(sockets):
+    signal.set_wakeup_fd(sockets[0].fileno())
+    with hearing():
+        sockets[0].close()
+    assert present_wakeup() == -1
+
+
+def test_another_library_keeps_the_socket_that_it_took(sockets):
+    before, other = (each.fileno() for each in sockets)
+    signal.set_wakeup_fd(before)
+    with hearing():
+        own = signal.set_wakeup_fd(other)
+        keep_hearing()
+        assert present_wakeup() == other
+        signal.set_wakeup_fd(-1)  # and gives it back, as asyncio does
+        keep_hearing()
+        assert present_wakeup() == own
+        signal.set_wakeup_fd(other)
+    assert present_wakeup() == other
+
+
+def test_a_signal_in_asyncio_is_told_once(capfd):
+    async def work():
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, print)
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(30)
+
+    with pytest.raises(KeyboardInterrupt), hearing():
+        asyncio.run(work())
+    assert capfd.readouterr().err.count(LINE) == 1
+    assert present_wakeup() == -1
+
+
+def test_signals_of_a_forked_process_are_not_those_of_its_parent(capfd):
+    with hearing():
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGINT, lambda *_: None)
+            signal.raise_signal(signal.SIGINT)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        time.sleep(0.1)
+        assert capfd.readouterr().err == ""
+
+
+def test_another_thread_hears_nothing(handlers):
+    seen = []
+
+    def work():
+        with hearing():
+            seen.append({number: signal.getsignal(number) for number, _ in SIGNALS})
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [handlers]
+    assert present_wakeup() == -1
+
+
+def test_a_signal_that_others_handle_is_left_to_them(capfd):
+    taken = []
+    with hearing() as heard:
+        signal.signal(signal.SIGINT, lambda number, _frame: taken.append(number))
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.1)
+    assert taken == [signal.SIGINT]
+    assert heard.number is None
+    assert capfd.readouterr().err == ""
 
 
 def test_the_second_signal_ends_the_process(monkeypatch):

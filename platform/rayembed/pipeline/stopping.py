@@ -7,10 +7,11 @@ of C++ functions, and Ray Train one for SIGINT, which says nothing and ends with
 import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -22,12 +23,17 @@ _RAY_LOOKS = ("RAY_get_check_signal_interval_milliseconds", "200")
 Ray reads it when it is imported."""
 
 
-@dataclass
+@dataclass(eq=False)
 class HeardSignal:
     """Signal that was heard."""
 
     number: int | None = None
     """Number of the signal; None: there was none."""
+    _told: bool = False
+    _writing: threading.RLock = field(default_factory=threading.RLock)
+    """Held by whoever writes the line. A second signal may interrupt the main thread there."""
+    _wakeup: socket.socket | None = None
+    """Gets the number of each signal as it comes."""
 
     @property
     def exit_code(self) -> int:
@@ -43,15 +49,78 @@ class HeardSignal:
         if self.number is not None:
             os._exit(128 + number)
         self.number = number
-        name = signal.Signals(number).name
-        # Past Python's own buffer, which may be in use where the signal comes.
-        line = f"\n{name}: the job is stopped in order; the same once more ends it at once\n"
-        with contextlib.suppress(OSError):  # of a terminal that is gone
-            os.write(_STDERR, line.encode())
+        self._tell(number)
         raise KeyboardInterrupt
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Tell inside the block of a signal as it comes, from a thread.
+
+        Python runs `hear` when the main thread's present call of C is over, which may be a product
+        of many seconds. A call that keeps the interpreter's lock keeps the thread from it too.
+        """
+        reads, self._wakeup = socket.socketpair()
+        self._wakeup.setblocking(False)  # or Python does not take it
+        thread = threading.Thread(target=self._listen, args=(reads,), name="signals", daemon=True)
+        thread.start()
+        former = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            present = signal.set_wakeup_fd(-1)
+            another = present not in (-1, self._wakeup.fileno())
+            with contextlib.suppress(OSError, ValueError):  # it was closed meanwhile
+                signal.set_wakeup_fd(present if another else former)
+            self._wakeup.close()
+            thread.join()
+            reads.close()
+
+    def keep(self) -> None:
+        """Put back the handlers, and the socket where no other library has one."""
+        for number in _SIGNALS:
+            signal.signal(number, self.hear)
+        if self._wakeup is not None:
+            present = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+            if present not in (-1, self._wakeup.fileno()):
+                signal.set_wakeup_fd(present)
+
+    def in_child(self) -> None:
+        """Leave the parent its socket: its thread would take a signal of this process for its own,
+        which has no such thread, and may have been forked while that one wrote.
+        """
+        self._writing = threading.RLock()
+        with contextlib.suppress(ValueError):  # another thread of the parent forked
+            signal.set_wakeup_fd(-1)
+
+    def _listen(self, reads: socket.socket) -> None:
+        while numbers := reads.recv(64):
+            for number in numbers:
+                # Where others handle it, it may mean something else.
+                if signal.getsignal(number) == self.hear:
+                    self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        """Write the line once, whoever comes first: the thread or the handler."""
+        with self._writing:
+            if self._told:
+                return
+            self._told = True
+            name = signal.Signals(number).name
+            # Past Python's own buffer, which may be in use where the signal comes.
+            line = f"\n{name}: the job is stopped in order; the same once more ends it at once\n"
+            with contextlib.suppress(OSError):  # of a terminal that is gone
+                os.write(_STDERR, line.encode())
 
 
 _current: list[HeardSignal] = []
+
+
+def _in_child() -> None:
+    for heard in _current:
+        heard.in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 @contextmanager
@@ -67,19 +136,19 @@ def hearing() -> Iterator[HeardSignal]:
         yield heard
         return
     former = {number: signal.getsignal(number) for number in _SIGNALS}
-    _current.append(heard)
-    keep_hearing()
-    try:
-        yield heard
-    finally:
-        _current.remove(heard)
-        if heard.number is None:
-            for number, handler in former.items():
-                signal.signal(number, handler)
+    with heard.at_once():
+        _current.append(heard)
+        heard.keep()
+        try:
+            yield heard
+        finally:
+            _current.remove(heard)
+            if heard.number is None:
+                for number, handler in former.items():
+                    signal.signal(number, handler)
 
 
 def keep_hearing() -> None:
     """Put the handlers of the block back in place, where a library has set others since."""
     if _current and threading.current_thread() is threading.main_thread():
-        for number in _SIGNALS:
-            signal.signal(number, _current[-1].hear)
+        _current[-1].keep()
