@@ -6,6 +6,7 @@ is named), the others are those of the training job.
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +34,8 @@ def main(argv: Sequence[str]) -> int:
 
     def submit(_run: Run, context: JobContext) -> int:
         def echo(text: str) -> None:
-            print(text, end="", flush=True, file=context.out)
+            with suppress(OSError):  # of a terminal that is gone: the job is still to be stopped
+                print(text, end="", flush=True, file=context.out)
 
         entrypoint = [sys.executable, f"jobs/train_{family}.py", "--recipe", recipe, *arguments]
         return run_on_local_head(entrypoint, checkout=CHECKOUT, echo=echo)

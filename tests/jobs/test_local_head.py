@@ -21,10 +21,12 @@ RUNNER = """
 import sys
 from pathlib import Path
 from rayembed.pipeline import local_head
+from rayembed.pipeline.job import exit_code
 from rayembed.pipeline.on_ray import run_on_local_head
 local_head.find_head = lambda token: None  # another Ray on the machine is none of this test's
-sys.exit(run_on_local_head(sys.argv[2:], checkout=Path(sys.argv[1]), num_cpus=1,
-                           echo=lambda text: print(text, end="", flush=True)))
+sys.exit(exit_code(lambda: run_on_local_head(
+    sys.argv[2:], checkout=Path(sys.argv[1]), num_cpus=1,
+    echo=lambda text: print(text, end="", flush=True))))
 """
 
 
@@ -114,4 +116,6 @@ def test_a_signal_ends_the_job_and_the_head(small_checkout, alive, number, code)
     os.kill(runner.pid, number)
     text, _ = runner.communicate(timeout=120)
     assert runner.returncode == code, text
+    assert f"{signal.Signals(number).name}: the job is stopped in order" in text
+    assert text.splitlines()[-1].startswith("stopped; the same command goes on")
     assert alive(tree) == []

@@ -197,15 +197,6 @@ def test_a_signal_in_a_deferred_block_is_delivered_after_it():
         signal.signal(signal.SIGTERM, former)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_becomes_an_exit(number):
-    before = signal.getsignal(number)
-    with pytest.raises(SystemExit) as caught, local_head.signals_as_exit():
-        signal.raise_signal(number)
-    assert caught.value.code == 128 + number
-    assert signal.getsignal(number) is before
-
-
 def test_the_runtime_environment_of_the_checkout():
     values = read_runtime_env(ROOT / "cluster" / "runtime_env.yaml", ROOT)
     assert values["py_modules"] == [

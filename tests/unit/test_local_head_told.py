@@ -2,10 +2,14 @@
 
 import io
 import logging
+import signal
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
 
+import psutil
+import pytest
 from waits import Replaced, note_waits
 
 from rayembed.pipeline import local_head, on_ray
@@ -134,3 +138,49 @@ def test_a_job_that_stops_slowly_is_told(monkeypatch, caplog):
     note_waits(monkeypatch, "rayembed.pipeline.on_ray")
     with doing("at work", silence_seconds=QUICK):
         on_ray._stop_job(Job(), "job-1", lambda text: None)
+
+
+SIGNALLED = """
+import os, signal, sys, time
+from pathlib import Path
+from rayembed.pipeline import local_head, on_ray
+from rayembed.pipeline.job import exit_code
+
+def waits(*_, **__):
+    try:
+        print("waits with", *(p.pid for p in local_head.psutil.Process().children()), flush=True)
+        time.sleep(100)
+    finally:
+        if when == "twice":
+            print("stops slowly", flush=True)
+            time.sleep(100)
+
+folder, when = Path(sys.argv[1]), sys.argv[2]
+local_head.find_head = lambda token: None
+local_head.ensure_token = local_head.prepare_environment = lambda: None
+local_head.start_command = lambda ports, num_cpus: ["sleep", "100"]
+local_head.probe = waits if when == "at its start" else lambda address, token: 200
+on_ray.run_job = waits
+sys.exit(exit_code(lambda: on_ray.run_on_local_head([], checkout=folder, echo=lambda text: None)))
+"""
+
+
+@pytest.mark.parametrize("when", ["at its start", "in its job", "twice"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_told_and_leaves_no_head(tmp_path, number, when):
+    """The second time at once, before what the job does to end in order."""
+    command = [sys.executable, "-c", SIGNALLED, str(tmp_path), when]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        head = psutil.Process(int(run.stdout.readline().split()[-1]))
+        assert head.is_running()
+        run.send_signal(number)
+        if when == "twice":
+            assert run.stdout.readline() == "stops slowly\n"
+            run.send_signal(number)
+        _, told = run.communicate(timeout=60)
+    assert run.returncode == 128 + number, told
+    assert f"{number.name}: the job is stopped in order" in told
+    assert ("stopped; the same command goes on" in told) == (when != "twice")
+    assert not head.is_running()

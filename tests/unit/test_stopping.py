@@ -17,11 +17,11 @@ from ray.exceptions import ActorDiedError
 from rayembed.errors import ConfigError, DataError
 from rayembed.pipeline import stopping
 from rayembed.pipeline.job import exit_code
-from rayembed.pipeline.stopping import hearing, keep_hearing
+from rayembed.pipeline.stopping import ends_with_it, hearing, keep_hearing
 from rayembed.training.elastic.on_ray import StoppableTrainer, end_with_checkpoint
 from rayembed.training.metrics_sink import MetricsSink
 
-SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
 @pytest.fixture(autouse=True)
@@ -232,6 +232,29 @@ def test_the_second_signal_ends_the_process(monkeypatch):
     with pytest.raises(KeyboardInterrupt):  # only because the process has not ended here
         signal.raise_signal(signal.SIGTERM)
     assert ends == [143]
+
+
+def test_the_second_signal_ends_what_would_outlive_the_process(monkeypatch):
+    ends = []
+    monkeypatch.setattr(stopping.os, "_exit", ends.append)
+    with hearing():
+        with ends_with_it(partial(ends.append, "left before")):
+            pass
+        with ends_with_it(partial(ends.append, "head")), ends_with_it(lambda: 1 / 0):
+            for _ in range(2):  # the second one because the process has not ended here
+                with pytest.raises(KeyboardInterrupt):
+                    signal.raise_signal(signal.SIGINT)
+    assert ends == ["head", 130]
+
+
+def test_a_closed_terminal_stops_nothing_under_nohup(handlers):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with hearing() as heard:
+        signal.raise_signal(signal.SIGHUP)
+        keep_hearing()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == heard.hear
+    assert heard.number is None
 
 
 def test_the_handler_of_a_library_is_replaced_again():

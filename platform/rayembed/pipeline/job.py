@@ -10,6 +10,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -300,7 +301,7 @@ def exit_code(
     work: Callable[[], int | None], *, stopped: str = Job.stopped, begun: Event | None = None
 ) -> int:
     """Exit code of a job: what `work` returns (None: 0), 2 for invalid arguments, where nothing was
-    started, 1 when it failed otherwise, 130 or 143 when SIGINT or SIGTERM stopped it.
+    started, 1 when it failed otherwise, 130, 143 or 129 when SIGINT, SIGTERM or SIGHUP stopped it.
 
     Errors that a user can act on are printed as their message, without a traceback.
 
@@ -323,7 +324,8 @@ def exit_code(
             except Exception:
                 if heard.number is None:  # else it is what came of ending in the middle
                     raise
-            sys.stderr.write(f"{stopped}\n")
+            with suppress(OSError):  # of a terminal that is gone
+                sys.stderr.write(f"{stopped}\n")
             return heard.exit_code
     finally:
         _begun.reset(before)

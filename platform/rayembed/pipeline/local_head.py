@@ -21,12 +21,14 @@ import urllib.request
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
 from rayembed.errors import PlacementError
+from rayembed.pipeline.stopping import ends_with_it
 from rayembed.progress import doing
 
 logger = logging.getLogger(__name__)
@@ -200,7 +202,8 @@ def _is_free(port: int) -> bool:
 def head(
     log_file: Path, token: str | None, *, num_cpus: int | None = None, timeout_seconds: float = 180
 ) -> Iterator[str]:
-    """The address of a head that runs inside the `with` block and is gone after it.
+    """The address of a head that runs inside the `with` block and is gone after it, also where a
+    signal ends the block (`hearing`) or a second one the process.
 
     Args:
         log_file: receives what `ray start` prints.
@@ -226,9 +229,10 @@ def head(
                 env=_head_environment(),
                 start_new_session=True,
             )
-        with doing("starting the Ray head"):
-            _wait_until_ready(process, address, token, log_file, timeout_seconds)
-        yield address
+        with ends_with_it(partial(stop, process, leader_seconds=0.0)):
+            with doing("starting the Ray head"):
+                _wait_until_ready(process, address, token, log_file, timeout_seconds)
+            yield address
     finally:
         if process is not None:
             with deferred_signals(), doing("stopping the Ray head"):
@@ -364,22 +368,3 @@ def deferred_signals() -> Iterator[None]:
             signal.signal(number, handler)
     if seen:
         signal.raise_signal(seen[-1])
-
-
-@contextmanager
-def signals_as_exit() -> Iterator[None]:
-    """Turn SIGINT, SIGTERM and SIGHUP into SystemExit(128 + number), so that `finally` blocks run.
-
-    SIGINT too: asyncio has a handler of its own for it, which only cancels the coroutine, and one
-    that takes the cancellation for a closed connection would go on.
-    """
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    former = {number: signal.signal(number, leave) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

@@ -187,7 +187,7 @@ def run_on_local_head(
     """The exit code of a job that ran on this machine; nothing that was started here stays.
 
     A Ray that already runs here is used and left running. Otherwise a head lives as long as the
-    job, and Ctrl-C, SIGTERM and SIGHUP end both.
+    job, and Ctrl-C, SIGTERM and SIGHUP end both; where the caller hears them (`hearing`).
 
     Args:
         entrypoint: the command, as its words; runs in a copy of the checkout.
@@ -201,27 +201,26 @@ def run_on_local_head(
     """
     work_begins()
     local_head.prepare_environment()
-    with local_head.signals_as_exit():
-        token = local_head.ensure_token()
-        address = local_head.find_head(token)
-        if address is not None:
-            echo(f"Ray already runs on this machine ({address}): it is used and left running.\n")
+    token = local_head.ensure_token()
+    address = local_head.find_head(token)
+    if address is not None:
+        echo(f"Ray already runs on this machine ({address}): it is used and left running.\n")
+        return run_job(
+            entrypoint, address=address, checkout=checkout, echo=echo, runtime_env=runtime_env
+        )
+    echo("No Ray runs on this machine: starting a head for this job...\n")
+    log_file = checkout / "outputs" / "local-head.log"
+    try:
+        with local_head.head(log_file, token, num_cpus=num_cpus) as address:
             return run_job(
-                entrypoint, address=address, checkout=checkout, echo=echo, runtime_env=runtime_env
+                entrypoint,
+                address=address,
+                checkout=checkout,
+                echo=echo,
+                runtime_env=runtime_env,
             )
-        echo("No Ray runs on this machine: starting a head for this job...\n")
-        log_file = checkout / "outputs" / "local-head.log"
-        try:
-            with local_head.head(log_file, token, num_cpus=num_cpus) as address:
-                return run_job(
-                    entrypoint,
-                    address=address,
-                    checkout=checkout,
-                    echo=echo,
-                    runtime_env=runtime_env,
-                )
-        finally:
-            echo("The Ray head that was started for this job is stopped.\n")
+    finally:
+        echo("The Ray head that was started for this job is stopped.\n")
 
 
 def run_job(

@@ -9,12 +9,12 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _STDERR = 2
 
@@ -27,6 +27,8 @@ Ray reads it when it is imported."""
 class HeardSignal:
     """Signal that was heard."""
 
+    numbers: tuple[signal.Signals, ...] = _SIGNALS
+    """Signals that are listened for."""
     number: int | None = None
     """Number of the signal; None: there was none."""
     _told: bool = False
@@ -44,9 +46,13 @@ class HeardSignal:
         """Take a signal.
 
         Raises:
-            KeyboardInterrupt: it is the first one; another one ends the process here.
+            KeyboardInterrupt: it is the first one; another one ends the process here, after what
+                `ends_with_it` names.
         """
         if self.number is not None:
+            while _ends_with_it:
+                with contextlib.suppress(Exception):
+                    _ends_with_it.pop()()
             os._exit(128 + number)
         self.number = number
         self._tell(number)
@@ -77,7 +83,7 @@ class HeardSignal:
 
     def keep(self) -> None:
         """Put back the handlers, and the socket where no other library has one."""
-        for number in _SIGNALS:
+        for number in self.numbers:
             signal.signal(number, self.hear)
         if self._wakeup is not None:
             present = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
@@ -114,6 +120,8 @@ class HeardSignal:
 
 _current: list[HeardSignal] = []
 
+_ends_with_it: list[Callable[[], object]] = []
+
 
 def _in_child() -> None:
     for heard in _current:
@@ -125,17 +133,19 @@ os.register_at_fork(after_in_child=_in_child)
 
 @contextmanager
 def hearing() -> Iterator[HeardSignal]:
-    """SIGINT and SIGTERM become `KeyboardInterrupt` inside the block, told at once.
+    """SIGINT, SIGTERM and SIGHUP become `KeyboardInterrupt` inside the block, told at once.
 
     After one was heard the handlers stay, so that a second one ends what takes long to end. In
-    another thread than the main one nothing is heard.
+    another thread than the main one nothing is heard; of SIGHUP nothing under `nohup`.
     """
     heard = HeardSignal()
     os.environ.setdefault(*_RAY_LOOKS)
     if threading.current_thread() is not threading.main_thread():
         yield heard
         return
-    former = {number: signal.getsignal(number) for number in _SIGNALS}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        heard.numbers = tuple(n for n in _SIGNALS if n != signal.SIGHUP)
+    former = {number: signal.getsignal(number) for number in heard.numbers}
     with heard.at_once():
         _current.append(heard)
         heard.keep()
@@ -152,3 +162,17 @@ def keep_hearing() -> None:
     """Put the handlers of the block back in place, where a library has set others since."""
     if _current and threading.current_thread() is threading.main_thread():
         _current[-1].keep()
+
+
+@contextmanager
+def ends_with_it(end: Callable[[], object]) -> Iterator[None]:
+    """Have a second signal call `end` before it ends this process, inside the block.
+
+    For processes that would outlive it, such as those of a Ray head.
+    """
+    _ends_with_it.append(end)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # it was called
+            _ends_with_it.remove(end)
