@@ -15,6 +15,7 @@ import torch
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.settings import parse
+from rayembed.hardware import auto_precision
 from rayembed.models.build import build_model
 from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.encoding import encode
@@ -27,7 +28,7 @@ TASK = "Given a web search query, retrieve relevant passages that answer the que
 
 def build(args, **settings):
     config = {
-        "backbone": {"path": args.backbone, "dtype": "bfloat16"},
+        "backbone": {"path": args.backbone, "dtype": auto_precision(args.device).dtype},
         "encoder": {"path": args.encoder, "max_length": args.max_length},
         "lora": None,
         "query_max_length": args.max_length,
@@ -76,6 +77,7 @@ def main():
             took = seconds(model, texts)
             best[label] = min(took, best.get(label, took))
     plain = next(iter(best.values()))
+    print(f"{auto_precision(args.device)}\n")
     print("| | tokens a text | ms a text | against the plain LLM |\n|---|---|---|---|")
     for label, model in models.items():
         tokens = model.tokenizer(texts, "query", [TASK] * len(texts))

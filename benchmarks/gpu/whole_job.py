@@ -468,7 +468,7 @@ def check_registered(task: Task, documents: list[str], device: torch.device) -> 
     registered = mlflow.pyfunc.load_model(f"models:/{task.name}@candidate")
     answer = registered.predict({"input": documents, "role": "document"})
     found = np.array([item["embedding"] for item in answer["data"]], dtype=np.float32)
-    model = load_model(task.run / "models" / STAGE).to(device)
+    model = load_model(task.run / "models" / STAGE, device=device)
     expected = encode(model, documents, role="document")
     least = float((found * expected).sum(1).min())
     taken = time.monotonic() - began

@@ -65,6 +65,11 @@ class Precision:
         return f"{self.dtype}: {self.why}"
 
 
+def default_device() -> str:
+    """`cuda` where torch sees a GPU, else `cpu`."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def auto_precision(device: str | None = None) -> Precision:
     """Number type that `auto` means on this machine.
 
@@ -75,8 +80,7 @@ def auto_precision(device: str | None = None) -> Precision:
         device: `cuda`, `cuda:1`, `cpu`; None: the GPU where torch sees one, else the CPU. Of GPUs
             of other machines bfloat16 is expected.
     """
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or default_device()
     if device.startswith("cuda") and not torch.cuda.is_available():
         return Precision("bfloat16", "there is no GPU here to ask, and all since Ampere compute it")
     if device.startswith("cuda"):
@@ -91,18 +95,19 @@ def auto_precision(device: str | None = None) -> Precision:
     return Precision("float32", f"this CPU emulates bfloat16 ({1 / speed:.0f} times slower)")
 
 
-def settled(asked: DtypeSetting, device: str | None = None) -> Dtype:
-    """Requested number type; `auto` is replaced by the type that this machine computes fast.
+def settled(asked: DtypeSetting, on: Precision | str | None = None) -> Dtype:
+    """Requested number type; `auto` is replaced by the type that is computed fast.
 
     Says once in a process what `auto` became and why. Whoever asks for bfloat16 where it is
     emulated is warned, with the measured factor.
 
     Args:
-        device: as in `auto_precision`.
+        on: the answer of the machine that will compute, or a device of this one as in
+            `auto_precision`.
     """
     if asked == "float32":
         return asked
-    precision = auto_precision(device)
+    precision = _answer(on)
     if asked == "auto":
         say_once(logging.INFO, str(precision))
         return precision.dtype
@@ -120,12 +125,38 @@ def say_once(level: int, message: str) -> None:
     logger.log(level, message)
 
 
-def wide_enough(saved: Dtype, device: str | None = None) -> Dtype:
-    """Number type for loading saved weights: their own, or float32 if bfloat16 is emulated.
+def wide_enough(saved: Dtype, on: Precision | str | None = None) -> Dtype:
+    """Number type for loading saved weights: their own, or float32 if bfloat16 is emulated, which
+    is said once in a process.
 
     Every bfloat16 is a float32, so the weights stay what they are, and so do their fingerprints.
+
+    Args:
+        on: as in `settled`.
     """
-    return auto_precision(device).dtype if saved == "bfloat16" else saved
+    if saved != "bfloat16" or (precision := _answer(on)).dtype == saved:
+        return saved
+    say_once(logging.INFO, f"weights saved in {saved} are computed in {precision}")
+    return precision.dtype
+
+
+def warn_of_saved(saved: Dtype, device: str, work: str) -> None:
+    """Warn once in a process of work that must be done in saved weights' own type, where that is
+    bfloat16 and emulated.
+
+    Args:
+        work: as the subject of a sentence.
+    """
+    if saved == "bfloat16" and (precision := auto_precision(device)).dtype != saved:
+        say_once(
+            logging.WARNING,
+            f"{work} computes in {saved}, in which the model is saved, but {precision.why}; on a "
+            "machine with units for it that is faster",
+        )
+
+
+def _answer(on: Precision | str | None) -> Precision:
+    return on if isinstance(on, Precision) else auto_precision(on)
 
 
 @lru_cache

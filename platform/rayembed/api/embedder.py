@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayembed.api.calls import reference_of
 from rayembed.config.types import Role
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +67,9 @@ class Embedder:
         return f"Embedder({self.reference!r}, width {self.model.dimensions[0]})"
 
 
-def load(model: str | Path, *, output: str | Path = "outputs") -> Embedder:
+def load(
+    model: str | Path, *, output: str | Path = "outputs", device: str | None = None
+) -> Embedder:
     """Load a model for encoding.
 
     Args:
@@ -75,13 +77,23 @@ def load(model: str | Path, *, output: str | Path = "outputs") -> Embedder:
             registered model (`models:/name@alias`), or a short name of `MODELS`.
         output: what `train` was given, in which the registry of a registered model lies;
             MLFLOW_TRACKING_URI names a server.
+        device: that encodes, such as `cuda:1` or `cpu`; None: a GPU where there is one. The model
+            has its saved number type, but float32 where the device emulates bfloat16.
 
     Raises:
+        ConfigError: a GPU is asked for, and torch sees none.
         RayembedError: there is no such model, or it is not supported.
     """
     from rayembed.assets.resolver import resolve_model
+    from rayembed.hardware import default_device
     from rayembed.models.load import load_model
 
+    device = device or default_device()
+    if device.startswith("cuda") and default_device() == "cpu":
+        raise ConfigError(
+            f"device={device!r}, but torch sees no GPU on this machine; leave device out, or give "
+            "'cpu'"
+        )
     reference = reference_of(model)
     if reference.startswith("models:/"):
         from rayembed.registry import registered_model as registry
@@ -97,8 +109,10 @@ def load(model: str | Path, *, output: str | Path = "outputs") -> Embedder:
             raise ArtifactError(
                 f"{error} (asked {uri}; output= or MLFLOW_TRACKING_URI names another)"
             ) from None
-        return Embedder(load_model(registry.download(client, version, tracking_uri=uri)), reference)
-    return Embedder(load_model(resolve_model(reference)), reference)
+        folder = registry.download(client, version, tracking_uri=uri)
+    else:
+        folder = resolve_model(reference)
+    return Embedder(load_model(folder, device=device), reference)
 
 
 def encode(

@@ -25,8 +25,10 @@ from rayembed.models.saved_folder import (
 from rayembed.models.transformer_model import TransformerModel
 
 
-def load_model(folder: str | Path, *, dtype: Dtype | None = None) -> TransformerModel:
-    """Load the model in a folder for embedding (evaluation mode, CPU).
+def load_model(
+    folder: str | Path, *, dtype: Dtype | None = None, device: str = "cpu"
+) -> TransformerModel:
+    """Load the model in a folder for embedding, in evaluation mode.
 
     The folder is one that `save` wrote, a copy of what an architecture's authors have published, or
     an encoder in sentence-transformers format (transformer, pooling by one mode, Dense and
@@ -35,7 +37,8 @@ def load_model(folder: str | Path, *, dtype: Dtype | None = None) -> Transformer
 
     Args:
         dtype: of weights and activations; None: as saved (float16 becomes float32), but float32
-            where this machine emulates bfloat16. Graphs of a CPU runtime keep their own.
+            where the device emulates bfloat16. Graphs of a CPU runtime keep their own.
+        device: that computes, such as `cuda:1`. Graphs of a CPU runtime stay on the CPU.
 
     Raises:
         ArtifactError: nothing of the kind, damaged, or with parts that are not supported.
@@ -45,10 +48,10 @@ def load_model(folder: str | Path, *, dtype: Dtype | None = None) -> Transformer
     _check_is_model(folder)
     if read_graph(folder) is not None:
         return load_runtime_model(folder)
-    dtype = dtype or wide_enough(saved_dtype(folder))
+    dtype = dtype or wide_enough(saved_dtype(folder), device)
     if (folder / SETTINGS_FILE).is_file():
-        return load_saved(folder, dtype=dtype)
-    return published(folder).load(dtype)
+        return load_saved(folder, dtype=dtype).to(device)
+    return published(folder).load(dtype).to(device)
 
 
 def load_as_saved(folder: Path) -> TransformerModel:

@@ -17,12 +17,14 @@ from torch import Tensor
 
 from rayembed.assets.finite import check_finite
 from rayembed.assets.sentence_modules import OWN_MODULE
+from rayembed.config.backbone import Dtype
 from rayembed.config.types import Role
 from rayembed.errors import DataError
+from rayembed.hardware import wide_enough
 from rayembed.models.encoding import corpus_context
 from rayembed.models.export import write_files
 from rayembed.models.files import read_json
-from rayembed.models.load import load_model
+from rayembed.models.load import load_model, saved_dtype
 from rayembed.models.runtime_model import RuntimeModel
 from rayembed.models.saved_folder import SETTINGS_FILE
 from rayembed.models.transformer_model import TransformerModel
@@ -136,7 +138,8 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
             revision=revision,
             local_files_only=local_files_only,
         )
-        return cls(load_model(Path(folder)))
+        # Where it will be moved is not told: to a GPU, where there is one.
+        return cls(load_model(folder, dtype=wide_enough(saved_dtype(Path(folder)))))
 
 
 # The type that `modules.json` names, as the loader of sentence-transformers looks it up before it
@@ -148,7 +151,11 @@ SentenceTransformer._module_classes = {
 
 
 def as_sentence_transformer(
-    folder: str | Path, *, device: str | None = None, truncate_dim: int | None = None
+    folder: str | Path,
+    *,
+    device: str | None = None,
+    truncate_dim: int | None = None,
+    dtype: Dtype | None = None,
 ) -> SentenceTransformer:
     """`SentenceTransformer` around a model that rayembed saved, with its prompts.
 
@@ -158,6 +165,7 @@ def as_sentence_transformer(
     Args:
         device: None: a GPU where there is one.
         truncate_dim: width at which vectors are cut; None: whole ones.
+        dtype: number type; None: as saved, but float32 where the device emulates bfloat16.
 
     Raises:
         ArtifactError: no saved model there.
@@ -165,8 +173,9 @@ def as_sentence_transformer(
     folder = Path(folder)
     read_json(folder / SETTINGS_FILE)
     prompts = read_json(folder / "config_sentence_transformers.json").get("prompts")
+    dtype = dtype or wide_enough(saved_dtype(folder), device)
     return SentenceTransformer(
-        modules=[SentenceModule(load_model(folder))],
+        modules=[SentenceModule(load_model(folder, dtype=dtype))],
         prompts=prompts,
         similarity_fn_name="cosine",
         device=device,

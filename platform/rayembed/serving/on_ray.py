@@ -120,7 +120,7 @@ def load(served: ServedModel, limits: Limits, tracking_uri: str | None) -> Embed
     else:
         folder = resolve_model(served.model)
     device = "cuda" if served.use_gpu else "cpu"
-    model = load_model(folder, dtype=settled(served.dtype, device)).to(device)
+    model = load_model(folder, dtype=settled(served.dtype, device), device=device)
     tokenizer = None
     if served.token_arrays == "model":
         tokenizer = model_tokenizer(model)

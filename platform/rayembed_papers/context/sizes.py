@@ -99,7 +99,7 @@ def contextual_folder(reference: str) -> tuple[Path, int]:
 
 def load_contextual(folder: Path, device: str) -> CDE:
     """The model of `contextual_folder`, on the device."""
-    model = load_model(folder).to(device)
+    model = load_model(folder, device=device)
     assert isinstance(model, CDE)
     return model
 

@@ -84,7 +84,7 @@ def noise_scores(
     folder = resolve_model(str(reference))
     weights = weights_fingerprint(folder)
     prompts = prompts_for(folder, run)
-    model = load_model(folder, dtype=run_dtype(run, device)).to(device)
+    model = load_model(folder, dtype=run_dtype(run, device), device=device)
     _make_room(model, num_words * TOKENS_PER_WORD)
     scores = []
     noisy = [NoisyTask(task, noise) for task in tasks]
