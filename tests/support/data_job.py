@@ -17,6 +17,7 @@ from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import prepare
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.data.work_items import Execute, in_process
+from rayembed.hardware import Precision
 
 STEPS, BATCH = 3, 8
 SEARCHES = {
@@ -90,7 +91,9 @@ def load(config: Any, weights: str, device: str) -> Any:
 
 
 LOADER = TeacherLoader(
-    load=load, fingerprint=lambda reference: f"weights of {reference}", dtype=lambda: "float32"
+    load=load,
+    fingerprint=lambda reference: f"weights of {reference}",
+    precision=lambda: Precision("float32", "as set"),
 )
 
 

@@ -27,6 +27,7 @@ from rayembed.data.prepare import prepare
 from rayembed.data.synthesis.requests import Answer, Request
 from rayembed.data.synthesis.synthesize import make_synthetic
 from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.hardware import Precision
 
 FILES, STEPS, BATCH = 6, 2, 8
 DATASETS = ("written", "brought", "pairs", "inferred", "graded")
@@ -151,7 +152,9 @@ def run_over(root: Path, name: str) -> Run:
 def stage(name: str, root: Path, storage: Path) -> list[Any]:
     """Records of all batches over a data set, and their teacher's vectors."""
     loader = TeacherLoader(
-        load=data_job.load, fingerprint=lambda name: f"weights of {name}", dtype=lambda: "float32"
+        load=data_job.load,
+        fingerprint=lambda name: f"weights of {name}",
+        precision=lambda: Precision("float32", "as set"),
     )
     context = PipelineContext(str(storage), 0, teacher_loader=loader, root=str(root))
     with cut_small():

@@ -30,6 +30,7 @@ from rayembed.data.records import Negative
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
 from rayembed.data.vectors.teacher import TeacherLoader, weights_of
 from rayembed.errors import ArtifactError, AssetError, DataError
+from rayembed.hardware import Precision
 
 RULE = {"kind": "top_k_perc_pos", "max_relative_score": 0.8}
 
@@ -316,7 +317,7 @@ def test_a_step_goes_on_in_the_number_type_that_it_was_begun_in(tmp_path) -> Non
                 left -= 1
                 yield task(unit)
 
-        loader = TeacherLoader(load, lambda reference: reference, lambda: dtype)
+        loader = TeacherLoader(load, lambda reference: reference, lambda: Precision(dtype, "so"))
         context = PipelineContext(str(tmp_path / "out"), 0, execute, loader)
         return make_mined(context, dataset_of(config), before, HeldOut())
 

@@ -161,11 +161,11 @@ def test_a_built_model_names_the_type_that_auto_became(emulated, tmp_path):
 def test_teachers_vectors_are_named_by_the_type_in_which_they_were_made(emulated):
     config = Teacher(teacher="a")
     here = TeacherLoader().settled(config)
-    there = TeacherLoader(dtype=lambda: "bfloat16").settled(config)
+    there = TeacherLoader(precision=lambda: ELSEWHERE).settled(config)
     assert (here.dtype, there.dtype) == ("float32", "bfloat16")
     assert embedding_settings(here, "w") != embedding_settings(there, "w")
     fixed = config.model_copy(update={"dtype": "bfloat16"})
-    assert TeacherLoader().settled(fixed) is fixed
+    assert TeacherLoader().settled(fixed) == fixed
 
 
 def test_the_workers_nodes_are_asked(monkeypatch):

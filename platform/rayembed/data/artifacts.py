@@ -151,10 +151,10 @@ class ArtifactWriter:
         A job that goes on on machines of another kind would otherwise mix vectors of two types.
         """
         if teacher.dtype != "auto":
-            return teacher
+            return context.teacher_loader.settled(teacher)
         path = join(self.working_folder, _TEACHER_DTYPE)
         if not exists(path):
-            write_json(path, {"dtype": context.teacher_loader.dtype()})
+            write_json(path, {"dtype": context.teacher_loader.settled(teacher).dtype})
         return teacher.model_copy(update=read_json(path, remedy(path)))
 
     def existing(self) -> DatasetArtifact | None:

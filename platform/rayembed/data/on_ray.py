@@ -16,7 +16,6 @@ import ray.data
 from ray.autoscaler import sdk as ray_sdk
 from ray.data import ActorPoolStrategy
 
-from rayembed.config.backbone import Dtype
 from rayembed.config.data_run import DataRun, TeacherPlacement
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.plan.on_ray import keep_order, result_or_error, results
@@ -37,6 +36,8 @@ _POLL_SECONDS = 2.0
 _SOME_GPU = 0.01
 """Fraction of a GPU that a query about its properties reserves."""
 
+_ANSWER_SECONDS = 60
+"""Seconds after which a node that is asked for its number type is not waited for."""
 
 _GPUS_THERE_ARE = TeacherPlacement()
 
@@ -47,25 +48,45 @@ def ray_pipeline_context(run: DataRun) -> PipelineContext:
     The run's storage must be readable and writable on all machines.
     """
     execute = partial(execute_with_ray_data, placement=run.placement)
-    teacher_loader = TeacherLoader(dtype=cache(partial(_teachers_dtype, run.placement)))
+    teacher_loader = TeacherLoader(precision=cache(partial(_teachers_precision, run.placement)))
     return PipelineContext(
         run.placement.storage_path, run.seed, execute, teacher_loader, run.data.root
     )
 
 
-def _teachers_dtype(placement: TeacherPlacement) -> Dtype:
-    """Number type that `auto` resolves to on the machines that run teachers, as one log line.
+def _teachers_precision(placement: TeacherPlacement) -> Precision:
+    """Number type that the machines which run teachers compute fast.
 
-    GPUs that are still to come are not queried: every one since Ampere computes bfloat16.
+    GPUs that are still to come are not asked.
     """
-    if not _gpus() and placement.gpus:
-        return "bfloat16"
-    task, device = ray.remote(num_cpus=0)(auto_precision), "cpu"
     if _gpus():
-        task, device = ray.remote(num_cpus=0, num_gpus=_SOME_GPU)(auto_precision), "cuda"
-    precision: Precision = ray.get(task.remote(device))
-    logger.info("teachers' dtype auto is %s", precision)
-    return precision.dtype
+        return node_precision("cuda", {"CPU": 0, "GPU": _SOME_GPU})
+    if placement.gpus:
+        return Precision("bfloat16", "GPUs are still to come, and all since Ampere compute it")
+    return node_precision("cpu", {"CPU": 1})
+
+
+def node_precision(device: str, wanted: Mapping[str, float]) -> Precision:
+    """Number type that a node with so much free computes fast on a device.
+
+    Where there is none for a while (nodes that are still to come) it is what this machine takes.
+
+    Args:
+        wanted: amounts by Ray's names of resources, of which the CPUs are stated.
+    """
+    task = ray.remote(num_cpus=wanted["CPU"], num_gpus=wanted.get("GPU", 0))(auto_precision)
+    found = task.remote(device)
+    try:
+        precision: Precision = ray.get(found, timeout=_ANSWER_SECONDS)
+    except ray.exceptions.GetTimeoutError:
+        ray.cancel(found)
+        precision = auto_precision(device)
+        logger.warning(
+            "no node had %s free for %d s to say which number type it computes fast; that of this "
+            "machine is taken: %s",
+            *(dict(wanted), _ANSWER_SECONDS, precision),
+        )
+    return precision
 
 
 def execute_with_ray_data(

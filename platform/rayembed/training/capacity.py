@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from rayembed.config.evaluation_run import EvaluationPlacement
 from rayembed.config.placement import Placement
 from rayembed.errors import PlacementError
 from rayembed.progress import doing
@@ -21,7 +22,7 @@ Node = Mapping[str, float]
 _POLL_SECONDS = 2.0
 
 
-def worker_resources(placement: Placement) -> dict[str, float]:
+def worker_resources(placement: Placement | EvaluationPlacement) -> dict[str, float]:
     """Resources that each training worker reserves, by Ray's names."""
     resources = {"CPU": placement.cpus_per_worker}
     return {**resources, "GPU": 1.0} if placement.use_gpu else resources

@@ -18,10 +18,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayembed.assets.storage import is_remote, join, open_storage_for_ray
 from rayembed.config.adaptation import Adaptation
+from rayembed.config.evaluation_run import EvaluationPlacement
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
+from rayembed.data.on_ray import node_precision
 from rayembed.errors import PlacementError, WorkerError
-from rayembed.hardware import Precision, auto_precision
+from rayembed.hardware import Precision
 from rayembed.progress import doing
 from rayembed.registry.provenance import node_hardware
 from rayembed.training.capacity import (
@@ -144,26 +146,9 @@ def _request_nodes(bundles: list[dict[str, float]]) -> None:
     request_resources(bundles=bundles)
 
 
-def worker_precision(placement: Placement) -> Precision:
-    """Number type that `auto` means on a node with room for a worker.
-
-    Where there is none for a while (nodes that are still to come) it is what this machine takes.
-    """
-    device = "cuda" if placement.use_gpu else "cpu"
-    wanted = worker_resources(placement)
-    task = ray.remote(num_cpus=wanted["CPU"], num_gpus=wanted.get("GPU", 0))(auto_precision)
-    found = task.remote(device)
-    try:
-        precision: Precision = ray.get(found, timeout=_WORKER_START_SECONDS)
-    except ray.exceptions.GetTimeoutError:
-        ray.cancel(found)
-        precision = auto_precision(device)
-        logger.warning(
-            "no node had %s free for %d s to say which number type it computes fast; that of this "
-            "machine is taken: %s",
-            *(wanted, _WORKER_START_SECONDS, precision),
-        )
-    return precision
+def worker_precision(placement: Placement | EvaluationPlacement) -> Precision:
+    """Number type that `auto` means on a node with room for a worker; see `node_precision`."""
+    return node_precision("cuda" if placement.use_gpu else "cpu", worker_resources(placement))
 
 
 def worker_hardware(placement: Placement) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
 from rayembed.cores import num_cores
 from rayembed.errors import ArtifactError
-from rayembed.hardware import auto_precision
+from rayembed.hardware import Precision, auto_precision, settled
 from rayembed.models.encoding import encode
 from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import load_as_saved, load_model
@@ -74,14 +74,18 @@ class TeacherLoader:
     load: Callable[[Teacher, str, str], Encoder] = load_teacher
     """Loads an encoder from settings, weights fingerprint and device."""
     fingerprint: Callable[[str], str] = weights_of
-    dtype: Callable[[], Dtype] = lambda: auto_precision("cpu").dtype
-    """Number type that `auto` means on the embedding machines."""
+    precision: Callable[[], Precision] = auto_precision
+    """Number type that the embedding machines compute fast; here a GPU's where there is one, as
+    `execute_here` embeds on it."""
 
     def settled(self, config: TeacherSettings) -> TeacherSettings:
-        """Settings with a fixed number type, so that all machines embed in the same one."""
-        if config.dtype != "auto":
+        """Settings with a fixed number type, so that all machines embed in the same one.
+
+        Says once in a process what `auto` became, and warns of a bfloat16 that is emulated.
+        """
+        if config.dtype == "float32":
             return config
-        return config.model_copy(update={"dtype": self.dtype()})
+        return config.model_copy(update={"dtype": settled(config.dtype, self.precision())})
 
 
 @lru_cache(maxsize=1)
