@@ -43,7 +43,7 @@ def run_of(folder, **evaluation):
 
 
 def scorer_of(run, folder):
-    return RunScorer(run, RunFolders(StoredFolder(str(folder), folder)), OnRay().pool)
+    return RunScorer(run, RunFolders(StoredFolder(str(folder), folder)), OnRay())
 
 
 def test_a_run_has_the_scores_of_this_process(cluster, tmp_path):

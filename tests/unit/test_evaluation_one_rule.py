@@ -90,7 +90,7 @@ def trained(request, tmp_path_factory):
 def by_training(run, folder, storage):
     """Scores as a training run takes those of a stage's model."""
     folders = RunFolders(StoredFolder(str(storage), storage))
-    scorer = RunScorer(run, folders, runtime_of(run.placement).pool)
+    scorer = RunScorer(run, folders, runtime_of(run.placement))
     return scorer.score(str(folder), "tiny").scores
 
 
@@ -198,7 +198,7 @@ def test_number_types_that_a_run_trains_are_scored_after_it(tmp_path):
     build_model(config, parts, seed=3).eval().save(Path(model), instructions=run.instructions)
     told = {}
     with patch.object(passes, "to_device", wraps=passes.to_device) as batches:
-        found = RunScorer(run, folders, runtime_of(run.placement).pool).further(told.__setitem__)
+        found = RunScorer(run, folders, runtime_of(run.placement)).further(told.__setitem__)
     of_two = batches.call_count
     last = run.stages[-1].name
     assert list(found) == [ScoreKey(last, precision="int8"), ScoreKey(last, precision="binary")]

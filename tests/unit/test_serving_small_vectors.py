@@ -49,7 +49,7 @@ def served(client, **asked):
 def test_served_vectors_are_those_that_evaluation_searches(client, folder, width, role):
     asked = {"dimensions": width, "role": role}
     settings = ModelUnderTest(reference=str(folder), dimensions=width, dtype="float32")
-    spec = make_spec(settings, device="cpu")
+    spec = make_spec(settings, on="cpu")
     head = spec.prompts.folder.head("", role)
     searched = comparable(spec.load("cpu")(TEXTS, EncodeSpec(role, head)), "cosine")
     plain = served(client, **asked)

@@ -64,8 +64,8 @@ class ModelUnderTest(StoredVectors):
     newest."""
     dtype: Literal["auto", "saved", "float32", "bfloat16"] = "auto"
     """Number type of the model. `auto`: bfloat16 where the GPU or CPU has units for it, float32
-    elsewhere; of models that mteb or sentence-transformers loads as `saved`, but float32 where
-    bfloat16 is emulated. `saved`: as in the folder; mteb's wrappers as they load it."""
+    elsewhere; of models that sentence-transformers loads as `saved`, but float32 where bfloat16 is
+    emulated. `saved`: as in the folder. mteb's wrappers keep their own with both."""
     max_length: PositiveInt | None = None
     """Tokens of a text, special ones and prompt included, never above the model's own limit. None:
     512 for models that rayembed loads, as the papers have it; the wrapper's own for others."""

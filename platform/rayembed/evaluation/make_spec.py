@@ -12,6 +12,7 @@ from rayembed.evaluation.mteb_spec import mteb_spec
 from rayembed.evaluation.prompts import check_instructions
 from rayembed.evaluation.rayembed_spec import rayembed_spec
 from rayembed.evaluation.sentence_spec import sentence_spec
+from rayembed.hardware import Precision
 
 
 def make_spec(
@@ -19,14 +20,14 @@ def make_spec(
     *,
     tracking_uri: str | None = None,
     own_tasks: Iterable[str] = (),
-    device: str | None = None,
+    on: Precision | str | None = None,
 ) -> ModelSpec:
     """The spec of the model that the settings name; no weights are loaded.
 
     Args:
         own_tasks: names of tasks that mteb does not have and instructions may be given for.
         tracking_uri: MLflow's address, for `models:/…`; None: `MLFLOW_TRACKING_URI`.
-        device: on which it will be loaded, for the number type `auto`; None: as this machine has.
+        on: what will compute, for the number type `auto`; see `hardware.settled`.
 
     Raises:
         ArtifactError: an incomplete folder, or a model that is not supported.
@@ -40,11 +41,11 @@ def make_spec(
         case "bm25":
             raise ConfigError("bm25 has no vectors; rayembed.evaluation.bm25.Bm25 searches itself")
         case "sentence-transformers":
-            return sentence_spec(settings)
+            return sentence_spec(settings, on=on)
         case "mteb":
-            return mteb_spec(settings)
+            return mteb_spec(settings, on=on)
         case "rayembed":
-            return rayembed_spec(settings, tracking_uri=tracking_uri, device=device)
+            return rayembed_spec(settings, tracking_uri=tracking_uri, on=on)
 
 
 def loader_of(reference: str) -> Literal["bm25", "mteb", "rayembed", "sentence-transformers"]:

@@ -35,6 +35,7 @@ from rayembed.evaluation.sentence_spec import (
 )
 from rayembed.evaluation.task_text import task_metadata as read_task
 from rayembed.evaluation.task_text import task_text
+from rayembed.hardware import Precision, settled
 
 logger = logging.getLogger(__name__)
 
@@ -157,8 +158,10 @@ class MtebSpec:
         return {k: v for k, v in given.items() if v is not None and k not in but}
 
 
-def mteb_spec(settings: ModelUnderTest) -> MtebSpec | SentenceSpec:
-    """The spec of a model that mteb knows.
+def mteb_spec(
+    settings: ModelUnderTest, *, on: Precision | str | None = None
+) -> MtebSpec | SentenceSpec:
+    """The spec of a model that mteb knows; arguments are those of `make_spec`.
 
     What mteb does not know is taken for a model of the hub that sentence-transformers loads, as
     mteb takes it.
@@ -172,7 +175,7 @@ def mteb_spec(settings: ModelUnderTest) -> MtebSpec | SentenceSpec:
     try:
         stated = mteb.get_model_meta(name)
     except KeyError:
-        return _of_hub(settings, name)
+        return _of_hub(settings, name, on)
     refuse_for_others(settings, "mteb's wrapper has its own")
     if settings.revision not in (None, stated.revision):
         raise ConfigError(
@@ -185,12 +188,14 @@ def mteb_spec(settings: ModelUnderTest) -> MtebSpec | SentenceSpec:
         raise ConfigError(
             f"dimensions = {settings.dimensions}: mteb states {list(allowed)} for {name!r}"
         )
+    if settings.dtype == "bfloat16":
+        settled(settings.dtype, on)  # for its warning
     spec = MtebSpec(settings, str(stated.name))
     check_stored(spec.stored, spec.similarity, name)
     return spec
 
 
-def _of_hub(settings: ModelUnderTest, name: str) -> SentenceSpec:
+def _of_hub(settings: ModelUnderTest, name: str, on: Precision | str | None) -> SentenceSpec:
     close = nearest(name, MODEL_REGISTRY)
     unknown = f"mteb has no model {name!r}" + (f"; {close}" if close.startswith("did") else "")
     if settings.reference.startswith("mteb:"):
@@ -201,7 +206,7 @@ def _of_hub(settings: ModelUnderTest, name: str) -> SentenceSpec:
         "name": settings.name or name,
     }
     try:
-        return sentence_spec(settings.model_copy(update=update))
+        return sentence_spec(settings.model_copy(update=update), on=on)
     except AssetError as error:
         raise AssetError(
             f"there is no model {name!r}: no such folder here; {unknown}; from the hub: {error}"

@@ -33,7 +33,7 @@ from rayembed.evaluation.model_spec import (
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
-from rayembed.hardware import settled
+from rayembed.hardware import Precision, settled
 from rayembed.models.compressed import read_compression
 from rayembed.models.contract import EmbeddingModel, Tokenizer, Tokens
 from rayembed.models.encoding import encode, encode_context
@@ -157,10 +157,11 @@ class RayembedSpec(PromptedSpec):
                 f"evaluation began with {self.weights}; give all machines the same and start again"
             )
         asked = self.settings.dtype
-        dtype = saved_dtype(folder) if asked == "saved" else settled(asked, device)
+        assert asked != "auto"  # settled once, by `rayembed_spec`
+        dtype = saved_dtype(folder) if asked == "saved" else asked
         # transformers takes it along for assisted generation: a sixth of a worker's imports.
         with without("sklearn"):
-            model: Any = load_model(folder, dtype=dtype).to(device)
+            model: Any = load_model(folder, dtype=dtype, device=device)
         model.tokenizer.max_lengths = dict(self.max_lengths)
         if self.places and self.settings.context != "random":
             # A saved corpus is not the task's, and what was asked for needs no warning.
@@ -263,7 +264,10 @@ def with_literal_prompts(model: EmbeddingModel) -> Any:
 
 
 def rayembed_spec(
-    settings: ModelUnderTest, *, tracking_uri: str | None = None, device: str | None = None
+    settings: ModelUnderTest,
+    *,
+    tracking_uri: str | None = None,
+    on: Precision | str | None = None,
 ) -> RayembedSpec:
     """The spec of a folder that `load_model` takes; reads no weights but for their fingerprint.
 
@@ -285,8 +289,8 @@ def rayembed_spec(
     graph = read_graph(folder)
     if graph is not None:  # its number types are its own
         settings = settings.model_copy(update={"dtype": "saved"})
-    elif settings.dtype == "auto":
-        settings = settings.model_copy(update={"dtype": settled("auto", device)})
+    elif settings.dtype != "saved":
+        settings = settings.model_copy(update={"dtype": settled(settings.dtype, on)})
     check_weight_files(folder)
     check_stored(settings.stored, "cosine", settings.reference)
     prompts = ModelPrompts(settings.prompts, folder_prompts(folder, config))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rayembed import hardware
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.backbone import Dtype
 from rayembed.config.document import fingerprint
@@ -22,7 +23,6 @@ from rayembed.evaluation.make_spec import make_spec
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.prompts_table import literal_prompts
-from rayembed.hardware import settled, wide_enough
 from rayembed.models.load import check_loadable
 from rayembed.models.saved_folder import SETTINGS_FILE
 
@@ -35,6 +35,7 @@ def run_model(
     dimensions: int | None = None,
     precision: Precision = "float32",
     without_context: bool = False,
+    on: hardware.Precision | str | None = None,
 ) -> ModelSpec | Bm25:
     """A model of the run, or one that it is compared with, as it is scored for the run.
 
@@ -44,6 +45,7 @@ def run_model(
         dimensions: so many first values of each vector are kept (Matryoshka); None: all.
         precision: number type of the vectors.
         without_context: whether a contextual model embeds behind its null token.
+        on: what will compute, as in `hardware.settled`; None: this machine.
 
     Raises:
         AssetError, ArtifactError: the reference leads to no model.
@@ -51,18 +53,18 @@ def run_model(
     """
     if reference == BM25:
         return Bm25(bm25_meta(name, bm25_revision()))
-    device = "cuda" if run.placement.use_gpu else "cpu"
+    on = on or ("cuda" if run.placement.use_gpu else "cpu")
     settings = ModelUnderTest(
         reference=reference,
         name=name,
-        dtype=run_dtype(run, device),
+        dtype=run_dtype(run, on),
         dimensions=dimensions,
         precision=precision,
         context="none" if without_context else "corpus",
         context_seed=run.seed,
         prompts=_given(resolve_model(reference), run),
     )
-    return make_spec(settings, own_tasks=own_names(run), device=device)
+    return make_spec(settings, own_tasks=own_names(run), on=on)
 
 
 def own_names(run: Run) -> tuple[str, ...]:
@@ -77,11 +79,15 @@ def bm25_revision() -> str:
     return f"{Bm25.revision}-{code_version().scores[:8]}"
 
 
-def run_dtype(run: Run, device: str) -> Dtype:
+def run_dtype(run: Run, on: hardware.Precision | str) -> Dtype:
     """The number type in which all models of a run are scored: the run's own, widened to float32
-    where the device emulates it.
+    where it is emulated.
+
+    Args:
+        on: what will compute, as in `hardware.settled`.
     """
-    return wide_enough(settled(run.model.backbone.dtype, device), device)
+    asked = run.model.backbone.dtype
+    return hardware.settled(asked, on) if asked == "auto" else hardware.wide_enough(asked, on)
 
 
 def prompts_for(folder: Path, run: Run) -> ModelPrompts:

@@ -24,8 +24,9 @@ from rayembed.evaluation.model_spec import EmbedTexts, Similarity, check_stored,
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.rayembed_spec import name_of
-from rayembed.hardware import wide_enough
-from rayembed.models.backbones import check_for_sentence_transformers, torch_dtype
+from rayembed.hardware import Precision, settled, wide_enough
+from rayembed.models.backbones import check_for_sentence_transformers
+from rayembed.models.biencoder.checkpoint import stated_dtype
 from rayembed.models.files import (
     check_weight_files,
     count_parameters,
@@ -33,6 +34,7 @@ from rayembed.models.files import (
     read_json_value,
     weights_fingerprint,
 )
+from rayembed.models.load import saved_dtype
 
 BATCH_SIZE = 32
 """Texts of one forward pass: the default of sentence-transformers and of mteb."""
@@ -124,7 +126,9 @@ class SentenceSpec:
             )
         width = self.settings.dimensions
         if is_own_format(folder):
-            model = as_sentence_transformer(folder, device=device, truncate_dim=width)
+            # Else it would be widened by this machine, whatever the spec was settled to.
+            dtype = saved_dtype(folder)
+            model = as_sentence_transformer(folder, device=device, truncate_dim=width, dtype=dtype)
         else:
             model = SentenceTransformer(str(folder), device=device, truncate_dim=width)
         adjust(model, self.settings)
@@ -147,8 +151,8 @@ class SentenceSpec:
         return embed
 
 
-def sentence_spec(settings: ModelUnderTest) -> SentenceSpec:
-    """The spec of `st:` and an asset reference of a folder.
+def sentence_spec(settings: ModelUnderTest, *, on: Precision | str | None = None) -> SentenceSpec:
+    """The spec of `st:` and an asset reference of a folder; arguments are those of `make_spec`.
 
     Raises:
         ArtifactError: an incomplete folder, or one that gives no single dense vector for a text.
@@ -178,6 +182,7 @@ def sentence_spec(settings: ModelUnderTest) -> SentenceSpec:
             f"{str(folder)!r} compares vectors by {similarity!r}; supported are cosine and dot"
         )
     check_stored(settings.stored, similarity, settings.reference)
+    settings = _settled(settings, folder, on)
     # sentence-transformers fills these two in, so that it never heeds a prompt named `passage`.
     prompts = {"query": "", "document": ""} | (stated.get("prompts") or {})
     kept, _ = AbsEncoder.validate_task_to_prompt_name(prompts, raise_for_invalid_keys=False)
@@ -192,6 +197,27 @@ def sentence_spec(settings: ModelUnderTest) -> SentenceSpec:
         similarity=similarity,
         num_parameters=count_parameters(folder),
     )
+
+
+def _settled(settings: ModelUnderTest, folder: Path, on: Precision | str | None) -> ModelUnderTest:
+    """Settings that name the number type where `auto` would be another on another machine."""
+    if settings.dtype == "bfloat16":
+        settled(settings.dtype, on)  # for its warning
+    if settings.dtype != "auto" or not _in_bfloat16(folder):
+        return settings
+    kept = wide_enough("bfloat16", on) == "bfloat16"
+    return settings.model_copy(update={"dtype": "saved" if kept else "float32"})
+
+
+def _in_bfloat16(folder: Path) -> bool:
+    """Whether sentence-transformers takes a module's weights for bfloat16."""
+    if is_own_format(folder):
+        return saved_dtype(folder) == "bfloat16"
+    places = [folder]
+    if (folder / "modules.json").is_file():
+        places = [folder / str(m.get("path", "")) for m in read_json_value(folder / "modules.json")]
+    stating = (place for place in places if (place / "config.json").is_file())
+    return any(stated_dtype(place) == "bfloat16" for place in stating)
 
 
 def refuse_for_others(settings: ModelUnderTest, why: str) -> None:
@@ -211,15 +237,12 @@ def refuse_for_others(settings: ModelUnderTest, why: str) -> None:
 def adjust(model: Any, settings: ModelUnderTest) -> None:
     """Set number type and maximum length of a loaded `SentenceTransformer`, in place.
 
-    The type `auto` leaves it as it was loaded, but for bfloat16 on a device that emulates it.
+    The types `auto` and `saved` leave it as it was loaded.
     """
     import torch
 
-    if settings.dtype == "auto":
-        if next(model.parameters()).dtype == torch.bfloat16:
-            model.to(torch_dtype(wide_enough("bfloat16", model.device.type)))
-    elif settings.dtype != "saved":
-        model.to(torch_dtype(settings.dtype))
+    if settings.dtype not in ("auto", "saved"):
+        model.to(getattr(torch, settings.dtype))
     if settings.max_length is not None:
         own = model.max_seq_length
         model.max_seq_length = settings.max_length if own is None else min(settings.max_length, own)

@@ -21,6 +21,7 @@ from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.workers import Workers
 from rayembed.evaluation.run_scores import bm25_revision
 from rayembed.evaluation.score import ModelScores, Store, meta_of, score
+from rayembed.hardware import Precision
 from rayembed.pipeline.runtime import runtime_of
 from rayembed.pipeline.storage import absolute_storage, placed
 from rayembed.registry.tracking_uri import resolve_tracking_uri
@@ -76,7 +77,9 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
     storage = run.placement.storage_path
     check_writable(storage)
     factories = task_factories(run)
-    model = evaluated_model(run, factories)
+    runtime = runtime_of(run.placement)
+    asks = run.model.dtype in ("auto", "bfloat16") and loader_of(run.model.reference) != BM25
+    model = evaluated_model(run, factories, runtime.precision(run.placement) if asks else None)
     air = {job: AirBench(job) for job in air_bench_of(run)}
 
     for job in air:
@@ -88,7 +91,6 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
         air[done.job].outcome, air[done.job].error = done.outcome, done.error
 
     def pool(*given: Any) -> Any:
-        runtime = runtime_of(run.placement)
         runtime.start()  # only where something is left to do
         return runtime.pool(workers_of(run))(*given)
 
@@ -106,8 +108,13 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
     return evaluated
 
 
-def evaluated_model(run: EvaluationRun, factories: Sequence[TaskFactory]) -> ModelSpec | Bm25:
+def evaluated_model(
+    run: EvaluationRun, factories: Sequence[TaskFactory], precision: Precision | None = None
+) -> ModelSpec | Bm25:
     """The model of the settings, before it is loaded.
+
+    Args:
+        precision: what the workers' nodes compute fast; None: what this machine does.
 
     Raises:
         RayembedError: as `make_spec`.
@@ -118,8 +125,8 @@ def evaluated_model(run: EvaluationRun, factories: Sequence[TaskFactory]) -> Mod
     placement = run.placement
     storage = absolute_storage(placement.storage_path)
     tracking_uri = resolve_tracking_uri(placement.tracking_uri, storage, make_folder=False)
-    device = "cuda" if placement.use_gpu else "cpu"
-    return make_spec(run.model, tracking_uri=tracking_uri, own_tasks=own, device=device)
+    on = precision or ("cuda" if placement.use_gpu else "cpu")
+    return make_spec(run.model, tracking_uri=tracking_uri, own_tasks=own, on=on)
 
 
 def workers_of(run: EvaluationRun) -> Workers:

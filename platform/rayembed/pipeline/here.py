@@ -9,6 +9,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from rayembed.config.data_run import DataRun
+from rayembed.config.evaluation_run import EvaluationPlacement
 from rayembed.config.placement import Placement
 from rayembed.cores import num_cores
 from rayembed.data.artifacts import PipelineContext
@@ -65,7 +66,7 @@ class Here:
     def check(self, placement: Placement, *, validates: bool = False) -> None:
         """Do nothing: this machine is what it was at `check_now`."""
 
-    def precision(self, placement: Placement) -> Precision:
+    def precision(self, placement: Placement | EvaluationPlacement) -> Precision:
         """Number type that this machine computes fast."""
         return auto_precision("cuda" if placement.use_gpu else "cpu")
 

@@ -27,9 +27,12 @@ from rayembed.quiet import JOB, quiet, set_unset, without_harmless
 from rayembed.registry.provenance import with_commit
 
 if TYPE_CHECKING:
+    from rayembed.config.evaluation_run import EvaluationPlacement
+    from rayembed.config.placement import Placement
     from rayembed.data.artifacts import PipelineContext
     from rayembed.evaluation.pooled.workers import Workers
     from rayembed.evaluation.score import Pool
+    from rayembed.hardware import Precision
 
 logger = logging.getLogger(__name__)
 
@@ -121,13 +124,26 @@ class OnRay:
             train_on_ray,
             train_stage_on_ray,
             worker_hardware,
-            worker_precision,
         )
 
         self.start, self.execute = connect, execute_with_ray_data
         self.check_now, self.check = check_placement_now, check_ready
-        self.precision, self.hardware = worker_precision, worker_hardware
+        self.hardware = worker_hardware
         self.train_stage, self.train = train_stage_on_ray, train_on_ray
+
+    def precision(self, placement: "Placement | EvaluationPlacement") -> "Precision":
+        """Number type that a worker computes fast, by its node; a cluster that would only be
+        started for the job is this machine.
+        """
+        import ray
+
+        from rayembed.hardware import auto_precision
+        from rayembed.training.on_ray import worker_precision
+
+        if not ray.is_initialized() and not os.environ.get("RAY_ADDRESS"):
+            return auto_precision("cuda" if placement.use_gpu else "cpu")
+        self.start()
+        return worker_precision(placement)
 
     def data_context(self, run: DataRun) -> "PipelineContext":
         """Context whose tasks the whole cluster runs."""

@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable
+from functools import cached_property
 
+from rayembed import hardware
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join, remove_folder
 from rayembed.config.run import Run
@@ -11,10 +13,11 @@ from rayembed.config.yaml_text import write_yaml
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.workers import Workers
 from rayembed.evaluation.run_scores import run_model
-from rayembed.evaluation.score import ModelScores, Pool, Store, score
+from rayembed.evaluation.score import ModelScores, Store, score
 from rayembed.evaluation.tables import ScoreKey
 from rayembed.models.saved_folder import SETTINGS_FILE, saved_dimensions
 from rayembed.pipeline.run_folders import RunFolders
+from rayembed.pipeline.runtime import Runtime
 from rayembed.progress import doing
 
 logger = logging.getLogger(__name__)
@@ -24,17 +27,17 @@ class RunScorer:
     """Takes the scores of a run's models. Results lie in the run's folder.
 
     Args:
-        pool: the runtime's pool of workers.
+        runtime: whose workers take them.
     """
 
     untrained = "untrained"
     """Name of the model before training, in storage and in results."""
 
-    def __init__(self, run: Run, folders: RunFolders, pool: Callable[[Workers], Pool]) -> None:
-        self._run, self._folders = run, folders
+    def __init__(self, run: Run, folders: RunFolders, runtime: Runtime) -> None:
+        self._run, self._folders, self._runtime = run, folders, runtime
         self._tasks = task_factories(run.scores)
         placement = run.placement
-        self._pool = pool(
+        self._pool = runtime.pool(
             Workers(
                 number=placement.fewest_workers,
                 cpus=placement.cpus_per_worker,
@@ -77,6 +80,7 @@ class RunScorer:
             dimensions=dimensions,
             precision=precision,
             without_context=without_context,
+            on=self._computed,
         )
         about = {"scores.yaml": write_yaml(run.scores.model_dump(mode="json"))}
         embeddings = join(self._folders.storage, "embeddings")
@@ -89,6 +93,13 @@ class RunScorer:
         if not keep_embeddings:
             remove_folder(embeddings)
         return scored
+
+    @cached_property
+    def _computed(self) -> hardware.Precision | None:
+        """What the workers' nodes compute fast, where that decides a score."""
+        if self._run.model.backbone.dtype == "float32":
+            return None
+        return self._runtime.precision(self._run.placement)
 
     def further(self, tell: Callable[[str, dict[str, float]], None]) -> dict[ScoreKey, ModelScores]:
         """Scores of the last stage's model at smaller widths, in the number types that any stage

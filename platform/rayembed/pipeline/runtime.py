@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rayembed.config.data_run import DataRun
+from rayembed.config.evaluation_run import EvaluationPlacement
 from rayembed.config.placement import Placement, RuntimeSettings
 from rayembed.data.work_items import Execute
 
@@ -42,8 +43,8 @@ class Runtime(Protocol):
     def check(self, placement: Placement, *, validates: bool = False) -> None:
         """Check the placement before training; may wait for nodes. Raises as `check_now`."""
 
-    def precision(self, placement: Placement) -> "Precision":
-        """Number type that a worker computes fast."""
+    def precision(self, placement: Placement | EvaluationPlacement) -> "Precision":
+        """Number type that a worker computes fast; joins the cluster that is named."""
         ...
 
     def hardware(self, placement: Placement) -> dict[str, Any] | None:

@@ -262,7 +262,7 @@ def _train_and_score(
     names no tasks and holds nothing out.
     """
     scores: dict[ScoreKey, ModelScores] = {}
-    scorer = RunScorer(with_sets(run, held_out), folders, runtime.pool)
+    scorer = RunScorer(with_sets(run, held_out), folders, runtime)
     if run.takes_scores and run.evaluation.before_training:
         enter(_scores_of(scorer.untrained))
         runtime.export(export, run, None, folders.model(scorer.untrained))

@@ -56,7 +56,7 @@ def read_encoder_folder(folder: Path, *, dtype: Dtype | None = None) -> EncoderF
     length = _max_length(modules.transformer)
     config = BiEncoderConfig(
         backbone=BackboneConfig(
-            path=str(modules.transformer), dtype=dtype or _saved_dtype(modules.transformer)
+            path=str(modules.transformer), dtype=dtype or stated_dtype(modules.transformer)
         ),
         pooling=modules.pooling,
         projections=modules.projections,
@@ -162,8 +162,10 @@ def _max_length(transformer: Path) -> int:
     return min(found)
 
 
-def _saved_dtype(transformer: Path) -> Dtype:
-    """Number type: bfloat16 if weights or configuration say so, else float32."""
+def stated_dtype(transformer: Path) -> Dtype:
+    """Number type of a folder with a `config.json`: bfloat16 if that says so, or the first weight
+    where it says nothing; else float32.
+    """
     config = read_json(transformer / "config.json")
     stated = config.get("dtype") or config.get("torch_dtype")
     if stated is None:
