@@ -17,6 +17,7 @@ from rayembed.compression.contract import Compressed, Source
 from rayembed.compression.matrices import Matrix, matrices_of, shares
 from rayembed.compression.structures import GROUPS, broken_groups
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.hardware import default_device, warn_of_saved
 from rayembed.models.architecture import architecture_of
 from rayembed.models.build import check_buildable, shapes_of
 from rayembed.models.compressed import read_compression, write_compression
@@ -28,6 +29,7 @@ from rayembed.models.transformer_model import TransformerModel
 
 if TYPE_CHECKING:
     from rayembed.compression.pruning import Pruning
+    from rayembed.compression.quantised import Quantised
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +52,7 @@ def prune(way: "Pruning", source: Source, output: Path) -> Compressed:
     check_target(output)
     if isinstance(way, Calibrated):
         check_texts(way.kind, source.texts, way.minimum_texts)
-    model = load_model(source.folder, dtype=saved_dtype(source.folder))
-    # Before the matrices are looked up, which are views of memory.
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model = loaded_as_saved(way, source.folder)
     chosen = matrices_of(model, way.skip)
     check_structure(way, chosen)
     before = _zeros(chosen)
@@ -65,6 +65,16 @@ def prune(way: "Pruning", source: Source, output: Path) -> Compressed:
         check_zeros(way, written, told.matrices, before)
         write_told(way, told, source.folder, written)
     return told
+
+
+def loaded_as_saved(way: "Pruning | Quantised", folder: Path) -> TransformerModel:
+    """The model of a folder in the type in which it will be saved again, on a GPU where there is
+    one. Calibration that will be slow in that type is warned of.
+    """
+    device, saved = default_device(), saved_dtype(folder)
+    if isinstance(way, Calibrated):
+        warn_of_saved(saved, device, f"calibration of {way.kind}")
+    return load_model(folder, dtype=saved, device=device)
 
 
 def counted(

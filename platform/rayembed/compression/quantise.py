@@ -16,7 +16,14 @@ from rayembed.compression.calibrated import Calibrated
 from rayembed.compression.calibration import check_layers, check_texts
 from rayembed.compression.contract import Compressed, Source
 from rayembed.compression.matrices import Matrix, matrices_of
-from rayembed.compression.prune import counted, empty_model, new_folder, save_like, write_told
+from rayembed.compression.prune import (
+    counted,
+    empty_model,
+    loaded_as_saved,
+    new_folder,
+    save_like,
+    write_told,
+)
 from rayembed.config.compression import Scheme
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.export import check_target
@@ -67,9 +74,7 @@ def quantise(way: "Quantised", source: Source, output: Path) -> Compressed:
     check_target(output)
     if isinstance(way, Calibrated):
         check_texts(way.kind, source.texts, way.minimum_texts)
-    model = load_model(source.folder, dtype=saved_dtype(source.folder))
-    # Before the matrices are looked up, which are views of memory.
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model = loaded_as_saved(way, source.folder)
     chosen = matrices_of(model, way.skip)
     _check_form(way, model, chosen)
     told = counted(model, chosen)

@@ -30,10 +30,9 @@ def save_with_corpus(
         AssetError: the reference leads nowhere.
         DataError: the corpus has no document.
     """
-    import torch
-
     from rayembed.assets.resolver import resolve_model
     from rayembed.data.corpus_clusters import clustered_context
+    from rayembed.hardware import default_device
     from rayembed.models.compressed import read_compression, write_compression
     from rayembed.models.encoding import corpus_context
     from rayembed.models.export import check_target
@@ -48,8 +47,7 @@ def save_with_corpus(
             f"{reference!r} is a model of kind {config.kind!r}, which takes no corpus; models do "
             "whose vectors depend on documents of it"
         )
-    model = load_model(folder, dtype=saved_dtype(folder))  # it is saved again
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(folder, device=default_device())
     documents = _counted(documents)
     if pick == "clusters":
         context = clustered_context(model, documents, seed=seed, progress=_progress())
@@ -57,6 +55,7 @@ def save_with_corpus(
         context = corpus_context(model, documents, seed=seed)
     if context is None:
         raise DataError("the corpus has no document that is not empty")
+    model = load_model(folder, dtype=saved_dtype(folder))  # another may have embedded
     model.set_corpus(context)
     model.save(output, instructions=saved_instructions(folder, model.config.template or ""))
     if (told := read_compression(folder)) is not None:

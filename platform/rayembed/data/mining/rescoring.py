@@ -18,7 +18,8 @@ from rayembed.cores import num_cores
 from rayembed.data.mining.candidates import Candidates, without_near_duplicates
 from rayembed.data.mining.selection import copies_among
 from rayembed.errors import AssetError, DataError
-from rayembed.models.backbones import num_positions
+from rayembed.hardware import wide_enough
+from rayembed.models.backbones import num_positions, torch_dtype
 from rayembed.shares import piece, pieces, tell
 
 Scorer = Callable[[Sequence[tuple[str, str]]], np.ndarray]
@@ -172,6 +173,8 @@ def _load(reference: str, weights: str, max_length: int, device: str) -> Scorer:
     folder = resolve_model(reference)
     check_cross_encoder(folder, reference)
     model = Model(str(folder), device=device, local_files_only=True)
+    if next(model.parameters()).dtype == torch.bfloat16:
+        model.to(torch_dtype(wide_enough("bfloat16", device)))
     # Tokens beyond the positions that the model has learnt would fail in the middle of the job.
     limits = (max_length, model.tokenizer.model_max_length, num_positions(model))
     model.max_seq_length = min(limit for limit in limits if limit is not None)

@@ -1,0 +1,427 @@
+"""The number type in each room: decided for the machine that computes, once, and said."""
+
+import logging
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import ray
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from tiny_models import save_cde_stages, save_cross_encoder, save_encoder
+
+import rayembed
+from rayembed import hardware
+from rayembed.assets.stored_folder import StoredFolder
+from rayembed.compression.gptq import GPTQ
+from rayembed.compression.int8 import Int8
+from rayembed.compression.prune import loaded_as_saved
+from rayembed.config.backbone import BackboneConfig
+from rayembed.config.data_run import TeacherPlacement
+from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
+from rayembed.config.mining import CrossEncoder, Teacher
+from rayembed.config.override import override
+from rayembed.config.settings import parse
+from rayembed.data import on_ray as data_on_ray
+from rayembed.data.here import execute_here
+from rayembed.data.mining.rescoring import load_cross_encoder
+from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.errors import ConfigError
+from rayembed.evaluation.encode_spec import EncodeSpec
+from rayembed.evaluation.make_spec import make_spec
+from rayembed.hardware import Precision
+from rayembed.models.biencoder.config import BiEncoderConfig
+from rayembed.models.build import build_model
+from rayembed.models.cde.config import CDEConfig
+from rayembed.models.cde.model import CDE
+from rayembed.models.files import weights_fingerprint
+from rayembed.models.load import load_model, saved_dtype
+from rayembed.models.sentence_module import as_sentence_transformer
+from rayembed.pipeline import evaluate as evaluation
+from rayembed.pipeline import run_scorer
+from rayembed.pipeline.corpus_job import save_with_corpus
+from rayembed.pipeline.on_ray import OnRay
+from rayembed.pipeline.run_folders import RunFolders
+from rayembed.pipeline.run_scorer import RunScorer
+from rayembed.recipes.catalogue import get_recipe
+
+RTX, T4 = ("NVIDIA GeForce RTX 3090", (8, 6)), ("Tesla T4", (7, 5))
+EMULATED, WITH_UNITS = 1 / 30, 2.4
+
+NARROW = Precision("float32", "this GPU (Tesla T4, 7.5) has no units for bfloat16")
+WIDE = Precision("bfloat16", "this CPU has units for it (2.4 times float32)")
+
+
+@pytest.fixture
+def machine(monkeypatch, caplog):
+    """Sets the CPU's speed in bfloat16, and the GPU that torch sees."""
+    caplog.set_level(logging.INFO)
+    hardware.say_once.cache_clear()
+
+    def become(speed, gpu=None):
+        monkeypatch.setattr(hardware, "bfloat16_speed", lambda: speed)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
+        monkeypatch.setattr(hardware, "_gpu", lambda device: gpu)
+
+    yield become
+    hardware.say_once.cache_clear()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Folder of a model of rayembed's own, saved in bfloat16."""
+    backbone = BackboneConfig(path="unused", dtype="bfloat16")
+    config = BiEncoderConfig(backbone=backbone, query_max_length=20, document_max_length=20)
+    build_model(config, save_encoder(tmp_path / "b"), seed=1).eval().save(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """Folder of an encoder in transformers' format, saved in bfloat16."""
+    folder = save_encoder(tmp_path / "plain")
+    transformers.AutoModel.from_pretrained(folder).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def types_of(model):
+    return {parameter.dtype for parameter in model.parameters()}
+
+
+@pytest.mark.parametrize(
+    ("speed", "gpu", "dtype", "device"),
+    [
+        (EMULATED, RTX, "bfloat16", ["cuda"]),
+        (WITH_UNITS, T4, "float32", ["cuda"]),
+        (EMULATED, None, "float32", []),
+        (WITH_UNITS, None, "bfloat16", []),
+    ],
+)
+def test_teachers_take_the_type_of_the_device_on_which_they_run(
+    machine, caplog, speed, gpu, dtype, device
+):
+    machine(speed, gpu)
+    assert TeacherLoader().settled(Teacher(teacher="a")).dtype == dtype
+    assert [record.message for record in caplog.records] == [str(hardware.auto_precision())]
+    (found,) = execute_here(lambda item, *device: list(device), [0], "gpu or machine")
+    assert found == device
+
+
+def test_a_teacher_in_a_named_type_that_is_emulated_is_warned_of(machine, caplog):
+    machine(WITH_UNITS)
+    asked = Teacher(teacher="a", dtype="bfloat16")
+    assert TeacherLoader().settled(asked) == asked
+    assert not caplog.records
+    machine(EMULATED)
+    assert TeacherLoader().settled(asked) == asked
+    assert "bfloat16 was asked for, but this CPU emulates" in caplog.text
+
+
+def test_a_model_on_the_cpu_has_the_cpus_type_whatever_gpu_there_is(machine, caplog, saved):
+    machine(EMULATED, RTX)
+    assert types_of(rayembed.load(saved, device="cpu").model) == {torch.float32}
+    assert types_of(load_model(saved)) == {torch.float32}
+    assert types_of(as_sentence_transformer(saved, device="cpu")) == {torch.float32}
+    told = "weights saved in bfloat16 are computed in float32: this CPU emulates bfloat16"
+    assert [told in record.message for record in caplog.records] == [True]
+    machine(WITH_UNITS, T4)
+    assert types_of(load_model(saved)) == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(("gpu", "dtype"), [(RTX, torch.bfloat16), (T4, torch.float32)])
+def test_a_model_is_loaded_onto_the_gpu_in_the_gpus_type(machine, monkeypatch, saved, gpu, dtype):
+    placed = []
+
+    def to(model, device):
+        placed.append(str(device))
+        return model
+
+    monkeypatch.setattr(torch.nn.Module, "to", to)
+    machine(EMULATED if gpu is RTX else WITH_UNITS, gpu)
+    assert types_of(rayembed.load(saved).model) == {dtype}
+    assert types_of(rayembed.load(saved, device="cuda:1").model) == {dtype}
+    assert placed == ["cuda", "cuda:1"]
+
+
+def test_a_gpu_that_is_not_there_is_refused(machine, saved):
+    machine(EMULATED)
+    with pytest.raises(ConfigError, match=r"device='cuda:1', but torch sees no GPU"):
+        rayembed.load(saved, device="cuda:1")
+    assert rayembed.load(saved).model.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("speed", "dtype"), [(EMULATED, torch.float32), (WITH_UNITS, torch.bfloat16)]
+)
+def test_rerankers_saved_in_bfloat16_are_widened_where_it_is_emulated(
+    machine, monkeypatch, tmp_path, speed, dtype
+):
+    kind = transformers.BertForSequenceClassification
+    folder = save_cross_encoder(tmp_path / str(dtype))
+    kind.from_pretrained(folder).to(torch.bfloat16).save_pretrained(folder)
+    seen, forward = [], kind.forward
+
+    def spy(model, *args, **named):
+        seen.append(types_of(model))
+        return forward(model, *args, **named)
+
+    monkeypatch.setattr(kind, "forward", spy)
+    machine(speed)
+    score = load_cross_encoder(CrossEncoder(model=str(folder)), weights_fingerprint(folder))
+    score([("a b", "c d")])
+    assert seen == [{dtype}]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_results_of_st_with_auto_are_those_of_one_type(machine, plain, tmp_path, own):
+    """A CDE, whose export sentence-transformers loads by rayembed's own module."""
+    folder = save_cde(tmp_path / "cde") if own else plain
+    asked = ModelUnderTest(reference=f"st:{folder}")
+    machine(WITH_UNITS)
+    kept = make_spec(asked)
+    machine(EMULATED)
+    wide = make_spec(asked)
+    assert (kept.settings.dtype, wide.settings.dtype) == ("saved", "float32")
+    assert kept.fingerprint != wide.fingerprint
+    assert kept.meta.revision != wide.meta.revision
+    # What one machine decided holds on any other.
+    assert loaded_types(kept) == {torch.bfloat16}
+    machine(WITH_UNITS)
+    assert loaded_types(wide) == {torch.float32}
+
+
+def test_auto_stays_where_it_is_one_type_everywhere(machine, tmp_path):
+    asked = ModelUnderTest(reference=f"st:{save_encoder(tmp_path / 'b')}")
+    for speed in (EMULATED, WITH_UNITS):
+        machine(speed)
+        assert make_spec(asked).settings == asked
+
+
+def loaded_types(spec):
+    """Types of the weights of the model that a spec loads."""
+    seen = []
+
+    def encode(model, texts, **_):
+        seen.append(types_of(model))
+        return torch.zeros(len(texts), 4)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SentenceTransformer, "encode", encode)
+        spec.load("cpu")(["a"], EncodeSpec("document"))
+    return seen[0]
+
+
+def save_cde(folder):
+    """Folder of a tiny CDE, saved in bfloat16."""
+    settings = {
+        "backbone": {"path": "given", "dtype": "bfloat16"},
+        "encoder": {"path": "given"},
+        "num_context": 3,
+        "query_max_length": 32,
+        "document_max_length": 32,
+    }
+    stages = save_cde_stages(folder / "stages")
+    build_model(parse(CDEConfig, settings), stages, seed=5).eval().save(folder / "saved")
+    return folder / "saved"
+
+
+@pytest.mark.parametrize("prefix", ["", "st:"])
+def test_a_named_type_that_is_emulated_is_warned_of(machine, caplog, plain, prefix):
+    asked = ModelUnderTest(reference=f"{prefix}{plain}", dtype="bfloat16")
+    machine(WITH_UNITS)
+    make_spec(asked)
+    assert "asked for" not in caplog.text
+    machine(EMULATED)
+    assert make_spec(asked).settings == asked
+    assert "bfloat16 was asked for, but this CPU emulates" in caplog.text
+
+
+class Workers:
+    """A runtime whose workers compute fast in one type."""
+
+    def __init__(self, precision):
+        self.precision_there, self.asked = precision, []
+
+    def precision(self, placement):
+        self.asked.append(placement)
+        return self.precision_there
+
+    def pool(self, workers):
+        return None
+
+
+def evaluated(monkeypatch, folder, runtime, **settings):
+    """The model as the evaluation job hands it to its workers."""
+    seen = []
+    monkeypatch.setattr(evaluation, "task_factories", lambda run: [])
+    monkeypatch.setattr(evaluation, "runtime_of", lambda placement: runtime)
+    monkeypatch.setattr(evaluation, "score", lambda model, *_, **__: seen.append(model))
+    run = EvaluationRun(
+        model=ModelUnderTest(**settings),
+        tasks=("STSBenchmark",),
+        placement=EvaluationPlacement(storage_path=str(folder)),
+    )
+    evaluation.evaluate(run)
+    return seen[0]
+
+
+@pytest.mark.parametrize("prefix", ["", "st:"])
+@pytest.mark.parametrize(("here", "there"), [(WITH_UNITS, NARROW), (EMULATED, WIDE)])
+def test_evaluation_takes_the_type_of_its_workers(
+    machine, monkeypatch, caplog, tmp_path, plain, prefix, here, there
+):
+    machine(here)
+    runtime = Workers(there)
+    spec = evaluated(monkeypatch, tmp_path, runtime, reference=f"{prefix}{plain}")
+    expected = "saved" if prefix and there is WIDE else there.dtype
+    assert spec.settings.dtype == expected
+    assert [one.storage_path for one in runtime.asked] == [str(tmp_path)]
+    # A worker keeps to it, and takes nothing for asked that was decided for it.
+    caplog.clear()
+    pickle.loads(pickle.dumps(spec)).load("cpu")
+    assert "asked for" not in caplog.text
+
+
+def test_workers_are_not_asked_where_nothing_depends_on_them(monkeypatch, tmp_path, plain):
+    runtime = Workers(NARROW)
+    evaluated(monkeypatch, tmp_path, runtime, reference=str(plain), dtype="float32")
+    evaluated(monkeypatch, tmp_path, runtime, reference=str(plain), dtype="saved")
+    evaluated(monkeypatch, tmp_path, runtime, reference="bm25")
+    assert not runtime.asked
+
+
+@pytest.mark.parametrize(("here", "there"), [(WITH_UNITS, NARROW), (EMULATED, WIDE)])
+def test_a_runs_models_are_scored_in_the_type_of_its_workers(
+    machine, monkeypatch, tmp_path, plain, here, there
+):
+    machine(here)
+    seen, runtime = [], Workers(there)
+
+    def score(model, *_, **__):
+        seen.append(model.settings.dtype)
+        return SimpleNamespace(failed=[])
+
+    monkeypatch.setattr(run_scorer, "score", score)
+    monkeypatch.setattr(run_scorer, "task_factories", lambda scores: [])
+    run = override(get_recipe("biencoder"), ["model.backbone.dtype=bfloat16"])
+    folders = RunFolders(StoredFolder(str(tmp_path / "run"), tmp_path / "run"))
+    scorer = RunScorer(run, folders, runtime)
+    scorer.score(str(plain), "a")
+    scorer.score(str(plain), "b")
+    assert seen == [there.dtype] * 2
+    assert len(runtime.asked) == 1
+
+
+def test_a_named_cluster_is_joined_and_asked(machine, monkeypatch):
+    done = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr("rayembed.training.on_ray.node_precision", lambda *asked: asked)
+    runtime = OnRay()
+    runtime.start = lambda: done.append("joined")
+    machine(EMULATED)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert runtime.precision(EvaluationPlacement()).dtype == "float32"
+    assert not done, "a cluster that would be started is this machine"
+    monkeypatch.setenv("RAY_ADDRESS", "ray://there")
+    found = runtime.precision(EvaluationPlacement(use_gpu=True, cpus_per_worker=2))
+    assert found == ("cuda", {"CPU": 2.0, "GPU": 1.0})
+    assert done == ["joined"]
+
+
+class Cluster:
+    """Ray's calls for a task that answers, or that finds no node."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self, gpus, answer):
+        self.gpus, self.answer, self.asked, self.cancelled = gpus, answer, [], []
+
+    def cluster_resources(self):
+        return {"GPU": self.gpus}
+
+    def remote(self, **resources):
+        def ask(device):
+            self.asked.append((device, resources))
+            return device
+
+        return lambda function: SimpleNamespace(remote=ask)
+
+    def get(self, found, timeout):
+        assert timeout > 0
+        if self.answer is None:
+            raise ray.exceptions.GetTimeoutError
+        return self.answer
+
+    def cancel(self, found):
+        self.cancelled.append(found)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked"),
+    [
+        (0, ("cpu", {"num_cpus": 1, "num_gpus": 0})),
+        (2, ("cuda", {"num_cpus": 0, "num_gpus": 0.01})),
+    ],
+)
+def test_teachers_nodes_are_asked_in_which_they_have_room(monkeypatch, gpus, asked):
+    cluster = Cluster(gpus, NARROW)
+    monkeypatch.setattr(data_on_ray, "ray", cluster)
+    context = data_on_ray.ray_pipeline_context(data_run())
+    teachers = [Teacher(teacher="a"), Teacher(teacher="b"), Teacher(teacher="c", dtype="bfloat16")]
+    found = [context.teacher_loader.settled(teacher).dtype for teacher in teachers]
+    assert found == ["float32", "float32", "bfloat16"]
+    assert cluster.asked == [asked], "it is asked once"
+
+
+def test_a_cluster_without_a_free_node_is_not_waited_for_without_end(machine, monkeypatch, caplog):
+    machine(EMULATED)
+    cluster = Cluster(0, None)
+    monkeypatch.setattr(data_on_ray, "ray", cluster)
+    context = data_on_ray.ray_pipeline_context(data_run())
+    assert context.teacher_loader.settled(Teacher(teacher="a")).dtype == "float32"
+    assert cluster.cancelled == ["cpu"]
+    assert "no node had {'CPU': 1} free for 60 s" in caplog.text
+
+
+def data_run():
+    return SimpleNamespace(placement=TeacherPlacement(), seed=0, data=SimpleNamespace(root=""))
+
+
+@pytest.mark.parametrize("pick", ["random", "clusters"])
+def test_a_corpus_is_embedded_in_what_is_fast_and_the_model_saved_as_it_was(
+    machine, monkeypatch, tmp_path, pick
+):
+    folder = save_cde(tmp_path)
+    seen, embed = [], CDE.embed_context
+    monkeypatch.setattr(
+        CDE,
+        "embed_context",
+        lambda model, batch: seen.append(types_of(model)) or embed(model, batch),
+    )
+    machine(EMULATED)
+    texts = ["one", "two words", "three more words", "four", "five"]
+    save_with_corpus(str(folder), texts, tmp_path / "with", pick=pick, seed=0)
+    assert {*map(tuple, seen)} == {(torch.float32,)}
+    assert types_of(load_model(tmp_path / "with", dtype=saved_dtype(tmp_path / "with"))) == {
+        torch.bfloat16
+    }
+    weights = [
+        load_model(one, dtype="bfloat16").state_dict() for one in (folder, tmp_path / "with")
+    ]
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+
+def test_calibration_in_an_emulated_type_is_warned_of(machine, caplog, saved):
+    gptq, int8 = GPTQ(), Int8()
+    machine(EMULATED)
+    assert types_of(loaded_as_saved(int8, saved)) == {torch.bfloat16}
+    assert not caplog.records, "nothing is computed for it"
+    assert types_of(loaded_as_saved(gptq, saved)) == {torch.bfloat16}
+    assert "calibration of gptq computes in bfloat16, in which the model is saved" in caplog.text
+    machine(WITH_UNITS)
+    caplog.clear()
+    hardware.say_once.cache_clear()
+    loaded_as_saved(gptq, saved)
+    assert not caplog.records
