@@ -14,9 +14,14 @@ from run_scoring import evaluate_reference
 from tiny_models import byte_level_tokenizer, save_cde_stages, save_decoder
 from word_articles import run_over_words, write_word_articles
 
+from rayembed import hardware
 from rayembed.assets.stored_folder import StoredFolder
+from rayembed.config.data_run import data_of
+from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.mining import Teacher
 from rayembed.config.override import override
 from rayembed.config.settings import parse
+from rayembed.data.on_ray import ray_pipeline_context
 from rayembed.errors import ArtifactError, AssetError, ConfigError, WorkerError
 from rayembed.evaluation.jobs import ScoreTask
 from rayembed.evaluation.on_ray import measured_on_ray
@@ -24,11 +29,13 @@ from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.on_ray import run_jobs
 from rayembed.evaluation.pooled.workers import Workers
 from rayembed.evaluation.run_scores import run_model
+from rayembed.hardware import auto_precision
 from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
 from rayembed.pipeline.on_ray import OnRay
 from rayembed.pipeline.run_folders import RunFolders
 from rayembed.pipeline.run_scorer import RunScorer
+from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.on_ray import export_on_ray
 from rayembed_papers.context.sizes import scores_by_size
 
@@ -60,6 +67,15 @@ def test_a_run_has_the_scores_of_this_process(cluster, tmp_path):
     files = {path.name for path in (tmp_path / "there").rglob("*.json")}
     assert files == {path.name for path in (tmp_path / "here").rglob("*.json")}
     assert not (tmp_path / "there" / "embeddings").exists(), "they were for these tasks alone"
+
+
+@pytest.mark.parametrize("driver", [1 / 9, 2.4])
+def test_a_node_says_what_it_computes_fast_whatever_the_driver_does(cluster, monkeypatch, driver):
+    expected = ray.get(ray.remote(auto_precision).remote("cpu")).dtype
+    monkeypatch.setattr(hardware, "bfloat16_speed", lambda: driver)
+    assert OnRay().precision(EvaluationPlacement()).dtype == expected
+    loader = ray_pipeline_context(data_of(get_recipe("biencoder"))).teacher_loader
+    assert loader.settled(Teacher(teacher="a")).dtype == expected
 
 
 def test_errors_come_back_as_they_were_raised(cluster, tmp_path):
