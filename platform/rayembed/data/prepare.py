@@ -32,7 +32,7 @@ from rayembed.data.filtering.consistency import make_filtered
 from rayembed.data.held_out.part import make_part
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.parts import are_graded
-from rayembed.data.plan.audit import negatives_warning, write_audit
+from rayembed.data.plan.audit import plan_warnings, write_audit
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for
 from rayembed.data.plan.write import write_plan
@@ -47,7 +47,7 @@ from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
-PLAN_VERSION = 6
+PLAN_VERSION = 7
 """Version of the plan format; bump when the same records yield another plan or manifest."""
 
 
@@ -104,8 +104,8 @@ def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
         write_audit(plan, {name: prepared[name].manifest for name in stage.datasets}, parts)
         plans[stage.name] = plan
     for plan in plans.values():
-        if (short := negatives_warning(plan)) is not None:
-            log.warning("%s", short)
+        for warning in plan_warnings(plan):
+            log.warning("%s", warning)
     if unused := [d.name for d in run.data.datasets if d.name not in used]:
         log.warning("no stage uses the data sets %s; they are not prepared", ", ".join(unused))
     return {name: plan.folder for name, plan in plans.items()}

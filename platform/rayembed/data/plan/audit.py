@@ -75,6 +75,30 @@ def negatives_warning(plan: BatchPlan) -> str | None:
     )
 
 
+def scores_warning(plan: BatchPlan) -> str | None:
+    """One warning line about drawn rows whose hard negatives no teacher scored; None if there are
+    none, or the stage's loss reads no scores.
+    """
+    told = [
+        f"{name} {drawn['scores']['unscored']:,} without any of {drawn['drawn']:,} drawn"
+        for name, drawn in plan.manifest["datasets"].items()
+        if "scores" in drawn and drawn["scores"]["unscored"]
+    ]
+    if not told:
+        return None
+    return (
+        f"stage {plan.manifest['key']} learns from a teacher's scores of hard negatives and not "
+        f"all rows have them: {'; '.join(told)} (data.datasets.NAME.mining scores negatives, with "
+        "pool=given those that rows bring)"
+    )
+
+
+def plan_warnings(plan: BatchPlan) -> list[str]:
+    """Warnings about what the stage's settings request and its rows lack."""
+    lines = [negatives_warning(plan), scores_warning(plan)]
+    return [line for line in lines if line is not None]
+
+
 def audit_dataset(
     name: str,
     plan: Mapping[str, Any],
@@ -104,6 +128,7 @@ def audit_dataset(
         f"- rejected: {', '.join(f'{c:,} × {r}' for r, c in rejected.items()) or 'none'}",
         f"- with negatives: {(negatives > 0).mean():.1%} of rows, {negatives.mean():.2f} a row",
         *_negatives(plan, drawn),
+        *_scores(drawn),
         *_false_negatives(manifest),
         f"- in-batch negatives: {np.mean([r.in_batch for r in records]):.0%} of rows",
         f"- task: {records[0].task}; query instruction: {records[0].query_instruction!r}; "
@@ -126,6 +151,14 @@ def _negatives(plan: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
         f"- hard negatives: {plan['num_negatives']} of each query are asked for; "
         f"{counts['enough']:,} rows have them, {counts['fewer']:,} fewer, {counts['none']:,} none"
     ]
+
+
+def _scores(drawn: Mapping[str, Any]) -> list[str]:
+    """Rows with a teacher's scores, where the stage's loss reads some."""
+    if "scores" not in drawn:
+        return []
+    scored = drawn["scores"]["scored"]
+    return [f"- a teacher's scores: {scored:,} of {drawn['drawn']:,} drawn rows have them"]
 
 
 def _false_negatives(manifest: Mapping[str, Any]) -> list[str]:
@@ -283,7 +316,7 @@ def data_warnings(plan_folder: str) -> list[str]:
     """
     plan = BatchPlan.open(plan_folder)
     lines = [unread_warning(chain[-1].manifest) for chain in folders_of(plan).values()]
-    return [line for line in [*lines, negatives_warning(plan)] if line is not None]
+    return [*(line for line in lines if line is not None), *plan_warnings(plan)]
 
 
 def rejected_rows(plan_folder: str) -> list[str]:

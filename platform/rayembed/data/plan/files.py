@@ -19,6 +19,7 @@ from rayembed.data.parts import NEGATIVE, OPTIONAL, SCHEMA, read_table
 from rayembed.data.plan.balance import balanced_steps
 from rayembed.data.plan.batch_plan import write_steps
 from rayembed.data.plan.places import PartPlaces
+from rayembed.data.plan.teacher_scores import SCORES_COLUMN, score_counts
 from rayembed.data.work_items import Result
 from rayembed.errors import ArtifactError
 
@@ -71,7 +72,9 @@ class Gather:
     """Columns of `OPTIONAL` that rows bring along."""
 
     def __call__(self, block: Block) -> Result:
-        """Report `file`, `steps` (hash of each step's rows) and `rows_by_dataset`."""
+        """Report `file`, `steps` (hash of each step's rows), `rows_by_dataset` and, where the
+        stage's loss reads a teacher's scores, `scores_by_dataset`, as `score_counts` tells.
+        """
         table = read_block(self.buckets, block, self.global_pairs)
         table = _planned(balanced_steps(table, self.global_pairs), self.columns)
         name = write_steps(
@@ -81,6 +84,9 @@ class Gather:
             rows_per_step=self.global_pairs,
         )
         counts = pc.value_counts(table["dataset"]).to_pylist()
+        scores = {}
+        if SCORES_COLUMN in self.columns:
+            scores["scores_by_dataset"] = score_counts(table)
         return {
             "file": name,
             "steps": [
@@ -88,6 +94,7 @@ class Gather:
                 for step in range(block.num_steps)
             ],
             "rows_by_dataset": {item["values"]: item["counts"] for item in counts},
+            **scores,
         }
 
 

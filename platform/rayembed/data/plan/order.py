@@ -15,6 +15,7 @@ from rayembed.data.parts import Part, read_table
 from rayembed.data.plan.policies import blended, clustered, homogeneous
 from rayembed.data.plan.sampling import DatasetRows
 from rayembed.data.plan.sorted_rows import SortedRows, sorted_rows
+from rayembed.data.plan.teacher_scores import SCORES_COLUMN
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ all 100 candidates exceed the limit."""
 
 _COLUMNS: Mapping[Need, str] = {
     "similarity": "similarity",
-    "teacher_scores": "positive_cross_score",
+    "teacher_scores": SCORES_COLUMN,
 }
 """Need of a loss → its column of records that not every plan has."""
 

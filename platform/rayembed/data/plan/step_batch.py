@@ -10,6 +10,7 @@ import numpy as np
 
 from rayembed.config.types import Role
 from rayembed.data.hashes import NO_HASH, text_hash
+from rayembed.data.plan.teacher_scores import teacher_scores
 from rayembed.data.records import Record
 from rayembed.models.contract import Tokenizer, Tokens
 
@@ -96,7 +97,7 @@ def make_step_batch(
         found = [place(t, "document", r.document_instruction) for t in texts]
         negatives.append(found + [NO_TEXT] * short)
         hashes.append([text_hash(t) for t in texts] + [NO_HASH] * short)
-        scores += [*_teacher_scores(r)[1][:num_negatives], *[None] * short]
+        scores += [*teacher_scores(r)[1][:num_negatives], *[None] * short]
     kept_out = [[*map(text_hash, r.positives), *r.false_negatives] for r in records]
     not_negative = np.full((rows, max(map(len, kept_out), default=1)), NO_HASH, dtype=np.int64)
     for i, found in enumerate(kept_out):
@@ -118,19 +119,12 @@ def make_step_batch(
         ),
         dataset=[r.dataset for r in records],
         similarity=_floats([r.similarity for r in records]),
-        positive_score=_floats([_teacher_scores(r)[0] for r in records]),
+        positive_score=_floats([teacher_scores(r)[0] for r in records]),
         negative_score=_floats(scores).reshape(rows, num_negatives),
         teacher_vectors=tuple(
             teacher([(role, text_hash(text)) for text, role, _ in places]) for teacher in teachers
         ),
     )
-
-
-def _teacher_scores(record: Record) -> tuple[float | None, list[float | None]]:
-    """Scores of the record's positive and of its negatives, all by the same model."""
-    if record.positive_cross_score is not None:
-        return record.positive_cross_score, [n.cross_score for n in record.negatives]
-    return record.positive_score, [n.score for n in record.negatives]
 
 
 def _floats(values: Sequence[float | None]) -> np.ndarray:

@@ -28,8 +28,9 @@ from rayembed.data.plan.files import ROWS_PER_FILE, Gather, SendRows, blocks_of,
 from rayembed.data.plan.order import PlanConfig, describe, draw_rows, usable_rows
 from rayembed.data.plan.places import BYTES_OF_A_PLACE, PlaceWriter
 from rayembed.data.plan.scratch import scratch_folder
+from rayembed.data.plan.teacher_scores import SCORES_COLUMN, check_scored
 from rayembed.data.work_items import Execute, in_process, run_resumable
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ def write_plan(
     Raises:
         DataError: a data set is empty, has too few rows for a batch, has no clustered batches
             where the policy wants some or has them of another size, or has rows that could learn
-            from nothing; before any file but the lock is written.
+            from nothing; before any file but the lock is written. Or the loss reads a teacher's
+            scores, and no row that is drawn has any.
     """
     datasets = sorted(config.weights)
     wanted = fingerprint(
@@ -136,8 +138,18 @@ def _write(
     for name in datasets:
         written = sum(int(result["rows_by_dataset"].get(name, 0)) for result in gathered)
         assert written == told[name]["drawn"], (name, written, told[name])
+        if SCORES_COLUMN in config.columns:
+            counts = [result["scores_by_dataset"].get(name, {}) for result in gathered]
+            told[name]["scores"] = {
+                kind: sum(int(of.get(kind, 0)) for of in counts) for kind in ("scored", "unscored")
+            }
     assert len(steps) == config.num_steps
     assert sum(of["drawn"] for of in told.values()) == config.num_steps * config.global_pairs
+    try:
+        check_scored(config.key, config.columns, told)
+    except DataError:
+        remove_folder(work)
+        raise
     content = "".join([*steps, *config.teachers])
     manifest = {
         "version": VERSION,

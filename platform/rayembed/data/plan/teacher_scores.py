@@ -1,0 +1,80 @@
+"""Scores of a row's positive and hard negatives, all by the model that mined them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayembed.data.records import Record
+from rayembed.errors import DataError
+
+SCORES_COLUMN = "positive_cross_score"
+"""Column of `parts.OPTIONAL` that plans of losses over a teacher's scores have."""
+
+
+def teacher_scores(record: Record) -> tuple[float | None, list[float | None]]:
+    """Scores of the record's positive and of its negatives, all by the same model."""
+    if record.positive_cross_score is not None:
+        return record.positive_cross_score, [n.cross_score for n in record.negatives]
+    return record.positive_score, [n.score for n in record.negatives]
+
+
+def scored_rows(table: pa.Table) -> np.ndarray:
+    """(n,) bool: rows of a plan of which `teacher_scores` are known of the positive and a negative.
+
+    Args:
+        table: n rows with `SCORES_COLUMN`, whose negatives are those that the stage takes.
+    """
+    negatives = table["negatives"].combine_chunks()
+    rows = pc.list_parent_indices(negatives).to_numpy(zero_copy_only=False)
+    flat = pc.list_flatten(negatives)
+
+    def has(name: str) -> np.ndarray:
+        known = pc.is_valid(pc.struct_field(flat, name)).to_numpy(zero_copy_only=False)
+        return np.bincount(rows[known], minlength=len(table)) > 0
+
+    def given(name: str) -> np.ndarray:
+        return np.asarray(pc.is_valid(table[name]).to_numpy(), dtype=bool)
+
+    by_teacher = given("positive_score") & has("score")
+    return np.where(given(SCORES_COLUMN), has("cross_score"), by_teacher)
+
+
+def score_counts(table: pa.Table) -> dict[str, dict[str, int]]:
+    """Data set → number of its rows in `table` that are `scored`, and that are `unscored`: that
+    have hard negatives and no scores.
+    """
+    scored = scored_rows(table)
+    some = pc.greater(pc.list_value_length(table["negatives"]), 0).to_numpy().astype(bool)
+    counts: dict[str, dict[str, int]] = {}
+    for name, rows in (("scored", scored), ("unscored", some & ~scored)):
+        for item in pc.value_counts(table["dataset"].filter(pa.array(rows))).to_pylist():
+            found = counts.setdefault(item["values"], {"scored": 0, "unscored": 0})
+            found[name] = item["counts"]
+    return counts
+
+
+def check_scored(
+    stage: str, columns: Sequence[str], datasets: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Return when a row that the stage draws has scores, if its loss reads any.
+
+    Args:
+        columns: those of `parts.OPTIONAL` that the loss asks for.
+        datasets: entries of a plan's manifest.
+
+    Raises:
+        DataError: none has.
+    """
+    if SCORES_COLUMN not in columns or any(of["scores"]["scored"] for of in datasets.values()):
+        return
+    counts = ", ".join(f"0 of {drawn['drawn']:,} of {name}" for name, drawn in datasets.items())
+    name = min(datasets)
+    raise DataError(
+        f"stage {stage!r}: its loss reads a teacher's scores of hard negatives, and none of the "
+        f"rows that it draws has any ({counts}), so that it would not learn from them: set "
+        f"data.datasets.{name}.mining={{teacher: …}}, with pool=given for the negatives that rows "
+        f"bring, or take a loss without scores (stages.{stage}.loss={{kind: infonce}})"
+    )
