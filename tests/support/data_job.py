@@ -156,12 +156,15 @@ def settings_over(root: Path) -> dict[str, Any]:
         "optimizer": {"learning_rate": 1e-3},
         "steps": STEPS,
     }
+    # A stage of the data set's clusters, which the other one takes singly.
+    batch = stage["batch"] | {"policy": "clustered"}
+    similar = stage | {"name": "similar", "datasets": {"own": 1}, "batch": batch, "steps": 1}
     model = {"kind": "biencoder", "backbone": {"path": "none"}, "pooling": {"kind": "mean"}}
     return {
         "name": "test",
         "model": model,
         "data": {"root": str(root), "datasets": [own, classes, beir]},
-        "stages": [stage],
+        "stages": [stage, similar],
         "evaluation": {"benchmarks": []},
     }
 

@@ -120,7 +120,7 @@ def run_over(root: Path, url: str) -> Run:
         "repair": {"judge": {"kind": "endpoint", "llm": language_model(url)}},
     }
     values["data"]["datasets"].append(written)
-    (stage,) = values["stages"]
+    stage, _ = values["stages"]
     stage["datasets"]["written"] = 1
     stage["teachers"] = [TEACHER, {"teacher": "another"}]
     stage["loss"] = {"kind": "similarity_distillation"}

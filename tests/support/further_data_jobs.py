@@ -97,7 +97,8 @@ def dataset(name: str) -> dict[str, Any]:
     llm = {"url": "http://127.0.0.1:9", "model": "m"}
     mining = TEACHER | {"num_negatives": 2}
     near = {"of": "positive", "threshold": 0.9, "permutations": 16}
-    clusters = TEACHER | {"batch_pairs": 4, "iterations": 3, "restarts": 1, "exact_clusters": 5}
+    clusters = TEACHER | {"batch_pairs": BATCH, "pairs_per_cluster": 4, "exact_clusters": 5}
+    clusters |= {"iterations": 3, "restarts": 1}
     return {
         "written": {
             "source": {"kind": "queries", "path": "people", "llm": llm},
@@ -127,6 +128,7 @@ def run_over(root: Path, name: str) -> Run:
     """A run of one stage over a data set."""
     is_graded = name == "graded"
     batch = {"num_negatives": 0 if is_graded else 2, "in_batch_negatives": not is_graded}
+    batch["policy"] = "clustered" if "clusters" in dataset(name) else "blended"
     stage = {
         "name": "first",
         "datasets": {name: 1},

@@ -62,6 +62,24 @@ OF_LOSSES = {"loss_learning_rate": "siglip", "teachers": "similarity_distillatio
 """Settings of a stage that only some losses take, and one that does."""
 
 
+def fit_dataset(values, leaf) -> None:
+    """Change what a changed setting of a data set asks for beside it."""
+    if leaf.path[-1] == "held_out":  # of sources that have rows
+        put(values, (*leaf.path[:-1], "source"), {"kind": "pairs", "path": "pairs.jsonl"})
+    if leaf.path[-1] == "clusters":  # of a stage that takes them
+        dataset = values["data"]["datasets"][leaf.path[2]]
+        stage = next(s for s in values["stages"] if dataset["name"] in s["datasets"])
+        dataset["in_batch_negatives"] = stage["batch"]["in_batch_negatives"] = True
+        dataset["clusters"]["batch_pairs"] = stage["batch"]["global_pairs"]
+        stage["batch"]["policy"] = "clustered"
+        stage["datasets"] = {dataset["name"]: 1.0}
+    if leaf.path[-1] == "name":  # stages follow
+        for stage in values["stages"]:
+            weight = stage["datasets"].pop(leaf.value, None)
+            if weight is not None:
+                stage["datasets"][other_value(leaf)] = weight
+
+
 def changed(run: Run, leaf) -> Run:
     values = run.model_dump(mode="json")
     put(values, leaf.path, other_value(leaf))
@@ -77,18 +95,13 @@ def changed(run: Run, leaf) -> Run:
         put(values, (*leaf.path[:2], "loss"), OF_LOSSES[leaf.path[-1]])
     if leaf.path[-1] == "frozen":  # then it has no adapters
         put(values, (*leaf.path[:-1], "lora"), None)
-    if leaf.path[0] == "data" and leaf.path[-1] == "held_out":  # of sources that have rows
-        put(values, (*leaf.path[:-1], "source"), {"kind": "pairs", "path": "pairs.jsonl"})
     if leaf.path[-1] == "expert_parallel":  # workers that share the experts out
         put(values, ("placement", "workers"), other_value(leaf))
     if leaf.path[-1] == "dimensions" and "dimensions" in values["model"]:
         offered = {*values["model"]["dimensions"], *other_value(leaf)}  # those of each loss
         values["model"]["dimensions"] = sorted(offered, reverse=True)
-    if leaf.path[:2] == ("data", "datasets") and leaf.path[-1] == "name":  # stages follow
-        for stage in values["stages"]:
-            weight = stage["datasets"].pop(leaf.value, None)
-            if weight is not None:
-                stage["datasets"][other_value(leaf)] = weight
+    if leaf.path[:2] == ("data", "datasets"):
+        fit_dataset(values, leaf)
     return parse(Run, values)
 
 

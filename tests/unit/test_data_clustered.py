@@ -14,7 +14,7 @@ from rayembed.assets.array_files import save_array
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.config.run import Run
-from rayembed.config.settings import parse
+from rayembed.config.settings import changed, parse
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.clusters import tasks
 from rayembed.data.clusters.cluster import make_clustered
@@ -493,9 +493,12 @@ def test_lineage_says_which_folder_is_gone(chain: tuple[Run, Path, BatchPlan], t
 
 def test_clustered_records_serve_other_policies_too(chain, tmp_path: Path) -> None:
     _, folder, plan = chain
-    blended = prepare(make_run(folder, policy="blended"), at(folder / "out"))
-    mixed = BatchPlan.open(blended["first"])
-    assert mixed.fingerprint != plan.fingerprint
+    run = make_run(folder)
+    (stage,) = run.stages
+    blended = changed(stage, name="mixed", batch=changed(stage.batch, policy="blended"))
+    plans = prepare(changed(run, stages=(stage, blended)), at(folder / "out"))
+    mixed = BatchPlan.open(plans["mixed"])
+    assert BatchPlan.open(plans["first"]).fingerprint == plan.fingerprint
     assert all({r.dataset for r in mixed.read(step)} == {"own", "other"} for step in range(14))
 
 
@@ -515,5 +518,8 @@ def test_a_clustered_stage_needs_clusters_of_its_batches(changes, message, tmp_p
     values["data"]["datasets"][0] |= changes
     with pytest.raises(ConfigError, match=message):
         parse(Run, values)
+    # The control: another policy asks nothing of them.
     values["stages"][0]["batch"]["policy"] = "blended"
+    for dataset in values["data"]["datasets"]:
+        dataset["clusters"] = None
     parse(Run, values)

@@ -45,7 +45,12 @@ def run_at(root: str) -> Run:
     stage = {
         "name": "first",
         "datasets": {"own": 1},
-        "batch": {"global_pairs": 8, "num_negatives": 2, "in_batch_negatives": True},
+        "batch": {
+            "policy": "clustered",
+            "global_pairs": 8,
+            "num_negatives": 2,
+            "in_batch_negatives": True,
+        },
         "optimizer": {"learning_rate": 1e-3},
         "steps": 4,
     }

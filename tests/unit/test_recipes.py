@@ -5,7 +5,7 @@ import pytest
 from rayembed.config.data import DatasetConfig
 from rayembed.config.override import override
 from rayembed.config.run import Run, of_stages
-from rayembed.config.settings import parse
+from rayembed.config.settings import changed, parse
 from rayembed.config.stage_data import without_negatives
 from rayembed.config.yaml_text import read_yaml
 from rayembed.data.mining.rules import PercPos, TopK
@@ -289,4 +289,18 @@ def test_every_stage_runs_alone_without_the_negatives_that_only_others_take():
     assert all(dataset.mining is None for dataset in retrieval.data.datasets)
     assert blend.data == quickstart.data
     given = PairsSource(path="pairs.jsonl", negatives="wrong")
-    assert without_negatives(DatasetConfig(name="p", source=given)).source.negatives is None
+    dataset = DatasetConfig(
+        name="p", source=given, repair={"judge": {"kind": "cross_encoder", "model": "m"}}
+    )
+    assert without_negatives(dataset).source.negatives is None
+    assert without_negatives(dataset).repair is None
+
+
+def test_a_stage_runs_alone_without_the_clusters_that_only_others_take():
+    run = get_recipe("cde")
+    (stage,) = run.stages
+    blended = changed(stage, name="first", batch=changed(stage.batch, policy="blended"))
+    run = changed(run, stages=(blended, stage))
+    first, last = (of_stages(run, [one.name]) for one in run.stages)
+    assert first.data.datasets[0].clusters is None
+    assert last.data == run.data == of_stages(run, []).data

@@ -204,6 +204,7 @@ def test_only_steps_that_a_setting_touches_are_other_ones(tmp_path):
     assert kinds_that_differ("seed=3") == [("records", "topics"), *own]
     negatives = "stages.retrieval.batch.num_negatives=2"
     mined = override(run, ["data.datasets.sentences.mining={teacher: t}", negatives])
+    policy = "stages.retrieval.batch.policy"
     for setting, differ in (
         ("mining.sampling=best", []),
         ("mining.sampling=uniform", ["mined"]),
@@ -212,7 +213,8 @@ def test_only_steps_that_a_setting_touches_are_other_ones(tmp_path):
         ("sample_share=0.5", ["records", "mined"]),
         ("clusters={teacher: t, batch_pairs: 8}", ["clustered"]),
     ):
-        run = override(mined, [f"data.datasets.sentences.{setting}"])
+        taken = f"{policy}={'clustered' if 'clusters' in setting else 'blended'}"
+        run = override(mined, [f"data.datasets.sentences.{setting}", taken])
         found = [kind for kind, name in kinds_that_differ("seed=3") if name == "sentences"]
         assert found == differ, setting
 

@@ -18,12 +18,12 @@ from rayembed.config.scores import Scores
 from rayembed.config.settings import changed, nearest, parse
 from rayembed.config.stage import StageConfig
 from rayembed.config.stage_data import (
+    as_taken,
     check_clusters,
     check_similarity,
+    check_taken,
     check_teachers,
     no_negatives,
-    origin_of_negatives,
-    without_negatives,
 )
 from rayembed.config.types import FileName, Seed, unique_names
 from rayembed.config.validation import (
@@ -135,20 +135,9 @@ class Run(Document):
         return self
 
     @model_validator(mode="after")
-    def _negatives_are_used(self) -> "Run":
+    def _what_is_prepared_is_taken(self) -> "Run":
         for dataset in self.data.datasets:
-            using = [stage for stage in self.stages if dataset.name in stage.datasets]
-            origin = origin_of_negatives(dataset)
-            if origin is None or not using or any(stage.batch.num_negatives for stage in using):
-                continue
-            name = using[0].name
-            number = dataset.mining.num_negatives if dataset.mining is not None else 7
-            raise ValueError(
-                f"data.datasets.{dataset.name}.{origin} gives hard negatives, but every stage that "
-                f"uses the data set ({', '.join(stage.name for stage in using)}) takes none of "
-                f"them: set stages.{name}.batch.num_negatives={number} (it is 0), or "
-                f"data.datasets.{dataset.name}.{origin}=null"
-            )
+            check_taken(dataset, [s for s in self.stages if dataset.name in s.datasets])
         return self
 
     @model_validator(mode="after")
@@ -344,7 +333,8 @@ class Run(Document):
 def of_stages(run: Run, names: Sequence[str]) -> Run:
     """The run with the named stages alone, in its own order; with all where none is named.
 
-    Hard negatives that only other stages take are neither mined nor read.
+    Hard negatives that only other stages take are neither mined nor read, and batches of similar
+    pairs that only these take are not made.
 
     Raises:
         ConfigError: a name that no stage has, or settings that the stages left out were needed for.
@@ -356,8 +346,6 @@ def of_stages(run: Run, names: Sequence[str]) -> Run:
     if not names:
         return run
     kept = tuple(stage for stage in run.stages if stage.name in names)
-    idle = {name for stage in kept for name in stage.datasets}
-    idle -= {name for stage in kept if stage.batch.num_negatives for name in stage.datasets}
-    datasets = [without_negatives(d) if d.name in idle else d for d in run.data.datasets]
-    data = changed(run.data, datasets=tuple(datasets))
+    datasets = tuple(as_taken(dataset, kept) for dataset in run.data.datasets)
+    data = changed(run.data, datasets=datasets)
     return parse(Run, {**dict(run), "data": data, "stages": kept})

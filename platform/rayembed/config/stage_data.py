@@ -83,8 +83,59 @@ def origin_of_negatives(dataset: DatasetConfig) -> str | None:
     return f"source.{setting}" if setting and dataset.source.brings_negatives else None
 
 
+def check_taken(dataset: DatasetConfig, using: Sequence[StageConfig]) -> None:
+    """Return when hard negatives and clusters that are prepared for a data set are taken.
+
+    Args:
+        using: stages that use the data set; without any it is not prepared.
+
+    Raises:
+        ValueError: no stage takes them.
+    """
+    if not using:
+        return
+    first, every = using[0], ", ".join(stage.name for stage in using)
+    origin = origin_of_negatives(dataset)
+    if origin is not None and not _takes_negatives(using):
+        number = dataset.mining.num_negatives if dataset.mining is not None else 7
+        raise ValueError(
+            f"data.datasets.{dataset.name}.{origin} gives hard negatives, but every stage that "
+            f"uses the data set ({every}) takes none of them: set "
+            f"stages.{first.name}.batch.num_negatives={number} (it is 0), or "
+            f"data.datasets.{dataset.name}.{origin}=null"
+        )
+    if dataset.clusters is not None and not _takes_clusters(using):
+        raise ValueError(
+            f"data.datasets.{dataset.name}.clusters has a teacher embed all texts and makes "
+            f"batches of similar pairs, but no stage that uses the data set ({every}) takes these: "
+            f"set stages.{first.name}.batch.policy=clustered (it is {first.batch.policy!r}), or "
+            f"data.datasets.{dataset.name}.clusters=null"
+        )
+
+
+def _takes_negatives(stages: Sequence[StageConfig]) -> bool:
+    return any(stage.batch.num_negatives for stage in stages)
+
+
+def _takes_clusters(stages: Sequence[StageConfig]) -> bool:
+    return any(stage.batch.policy == "clustered" for stage in stages)
+
+
+def as_taken(dataset: DatasetConfig, stages: Sequence[StageConfig]) -> DatasetConfig:
+    """The data set without settings for hard negatives and clusters that none of the stages takes;
+    as it is where none uses it.
+    """
+    using = [stage for stage in stages if dataset.name in stage.datasets]
+    if using and not _takes_negatives(using):
+        dataset = without_negatives(dataset)
+    if using and not _takes_clusters(using):
+        dataset = changed(dataset, clusters=None)
+    return dataset
+
+
 def without_negatives(dataset: DatasetConfig) -> DatasetConfig:
-    """The data set without the settings that give it hard negatives."""
+    """The data set without the settings that give it hard negatives, and without their repair."""
+    dataset = changed(dataset, repair=None)
     while (origin := origin_of_negatives(dataset)) is not None:
         if origin == "mining":
             dataset = changed(dataset, mining=None)
