@@ -62,6 +62,27 @@ def test_patterns_of_rates_match_weights_of_model_or_loss(run):
         check_inputs(wrong)
 
 
+def test_rates_of_parameters_that_there_are_not_are_refused(run, folder):
+    fresh = "stages.one.optimizer.pooling_learning_rate=0.1"
+    with pytest.raises(ConfigError, match=r"pooling_learning_rate=0\.1 has no effect"):
+        check_inputs(override(run, [fresh]))
+    check_inputs(override(run, [fresh, "model.projections=[{width: 8}]"]))
+    loss = ["stages.one.loss={kind: vector_distillation}"]
+    loss += [f"stages.one.teachers=[{{teacher: {folder}/encoder}}]"]
+    rate = "stages.one.optimizer.loss_learning_rate=0.1"
+    with pytest.raises(ConfigError, match=r"loss_learning_rate=0\.1 has no effect"):
+        check_inputs(override(run, [*loss, rate]))
+    check_inputs(override(run, [*loss, rate, "stages.one.loss.projection=true"]))
+
+
+def test_settings_without_effect_are_told(run, caplog):
+    check_inputs(override(run, ["placement.validations_at_once=2"]))
+    assert "placement.validations_at_once=2 has no effect" in caplog.text
+    caplog.clear()
+    check_inputs(run)
+    assert "no effect" not in caplog.text
+
+
 def test_a_stages_teachers_are_opened_and_their_widths_fit_the_loss(run, folder):
     def taught(path, **loss):
         values = json.dumps({"kind": "vector_distillation", **loss})

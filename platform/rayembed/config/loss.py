@@ -64,6 +64,11 @@ class LossConfig(Settings):
         """What rows must have beyond their texts."""
         return frozenset()
 
+    @property
+    def reads_in_batch(self) -> bool:
+        """Whether other rows of the batch enter the loss of a row."""
+        return True
+
     def initial_parameters(self, widths: Widths) -> dict[str, Any]:
         """Initial values of the `parameter_names` in their order, float32 tensors; the same in
         every process.

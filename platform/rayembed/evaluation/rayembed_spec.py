@@ -288,6 +288,12 @@ def rayembed_spec(
     config = check_loadable(folder)
     graph = read_graph(folder)
     if graph is not None:  # its number types are its own
+        if settings.dtype not in ("auto", "saved"):
+            logger.warning(
+                "model.dtype=%s has no effect on %s: a graph of a CPU runtime computes in the "
+                "number types that it was made with",
+                *(settings.dtype, settings.reference),
+            )
         settings = settings.model_copy(update={"dtype": "saved"})
     elif settings.dtype != "saved":
         settings = settings.model_copy(update={"dtype": settled(settings.dtype, on)})

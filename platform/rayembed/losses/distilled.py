@@ -5,9 +5,9 @@ B queries, N candidates, M = 1 + K own documents of a query, D embedding width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
 from rayembed.config.loss import Need
 from rayembed.losses.contract import Candidates, Contrastive, similarities
@@ -27,6 +27,20 @@ class BesideInfoNCE(Contrastive):
     """Factor of InfoNCE; 0 leaves the teacher alone."""
     infonce_temperature: PositiveFloat = 0.02
     """Temperature of InfoNCE."""
+
+    @property
+    def reads_candidates(self) -> bool:
+        """Whether anything but the teacher's loss is computed, over all candidates."""
+        return bool(self.infonce_weight or self.spread_out)
+
+    @model_validator(mode="after")
+    def _something_is_masked(self) -> Self:
+        if self.false_negatives is not None and not self.reads_candidates:
+            raise ValueError(
+                "false_negatives leaves candidates out of InfoNCE, and infonce_weight 0 leaves out "
+                "InfoNCE itself: set false_negatives=null, or infonce_weight above 0"
+            )
+        return self
 
     def with_infonce(
         self,
@@ -59,6 +73,11 @@ class Distilled(BesideInfoNCE):
     def needs(self) -> frozenset[Need]:
         """Teacher scores."""
         return super().needs | {"teacher_scores"}
+
+    @property
+    def reads_in_batch(self) -> bool:
+        """Whether InfoNCE or the spread-out regulariser do; the teacher scored own documents."""
+        return self.reads_candidates
 
     def of_rows(
         self, queries_BD: Float[Tensor, "B D"], candidates: Candidates, parameters: Parameters

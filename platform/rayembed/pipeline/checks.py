@@ -11,6 +11,7 @@ from rayembed.assets.resolver import is_unpacked, resolve, resolve_model
 from rayembed.compression.prune import empty_model
 from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25, Prompts
+from rayembed.config.idle import idle_settings
 from rayembed.config.loss import Widths
 from rayembed.config.mining import Teacher
 from rayembed.config.run import Run
@@ -68,6 +69,8 @@ def check_inputs(run: Run) -> PromptTokenizer:
         parameter_groups(model, loss, stage.optimizer)  # whose patterns must match some weights
         _check_states(stage, model)
     check_widths(run, model.dimensions[0])
+    for line in idle_settings(run):
+        logger.warning("%s", line)
     check_instructions(run, tokenizer)
     for dataset in run.data.datasets:
         for path in dataset.source.paths.values():

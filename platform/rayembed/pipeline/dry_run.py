@@ -6,6 +6,7 @@ from typing import TextIO
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import held_out_set
+from rayembed.config.idle import idle_settings
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ConfigError
@@ -49,6 +50,8 @@ def print_dry_run(run: Run, found: AtHand, *, out: TextIO, tables: TextIO) -> No
     printer.print(_datasets(run))
     if found.heads:
         printer.print(_rows_read(found))
+    for line in idle_settings(run):
+        printer.print(f"No effect: {line}", soft_wrap=True, markup=False)
     if own := _below_root(run, found):
         printer.print(
             f"Must lie below data.root ({run.data.root or 'not set'}): {', '.join(own)}",

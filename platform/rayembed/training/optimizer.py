@@ -1,6 +1,6 @@
 """Parameter groups and the optimiser; learning rates are set before each step."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -52,12 +52,14 @@ def parameter_groups(
 
     Raises:
         ConfigError: the model has no trainable parameter, or a pattern of `rates` matches none, or
-            two match the same.
+            two match the same; or a rate of fresh parameters or of the loss's is set, and there are
+            none.
     """
     named = dict([*trained_parameters(model), *trained_parameters(loss)])
     if all(name.startswith(PREFIX) for name in named):
         raise ConfigError("the model has no trainable parameter; set model.lora or leave it null")
     rates = _rates(list(named), config)
+    _check_rates({_part(model, name) for name in named if name not in rates}, config)
     linear = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
     groups: dict[GroupKey, list[nn.Parameter]] = {}
     in_matrices = 0
@@ -106,6 +108,22 @@ def _peak(part: str, config: OptimizerConfig) -> float:
     of_part = {"fresh": config.pooling_learning_rate, "loss": config.loss_learning_rate}
     rate = of_part.get(part)
     return config.learning_rate if rate is None else rate
+
+
+def _check_rates(parts: Collection[str], config: OptimizerConfig) -> None:
+    """Raise when a rate is set of which there are no parameters."""
+    if config.pooling_learning_rate is not None and "fresh" not in parts:
+        raise ConfigError(
+            f"optimizer.pooling_learning_rate={config.pooling_learning_rate} has no effect: no "
+            "trained parameter outside the backbone goes by it (a pooling with weights, or "
+            "projections, would); set it to null"
+        )
+    if config.loss_learning_rate is not None and "loss" not in parts:
+        raise ConfigError(
+            f"optimizer.loss_learning_rate={config.loss_learning_rate} has no effect: the stage's "
+            "loss trains no parameter here (vector_distillation does with projection=true, or a "
+            "teacher of another width); set it to null"
+        )
 
 
 def _rates(names: list[str], config: OptimizerConfig) -> dict[str, float]:

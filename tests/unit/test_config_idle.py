@@ -1,0 +1,165 @@
+"""Settings that were typed and cannot act: refused, or told in a warning."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import save_encoder
+from torch.nn import functional
+
+from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.graph import GraphConfig
+from rayembed.config.idle import idle_settings
+from rayembed.config.override import override
+from rayembed.config.run import Run
+from rayembed.config.settings import parse
+from rayembed.config.stage import LOSSES
+from rayembed.errors import ConfigError
+from rayembed.evaluation.rayembed_spec import rayembed_spec
+from rayembed.losses.contract import Candidates, TeacherScores, TeacherVectors
+from rayembed.pipeline.at_hand import AtHand
+from rayembed.pipeline.dry_run import print_dry_run
+from rayembed.recipes.catalogue import get_recipe, recipe_names
+
+STAGE, PAIRS = "stages.finetune", "data.datasets.pairs"
+MINED = (f"{PAIRS}.mining={{teacher: t, num_negatives: 2}}", f"{STAGE}.batch.num_negatives=2")
+UNSCORED = (f"{PAIRS}.held_out=null", "evaluation.guard=null", "evaluation.benchmarks=[]")
+ALONE = f"{STAGE}.loss={{kind: margin_mse, infonce_weight: 0}}"
+HELD_OUT = "evaluation.validation={data: {kind: held_out}, every_steps: 2}"
+
+CASES = {
+    "warm-up": (
+        [f"{STAGE}.optimizer.warmup_steps=7"],
+        "warmup_share=0.1 has no effect beside warmup_steps=7",
+        [f"{STAGE}.optimizer.warmup_steps=7", f"{STAGE}.optimizer.warmup_share=null"],
+    ),
+    "in-batch": (
+        [*MINED, ALONE],
+        f"{STAGE}.batch.in_batch_negatives=true has no effect: the loss 'margin_mse'",
+        [*MINED, ALONE, f"{STAGE}.loss.spread_out=0.1"],
+    ),
+    "in-batch, not asked": (
+        [*MINED, ALONE],
+        "in_batch_negatives=true",
+        [*MINED, ALONE, f"{STAGE}.batch.in_batch_negatives=false"],
+    ),
+    "baselines": (
+        UNSCORED,
+        "evaluation.baselines=[bm25] are not scored: the run takes no scores",
+        [*UNSCORED, "evaluation.baselines=[]"],
+    ),
+    "validation": (
+        ["placement.validations_at_once=4"],
+        "placement.validations_at_once=4 has no effect: evaluation.validation is null",
+        ["placement.validations_at_once=4", HELD_OUT],
+    ),
+    "validation's GPUs": (
+        ["placement.validation_gpus=0.5"],
+        "placement.validation_gpus=0.5 has no effect",
+        ["placement.validation_gpus=0.5", HELD_OUT],
+    ),
+    "resizing": (
+        ["placement.resize_interval_seconds=5", "placement.workers=2"],
+        "placement.resize_interval_seconds=5.0 has no effect: the number of workers is fixed",
+        [
+            "placement.resize_interval_seconds=5",
+            "placement.workers=2",
+            "placement.min_workers=1",
+        ],
+    ),
+}
+"""Settings, the line about them, and settings under which it is not told."""
+
+
+def run_of(*assignments: str) -> Run:
+    return override(get_recipe("biencoder"), list(assignments))
+
+
+@pytest.mark.parametrize(("idle", "line", "acting"), CASES.values(), ids=CASES)
+def test_what_has_no_effect_is_told(idle: list[str], line: str, acting: list[str]) -> None:
+    (told,) = idle_settings(run_of(*idle))
+    assert line in told
+    assert idle_settings(run_of(*acting)) == []
+
+
+def test_a_dry_run_tells_what_has_no_effect() -> None:
+    shown = {}
+    for name, assignments in {"typed": ["placement.validations_at_once=4"], "not": []}.items():
+        tables = io.StringIO()
+        print_dry_run(run_of(*assignments), AtHand(), out=io.StringIO(), tables=tables)
+        shown[name] = tables.getvalue()
+    assert "No effect: placement.validations_at_once=4" in shown["typed"]
+    assert "No effect" not in shown["not"]
+
+
+def test_a_graphs_number_type_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_encoder(tmp_path / "model")
+    graph = GraphConfig(runtime="onnx", precision="float32", file="graph.onnx")
+    asked = ModelUnderTest(reference=str(tmp_path / "model"), dtype="bfloat16")
+    rayembed_spec(asked)
+    assert "no effect" not in caplog.text
+    monkeypatch.setattr("rayembed.evaluation.rayembed_spec.read_graph", lambda folder: graph)
+    assert rayembed_spec(asked.model_copy(update={"dtype": "auto"})).settings.dtype == "saved"
+    assert "no effect" not in caplog.text
+    assert rayembed_spec(asked).settings.dtype == "saved"
+    assert "model.dtype=bfloat16 has no effect" in caplog.text
+
+
+def test_recipes_have_no_idle_settings() -> None:
+    assert [idle_settings(get_recipe(name)) for name in recipe_names()] == [[]] * len(
+        recipe_names()
+    )
+
+
+TEACHERS = f"{STAGE}.teachers=[{{teacher: t}}]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "by", "settings"),
+    [
+        ("listwise_kl", "mining", MINED),
+        ("margin_mse", "teachers", (*MINED, TEACHERS)),
+        ("vector_distillation", "teachers", (TEACHERS,)),
+        ("similarity_distillation", "teachers", (TEACHERS,)),
+    ],
+)
+def test_false_negatives_of_nothing_are_refused(
+    kind: str, by: str, settings: tuple[str, ...]
+) -> None:
+    loss = f"{STAGE}.loss={{kind: {kind}, infonce_weight: 0, false_negatives: {{by: {by}}}}}"
+    with pytest.raises(ConfigError, match=r"loss: .*infonce_weight 0 leaves out InfoNCE itself"):
+        run_of(*settings, loss)
+    run_of(*settings, loss.replace("infonce_weight: 0", "infonce_weight: 0.1"))
+    run_of(*settings, loss.replace("infonce_weight: 0", "infonce_weight: 0, spread_out: 0.1"))
+
+
+@pytest.mark.parametrize(
+    "kind", ["listwise_kl", "margin_mse", "vector_distillation", "similarity_distillation"]
+)
+def test_without_infonce_no_mask_changes_a_loss(kind: str) -> None:
+    """Why they are refused."""
+    torch.manual_seed(0)
+    rows, own, width = 4, 3, 8
+    queries = functional.normalize(torch.randn(rows, width), dim=1)
+    documents = functional.normalize(torch.randn(rows * own, width), dim=1)
+    places = torch.arange(rows * own).view(rows, own)
+    everywhere = torch.ones(rows, rows * own, dtype=torch.bool)
+    teacher = functional.normalize(torch.randn(rows * own, width), dim=1).half()
+    known = TeacherVectors(
+        (queries.half(),), (teacher,), places, torch.ones(rows, own, dtype=torch.bool), everywhere
+    )
+    scores = TeacherScores(places, torch.rand(rows, own))
+    masks = everywhere, torch.zeros_like(everywhere).scatter(1, places[:, :1], True)
+
+    def found(weight: float) -> list[torch.Tensor]:
+        loss = parse(LOSSES.classes()[kind], {"infonce_weight": weight})
+        return [
+            loss.of_rows(queries, Candidates(documents, places[:, 0], mask, scores, known), {})
+            for mask in masks
+        ]
+
+    assert torch.equal(*found(0.0))
+    assert not torch.equal(*found(0.5))
