@@ -9,20 +9,10 @@ from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.reading import open_source, reading_errors
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import SOURCES
+from rayembed.data.sources.column_names import IDS, NEGATIVES, SCORES, look_of_name
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import Row, names_at_the_top, read_rows
 from rayembed.errors import ArtifactError, ConfigError
-
-NEGATIVES, IDS, SCORES = "negatives", "ids of negatives", "scores"
-LABELS, INSTRUCTIONS = "labels", "instructions"
-
-_LOOKS = {
-    NEGATIVES: r"(hard_)?(neg|negative)s?(_(texts?|passages?|documents?|docs?|ctxs))?(_?\d+)?",
-    SCORES: r"(\w+_)?(scores?|similarit(y|ies)|relevance)(_?\d+)?",
-    LABELS: r"labels?|class(es)?|category|categories|topics?|cluster(_id)?",
-    INSTRUCTIONS: r"(query_)?(instructions?|prompts?|tasks?|task_(description|definition))",
-}
-"""Meaning of a column by its lower-case name."""
 
 _ID = re.compile(r"[!-~]*")
 """A single ASCII word, as of ids. Some languages write texts without spaces, but not in ASCII."""
@@ -48,22 +38,38 @@ def unread_columns(pieces: Sequence[FilePiece], read: Collection[str]) -> dict[s
 
 def _unread_in(piece: FilePiece, read: Collection[str]) -> dict[str, str]:
     known = {name for column in read for name in names_at_the_top(column)}
-    found = {}
-    for name in _names(piece):
-        look = _look(name)
-        if name not in known and look is not None:
-            found[name] = look
-    negatives = [name for name, look in found.items() if look == NEGATIVES]
-    if negatives:
-        rows = islice(read_rows(piece, negatives), _ROWS_LOOKED_AT)
+    looks = {name: look_of_name(name) for name in _names(piece) if name not in known}
+    # Rows that are lists have numbers in place of names.
+    asked = [name for name, look in looks.items() if look == NEGATIVES or name.isdigit()]
+    if asked:
+        rows = islice(read_rows(piece, asked), _ROWS_LOOKED_AT)
         seen = [row.values for row in rows if isinstance(row, Row)]
-        for name in negatives:
+        for name in asked:
             values = [value for row in seen for value in _elements(row.get(name))]
-            if not values:
-                del found[name]
-            elif not all(isinstance(v, str) for v in values) or all(map(_ID.fullmatch, values)):
-                found[name] = IDS
-    return found
+            looks[name] = _look_of_unnamed(values) if name.isdigit() else _of_negatives(values)
+    return {name: look for name, look in looks.items() if look is not None}
+
+
+def _of_negatives(values: Sequence[Any]) -> str | None:
+    """What the cells of a column are whose name says negatives."""
+    if not values:
+        return None
+    return NEGATIVES if _are_texts(values) else IDS
+
+
+def _look_of_unnamed(values: Sequence[Any]) -> str | None:
+    """What the cells of a column without a name are, beside a query and its positive: texts of
+    triples are negatives, numbers scores, and single words anything.
+    """
+    if not values:
+        return None
+    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+        return SCORES
+    return NEGATIVES if _are_texts(values) else None
+
+
+def _are_texts(values: Sequence[Any]) -> bool:
+    return all(isinstance(v, str) for v in values) and not all(map(_ID.fullmatch, values))
 
 
 def unread_negatives(dataset: DatasetConfig, unread: Mapping[str, str]) -> ConfigError | None:
@@ -132,11 +138,6 @@ def _named(columns: Sequence[str]) -> str:
 def _value(columns: Sequence[str]) -> str:
     """Columns as a command-line setting value."""
     return columns[0] if len(columns) == 1 else f"[{', '.join(columns)}]"
-
-
-def _look(name: str) -> str | None:
-    plain = re.sub(r"[\s-]+", "_", name.strip().lower())
-    return next((look for look, form in _LOOKS.items() if re.fullmatch(form, plain)), None)
 
 
 def _names(piece: FilePiece) -> list[str]:
