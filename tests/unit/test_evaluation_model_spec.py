@@ -36,7 +36,7 @@ from rayembed.models.encoding import encode
 from rayembed.models.files import check_weight_files
 from rayembed.models.load import load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
-from rayembed.models.saved_folder import SYMMETRIC_TYPES
+from rayembed.models.saved_prompts import SYMMETRIC_TYPES
 
 TEXTS = [
     "Paris",
@@ -210,8 +210,12 @@ def test_a_folder_of_sentence_transformers_scores_as_with_mteb(sentence_folder):
             assert _scores(ours[name]) == pytest.approx(_scores(theirs[name]), abs=1e-6), name
 
 
-def save_plain(folder, **prefixes):
-    """A bi-encoder that rayembed saves in the plain format of sentence-transformers."""
+def save_plain(folder, defaults=None, **prefixes):
+    """A bi-encoder that rayembed saves in the plain format of sentence-transformers.
+
+    Args:
+        defaults: instructions by role, of texts for which nobody names one.
+    """
     save_encoder(folder / "backbone")
     config = BiEncoderConfig(
         backbone=BackboneConfig(path="none", dtype="float32"),
@@ -220,19 +224,23 @@ def save_plain(folder, **prefixes):
         **prefixes,
     )
     told = {"SciFact": "check it:", "STS12": "alike?", "pairs": "find it:", "TERRa": "follows?"}
-    build_model(config, folder / "backbone", seed=0).save(folder / "model", instructions=told)
+    model = build_model(config, folder / "backbone", seed=0)
+    model.default_instructions = defaults or {}
+    model.save(folder / "model", instructions=told)
     return folder / "model"
 
 
 PREFIXES = {"query_prefix": "query: ", "document_prefix": "passage: "}
+DEFAULTS = {"query": "find it", "document": "of the world"}
 
 
 @pytest.mark.parametrize("prefixes", [PREFIXES, {"query_prefix": "query: "}, {}])
+@pytest.mark.parametrize("defaults", [{}, DEFAULTS, {"query": "find it"}])
 @pytest.mark.filterwarnings("ignore:Task name pairs")
 @pytest.mark.filterwarnings("ignore:Some prompts are not")
-def test_plain_mteb_puts_the_same_before_the_texts_of_our_folders(tmp_path, prefixes):
+def test_plain_mteb_puts_the_same_before_the_texts_of_our_folders(tmp_path, prefixes, defaults):
     """All text tasks of mteb that have anything of their own, by type, side and name."""
-    folder = save_plain(tmp_path, **prefixes)
+    folder = save_plain(tmp_path, defaults, **prefixes)
     spec = spec_of(folder)
     plain = SentenceTransformerEncoderWrapper(SentenceTransformer(str(folder), device="cpu"))
     types = {metadata.type: metadata for metadata in _text_tasks()}
@@ -254,9 +262,10 @@ def _text_tasks():
     return [t.metadata for t in ALL_MOCK_TASK_TEST_GRID if t.metadata.modalities == ["text"]]
 
 
-def test_plain_mteb_gives_the_scores_of_our_folders(tmp_path):
+@pytest.mark.parametrize("defaults", [{}, DEFAULTS])
+def test_plain_mteb_gives_the_scores_of_our_folders(tmp_path, defaults):
     """As whoever publishes a model finds them; the mock tasks of all kinds."""
-    folder = save_plain(tmp_path, **PREFIXES)
+    folder = save_plain(tmp_path, defaults, **PREFIXES)
     theirs = seeded_mock_run(SentenceTransformerEncoderWrapper(SentenceTransformer(str(folder))))
     ours = seeded_mock_run(PlainSpecModel(spec_of(folder)))
     ran = {name for name, result in theirs.items() if isinstance(result, mteb.TaskResult)}

@@ -15,6 +15,7 @@ from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.evaluation.prompt_tables import instruction_table
 from rayembed.evaluation.prompts import FolderPrompts, ModelPrompts, check_instructions, role_of
+from rayembed.models.saved_prompts import SYMMETRIC_TYPES
 
 TEMPLATE = "Instruct: {instruction}\nQuery: "
 NVEMBED = FolderPrompts("nvembed", TEMPLATE)
@@ -224,8 +225,17 @@ def test_auto_is_the_table_of_the_architecture(kind):
 SEARCH = {"query": "search_query: ", "document": "search_document: "}
 
 
+def saved(kind, prefixes, **given):
+    """The prompts of a folder that rayembed wrote, of a model with these prefixes."""
+    types = dict.fromkeys(SYMMETRIC_TYPES, prefixes["query"])
+    documents = {f"{name}-document": prefixes["document"] for name in (*types, *given)}
+    named = {**prefixes, **types, **documents, **given}
+    return FolderPrompts(kind, prefixes=prefixes, named=named)
+
+
 def test_auto_is_nomics_table_for_its_published_models_and_not_for_those_trained_here():
-    published, own = (FolderPrompts("nomic", prefixes=SEARCH, own=o) for o in (False, True))
+    published = FolderPrompts("nomic", prefixes=SEARCH, own=False)
+    own = saved("nomic", SEARCH)
     assert ModelPrompts(Prompts(), published).table == "nomic"
     assert head(ModelPrompts(Prompts(), published), "STS12", None) == "classification: "
     assert ModelPrompts(Prompts(), own).table == "folder"
@@ -233,10 +243,11 @@ def test_auto_is_nomics_table_for_its_published_models_and_not_for_those_trained
 
 @pytest.mark.parametrize(("kind", "own"), [("cde", True), ("cde", False), ("nomic", False)])
 def test_auto_keeps_the_prefixes_of_a_model_that_learnt_others_than_the_table(kind, own):
-    plain = FolderPrompts(kind, prefixes={"query": "query: ", "document": "passage: "}, own=own)
+    others = {"query": "query: ", "document": "passage: "}
+    plain = saved(kind, others) if own else FolderPrompts(kind, prefixes=others, own=False)
     assert ModelPrompts(Prompts(), plain).table == "folder"
     assert head(ModelPrompts(Prompts(), plain), "SciFact", PromptType.query) == "query: "
-    usual = FolderPrompts(kind, prefixes=SEARCH, own=own)
+    usual = saved(kind, SEARCH) if own else FolderPrompts(kind, prefixes=SEARCH, own=False)
     if not own:
         assert ModelPrompts(Prompts(), usual).table in ("cde", "nomic")
         return
@@ -244,7 +255,7 @@ def test_auto_keeps_the_prefixes_of_a_model_that_learnt_others_than_the_table(ki
     assert ModelPrompts(Prompts(), usual).table == "folder"
     assert head(ModelPrompts(Prompts(), usual), "STS12", None) == "search_query: "
     trained = {"xsum": "classification: ", "titles": "clustering: "}
-    learnt = FolderPrompts(kind, prefixes=SEARCH, named=trained, own=own)
+    learnt = saved(kind, SEARCH, **trained)
     assert ModelPrompts(Prompts(), learnt).table == "cde"
     assert head(ModelPrompts(Prompts(), learnt), "STS12", None) == "classification: "
 
@@ -271,7 +282,7 @@ def test_own_prefixes_and_instructions_of_a_model_without_template():
         query_prefix="q: ",
         document_prefix="d:",
     )
-    folder = FolderPrompts("biencoder", prefixes={"query": "query: ", "document": "passage: "})
+    folder = saved("biencoder", {"query": "query: ", "document": "passage: "})
     prompts = ModelPrompts(settings, folder)
     assert head(prompts, "NQ", QUERY) == "q: "
     assert head(prompts, "NQ", DOCUMENT) == "d:"
@@ -287,13 +298,13 @@ def test_own_prefixes_and_instructions_of_a_model_without_template():
 
 def test_prompts_saved_in_our_own_folder():
     """A prompt of a task's name stands before its queries, never before its documents."""
-    named = {"query": "query: ", "SciFact": "query: check: "}
-    folder = FolderPrompts("biencoder", prefixes={"query": "query: "}, named=named)
+    own = {"query": "query: ", "document": ""}
+    folder = saved("biencoder", own, SciFact="query: check: ")
     prompts = ModelPrompts(Prompts(), folder)
     assert head(prompts, "SciFact", QUERY) == "query: check: "
     assert head(prompts, "SciFact", DOCUMENT) == ""
-    saved = FolderPrompts("nvembed", TEMPLATE, named={"GerDaLIR": "Instruct: find law\nQuery: "})
-    instruct = ModelPrompts(Prompts(), saved)
+    named = {"GerDaLIR": "Instruct: find law\nQuery: "}
+    instruct = ModelPrompts(Prompts(), FolderPrompts("nvembed", TEMPLATE, named=named))
     metadata = mteb.get_task("GerDaLIR").metadata
     assert instruct.instruction(metadata, QUERY) == "find law"
     assert instruct.shown("find law") == "Instruct: find law\nQuery: "

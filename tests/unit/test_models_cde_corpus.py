@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from tiny_folders import tiny_settings
 from tiny_models import save_cde_stages, save_encoder
 
 from rayembed.config.settings import parse
@@ -18,7 +19,7 @@ from rayembed.models.cde.config import CDEConfig
 from rayembed.models.encoding import corpus_context, encode, encode_context, random_documents
 from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import check_loadable, load_model
-from rayembed.models.saved_folder import saved_instructions
+from rayembed.models.saved_prompts import saved_instructions
 from rayembed.models.sentence_module import as_sentence_transformer
 from rayembed.pipeline.corpus_job import run_corpus_job, save_with_corpus
 
@@ -197,16 +198,24 @@ def test_the_job_keeps_what_the_folder_says_of_tasks(model, tmp_path):
     ]
     assert kept[0] == kept[1]
     assert kept[1]["prompts"]["Topics"] == "clustering: "
-    assert saved_instructions(tmp_path / "with", "{instruction}") == told
+    assert saved_instructions(tmp_path / "with", model.config) == told
 
 
 def test_instructions_are_read_back_from_their_template(tmp_path):
-    prompts = {"query": "q: ", "A": "Instruct: tell\nQuery: ", "B": ""}
+    """One that was taken away too."""
+    prompts = {
+        "query": "q: ",
+        "document": "",
+        "A": "Instruct: tell\nQuery: ",
+        "B": "",
+        "A-document": "",
+    }
     path = tmp_path / "config_sentence_transformers.json"
     path.write_text(json.dumps({"prompts": prompts}))
-    assert saved_instructions(tmp_path, "Instruct: {instruction}\nQuery: ") == {"A": "tell"}
+    config = tiny_settings("nvembed")
+    assert saved_instructions(tmp_path, config) == {"A": "tell", "B": ""}
     path.unlink()
-    assert saved_instructions(tmp_path, "{instruction}") == {}
+    assert saved_instructions(tmp_path, config) == {}
 
 
 def test_what_the_job_cannot_do_is_told_before_a_model_is_loaded(

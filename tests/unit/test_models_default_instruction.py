@@ -125,13 +125,17 @@ def test_the_registered_model_uses_it_and_never_twice(folder):
     assert (prompt(), prompt(instruction="Find")) == ("ask: ", "ask: Find ")
 
 
-def test_scores_of_other_tasks_stay_what_they_were(run, folder, tmp_path):
-    """An evaluation names each task's instruction or none, and none stays none."""
+def test_an_evaluation_uses_it_as_plain_mteb_does(run, folder, tmp_path):
+    """Before queries of tasks that nobody names an instruction of; symmetric tasks have none."""
     export(run, None, str(tmp_path / "bare"))
-    task = mteb.get_task("SciFact").metadata
-    for place in (folder, tmp_path / "bare"):
+    retrieval, sts = (mteb.get_task(name).metadata for name in ("SciFact", "STS12"))
+    for place, expected in ((folder, "q Find it "), (tmp_path / "bare", "q ")):
         prompts = ModelPrompts(Prompts(), folder_prompts(place, check_loadable(place)))
-        assert prompts.instruction(task, PromptType.query) == "q "
+        assert prompts.instruction(retrieval, PromptType.query) == expected
+        assert prompts.instruction(retrieval, PromptType.document) == ""
+        assert prompts.instruction(sts, None) == "q "
+        named = ModelPrompts(Prompts(instructions={"SciFact": ""}), prompts.folder)
+        assert named.instruction(retrieval, PromptType.query) == "q "
     bare = prompts_of(tmp_path / "bare")
     assert (bare["query"], bare["document"], "wiki" in bare) == ("q ", "", False)
     settings = json.loads((tmp_path / "bare" / "rayembed.json").read_text())

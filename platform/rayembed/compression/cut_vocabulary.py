@@ -25,7 +25,8 @@ from rayembed.models.encoding import encode
 from rayembed.models.export import check_target
 from rayembed.models.files import read_json, write_json
 from rayembed.models.load import load_model, saved_dtype
-from rayembed.models.saved_folder import part_folder, saved_prompts
+from rayembed.models.saved_folder import part_folder
+from rayembed.models.saved_prompts import given_prompts, saved_prompts
 from rayembed.models.tokens import without_settings
 from rayembed.models.transformer_model import TransformerModel
 
@@ -60,7 +61,7 @@ def cut_vocabulary(way: "Vocabulary", source: Source, output: Path) -> Compresse
     check_vocabulary(source.folder)
     model = load_model(source.folder, dtype=saved_dtype(source.folder))
     before = shares(model, ())
-    prompts = list(saved_prompts(source.folder).values())
+    prompts = given_prompts(saved_prompts(source.folder), model.config.prompt("")).values()
     written_texts = [*_as_read(model, source.texts), *prompts]
     whole = way.size is None and way.min_count == 1
     some = [one.text for one in source.texts[:8]]

@@ -22,7 +22,8 @@ from rayembed.models.encoding import corpus_context, encode_tokens
 from rayembed.models.export import check_target, write_graph_files
 from rayembed.models.load import load_model
 from rayembed.models.runtime_model import no_training
-from rayembed.models.saved_folder import SETTINGS_FILE, read_graph, saved_instructions
+from rayembed.models.saved_folder import SETTINGS_FILE, read_graph
+from rayembed.models.saved_prompts import saved_instructions
 from rayembed.models.transformer_model import TransformerModel
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def make_graph(way: "CpuGraph", source: Source, output: Path) -> Compressed:
         added_tokens=model.added_tokens,
     )
     context = _context(model, source.texts) if model.uses_context else None
-    instructions = saved_instructions(source.folder, model.config.template or "")
+    instructions = saved_instructions(source.folder, model.config)
     with new_folder(output) as written:
         written.mkdir()
         write_graph_files(model, written, graph, instructions=instructions)

@@ -24,7 +24,8 @@ from rayembed.models.compressed import read_compression, write_compression
 from rayembed.models.contract import settings_of
 from rayembed.models.export import check_target
 from rayembed.models.load import check_loadable, load_model, saved_dtype
-from rayembed.models.saved_folder import SETTINGS_FILE, part_folders, saved_instructions
+from rayembed.models.saved_folder import SETTINGS_FILE, part_folders
+from rayembed.models.saved_prompts import saved_instructions
 from rayembed.models.transformer_model import TransformerModel
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def new_folder(output: Path) -> Iterator[Path]:
 
 def save_like(model: TransformerModel, source: Path, folder: Path) -> None:
     """Save a model with the instructions that the folder of its source holds."""
-    model.save(folder, instructions=saved_instructions(source, model.config.template or ""))
+    model.save(folder, instructions=saved_instructions(source, model.config))
 
 
 def write_told(way: Any, told: Compressed, source: Path, folder: Path) -> None:

@@ -27,8 +27,8 @@ class Prompts(Settings):
     documents. `nomic`, `cde`: prefixes by kind of task (`search_query: `). `folder`: the prompts
     that the model's folder names. `none`: nothing. `auto`: for NV-Embed and Causal2Vec the table of
     that name; `cde` for CDE and `nomic` for NomicBert where the model has learnt the table's
-    prefixes; else `folder`. What the folder was saved with under a task's name goes before every
-    table but `none`."""
+    prefixes; else `folder`. What the folder was saved with under the name of a task or its type
+    goes before every table but `none`."""
     wording: Literal["mteb", "paper"] = "mteb"
     """Source whose words an instruction table takes first. `mteb`: those of mteb's task, and the
     paper's where it has none. `paper`: the paper's table, and mteb's where that has none. They

@@ -1,6 +1,8 @@
 """Literal prompts before texts: prefixes, instructions and their templates."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from rayembed.errors import ConfigError
 
 
 def literal_prompt(instruction: str, prefix: str, template: str | None) -> str:
@@ -75,3 +77,18 @@ def check_template(template: str) -> str:
     if "{" in rest or "}" in rest:
         raise ValueError(f"{template!r} may hold no braces but those of one '{{instruction}}'")
     return template
+
+
+def check_prompt_names(names: Iterable[str]) -> None:
+    """Return when none of the names that instructions are saved under is a role's.
+
+    Raises:
+        ConfigError: one is `query` or `document`.
+    """
+    for name in names:
+        if name in ("query", "document"):
+            raise ConfigError(
+                f"the name {name!r} cannot have an instruction of its own: sentence-transformers "
+                f"and mteb read a saved model's prompt {name!r} as that of every {name} without "
+                "another; rename the data set"
+            )

@@ -10,6 +10,7 @@ from rayembed.config.document import Document
 from rayembed.config.expert_parallel import check_expert_parallel
 from rayembed.config.guard import check_guard
 from rayembed.config.held_out import held_out_set
+from rayembed.config.instructions import check_prompt_names
 from rayembed.config.model import ModelConfig
 from rayembed.config.own_sets import ClassificationSet, OwnSet, RetrievalSet
 from rayembed.config.placement import Placement
@@ -85,6 +86,11 @@ class Run(Document):
             workers = self.placement.fewest_workers, self.placement.workers
             check_shares(setting, stage.batch.global_pairs, *workers)
             stage.optimizer.check_zero_stage(self.placement.zero_stage)
+        return self
+
+    @model_validator(mode="after")
+    def _instructions_can_be_saved(self) -> "Run":
+        check_prompt_names(self.instructions)
         return self
 
     @model_validator(mode="after")

@@ -27,9 +27,10 @@ class EvaluationConfig(Scores):
     baselines: tuple[Reference, ...] = ()
     """Asset references of embedding models to compare with, or `bm25`."""
     instructions: SortedDict[str, str] = Field(default_factory=dict)
-    """Task definition put before the queries of a task, by the task's name; as in training. The
-    model is saved with them. Tasks left out have what `evaluate_model` puts there: models with an
-    instruction template always have one; an empty text: none."""
+    """Task definition put before the queries of a task and before texts of symmetric tasks, by the
+    name of the task or of a type of task (`STS`); as in training. The model is saved with them.
+    Tasks left out have what `evaluate_model` puts there: models with an instruction template always
+    have one; an empty text: none."""
     validation: ValidationConfig | None = None
     """Scores while training goes on, by which weights are chosen; None: there are none."""
     # Left out while it says nothing, so that fingerprints of runs from before it was there stay.
@@ -37,6 +38,20 @@ class EvaluationConfig(Scores):
     """Keeps that mixture of the models before and after training which gains most on own data and
     loses little on the mean of general tasks; None: the trained model is kept, whatever its
     scores."""
+
+    @model_validator(mode="after")
+    def _instructions_have_no_side(self) -> "EvaluationConfig":
+        own = {own.name for own in self.own_sets}
+        for name in self.instructions:
+            task = name.removesuffix("-query").removesuffix("-document")
+            if task != name and name not in own:
+                raise ValueError(
+                    f"evaluation.instructions names {name!r}, one side of {task!r}; a model is "
+                    f"saved with what stands before queries and texts of symmetric tasks, under "
+                    f"{task!r}; what stands before documents is its document prefix, or data sets' "
+                    "document_instruction"
+                )
+        return self
 
     @property
     def num_mixtures(self) -> int:

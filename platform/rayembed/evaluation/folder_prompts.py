@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rayembed.config.model import ModelConfig
+from rayembed.config.types import Role
 from rayembed.evaluation.prompts import FolderPrompts
 from rayembed.models.files import read_json
-from rayembed.models.saved_folder import SETTINGS_FILE, saved_prompts
+from rayembed.models.saved_folder import SETTINGS_FILE
+from rayembed.models.saved_prompts import prompts_to_save, saved_prompts
 
 
 def folder_prompts(folder: Path, config: ModelConfig) -> FolderPrompts:
@@ -29,15 +32,21 @@ def folder_prompts(folder: Path, config: ModelConfig) -> FolderPrompts:
     )
 
 
-def unsaved_prompts(config: ModelConfig, instructions: Mapping[str, str]) -> FolderPrompts:
+def unsaved_prompts(
+    config: ModelConfig,
+    instructions: Mapping[str, str],
+    defaults: Mapping[Role, str] = MappingProxyType({}),
+) -> FolderPrompts:
     """The prompts of a model of ours that lies in no folder, as its folder would have them.
 
     Args:
         instructions: those that it would be saved with.
+        defaults: its instructions by role, of texts for which nobody names one.
+
+    Raises:
+        ConfigError: an instruction has a role's name.
     """
-    found = _of_config(config)
-    named = {name: found.head(text, "query") for name, text in instructions.items()}
-    return replace(found, named=named)
+    return replace(_of_config(config), named=prompts_to_save(config, instructions, defaults))
 
 
 def _of_config(config: ModelConfig) -> FolderPrompts:

@@ -5,9 +5,10 @@ symmetric tasks (classification, clustering, pair classification, STS, summarisa
 mining). Here a text of a symmetric task is a query, as in training.
 
 A model that takes task definitions gets one in every task, trained or not, as mteb's own wrapper of
-such models has it: the user's; else the one that its folder was saved with under the task's name,
-which is that of its training; else the published one of the task; else the general words of the
-task's type. Documents get none. Other models get the prefix of the role.
+such models has it: the user's; else the one that its folder was saved with under the name of the
+task or its type, which is that of its training; else the published one of the task; else the
+general words of the task's type. Documents get what the folder says of all, which is mostly
+nothing. Other models get what mteb finds in the folder: a task's, a type's, or the role's.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,7 @@ from rayembed.evaluation.prompt_tables import (
     instruction_table,
     prefix_table,
 )
+from rayembed.models.saved_prompts import given_prompts
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -55,13 +57,20 @@ class FolderPrompts:
     """Template with `{instruction}`, of models whose instruction replaces the role's prefix; None:
     it stands behind the prefix."""
     named: Mapping[str, str] = field(default_factory=dict)
-    """Literal prompts by their names in `config_sentence_transformers.json`; of our own folders
-    those of data sets and tasks."""
+    """Literal prompts by their names in `config_sentence_transformers.json`, as
+    sentence-transformers and mteb read them."""
     default_name: str | None = None
     """Name of the prompt that sentence-transformers takes where nothing is asked for."""
     own: bool = True
-    """Whether rayembed wrote the folder. Then a prompt of a task's name stands before queries and
-    texts of symmetric tasks. Prompts of others' folders are chosen as mteb does."""
+    """Whether rayembed wrote the folder. Then its names are those of data sets and tasks that
+    instructions were given for, and what `prompts_to_save` adds to them."""
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The prompts that say more than a role's."""
+        if self.own:
+            return given_prompts(self.named, self.prefixes.get("query", ""))
+        return {name: text for name, text in self.named.items() if name not in get_args(Role)}
 
     def head(self, instruction: str, role: Role) -> str:
         """The literal text before a text of this role, as the model's own tokenizer has it."""
@@ -140,10 +149,10 @@ class ModelPrompts:
         role = role_of(prompt_type)
         given = self._given(metadata, role)
         if self.folder.template is not None:
-            return self._definition(metadata, role) if given is None else given
+            return self._definition(metadata, prompt_type) if given is None else given
         prefix = getattr(self.settings, f"{role}_prefix")
         if given is None and prefix is None:
-            saved = self._saved(metadata, role)
+            saved = self._saved(metadata, prompt_type) if self.folder.own else None
             if saved is not None:
                 return saved
         words = self._of_table(metadata, role) if given is None else given
@@ -168,14 +177,19 @@ class ModelPrompts:
             (self.settings.instructions[k] for k in keys if k in self.settings.instructions), None
         )
 
-    def _definition(self, metadata: "TaskMetadata", role: Role) -> str:
-        """The task definition of a model with a template; none for documents."""
-        if role == "document" or self.table == "none":
+    def _definition(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
+        """The task definition of a model with a template; documents have what the folder says."""
+        if self.table == "none":
             return ""
-        saved = self._saved(metadata, role)
-        if saved is not None:
-            return saved
-        found = self._of_table(metadata, role)
+        template = self.folder.template or ""
+        if role_of(prompt_type) == "document":
+            told = self._as_mteb(metadata, prompt_type) if self.folder.own else ""
+            return instruction_in(told, template)
+        saved = self._saved(metadata, prompt_type)
+        # Empty where the run that saved it took the instruction away.
+        if saved is not None and (not saved or instruction_in(saved, template)):
+            return instruction_in(saved, template)
+        found = self._of_table(metadata, "query")
         if found or self.table not in INSTRUCTION_TABLES:
             return found
         from mteb.abstasks.abstask import get_abstask_prompt
@@ -183,15 +197,23 @@ class ModelPrompts:
         default: str = get_abstask_prompt(metadata.name)
         return default
 
-    def _saved(self, metadata: "TaskMetadata", role: Role) -> str | None:
-        """Prompt that the folder was saved with under the task's name; None: nothing that fits."""
-        if role == "document" or self.table == "none":
+    def _saved(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str | None:
+        """Prompt that was given for the task or its type, by the name that mteb finds in the
+        folder; None: none was.
+        """
+        from mteb.models.abs_encoder import get_prompt_name
+
+        if self.table == "none":
             return None
-        head = self.folder.named.get(metadata.name)
-        if self.folder.template is None:
-            return head if self.folder.own else None
-        # Empty where the run that saved it took the instruction away.
-        return instruction_in(head, self.folder.template) or None if head else head
+        name = get_prompt_name(dict(self.folder.named), metadata, prompt_type)
+        return self.folder.given.get(name or "")
+
+    def _as_mteb(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
+        """Prompt of the folder as mteb chooses it, whose wrapper reads nothing else."""
+        from mteb.models.abs_encoder import get_prompt_name
+
+        name = get_prompt_name(dict(self.folder.named), metadata, prompt_type)
+        return self.folder.named.get(name or "") or ""
 
     def _of_table(self, metadata: "TaskMetadata", role: Role) -> str:
         """The words of an instruction table or of mteb's task; empty where neither has any."""
@@ -213,11 +235,10 @@ class ModelPrompts:
             table = prefix_table(self.table)
             name = get_prompt_name(dict(table.prefixes), metadata, prompt_type)
             return table.prefixes[name] if name else table.otherwise
-        if not self.folder.own:
-            name = get_prompt_name(dict(self.folder.named), metadata, prompt_type)
-            if name and name not in get_args(Role):
-                return self.folder.named[name] or ""
-        return self._role_prefix(metadata, prompt_type)
+        if self.folder.own:
+            return self._as_mteb(metadata, prompt_type)
+        found = self._saved(metadata, prompt_type)
+        return self._role_prefix(metadata, prompt_type) if found is None else found
 
     def _role_prefix(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
         """Literal text that goes by the role alone."""

@@ -97,7 +97,8 @@ def prompts_for(folder: Path, run: Run) -> ModelPrompts:
 
 def run_prompts(run: Run, settings: Prompts | None = None) -> ModelPrompts:
     """Prompts for a model of the run that lies in no folder yet."""
-    return ModelPrompts(settings or Prompts(), unsaved_prompts(run.model, run.instructions))
+    told = unsaved_prompts(run.model, run.instructions, run.default_instructions())
+    return ModelPrompts(settings or Prompts(), told)
 
 
 def decided(tasks: Sequence[Any], prompts: ModelPrompts, *others: object) -> str:
@@ -111,10 +112,17 @@ def decided(tasks: Sequence[Any], prompts: ModelPrompts, *others: object) -> str
 
 
 def _given(folder: Path, run: Run) -> Prompts:
-    """The run's instructions, for a model that knows such: of others' encoders the folder alone
-    counts.
+    """The run's instructions that the folder does not say itself, for a model that knows such: of
+    others' encoders the folder alone counts.
+
+    A model of the run was saved with all of them, so that whoever scores it without the run finds
+    the same.
     """
     config = check_loadable(folder)
     takes_instructions = config.template is not None and not config.prefixes
-    known = (folder / SETTINGS_FILE).is_file() or takes_instructions
-    return Prompts(instructions=run.evaluation.instructions if known else {})
+    if not (folder / SETTINGS_FILE).is_file() and not takes_instructions:
+        return Prompts()
+    said = folder_prompts(folder, config)
+    told = run.evaluation.instructions.items()
+    new = {name: text for name, text in told if said.named.get(name) != config.prompt(text)}
+    return Prompts(instructions=new)

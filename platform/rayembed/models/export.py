@@ -21,7 +21,6 @@ from rayembed.assets.finite import check_finite_files
 from rayembed.assets.sentence_modules import OWN_MODULE
 from rayembed.config.graph import GraphConfig
 from rayembed.config.model import without_place
-from rayembed.config.types import Role
 from rayembed.errors import ArtifactError
 from rayembed.models.architecture import SentenceModule, architecture_of
 from rayembed.models.backbones import check_not_quantised
@@ -33,10 +32,9 @@ from rayembed.models.saved_folder import (
     MODEL_TYPE,
     POOLING_FILE,
     SETTINGS_FILE,
-    SYMMETRIC_TYPES,
-    documents_name,
     part_folder,
 )
+from rayembed.models.saved_prompts import prompts_to_save
 
 if TYPE_CHECKING:
     from rayembed.models.transformer_model import TransformerModel
@@ -187,31 +185,8 @@ def _write_sentence_files(
     write_json(
         folder / "config_sentence_transformers.json",
         {
-            "prompts": _prompts(model, instructions),
+            "prompts": prompts_to_save(model.config, instructions, model.default_instructions),
             "default_prompt_name": None,
             "similarity_fn_name": "cosine",
         },
     )
-
-
-def _prompts(model: "TransformerModel", instructions: Mapping[str, str]) -> dict[str, str]:
-    """Prompts for sentence-transformers and mteb: by role, task and task type.
-
-    mteb asks for a task, then for its type, then for the role; what a task has no sides for has no
-    role. With a prefix of queries the types of such tasks name it, so that mteb gives their texts
-    the prefix that they have here. A bare name would hit documents too, which have their own.
-    """
-    tokenizer = model.tokenizer
-    roles: tuple[Role, ...] = ("query", "document")
-    by_role: dict[str, str] = {
-        role: tokenizer.prompt(model.instruction_of(role, None), role) for role in roles
-    }
-    prefix = tokenizer.prompt("", "query")
-    named = {name: tokenizer.prompt(text, "query") for name, text in instructions.items()}
-    types = dict.fromkeys(SYMMETRIC_TYPES, prefix) if prefix else {}
-    documents = {
-        documents_name(name): by_role["document"]
-        for name, prompt in {**types, **named}.items()
-        if prompt != by_role["document"]
-    }
-    return {**by_role, **types, **documents, **named}

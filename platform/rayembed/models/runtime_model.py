@@ -25,8 +25,8 @@ from rayembed.models.saved_folder import (
     read_graph,
     read_settings,
     saved_dimensions,
-    saved_instructions,
 )
+from rayembed.models.saved_prompts import saved_instructions
 from rayembed.models.transformer_model import TransformerModel
 
 GRAPH_SUFFIXES = (".onnx", ".xml", ".bin", ".data")
@@ -148,7 +148,7 @@ class RuntimeModel(TransformerModel):
         """
         from rayembed.models.export import check_target
 
-        own = saved_instructions(self.folder, self.config.template or "")
+        own = saved_instructions(self.folder, self.config)
         if instructions and dict(instructions) != own:
             raise ConfigError("a graph keeps its prompts; give them to the model it is made of")
         folder = check_target(folder)

@@ -20,18 +20,6 @@ POOLING_FILE = "pooling.safetensors"
 FORMAT_VERSION = 2
 """1 had the backbone in the model's folder itself, where transformers loads it without a head."""
 
-SYMMETRIC_TYPES = (
-    "BitextMining",
-    "Classification",
-    "Clustering",
-    "MultilabelClassification",
-    "PairClassification",
-    "Regression",
-    "STS",
-    "Summarization",
-)
-"""mteb's symmetric task types, whose texts are neither queries nor documents."""
-
 
 def part_folders(config: ModelConfig, folder: Path) -> dict[str, Path]:
     """Folders of a saved model's pretrained parts."""
@@ -45,34 +33,6 @@ def part_folder(folder: Path, name: str) -> Path:
     """
     own = folder / name
     return own if name != "backbone" or own.is_dir() else folder
-
-
-def documents_name(name: str) -> str:
-    """Mteb's name of the prompt for documents of a task or task type."""
-    return f"{name}-document"
-
-
-def saved_prompts(folder: Path) -> dict[str, str]:
-    """Literal prompts of a saved model, by data set and task names only."""
-    path = folder / "config_sentence_transformers.json"
-    stated = read_json(path) if path.is_file() else {}
-    prompts: dict[str, str | None] = stated.get("prompts") or {}
-    others = {"query", "document", *SYMMETRIC_TYPES, *map(documents_name, prompts)}
-    return {name: text or "" for name, text in prompts.items() if name not in others}
-
-
-def saved_instructions(folder: Path, template: str) -> dict[str, str]:
-    """Task instructions by name, stored in the folder as prompts for sentence-transformers.
-
-    Args:
-        template: the model's `instruction_template`, which made the prompts of them.
-    """
-    before, _, behind = template.partition("{instruction}")
-    return {
-        name: prompt.removeprefix(before).removesuffix(behind)
-        for name, prompt in saved_prompts(folder).items()
-        if prompt
-    }
 
 
 def read_settings(folder: Path, *, dtype: Dtype | None = None) -> ModelConfig:

@@ -37,7 +37,7 @@ def save_with_corpus(
     from rayembed.models.encoding import corpus_context
     from rayembed.models.export import check_target
     from rayembed.models.load import check_loadable, load_model, saved_dtype
-    from rayembed.models.saved_folder import saved_instructions
+    from rayembed.models.saved_prompts import saved_instructions
 
     check_target(output)
     folder = resolve_model(reference)
@@ -57,7 +57,7 @@ def save_with_corpus(
         raise DataError("the corpus has no document that is not empty")
     model = load_model(folder, dtype=saved_dtype(folder))  # another may have embedded
     model.set_corpus(context)
-    model.save(output, instructions=saved_instructions(folder, model.config.template or ""))
+    model.save(output, instructions=saved_instructions(folder, model.config))
     if (told := read_compression(folder)) is not None:
         write_compression(output, told)  # its weights are the same
     return len(context)

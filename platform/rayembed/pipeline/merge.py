@@ -44,7 +44,7 @@ def merge_models(
     from rayembed.models.export import check_target
     from rayembed.models.load import load_model, saved_dtype
     from rayembed.models.merge import check_shares, merge
-    from rayembed.models.saved_folder import saved_instructions
+    from rayembed.models.saved_prompts import saved_instructions
     from rayembed.pipeline.checkpoint_models import models_of
 
     shares = check_shares(method, len(references), shares)
@@ -70,6 +70,6 @@ def merge_models(
     merged = merge(method, weights, shares)
     last = load_model(folders[-1], dtype=saved_dtype(folders[-1]))
     last.load_state_dict(merged)
-    last.save(output, instructions=saved_instructions(folders[-1], last.config.template or ""))
+    last.save(output, instructions=saved_instructions(folders[-1], last.config))
     made_of = {"method": method, "models": list(references), "shares": list(shares)}
     (output / MERGE_FILE).write_text(json.dumps(made_of, indent=2) + "\n")

@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import (
@@ -18,7 +18,6 @@ from rayembed.assets.storage import (
     write_atomic,
 )
 from rayembed.config.run import Run
-from rayembed.config.types import Role
 from rayembed.models.kept_zeros import carry_compression
 from rayembed.training.weights import load_weights, weights_digest
 
@@ -34,8 +33,7 @@ def export(run: Run, weights: str | None, folder: str) -> None:
     Raises:
         RayembedError: the backbone or the weights cannot be had, or the storage refuses the model.
     """
-    # Prompts of the roles' names are what every text gets.
-    instructions = {n: text for n, text in run.instructions.items() if n not in get_args(Role)}
+    instructions = run.instructions
     defaults = run.default_instructions()
     values: dict[str, Any] = {"run": run.fingerprint, "weights": "untrained"}
     values["instructions"] = instructions
