@@ -16,11 +16,13 @@ from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.graph import GraphConfig
 from rayembed.config.settings import parse
 from rayembed.errors import WorkerError
-from rayembed.evaluation import code_version as software
-from rayembed.evaluation import rayembed_spec
-from rayembed.evaluation.code_version import code_of, code_version, meaning
+from rayembed.evaluation import code_version as scoring
+from rayembed.evaluation import own_set, rayembed_spec
+from rayembed.evaluation.code_version import code_of, code_version
 from rayembed.evaluation.make_spec import make_spec
+from rayembed.models import code_version as software
 from rayembed.models.biencoder.config import BiEncoderConfig
+from rayembed.models.code_version import meaning
 from rayembed.pipeline import evaluate as pipeline
 
 REAL = software.version
@@ -60,6 +62,12 @@ def test_what_is_said_of_code_does_not_count_and_what_it_does_counts():
         ("evaluation/sentence_spec.py", True),
         ("search/exact.py", False),
         ("evaluation/prompts.py", False),
+        ("evaluation/own_set.py", False),
+        ("evaluation/own_data.py", False),
+        ("evaluation/own_tables.py", False),
+        ("evaluation/averages.py", False),
+        ("evaluation/air_bench/scores.py", False),
+        ("data/sources/rows.py", False),
     ],
 )
 def test_a_fix_in_a_checkout_is_another_version(module, vectors, monkeypatch):
@@ -70,11 +78,11 @@ def test_a_fix_in_a_checkout_is_another_version(module, vectors, monkeypatch):
         text = read(path, encoding)
         return f"{text}\nFIXED = True\n" if path.as_posix().endswith(f"rayembed/{module}") else text
 
-    software._source.cache_clear()
+    software.source_version.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(software.Path, "read_text", fixed)
         after = code_version()
-    software._source.cache_clear()
+    software.source_version.cache_clear()
     assert after.scores != before.scores
     assert (after.vectors != before.vectors) == vectors
     assert code_version() == before
@@ -97,30 +105,114 @@ def test_libraries_count_and_the_hardware_that_they_are_built_for_does_not(insta
     assert code_version("sentence-transformers").vectors != before.vectors
 
 
+ROOT = Path(software.__file__).parents[1]
+
 OF_NO_VECTOR = {
-    "ahead",
-    "assets.cache",
-    "assets.finite",
-    "config.adaptation",
-    "config.settings",
-    "cores",
-    "errors",
-    "progress",
-    "quiet",
+    "ahead.py",
+    "assets/cache.py",
+    "assets/finite.py",
+    "config/adaptation.py",
+    "config/credentials.py",
+    "config/document.py",
+    "config/settings.py",
+    "errors.py",
 }
 """What models import of other rooms and no vector depends on."""
 
+OF_NO_SCORE = {
+    "assets",  # files as they lie
+    "config",  # settings count by their values
+    "data/exchange.py",
+    "data/parts.py",  # records of training data
+    "data/shuffle.py",
+    "data/sources/building.py",
+    "data/sources/tasks.py",
+    "data/work_items.py",
+    "errors.py",
+    "evaluation/loader_code.py",  # refuses models
+    "evaluation/prompts_table.py",  # shows prompts
+    "evaluation/registered_folder.py",
+    "progress.py",
+    "quiet.py",
+    "tables.py",
+}
+"""What those who take scores import and no score depends on."""
+
+
+def imported(module):
+    """Modules of rayembed that one names, anywhere in it, as paths below the package."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rayembed."):
+            for name in node.names:
+                places = (f"{node.module}.{name.name}", node.module)
+                files = [ROOT.joinpath(*at.split(".")[1:]).with_suffix(".py") for at in places]
+                found |= {next(f for f in files if f.is_file()).relative_to(ROOT).as_posix()}
+    return found
+
+
+def is_among(module, parts):
+    return any(module == part or module.startswith(f"{part}/") for part in parts)
+
+
+def closure(modules, without):
+    """The modules and all that they import, but for what is left out and what only that imports."""
+    seen, waiting = set(), set(modules)
+    while waiting:
+        module = waiting.pop()
+        if module not in seen and not is_among(module, without):
+            seen.add(module)
+            waiting |= imported(module)
+    return seen
+
 
 def test_all_that_models_import_counts():
-    root = Path(software.__file__).parents[1]
-    imported = set()
-    for path in (root / "models").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rayembed."):
-                imported.add(node.module.removeprefix("rayembed."))
-    others = {name for name in imported if not name.startswith("models")} - OF_NO_VECTOR
-    assert {"config.pooling", "hardware"} <= others
-    assert {f"{name.replace('.', '/')}.py" for name in others} <= set(software._VECTORS)
+    models = {path.relative_to(ROOT).as_posix() for path in (ROOT / "models").rglob("*.py")}
+    found = closure(models, OF_NO_VECTOR)
+    assert {"config/pooling.py", "hardware.py"} <= found
+    assert not {module for module in found if not is_among(module, software.FORWARD_PASS)}
+    assert set().union(*map(imported, found)) >= OF_NO_VECTOR, "none is left out for nothing"
+
+
+def test_all_that_takes_scores_counts():
+    roots = {f"evaluation/{name}.py" for name in ("score", "run_scores", "own_set", "averages")}
+    roots |= {"evaluation/air_bench/job.py"}
+    counted = (*software.FORWARD_PASS, *scoring._SPECS, *scoring._SCORES)
+    beside = ("evaluation/code_version.py", *OF_NO_SCORE)
+    found = closure(roots, (*software.FORWARD_PASS, *beside))
+    assert {"evaluation/own_data.py", "search/tiles.py", "quantisation.py"} <= found
+    assert not {module for module in found if not is_among(module, counted)}
+    # None is left out, and nothing counts, for nothing.
+    named = set().union(*map(imported, found))
+    assert not {part for part in OF_NO_SCORE if not any(is_among(m, [part]) for m in named)}
+    assert not {part for part in scoring._SCORES if not (ROOT / part).exists()}
+
+
+def test_what_was_read_of_an_own_set_is_read_again_by_other_code(asked, monkeypatch, tmp_path):
+    run, _ = asked
+    (own,) = run.own_sets
+    first = own_set.retrieval_folders(own)["default"]
+    own_set._written_set.cache_clear()
+    assert own_set.retrieval_folders(own)["default"] == first
+    monkeypatch.setattr(own_set, "readers_version", lambda: "other")
+    own_set._written_set.cache_clear()
+    assert own_set.retrieval_folders(own)["default"] != first
+    own_set._written_set.cache_clear()
+
+
+def test_what_unpacks_quantised_weights_counts(installed, tmp_path):
+    folder = save_biencoder(tmp_path / "model")
+    settings = ModelUnderTest(reference=str(folder))
+    plain = make_spec(settings).code
+    path = folder / "config.json"
+    stated = json.loads(path.read_text())
+    path.write_text(json.dumps({**stated, "quantization_config": {"quant_method": "bitsandbytes"}}))
+    assert make_spec(settings).code == plain
+    method = {"quant_method": "compressed-tensors"}
+    path.write_text(json.dumps({**stated, "quantization_config": method}))
+    packed = make_spec(settings).code
+    installed["compressed-tensors"] = "99.0"
+    assert len({plain.vectors, packed.vectors, make_spec(settings).code.vectors}) == 3
 
 
 def test_a_graphs_runtime_and_an_architecture_of_ones_own_count(installed, tmp_path, monkeypatch):

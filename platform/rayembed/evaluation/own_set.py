@@ -38,6 +38,7 @@ from rayembed.config.own_sets import (
 )
 from rayembed.data.sources.files import list_pieces
 from rayembed.errors import ConfigError
+from rayembed.evaluation.code_version import readers_version
 from rayembed.evaluation.own_data import (
     CORPUS,
     JUDGEMENTS,
@@ -56,9 +57,6 @@ from rayembed.evaluation.own_tables import (
     write_tables,
 )
 from rayembed.evaluation.task_text import remember_prompt
-
-_LAYOUT = "2"
-"""Version of what is kept in the cache; another one is made anew."""
 
 MEASURES: Mapping[str, tuple[str, str]] = {
     "retrieval": ("Retrieval", "ndcg_at_10"),
@@ -173,7 +171,7 @@ def _written_set(path: str, split: str) -> Path:
     def fill(folder: Path) -> None:
         write_set(files, folder)
 
-    return filled(cache_folder() / "own-sets" / f"{files.key}-{_LAYOUT}", fill)
+    return filled(cache_folder() / "own-sets" / f"{files.key}-{readers_version()}", fill)
 
 
 @lru_cache(maxsize=64)
@@ -184,7 +182,7 @@ def _written_tables(splits: tuple[tuple[str, str], ...], form: Form) -> Path:
     def fill(folder: Path) -> None:
         write_tables(tables, form, folder)
 
-    return filled(cache_folder() / "own-sets" / f"{key}-{_LAYOUT}", fill)
+    return filled(cache_folder() / "own-sets" / f"{key}-{readers_version()}", fill)
 
 
 class _Own:

@@ -42,7 +42,13 @@ from rayembed.models.files import (
     count_parameters,
     weights_fingerprint,
 )
-from rayembed.models.load import check_loadable, load_model, saved_dtype, saved_widths
+from rayembed.models.load import (
+    check_loadable,
+    is_quantised_folder,
+    load_model,
+    saved_dtype,
+    saved_widths,
+)
 from rayembed.models.saved_folder import read_graph
 from rayembed.models.tokens import PrefixTokenizer
 from rayembed.quiet import without
@@ -322,7 +328,7 @@ def rayembed_spec(
         prompts=prompts,
         num_parameters=count_parameters(folder) if graph is None else _counted(folder),
         places=config.context_places,
-        code=code_of(config, graph),
+        code=code_of(config, graph, quantised=is_quantised_folder(folder, config)),
     )
 
 

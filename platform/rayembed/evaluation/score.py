@@ -25,7 +25,6 @@ from rayembed.config.evaluation import BM25
 from rayembed.config.yaml_text import write_yaml
 from rayembed.errors import ArtifactError, ConfigError, RayembedError
 from rayembed.evaluation.bm25 import Bm25
-from rayembed.evaluation.code_version import VECTORS, versions
 from rayembed.evaluation.jobs import TASK_RESULT, Done, Job, ScoreTask, TaskFactory, longest_first
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.plan import Scoring, find_results, retrieval_only
@@ -33,6 +32,7 @@ from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.here import finish
 from rayembed.evaluation.prompts_table import prompts_record, with_earlier_tasks
 from rayembed.evaluation.result_writer import ResultWriter, open_results
+from rayembed.models.code_version import VECTORS, versions
 
 logger = logging.getLogger(__name__)
 

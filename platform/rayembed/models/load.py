@@ -1,6 +1,7 @@
 """Loading of a model folder: rayembed's own, a published one, or an encoder in a usual format."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -9,8 +10,9 @@ from rayembed.config.model import ModelConfig
 from rayembed.errors import ArtifactError
 from rayembed.hardware import auto_precision, wide_enough
 from rayembed.models.architecture import Published, architecture_of, published_in
-from rayembed.models.backbones import torch_dtype
+from rayembed.models.backbones import is_quantised, torch_dtype
 from rayembed.models.build import shapes_of
+from rayembed.models.files import read_json
 from rayembed.models.runtime_model import check_graph, load_runtime_model
 from rayembed.models.saved_folder import (
     POOLING_FILE,
@@ -117,6 +119,16 @@ def saved_dtype(folder: Path) -> Dtype:
     own = (folder / SETTINGS_FILE).is_file()
     saved = (read_settings(folder) if own else published(folder).config).backbone.dtype
     return auto_precision().dtype if saved == "auto" else saved
+
+
+def is_quantised_folder(folder: Path, config: ModelConfig) -> bool:
+    """Whether a pretrained part of the model in a folder has quantised weights; reads JSON alone.
+
+    Args:
+        config: the model's settings.
+    """
+    files = {at / "config.json" for at in (folder, *part_folders(config, folder).values())}
+    return any(is_quantised(SimpleNamespace(**read_json(f))) for f in files if f.is_file())
 
 
 def saved_widths(folder: Path) -> tuple[int, ...]:

@@ -1,0 +1,123 @@
+"""The software that makes vectors, in a few characters: it decides them as weights do.
+
+Kept vectors, and what is made of them, carry it in what they are found by, so that nothing made by
+other code or other libraries is taken for what would be made now. Of rayembed's own source
+comments, docstrings and layout do not count.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from rayembed.config.document import fingerprint
+from rayembed.config.graph import RUNTIME_PACKAGES, GraphConfig
+from rayembed.config.model import ModelConfig
+
+_PACKAGE = __name__.partition(".")[0]
+
+VECTORS = ("rayembed", "tokenizers", "torch", "transformers")
+"""Packages by whose version a text's vector could be another."""
+
+QUANTISED = "compressed-tensors"
+"""The package that unpacks the weights of quantised models."""
+
+FORWARD_PASS = (
+    "models",
+    "assets/sentence_modules.py",
+    "config/architecture.py",
+    "config/backbone.py",
+    "config/graph.py",
+    "config/instructions.py",
+    "config/lora.py",
+    "config/model.py",
+    "config/pooling.py",
+    "config/table.py",
+    "config/types.py",
+    "distributed/expert_group.py",
+    "hardware.py",
+)
+"""Modules of rayembed by which a model's vector of a text could be another."""
+
+
+def vectors_version(
+    parts: Sequence[str], *, packages: Iterable[str] = (), modules: Iterable[str] = ()
+) -> str:
+    """Version of everything that could change the vectors of a way to embed.
+
+    Args:
+        parts: modules and folders of rayembed that it has beside the forward pass.
+        packages: further ones that embed.
+        modules: of other packages that embed, such as an architecture of the user's own.
+    """
+    made = [versions((*VECTORS, *packages)), source_version((*FORWARD_PASS, *parts))]
+    return fingerprint([*made, *map(_foreign_source, modules)])
+
+
+def packages_of(graph: GraphConfig | None, *, quantised: bool) -> list[str]:
+    """Further packages that embed with a model.
+
+    Args:
+        graph: what computes it in the place of torch; None: nothing does.
+        quantised: whether its weights are.
+    """
+    found = [] if graph is None else [RUNTIME_PACKAGES[graph.runtime]]
+    return [*found, QUANTISED] if quantised else found
+
+
+def foreign_modules(kinds: Sequence[type[ModelConfig]]) -> list[str]:
+    """Modules of other packages that the architectures of these settings stand in."""
+    members = {kind.__module__ for kind in kinds}
+    members |= {kind.architecture.partition(":")[0] for kind in kinds}
+    return sorted(name for name in members if not name.startswith(f"{_PACKAGE}."))
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Package → its version, without what a build for other hardware adds (`2.13.0+cpu`)."""
+    return {name: version(name).partition("+")[0] for name in sorted(packages)}
+
+
+@cache
+def source_version(parts: tuple[str, ...]) -> str:
+    """Fingerprint of the modules at these places of the package, without comments."""
+    root = Path(__file__).parents[1]
+    return fingerprint(
+        {
+            path.relative_to(root).as_posix(): meaning(path.read_text(encoding="utf-8"))
+            for part in parts
+            for path in _modules(root / part)
+        }
+    )
+
+
+@cache
+def _foreign_source(module: str) -> str:
+    """The meaning of a module of another package; empty where there is no text of it."""
+    found = find_spec(module)
+    path = None if found is None or found.origin is None else Path(found.origin)
+    return "" if path is None or path.suffix != ".py" else meaning(path.read_text(encoding="utf-8"))
+
+
+def meaning(source: str) -> str:
+    """The syntax tree of a module as text, without its docstrings and other bare strings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                setattr(node, name, [line for line in block if not _is_text(line)])
+    return ast.dump(tree)
+
+
+def _is_text(line: ast.AST) -> bool:
+    value = line.value if isinstance(line, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def _modules(place: Path) -> Iterator[Path]:
+    if place.suffix == ".py":
+        yield place
+    else:
+        yield from sorted(place.rglob("*.py"))
