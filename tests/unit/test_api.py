@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import safetensors.torch
 import torch
+from mlflow import MlflowClient
 from own_pairs import UNGUARDED, write_pairs
 from tiny_models import save_encoder
 
@@ -82,6 +83,28 @@ def test_pairs_become_a_better_model_with_scores(trained):
     assert made.run.stages[0].steps == round(3 * (249 - 24) / 16)
     assert made.version.startswith(f"models:/{made.run.name}/")
     assert "| stage 1: finetune |" in made._repr_markdown_()
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_training_whose_last_update_diverges_leaves_no_model(folder, rows, steps):
+    """No pass follows it: no step is dropped, or one, which its batch might be the reason of."""
+    given = (folder / "encoder", folder / "pairs.jsonl")
+    wide = {"output": folder / "diverged", "batch_size": 16, "steps": steps}
+    unscored = {
+        **{**FAST, "data.datasets.pairs.held_out": None},
+        "stages.finetune.optimizer.warmup_steps": 0,
+    }
+    made = rayembed.train(
+        *given, **wide, name=f"ordinary{steps}", learning_rate=1e-3, settings=unscored
+    )
+    assert made.version == f"models:/ordinary{steps}/1"
+    with pytest.raises(ArtifactError, match=r"no unit vectors.*lower the learning rate"):
+        rayembed.train(*given, **wide, name=f"wild{steps}", learning_rate=1e30, settings=unscored)
+    run = folder / "diverged" / "runs" / f"wild{steps}"
+    assert (run / "finetune" / "weights.safetensors").exists(), "it was trained to its end"
+    assert not [path for path in run.glob("models/**/*") if path.is_file()]
+    client = MlflowClient(f"sqlite:///{folder}/diverged/mlflow.db")
+    assert not client.search_model_versions(f"name = 'wild{steps}'")
 
 
 def test_one_text_is_one_vector(trained):

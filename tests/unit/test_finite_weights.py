@@ -7,8 +7,9 @@ import pytest
 import safetensors.torch
 import torch
 from sentence_transformers import SentenceTransformer
-from tiny_folders import save_tiny
+from tiny_folders import TINY, save_tiny
 from tiny_models import LINES, save_encoder
+from toy_model import ToyModel
 
 from rayembed.assets.finite import check_finite, check_finite_files, is_finite
 from rayembed.assets.hub_upload import upload_model
@@ -19,7 +20,11 @@ from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
+from rayembed.models.contract import EmbeddingModel, EmbedOutput
+from rayembed.models.encoding import check_vectors
 from rayembed.models.files import load_weights
+from rayembed.models.load import load_model
+from rayembed.models.sentence_module import SentenceModule
 from rayembed.registry.register import make_version
 from rayembed.training.checkpoint import expected_position, find_damage, save_checkpoint
 from rayembed.training.weights import read_made_of, write_weights
@@ -105,6 +110,55 @@ def test_an_export_is_refused_and_what_lies_there_stays(tmp_path, projections):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def runaway(model, rate):
+    """The model after one step of AdamW, whose first updates are as large as its learning rate."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(rate * torch.randn(parameter.shape, generator=generator).sign())
+    return model
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_finite_weights_whose_vectors_are_not_are_not_exported_either(tmp_path, kind):
+    folder = tmp_path / "model"
+    ordinary = runaway(load_model(save_tiny(kind, tmp_path / "start")), 1e-4)
+    ordinary.save(folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    model = runaway(load_model(tmp_path / "start"), 1e30)
+    check_finite(model.state_dict().items(), "the control: by its weights it is a model")
+    with pytest.raises(ArtifactError, match=r"3 of 3 short texts are no unit vectors .*nan"):
+        model.save(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    with pytest.raises(ArtifactError, match="no unit vectors"):
+        SentenceModule(model).save(str(tmp_path / "by sentence-transformers"))
+    assert not (tmp_path / "by sentence-transformers").exists()
+
+
+class OfZeros(EmbeddingModel):
+    """A model whose vectors are divided by the root of their sum of squares, which overflows."""
+
+    dimensions = (4,)
+    length = math.inf
+
+    def __init__(self):
+        super().__init__()
+        self.tokenizer = ToyModel().tokenizer
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, batch, context=None):
+        return EmbedOutput(self.weight.expand(len(batch["input_ids"]), 4) / self.length)
+
+
+def test_a_vector_of_zeros_is_none():
+    model = OfZeros()
+    with pytest.raises(ArtifactError, match=r"the model: .*begins with \[0\.0, 0\.0, 0\.0\]"):
+        check_vectors(model, "the model")
+    model.length = 2
+    check_vectors(model, "the model")
+
+
 def model_with_a_nan(folder):
     """A saved model of which one number was made NaN on disk."""
     save_tiny("nvembed", folder)  # whose module is ours
@@ -138,6 +192,40 @@ def test_no_other_way_hands_them_on(tmp_path, way):
         ways_out(folder, tmp_path / "target")[way]()
     assert not list((tmp_path / "target").rglob("*.safetensors"))
     assert not list((tmp_path / "target").rglob("graph*"))
+
+
+def model_that_overflows(folder):
+    """A saved model of which the head's finite weights were made large on disk."""
+    path = save_tiny("nvembed", folder) / "pooling.safetensors"
+    large = {name: value * 1e25 for name, value in safetensors.torch.load_file(path).items()}
+    path.unlink()  # its content may be shared with other tests
+    safetensors.torch.save_file(large, path)
+    check_finite_files(folder)
+    return folder
+
+
+@pytest.mark.parametrize("way", ["saved by sentence-transformers", "int8", "a graph"])
+def test_no_way_that_holds_a_model_hands_on_one_that_overflows(tmp_path, way):
+    folder = model_that_overflows(tmp_path / "model")
+    with pytest.raises(ArtifactError, match="no unit vectors"):
+        ways_out(folder, tmp_path / "target")[way]()
+    assert not list((tmp_path / "target").rglob("*.safetensors"))
+    assert not list((tmp_path / "target").rglob("graph*"))
+
+
+def test_quantised_weights_that_overflow_are_refused(tmp_path, monkeypatch):
+    source = Source(save_tiny("nvembed", tmp_path / "model"), [])
+    Int8().compress(source, tmp_path / "ordinary")
+    ordinary = Int8.weights
+
+    def too_large(*given):
+        made = ordinary(*given)
+        return {name: one._replace(scale=one.scale * 1e30) for name, one in made.items()}
+
+    monkeypatch.setattr(Int8, "weights", too_large)
+    with pytest.raises(ArtifactError, match="no unit vectors"):
+        Int8().compress(source, tmp_path / "target")
+    assert not (tmp_path / "target").exists()
 
 
 def test_pickled_weights_are_looked_at_too(tmp_path):

@@ -12,7 +12,7 @@ from rayembed.compression.prune import empty_model, new_folder, save_like, write
 from rayembed.config.settings import nearest
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.architecture import architecture_of
-from rayembed.models.encoding import encode
+from rayembed.models.encoding import PROBES, encode
 from rayembed.models.export import check_target
 from rayembed.models.layers import layers_of
 from rayembed.models.load import load_model, saved_dtype
@@ -20,9 +20,6 @@ from rayembed.models.transformer_model import TransformerModel
 
 if TYPE_CHECKING:
     from rayembed.compression.layers import Layers
-
-_TEXTS = ("a", "7 wonders of the ancient world", "Paris is the capital of France.")
-"""What a written model is compared by where no texts are given."""
 
 
 def check_layers(way: "Layers", folder: Path) -> None:
@@ -92,7 +89,7 @@ def check_same(model: TransformerModel, folder: Path, texts: Sequence[Calibratio
     Raises:
         ArtifactError: it does not, or it cannot be loaded.
     """
-    some = [text.text for text in texts[:8]] or list(_TEXTS)
+    some = [text.text for text in texts[:8]] or list(PROBES)
     written = load_model(folder, dtype=saved_dtype(folder))
     vectors, expected = (encode(one, some, role="document") for one in (written, model))
     if not np.array_equal(vectors, expected):

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rayembed.assets.finite import check_finite_files
 from rayembed.compression.contract import CalibrationText, Compressed, Source
 from rayembed.compression.cut_layers import removed
 from rayembed.compression.matrices import shares
-from rayembed.compression.prune import empty_model, new_folder, save_like, write_told
+from rayembed.compression.prune import empty_model, new_folder, write_told
 from rayembed.compression.tokenizer_json import (
     check_kind,
     ids_of_processors,
@@ -21,12 +22,13 @@ from rayembed.compression.tokenizer_json import (
 )
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.architecture import architecture_of
-from rayembed.models.encoding import encode
-from rayembed.models.export import check_target
+from rayembed.models.backbones import check_not_quantised
+from rayembed.models.encoding import check_vectors, encode
+from rayembed.models.export import check_target, write_files
 from rayembed.models.files import read_json, write_json
 from rayembed.models.load import load_model, saved_dtype
 from rayembed.models.saved_folder import part_folder
-from rayembed.models.saved_prompts import given_prompts, saved_prompts
+from rayembed.models.saved_prompts import given_prompts, saved_instructions, saved_prompts
 from rayembed.models.tokens import without_settings
 from rayembed.models.transformer_model import TransformerModel
 
@@ -60,6 +62,7 @@ def cut_vocabulary(way: "Vocabulary", source: Source, output: Path) -> Compresse
         )
     check_vocabulary(source.folder)
     model = load_model(source.folder, dtype=saved_dtype(source.folder))
+    check_not_quantised(model.parts)
     before = shares(model, ())
     prompts = given_prompts(saved_prompts(source.folder), model.config.prompt("")).values()
     written_texts = [*_as_read(model, source.texts), *prompts]
@@ -74,10 +77,15 @@ def cut_vocabulary(way: "Vocabulary", source: Source, output: Path) -> Compresse
         architecture_of(model.config).cut_vocabulary(model.parts[name], ids)
     told = removed(before, shares(model, ()))
     with new_folder(output) as written:
-        save_like(model, source.folder, written)
+        written.mkdir()
+        # Not by `save`: between its embeddings and the whole tokenizer the model embeds nothing.
+        instructions = saved_instructions(source.folder, model.config)
+        write_files(model, written, instructions=instructions)
         for name, pretrained in model.part_tokenizers.items():
             _write_tokenizer(part_folder(written, name), pretrained, kept[name])
+        check_finite_files(written)
         read = load_model(written, dtype=saved_dtype(written))
+        check_vectors(read, way.label)
         for name, pretrained in model.part_tokenizers.items():
             texts = written_texts if whole else []
             _check_pieces(name, pretrained, read.part_tokenizers[name], texts)

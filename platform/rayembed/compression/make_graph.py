@@ -18,7 +18,7 @@ from rayembed.config.graph import GraphConfig
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.compressed import read_compression, write_compression
 from rayembed.models.contract import Tokens
-from rayembed.models.encoding import corpus_context, encode_tokens
+from rayembed.models.encoding import PROBES, check_vectors, corpus_context, encode_tokens
 from rayembed.models.export import check_target, write_graph_files
 from rayembed.models.load import load_model
 from rayembed.models.runtime_model import no_training
@@ -36,9 +36,6 @@ LARGEST_BYTES = 2_000_000_000
 
 _FLOAT_ERROR = 1e-4
 """Maximum difference of a float32 graph's unit vectors from the model's, number by number."""
-
-_PROBES = ("Paris", "the quick brown fox jumps over the lazy dog", "7 wonders of the world")
-"""Texts that a graph is compared on where there are no calibration texts."""
 
 
 def check_traceable(way: "CpuGraph", folder: Path) -> None:
@@ -59,7 +56,7 @@ def check_traceable(way: "CpuGraph", folder: Path) -> None:
 
 def make_graph(way: "CpuGraph", source: Source, output: Path) -> Compressed:
     """Write the graphs of a model into the folder `output`; raises as `CpuGraph.compress`, and an
-    ArtifactError where a weight is not finite.
+    ArtifactError where a weight is not finite, or what the model gives for a text.
     """
     check_target(output)
     _check_weights(source.folder)
@@ -70,6 +67,7 @@ def make_graph(way: "CpuGraph", source: Source, output: Path) -> Compressed:
         )
     model = load_model(source.folder, dtype="float32").eval()
     check_finite(model.state_dict().items(), f"the model {str(source.folder)!r}")
+    check_vectors(model, f"the model {str(source.folder)!r}")
     _check_size(model)
     chosen = [] if way.precision == "float32" else matrices_of(model, way.skip)
     tokens = _tokens(model, source.texts[: way.max_texts])
@@ -139,7 +137,7 @@ def _write_graph(
 
 
 def _tokens(model: TransformerModel, texts: Sequence[CalibrationText]) -> list[Tokens]:
-    given = texts or [CalibrationText(text) for text in _PROBES]
+    given = texts or [CalibrationText(text) for text in PROBES]
     return [
         model.tokenizer(
             [one.text],
@@ -156,7 +154,7 @@ def _context(model: Any, texts: Sequence[CalibrationText]) -> Tensor:
     if model.corpus is not None and len(model.corpus):
         corpus: Tensor = model.corpus
         return corpus
-    documents = [one.text for one in texts if one.role == "document"] or list(_PROBES)
+    documents = [one.text for one in texts if one.role == "document"] or list(PROBES)
     found = corpus_context(model, documents)
     return model.no_context() if found is None else found
 

@@ -26,6 +26,7 @@ from rayembed.compression.prune import (
 )
 from rayembed.config.compression import Scheme
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.encoding import check_vectors
 from rayembed.models.export import check_target
 from rayembed.models.files import load_weights, read_header, read_json, weight_paths, write_json
 from rayembed.models.load import load_model, saved_dtype
@@ -233,7 +234,8 @@ def _quantization_config(scheme: Scheme, ignored: Sequence[str]) -> dict[str, An
 def _check_written(
     way: "Quantised", model: TransformerModel, weights: Mapping[str, Quantity], folder: Path
 ) -> None:
-    """Check types in the files, and that the model comes back with the weights that were made.
+    """Check types in the files, and that the model comes back with the weights that were made and
+    embeds texts.
 
     Raises:
         ArtifactError: it does not.
@@ -244,7 +246,8 @@ def _check_written(
         for path in weight_paths(part_folder(folder, name))
         for key, value in read_header(path).items()
     }
-    back = load_model(folder, dtype=saved_dtype(folder)).state_dict()
+    read = load_model(folder, dtype=saved_dtype(folder))
+    back = read.state_dict()
     for name, (values, scale) in weights.items():
         expected = (values.float() * scale.float()).to(back[name].dtype)
         if stored.get(name) != _STORED[way.scheme] or not torch.equal(back[name], expected):
@@ -252,3 +255,4 @@ def _check_written(
                 f"{way.label}: {name} was written as {stored.get(name)} or came back with other "
                 "weights; nothing is left of the attempt"
             )
+    check_vectors(read, way.label)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rayembed.config.settings import nearest
 from rayembed.config.types import Role
-from rayembed.errors import ConfigError, DataError
+from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.models.contract import EmbeddingModel, EmbedOutput, Tokens, cost
 from rayembed.models.passes import ahead, passes
 
@@ -27,6 +27,12 @@ _CPU_TEXTS, _GPU_TEXTS = 65_536, 2048
 On CPUs the tokens' memory decides: tokenising takes from encoding what it gains. A GPU waits for
 the first texts alone, and packs what is not sorted as well."""
 _CPU_TOKENS, _GPU_TOKENS = 2048, 16384
+
+PROBES = ("Paris", "the quick brown fox jumps over the lazy dog", "7 wonders of the world")
+"""Texts that a model is tried on where none are given."""
+
+_UNIT_ERROR = 0.01
+"""Maximum difference of a vector's length from 1; models normalise in float32."""
 
 
 @torch.inference_mode()
@@ -174,6 +180,34 @@ def corpus_context(
     number = model.max_context if model.max_context is not None else sys.maxsize
     chosen = random_documents(documents, number, seed=seed)
     return encode_context(model, chosen) if chosen else None
+
+
+def check_vectors(model: EmbeddingModel, what: str) -> None:
+    """Raise unless the model's vectors of `PROBES` are unit vectors, of finite numbers.
+
+    Costs a pass over some 25 tokens, and of a model that takes a context another one for that of
+    the same texts. Finite weights alone do not tell: products of large ones overflow, and no pass
+    follows the last update of a training.
+
+    Args:
+        what: the model, for the message.
+
+    Raises:
+        ArtifactError: one is not.
+    """
+    context = corpus_context(model, PROBES) if model.uses_context else None
+    vectors = encode(model, PROBES, role="document", instruction="", context=context)
+    # Infinite sums of squares make vectors of zeros. Written so that NaN fails.
+    right = np.abs(np.linalg.norm(vectors, axis=1) - 1) < _UNIT_ERROR
+    if not right.all():
+        bad = int(np.flatnonzero(~right)[0])
+        raise ArtifactError(
+            f"{what}: its vectors of {int((~right).sum())} of {len(PROBES)} short texts are no "
+            f"unit vectors (that of {PROBES[bad]!r} begins with {vectors[bad, :3].tolist()}), "
+            "although its weights are finite: they overflow, so nothing can be searched with it "
+            "and it is not handed on. Training has diverged, or its start was such: lower the "
+            "learning rate, or warm up longer, and train under another --name"
+        )
 
 
 def random_documents(documents: Iterable[str], number: int, *, seed: int) -> list[str]:

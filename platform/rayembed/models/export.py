@@ -25,6 +25,7 @@ from rayembed.errors import ArtifactError
 from rayembed.models.architecture import SentenceModule, architecture_of
 from rayembed.models.backbones import check_not_quantised
 from rayembed.models.contract import settings_of
+from rayembed.models.encoding import check_vectors
 from rayembed.models.files import write_json
 from rayembed.models.lora import merged_state
 from rayembed.models.saved_folder import (
@@ -49,7 +50,7 @@ def save_model(
 
     Raises:
         ArtifactError: the folder holds something else than a model of rayembed, or a weight is not
-            finite; the folder stays as it is.
+            finite, or what the model gives for a text; the folder stays as it is.
         ConfigError: the model is quantised.
     """
     check_not_quantised(model.parts)
@@ -61,6 +62,7 @@ def save_model(
         written.mkdir()
         write_files(model, written, instructions=instructions)
         check_finite_files(written)
+        check_vectors(model, f"the model {str(folder)!r}")
         if folder.exists():
             folder.rename(temporary / "replaced")
         written.rename(folder)

@@ -67,6 +67,9 @@ class TransformerModel(EmbeddingModel):
 
         Args:
             instructions: task definitions by name, kept as prompts for sentence-transformers.
+
+        Raises:
+            ArtifactError: as `save_model`; nothing is written.
         """
         from rayembed.models.export import save_model
 
