@@ -4,7 +4,8 @@ b sequences of this worker, N masked tokens of the global batch, W workers.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from rayembed.distributed.collectives import (
     world_size,
 )
 from rayembed.distributed.grad_cache import Backward
-from rayembed.errors import DataError
+from rayembed.errors import DataError, DivergenceError
 from rayembed.models.contract import load_trainable_state, moved, pinned, to_device
 from rayembed.models.micro_batches import cut_by_length
 from rayembed.models.nomic_moe.adaptation import (
@@ -52,6 +53,8 @@ PERPLEXITY = "perplexity"
 MASKED_ACCURACY = "masked_accuracy"
 HELD_OUT = "held_out"
 
+_TOLD = 3
+"""Figures that are not finite that an error names."""
 
 _LANGUAGE = "language"
 """Entry of a micro-batch: (n,) int64 number of each masked token's language."""
@@ -171,6 +174,9 @@ class MaskedLanguage(Objective):
     ) -> dict[str, float]:
         """Perplexity and share of masked words that are named, over all tokens of the batches and
         of each language; all workers call it, each with its own share of the batches.
+
+        Raises:
+            DataError: no token of the batches is masked.
         """
         tally = _Tally(len(self.languages), settings.device)
         for batch in batches:
@@ -182,7 +188,13 @@ class MaskedLanguage(Objective):
                 if number < own:
                     tally.add(found, micro[_LANGUAGE])
         (told,) = read_together(summed(tally.sums))
-        return self._metrics(*told)
+        loss, correct, count = told
+        if not count.sum():
+            raise DataError(
+                "no token of the held-out batches is masked, so they have no perplexity; raise "
+                "training.held_out.masking.probability or training.held_out.batches"
+            )
+        return self._metrics(loss, correct, count)
 
     def _collated(self, batch: MaskedBatch, settings: StepSettings) -> CollatedMasked:
         lengths = [len(ids) for ids in batch.input_ids]
@@ -254,7 +266,8 @@ def _of_all_workers(ready: CollatedMasked, device: torch.device) -> tuple[int, i
 
 class HeldOutScores(Callback):
     """Adds to the records of due steps what the model makes of the held-out batches, as
-    `held_out/masked_accuracy`, `held_out/perplexity` and the same of each language.
+    `held_out/masked_accuracy`, `held_out/perplexity` and the same of each language; a perplexity
+    that is not finite ends the run.
 
     Args:
         every_steps: steps between two scores; None: the last step alone.
@@ -268,7 +281,11 @@ class HeldOutScores(Callback):
         self._trainer = trainer
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Score a due step."""
+        """Score a due step.
+
+        Raises:
+            DivergenceError: a perplexity is not finite; the same on all workers.
+        """
         trainer, step = self._trainer, record["step"]
         if step < trainer.stage.steps and (self._every is None or step % self._every):
             return
@@ -279,7 +296,22 @@ class HeldOutScores(Callback):
         engine.model.eval()
         found = objective.score(engine.forward, map(make, plan.held_out), trainer.settings)
         engine.model.train()
+        self._check(found, record)
         record.update({f"{HELD_OUT}/{name}": value for name, value in found.items()})
+
+    def _check(self, found: Mapping[str, float], record: StepRecord) -> None:
+        bad = [name for name, value in found.items() if not math.isfinite(value)]
+        if bad:
+            told = ", ".join(f"{HELD_OUT}/{name} {found[name]:g}" for name in bad[:_TOLD])
+            more = f" and {len(bad) - _TOLD} more" if len(bad) > _TOLD else ""
+            raise DivergenceError(
+                f"stage {record['stage']!r}: what the encoder makes of the held-out batches after "
+                f"step {record['step']} is not finite ({told}{more}; loss {record['loss']:.4g}, "
+                f"learning rate {record['learning_rate']:.3g}): it tells no word from another. No "
+                "checkpoint was made of it, and no encoder handed on. Most often the learning rate "
+                "is too high: lower training.optimizer.learning_rate or raise "
+                "training.optimizer.warmup_steps, and adapt under another --name"
+            )
 
 
 class _Tally:

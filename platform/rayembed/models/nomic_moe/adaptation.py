@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -15,11 +16,16 @@ from rayembed.assets.finite import check_finite
 from rayembed.config.adaptation import RotaryEncoderConfig
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.backbones import torch_dtype
+from rayembed.models.encoding import PROBES
 from rayembed.models.files import read_json
 from rayembed.models.nomic_moe.checkpoint import read_weights
 from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.models.nomic_moe.encoder import NomicEncoder
-from rayembed.models.nomic_moe.masked_language import MaskedLanguageHead, MaskedLanguageModel
+from rayembed.models.nomic_moe.masked_language import (
+    MaskedLanguageHead,
+    MaskedLanguageModel,
+    collate_masked,
+)
 from rayembed.models.nomic_moe.shape import is_nomic_layout, shape_of
 from rayembed.models.nomic_moe.start import empty_encoder, load_start
 from rayembed.models.start import part_within
@@ -180,16 +186,38 @@ def save_adapted(
         tokenizer_from: the folder that the model was loaded from.
 
     Raises:
-        ArtifactError: a weight is not finite; nothing is written then.
+        ArtifactError: a weight is not finite, or what the model predicts; nothing is written then.
     """
+    transformer = part_within(tokenizer_from, "backbone")
+    tokenizer = pretrained_tokenizer(transformer)
     check_finite(model.state_dict().items(), f"the encoder {str(folder)!r}")
+    _check_predicts(model, tokenizer, f"the encoder {str(folder)!r}")
     model.encoder.save_pretrained(str(folder))
     head = {name: value.contiguous() for name, value in model.head.state_dict().items()}
     safetensors.torch.save_file(head, folder / HEAD_FILE, metadata={"format": "pt"})
-    transformer = part_within(tokenizer_from, "backbone")
-    pretrained_tokenizer(transformer).save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
     for path in folder.iterdir():
         os.chmod(path, 0o644)  # noqa: PTH101
+
+
+@torch.inference_mode()
+def _check_predicts(model: MaskedLanguageModel, tokenizer: Any, what: str) -> None:
+    """Check that the first token of each of `PROBES` has a finite probability."""
+    rows = [np.array(tokenizer(text)["input_ids"]) for text in PROBES]
+    first = np.zeros(1, dtype=np.int64)
+    words = [row[first] for row in rows]
+    batch = collate_masked(rows, [first] * len(rows), words, tokenizer.pad_token_id or 0)
+    was_training = model.training
+    losses = model.eval()(batch).losses
+    model.train(was_training)
+    if not losses.isfinite().all():
+        raise ArtifactError(
+            f"{what}: the losses of a token of {len(PROBES)} short texts are {losses.tolist()}, "
+            "although its weights are finite: they overflow, so it tells no words apart and is "
+            "not handed on. Training has diverged, or its start was such: lower "
+            "training.optimizer.learning_rate, or raise training.optimizer.warmup_steps, and "
+            "adapt under another --name"
+        )
 
 
 def _dense(config: RotaryEncoderConfig) -> NomicMoeConfig:
