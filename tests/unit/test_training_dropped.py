@@ -18,6 +18,7 @@ from rayembed.errors import DivergenceError
 from rayembed.models.nomic_moe.masked_language import Predictions
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training import step as step_module
+from rayembed.training.contrastive import CONTRASTIVE
 from rayembed.training.dropped import mean_of_finite, without_gradient_unless_finite
 from rayembed.training.masked import MaskedLanguage
 from rayembed.training.step import EngineModule, StepReport, StepSettings, run_step
@@ -123,7 +124,8 @@ def test_so_many_in_a_row_end_the_run_and_leave_the_last_checkpoint():
     assert train({5, 6, 7, 8, 10, 11}, every=1)[2] is None, "not in a row"
     assert "another --name." in text.splitlines()[-1]
     assert "look at their rows" not in text, "this job has no option for it"
-    assert "(--show finetune:8)" in train({5, 6, 7, 8, 9}, trace="--show")[2]
+    traced = train({5, 6, 7, 8, 9}, trace=CONTRASTIVE.trace)[2]
+    assert "look at their rows (--trace-batch finetune:8 behind the training's command)" in traced
     assert "No checkpoint was made before" in train({1, 2}, limit=2)[2]
     assert train({1}, limit=2)[2] is None
     assert "step 1 was dropped" in train({1}, limit=1)[2]

@@ -32,7 +32,7 @@ from rayembed.training.trainer import Objective
 class EmbeddingObjective(Objective):
     """Queries near their positives, far from other candidates; the loss is the stage's."""
 
-    trace = "--trace-batch of the training job"
+    trace = "--trace-batch"
 
     def check(self, stage: StageConfig) -> None:
         """Return when the stage's loss is one of embeddings."""

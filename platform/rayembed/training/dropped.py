@@ -119,5 +119,6 @@ class DroppedSteps:
             return ""
         return (
             " If only some batches do it, look at their rows "
-            f"({self._trace} {self._course.name}:{step}) and take out what is broken there."
+            f"({self._trace} {self._course.name}:{step} behind the training's command) and take "
+            "out what is broken there."
         )
