@@ -14,7 +14,7 @@ _COUNTED = re.compile("count|false|has|is|max|min|no?|not|num|number|share|total
 `false_negatives`), whatever else they name."""
 
 _NEGATIVE = re.compile(
-    "(hard)?neg(ative)?s?|rejected|contradictions?|distractors?|irrelevant|nonrelevant"
+    "(hard)?(neg|negative)s?|rejected|contradictions?|distractors?|irrelevant|nonrelevant"
 )
 _WRONG = re.compile("wrong|incorrect")
 _TEXT = re.compile(
