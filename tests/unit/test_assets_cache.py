@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from garbling import damaged
 
 from rayembed.assets.cache import cache_folder, filled, is_complete, mark_used, remove_unused
 from rayembed.errors import AssetError
@@ -49,6 +50,26 @@ def test_an_incomplete_entry_is_made_again(tmp_path, damage):
     filled(entry, _fill)
     assert file.read_text() == "hello"
     assert is_complete(entry)
+
+
+@pytest.mark.parametrize("name", ["files/a/b.txt", "manifest.json"])
+def test_a_flipped_bit_of_a_checked_entry_is_never_used(tmp_path, name):
+    entry = tmp_path / "entry"
+    file = filled(entry, _fill, checked=True) / "a" / "b.txt"
+    filled(entry, _never, checked=True)
+    whole = (entry / name).read_bytes()
+    for place in range(40):
+        (entry / name).write_bytes(damaged(whole, "flip", f"{name} {place}"))
+        assert not is_complete(entry, checked=True)
+        filled(entry, _fill, checked=True)
+        assert file.read_text() == "hello"
+        assert is_complete(entry, checked=True)
+    file.write_text("hallo")
+    assert not is_complete(entry, checked=True)
+    # The control: where sizes alone are compared, it is used.
+    filled(tmp_path / "other", _fill)
+    (tmp_path / "other" / "files" / "a" / "b.txt").write_text("hallo")
+    assert is_complete(tmp_path / "other")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, AssetError, RuntimeError])

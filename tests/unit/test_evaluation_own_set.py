@@ -1,8 +1,10 @@
 """The user's own queries, documents and judgements as a task of mteb."""
 
 import gzip
+import hashlib
 import json
 import math
+import os
 import pickle
 from pathlib import Path
 
@@ -11,9 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from garbling import damaged
 from s3_server import BUCKET, s3_server
 from word_encoder import WordEncoder, word_vectors
 
+from rayembed.assets.cache import filled
 from rayembed.assets.storage import write_atomic
 from rayembed.config.own_sets import RetrievalSet
 from rayembed.config.settings import parse
@@ -176,6 +180,65 @@ def test_a_set_is_read_once_and_again_when_it_changes(tmp_path, cache, monkeypat
     (folder / "queries.jsonl").write_text(lines([{"_id": n, "text": "other"} for n in QUERIES]))
     own_task("Own", str(folder)).load()
     assert len(written) == 2
+
+
+def content_of(own: OwnTask):
+    """Revision and content, as another process finds them."""
+    own_set._written_set.cache_clear()
+    task = own.load()
+    task.load_data()
+    data = task.dataset["default"]["test"]
+    found = data["corpus"].to_dict(), data["queries"].to_dict(), data["relevant_docs"]
+    return task.metadata.revision, found
+
+
+@pytest.mark.parametrize("name", ["corpus.arrow", "queries.arrow", "qrels.arrow", "about.json"])
+def test_a_flipped_bit_in_the_cache_is_not_scored(tmp_path, cache, caplog, name):
+    own = own_task("Own", str(write(tmp_path / "set")))
+    wanted = content_of(own)
+    (file,) = (cache / "own-sets").glob(f"*/files/{name}")
+    whole = file.read_bytes()
+    for place in range(15):
+        replace_file(file, damaged(whole, "flip", f"{name} {place}"))
+        assert content_of(own) == wanted
+        assert file.read_bytes() == whole, "it is made anew"
+    assert caplog.text.count("incomplete or damaged and is made again") == 15
+
+
+def test_without_digests_a_flipped_bit_would_be_another_text(tmp_path, cache, monkeypatch):
+    """The control of the test before."""
+    monkeypatch.setattr(own_set, "filled", lambda entry, fill, checked: filled(entry, fill))
+    own = own_task("Own", str(write(tmp_path / "set")))
+    wanted = content_of(own)
+    (file,) = (cache / "own-sets").glob("*/files/corpus.arrow")
+    replace_file(file, file.read_bytes().replace(b"tulips", b"tulipr"))
+    revision, (corpus, *_) = content_of(own)
+    assert revision == wanted[0]
+    assert corpus["text"][2] == "roses and tulipr grow in a garden"
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Write a file anew; one that is mapped keeps what it had."""
+    file.unlink()
+    file.write_bytes(content)
+
+
+def test_a_set_is_read_once_to_be_checked_by_a_process(tmp_path, cache, monkeypatch):
+    own = own_task("Own", str(write(tmp_path / "set")))
+    content_of(own)
+    size = sum(file.stat().st_size for file in (cache / "own-sets").glob("*/files/*"))
+    read = []
+    plain = hashlib.file_digest
+
+    def counted(file, digest):
+        read.append(os.fstat(file.fileno()).st_size)
+        return plain(file, digest)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    content_of(own)  # another process
+    assert own.num_texts == 8
+    own.load().load_data()
+    assert sum(read) == size
 
 
 def test_all_bad_rows_are_counted_with_the_first_examples(tmp_path):

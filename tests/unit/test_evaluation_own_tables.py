@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from garbling import damaged
 from mteb.abstasks.abstask import get_abstask_prompt
 from mteb.abstasks.clustering import AbsTaskClustering
 from scipy.stats import spearmanr
@@ -157,6 +158,31 @@ def test_data_settings_and_instruction_name_the_revision(tmp_path):
     assert len(set(told)) == 4
     again = lines(tmp_path / "again.jsonl", class_rows(0, 20))
     assert task_of("clustering", path=again).load().metadata.revision == told[0]
+
+
+@pytest.mark.parametrize("name", ["test.arrow", "train.arrow", "about.json"])
+def test_a_flipped_bit_in_the_cache_is_not_scored(tmp_path, name):
+    own = task_of(
+        "classification",
+        path=lines(tmp_path / "test.jsonl", class_rows(12, 20)),
+        train=lines(tmp_path / "train.jsonl", class_rows(0, 12)),
+    )
+
+    def content():
+        own_set._written_tables.cache_clear()  # another process
+        task = own.load()
+        task.load_data()
+        splits = {split: rows.to_dict() for split, rows in task.dataset.items()}
+        return task.metadata.dataset["revision"], splits
+
+    wanted = content()
+    (file,) = (tmp_path / "cache" / "own-sets").glob(f"*/files/{name}")
+    whole = file.read_bytes()
+    for place in range(10):
+        file.unlink()  # what is mapped stays as it is
+        file.write_bytes(damaged(whole, "flip", f"{name} {place}"))
+        assert content() == wanted
+        assert file.read_bytes() == whole, "it is made anew"
 
 
 def test_models_with_a_template_find_the_general_words_of_the_kind(tmp_path):

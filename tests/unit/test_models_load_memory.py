@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.fs
 import pytest
 import torch
+from garbling import damaged
 from safetensors.torch import load_file, save_file
 from tiny_models import save_decoder, save_encoder, save_nomic
 
@@ -200,13 +201,17 @@ def test_workers_of_a_machine_hash_weights_once_until_they_are_written_again(
     with ThreadPoolExecutor(4) as workers:
         assert set(workers.map(weights_fingerprint, [folder] * 8)) == {first}
     assert len(hashed) == 3
+    (kept,) = (tmp_path / "cache").glob("fingerprints/*/files/*")
+    kept.write_bytes(damaged(kept.read_bytes(), "flip", "a digit"))
+    assert weights_fingerprint(folder) == first, "what is kept is compared with its digest"
+    assert len(hashed) == 4
     file = folder / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
     settled(folder)
     assert weights_fingerprint(folder) != first, "same size and time of content, other status"
-    assert len(hashed) == 4
+    assert len(hashed) == 5
 
 
 def test_without_a_cache_folder_none_is_made(tmp_path, monkeypatch, hashed):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from garbling import damaged
 from made_up_articles import sample_over
 
 from rayembed.assets.reading import open_source
@@ -255,6 +256,10 @@ def test_files_are_the_same_bytes_and_made_again_of_other_summaries(tmp_path: Pa
     first = resolve(reference)
     assert resolve(reference, cache=tmp_path / "other").read_bytes() == first.read_bytes()
     assert resolve(reference) == first
+    whole = first.read_bytes()
+    first.write_bytes(damaged(whole, "flip", "a row"))
+    assert first.read_bytes() != whole
+    assert resolve(reference).read_bytes() == whole, "a flipped bit is not trained on"
     path.write_text(json.dumps([vars(a) for a in made_up_articles(60)]))
     assert resolve(reference) != first
     assert 0 < len(rows_of(reference)) < len(first.read_text().splitlines())

@@ -2,10 +2,12 @@
 
 An entry is filled in a folder beside its place and renamed into it under a lock, so that a killed
 process leaves no half entry and two processes fill it once. Its manifest lists every file with
-its size; an entry that does not agree with its manifest is filled again.
+its size, or with its digest where the content is compared; an entry that does not agree with its
+manifest is filled again.
 """
 
 import glob
+import hashlib
 import json
 import logging
 import os
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import xxhash
 from filelock import FileLock, Timeout
 
 from rayembed.errors import AssetError
@@ -34,24 +37,27 @@ def cache_folder(cache: Path | None = None) -> Path:
     return Path(cache).expanduser().absolute()
 
 
-def filled(entry: Path, fill: Callable[[Path], None]) -> Path:
+def filled(entry: Path, fill: Callable[[Path], None], *, checked: bool = False) -> Path:
     """Folder with the entry's files; `fill` is called with an empty folder if they are missing.
 
     Args:
         entry: place of the entry; its name is all that tells entries apart.
         fill: writes the files; when it raises, nothing of the entry stays.
+        checked: whether each call reads the files whole and compares their digests, so that one
+            with a flipped bit is never used: for what scores or identities depend on. Other entries
+            are compared by the sizes of their files.
 
     Raises:
         AssetError: the cache cannot be written.
     """
-    if is_complete(entry):
+    if is_complete(entry, checked=checked):
         return entry / _FILES
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(str(entry.parent / f".{entry.name}.lock"))
         with lock:
-            if not is_complete(entry):
-                _replace(entry, fill)
+            if not is_complete(entry, checked=checked):
+                _replace(entry, fill, checked)
     except (PermissionError, FileExistsError, NotADirectoryError) as error:
         raise AssetError(
             f"cannot write the asset cache {str(entry.parent)!r}: {error}; "
@@ -86,21 +92,29 @@ def remove_unused(folder: Path, seconds: float, keep: Path) -> None:
             continue
 
 
-def is_complete(entry: Path) -> bool:
-    """Whether every file in the entry's manifest exists with its size."""
+def is_complete(entry: Path, *, checked: bool = False) -> bool:
+    """Whether every file in the entry's manifest exists with its size, or if `checked` content."""
     try:
-        sizes = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
-        return all((entry / _FILES / name).stat().st_size == size for name, size in sizes.items())
+        listed = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
+        return all(_told(entry / _FILES / name, checked) == was for name, was in listed.items())
     except (OSError, ValueError):
         return False
 
 
-def _replace(entry: Path, fill: Callable[[Path], None]) -> None:
+def _told(file: Path, checked: bool) -> int | str:
+    """What the manifest tells of a file: its size in bytes, or if `checked` its xxh3-128."""
+    if not checked:
+        return file.stat().st_size
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, xxhash.xxh3_128).hexdigest()
+
+
+def _replace(entry: Path, fill: Callable[[Path], None], checked: bool) -> None:
     """Fill a folder beside the entry and rename it; the caller holds the entry's lock."""
     for abandoned in entry.parent.glob(f".{glob.escape(entry.name)}.partial-*"):
         shutil.rmtree(abandoned)
     if entry.exists():
-        logger.warning("cached asset %s is incomplete and is made again", entry)
+        logger.warning("cached asset %s is incomplete or damaged and is made again", entry)
         shutil.rmtree(entry)
     partial = Path(tempfile.mkdtemp(prefix=f".{entry.name}.partial-", dir=entry.parent))
     try:
@@ -108,12 +122,12 @@ def _replace(entry: Path, fill: Callable[[Path], None]) -> None:
         files = partial / _FILES
         files.mkdir()
         fill(files)
-        sizes = {
-            path.relative_to(files).as_posix(): path.stat().st_size
+        listed = {
+            path.relative_to(files).as_posix(): _told(path, checked)
             for path in sorted(files.rglob("*"))
             if path.is_file()
         }
-        (partial / _MANIFEST).write_text(json.dumps(sizes, indent=1), encoding="utf-8")
+        (partial / _MANIFEST).write_text(json.dumps(listed, indent=1), encoding="utf-8")
         partial.rename(entry)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,7 +1,9 @@
 """The user's own evaluation sets as tasks of mteb.
 
 The data are read and checked once (`own_data`, `own_tables`), kept in the cache of assets, and
-mapped from there: a corpus never stands in memory whole. The revision of a task's data set is a
+mapped from there: a corpus never stands in memory whole. A process that first opens a set reads its
+files once and compares their digests, and makes them anew where one is another: Arrow takes a
+flipped bit for another text, or ends the process. The revision of a task's data set is a
 fingerprint of its content and of the instruction, so that results of other data or another
 instruction never pass for these.
 """
@@ -171,7 +173,9 @@ def _written_set(path: str, split: str) -> Path:
     def fill(folder: Path) -> None:
         write_set(files, folder)
 
-    return filled(cache_folder() / "own-sets" / f"{files.key}-{readers_version()}", fill)
+    return filled(
+        cache_folder() / "own-sets" / f"{files.key}-{readers_version()}", fill, checked=True
+    )
 
 
 @lru_cache(maxsize=64)
@@ -182,7 +186,7 @@ def _written_tables(splits: tuple[tuple[str, str], ...], form: Form) -> Path:
     def fill(folder: Path) -> None:
         write_tables(tables, form, folder)
 
-    return filled(cache_folder() / "own-sets" / f"{key}-{readers_version()}", fill)
+    return filled(cache_folder() / "own-sets" / f"{key}-{readers_version()}", fill, checked=True)
 
 
 class _Own:

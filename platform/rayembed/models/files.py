@@ -191,7 +191,8 @@ def weights_fingerprint(folder: Path) -> str:
         (entry / _DIGITS).write_text(_fingerprint_of(folder, files))
 
     try:
-        return (filled(cache_folder() / "fingerprints" / key, read) / _DIGITS).read_text()
+        folder = filled(cache_folder() / "fingerprints" / key, read, checked=True)
+        return (folder / _DIGITS).read_text()
     except AssetError:  # a cache that others fill
         return _fingerprint_of(folder, files)
 

@@ -54,7 +54,7 @@ def fetch_sample(reference: str, cache: Path) -> Path:
         else:
             _write_rows(part, folder)
 
-    folder = filled(cache / "samples" / f"wikipedia-{key}", make)
+    folder = filled(cache / "samples" / f"wikipedia-{key}", make, checked=True)
     path = folder / wanted.inside
     if not path.exists():
         held = ", ".join(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.*")))
