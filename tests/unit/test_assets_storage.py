@@ -9,11 +9,11 @@ import pytest
 from safetensors import SafetensorError
 
 from rayembed.assets import clients
+from rayembed.assets.room import is_full
 from rayembed.assets.storage import (
     check_writable,
     exists,
     file_name,
-    is_full,
     join,
     move_file,
     open_storage,

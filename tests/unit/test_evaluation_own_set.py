@@ -1,5 +1,6 @@
 """The user's own queries, documents and judgements as a task of mteb."""
 
+import errno
 import gzip
 import hashlib
 import json
@@ -21,8 +22,8 @@ from rayembed.assets.cache import filled
 from rayembed.assets.storage import write_atomic
 from rayembed.config.own_sets import RetrievalSet
 from rayembed.config.settings import parse
-from rayembed.errors import ConfigError, DataError
-from rayembed.evaluation import own_set
+from rayembed.errors import ConfigError, DataError, StorageFullError
+from rayembed.evaluation import own_data, own_set
 from rayembed.evaluation.own_set import OwnTask
 
 DOCUMENTS = {
@@ -239,6 +240,20 @@ def test_a_set_is_read_once_to_be_checked_by_a_process(tmp_path, cache, monkeypa
     assert own.num_texts == 8
     own.load().load_data()
     assert sum(read) == size
+
+
+def test_a_disk_that_fills_up_while_a_set_is_kept_is_told(tmp_path, cache, monkeypatch):
+    own = own_task("Own", str(write(tmp_path / "set")))
+
+    def fills_up(_file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(own_data.ArrowFile, "_flush", fills_up)
+        with pytest.raises(StorageFullError, match=rf"'{cache}/own-sets/.*bytes are free there"):
+            own.load()
+    assert not list(cache.rglob("*.arrow"))
+    own.load()
 
 
 def test_all_bad_rows_are_counted_with_the_first_examples(tmp_path):

@@ -3,6 +3,7 @@ import shutil
 
 import numpy as np
 import pytest
+import safetensors
 import torch
 from sentence_transformers import SentenceTransformer
 from tiny_models import save_decoder, save_encoder
@@ -16,7 +17,7 @@ from rayembed.config.pooling import (
     MeanPooling,
     SelfAttentionPooling,
 )
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, StorageFullError
 from rayembed.models.biencoder.architecture import BiEncoder
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
@@ -235,20 +236,30 @@ def test_without_the_import_sentence_transformers_asks_for_the_flag(tmp_path, de
     np.testing.assert_array_equal(loaded.encode(TEXTS), expected)
 
 
+FULL = safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+
 def test_failed_save_leaves_the_old_model(tmp_path, decoder, monkeypatch):
     model = trained(nvembed_config(), decoder)
     model.save(tmp_path / "model")
     before = weights_fingerprint(tmp_path / "model")
 
-    def fail(*_, **__):
-        raise OSError("no space left on device")
+    def failing(error):
+        def fail(*_, **__):
+            raise error
 
-    with monkeypatch.context() as patched:
-        patched.setattr(model.tokenizer.pretrained, "save_pretrained", fail)
-        with pytest.raises(OSError, match="no space"):
-            model.save(tmp_path / "model")
-    assert weights_fingerprint(tmp_path / "model") == before
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+        return fail
+
+    for error, kind, told in (
+        (OSError("the disk is broken"), OSError, "^the disk is broken$"),
+        (FULL, StorageFullError, rf"no room to write '{tmp_path}/model'.*bytes are free there"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(model.tokenizer.pretrained, "save_pretrained", failing(error))
+            with pytest.raises(kind, match=told):
+                model.save(tmp_path / "model")
+        assert weights_fingerprint(tmp_path / "model") == before
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
     model.save(tmp_path / "model")  # replacing is allowed
     assert weights_fingerprint(tmp_path / "model") == before
     (tmp_path / "notes").mkdir()

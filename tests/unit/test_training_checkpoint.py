@@ -1,11 +1,14 @@
 """A checkpoint is read by the run, the stage and the plan that it was made of, and by no other."""
 
+import errno
 import json
+import os
 
 import pytest
 import torch
 
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, StorageFullError
+from rayembed.training import checkpoint
 from rayembed.training.checkpoint import (
     Checkpoint,
     expected_position,
@@ -42,6 +45,16 @@ def test_a_checkpoint_of_another_run_stage_or_plan_is_refused(tmp_path):
     ):
         with pytest.raises(ArtifactError, match=name):
             Checkpoint(tmp_path, other)
+
+
+def test_a_disk_that_is_full_is_told(tmp_path, monkeypatch):
+    def fills_up(*_arguments, **_named):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "save_file", fills_up)
+    ours = expected_position("s", "run", "plan").at(6)
+    with pytest.raises(StorageFullError, match=rf"'{tmp_path}'.*bytes are free .* or set TMPDIR"):
+        save_checkpoint(tmp_path, Engine(4.0), ours)
 
 
 @pytest.mark.parametrize("name", ["state-00000.safetensors", "random-00000.safetensors"])

@@ -1,6 +1,8 @@
 """An exported model is whole or made again, on disk and in object storage."""
 
+import errno
 import json
+import os
 import random
 from pathlib import Path
 
@@ -16,12 +18,12 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import join, list_files, open_storage, read_bytes, write_atomic
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, StorageFullError
 from rayembed.models.contract import trainable_state
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
 from rayembed.models.saved_folder import saved_dimensions
-from rayembed.training.export import MADE_OF_FILE, export
+from rayembed.training.export import MADE_OF_FILE, export, upload_model
 from rayembed.training.weights import (
     load_weights,
     read_made_of,
@@ -112,6 +114,24 @@ def test_an_upload_that_broke_off_is_not_taken_for_whole(run, storage, monkeypat
     assert list_files(folder, recursive=True) == ["config.json"]
     export(run, None, folder)
     assert list_files(folder, recursive=True) == whole
+
+
+def test_a_disk_that_fills_up_is_told_of_any_model(storage):
+    """Also of encoders, which transformers and safetensors write into the folder."""
+    folder = join(storage, "models", "one")
+
+    def save(place):
+        place.mkdir(parents=True)
+        (place / "weights").write_bytes(b"part")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    where = "export-.*or set TMPDIR" if "://" in storage else f"'{folder}'"
+    with pytest.raises(StorageFullError, match=f"no room to write .*{where}"):
+        upload_model(folder, b"made of", save)
+    assert MADE_OF_FILE not in list_files(folder, recursive=True)
+    whole = lambda place: write_atomic(place / "weights", b"whole")  # noqa: E731
+    upload_model(folder, b"made of", whole)
+    assert list_files(folder, recursive=True) == [MADE_OF_FILE, "weights"]
 
 
 def test_weights_say_what_they_are_made_of_without_being_read(storage):

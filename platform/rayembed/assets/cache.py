@@ -21,6 +21,7 @@ from pathlib import Path
 import xxhash
 from filelock import FileLock, Timeout
 
+from rayembed.assets.room import room_for
 from rayembed.errors import AssetError
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ def filled(entry: Path, fill: Callable[[Path], None], *, checked: bool = False) 
 
     Raises:
         AssetError: the cache cannot be written.
+        StorageFullError: it has no room for the entry.
     """
     if is_complete(entry, checked=checked):
         return entry / _FILES
@@ -57,7 +59,8 @@ def filled(entry: Path, fill: Callable[[Path], None], *, checked: bool = False) 
         lock = FileLock(str(entry.parent / f".{entry.name}.lock"))
         with lock:
             if not is_complete(entry, checked=checked):
-                _replace(entry, fill, checked)
+                with room_for(entry, f"or set {CACHE_VARIABLE} to a folder on another disk"):
+                    _replace(entry, fill, checked)
     except (PermissionError, FileExistsError, NotADirectoryError) as error:
         raise AssetError(
             f"cannot write the asset cache {str(entry.parent)!r}: {error}; "

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from rayembed.assets.hub_client import hub_api, hub_endpoint, limit_hub, unavailable
+from rayembed.assets.room import room_for
 from rayembed.errors import AssetError
 
 logger = logging.getLogger(__name__)
@@ -189,21 +190,23 @@ def _snapshot(
     only_cached: bool = False,
 ) -> Path:
     import httpx
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
     limit_hub()
+    place = cache or constants.HF_HUB_CACHE
     try:
-        folder = snapshot_download(
-            wanted.repo_id,
-            repo_type=wanted.repo_type,
-            revision=wanted.revision,
-            cache_dir=cache,
-            allow_patterns=patterns,
-            # Without the listing the hub's cache must not count other formats as missing.
-            ignore_patterns=[f"{name}/*" for name in _OTHER_FORMATS] if only_cached else None,
-            endpoint=hub_endpoint(),
-            local_files_only=only_cached,
-        )
+        with room_for(place, "or set HF_HOME to a folder on another disk"):
+            folder = snapshot_download(
+                wanted.repo_id,
+                repo_type=wanted.repo_type,
+                revision=wanted.revision,
+                cache_dir=cache,
+                allow_patterns=patterns,
+                # Without the listing the hub's cache must not count other formats as missing.
+                ignore_patterns=[f"{n}/*" for n in _OTHER_FORMATS] if only_cached else None,
+                endpoint=hub_endpoint(),
+                local_files_only=only_cached,
+            )
     except (OSError, ValueError, httpx.HTTPError) as error:
         raise unavailable(reference, error) from error
     return Path(str(folder))

@@ -7,7 +7,6 @@ in `clients`.
 """
 
 import ctypes
-import errno
 import io
 import os
 import posixpath
@@ -22,13 +21,12 @@ import pyarrow.fs
 
 from rayembed.assets import clients
 from rayembed.assets.clients import asked_again, why
+from rayembed.assets.room import full, is_full
 from rayembed.errors import ArtifactError, PlacementError, StorageError, StorageFullError
 
 _REMOTE = ("s3", "gs")
 _COPIED_AT_ONCE = 64 << 20
 """Chunk size of copies in bytes."""
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_remote(path: str) -> bool:
@@ -213,18 +211,11 @@ def _upload(
 
 def refused(path: str | Path, error: OSError) -> StorageError:
     """Error for a failed write."""
-    if not is_full(error):
-        return StorageError(
-            f"cannot write {str(path)!r}: {why(error)}. Correct the storage or the rights there, "
-            "then give the same command again: it goes on from what is finished"
-        )
-    room = "the quota is used up"
-    if error.errno != errno.EDQUOT and not is_remote(str(path)):
-        parents = (folder for folder in Path(open_storage(path)[1]).parents if folder.exists())
-        room = f"{shutil.disk_usage(next(parents)).free:,} bytes are free there"
-    return StorageFullError(
-        f"there is no room to write {str(path)!r}: {error}; {room}. Nothing of the file stays "
-        "behind. Make room, then give the same command again: it goes on from what is finished"
+    if is_full(error):
+        return full(path, error, kept=". Nothing of the file stays behind")
+    return StorageError(
+        f"cannot write {str(path)!r}: {why(error)}. Correct the storage or the rights there, "
+        "then give the same command again: it goes on from what is finished"
     )
 
 
@@ -345,16 +336,6 @@ def remove_folder(path: str | Path) -> None:
         return
     except OSError as error:
         raise StorageError(f"cannot remove {str(path)!r}: {why(error)}") from error
-
-
-def is_full(error: BaseException) -> bool:
-    """Whether a write failed for lack of space: on the disk or in the user's quota."""
-    if isinstance(error, StorageFullError):
-        return True
-    # Libraries in Rust (safetensors, tokenizers) tell the system's number in their text alone.
-    return getattr(error, "errno", None) in _FULL or any(
-        f"(os error {number})" in str(error) for number in _FULL
-    )
 
 
 def check_writable(path: str | Path) -> None:

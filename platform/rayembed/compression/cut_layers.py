@@ -8,12 +8,12 @@ import numpy as np
 
 from rayembed.compression.contract import CalibrationText, Compressed, Source
 from rayembed.compression.matrices import shares
-from rayembed.compression.prune import empty_model, new_folder, save_like, write_told
+from rayembed.compression.prune import empty_model, save_like, write_told
 from rayembed.config.settings import nearest
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.architecture import architecture_of
 from rayembed.models.encoding import PROBES, encode
-from rayembed.models.export import check_target
+from rayembed.models.export import check_target, new_folder
 from rayembed.models.layers import layers_of
 from rayembed.models.load import load_model, saved_dtype
 from rayembed.models.transformer_model import TransformerModel

@@ -13,7 +13,7 @@ from rayembed.assets.finite import check_finite_files
 from rayembed.compression.contract import CalibrationText, Compressed, Source
 from rayembed.compression.cut_layers import removed
 from rayembed.compression.matrices import shares
-from rayembed.compression.prune import empty_model, new_folder, write_told
+from rayembed.compression.prune import empty_model, write_told
 from rayembed.compression.tokenizer_json import (
     check_kind,
     ids_of_processors,
@@ -24,7 +24,7 @@ from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.architecture import architecture_of
 from rayembed.models.backbones import check_not_quantised
 from rayembed.models.encoding import check_vectors, encode
-from rayembed.models.export import check_target, write_files
+from rayembed.models.export import check_target, new_folder, write_files
 from rayembed.models.files import read_json, write_json
 from rayembed.models.load import load_model, saved_dtype
 from rayembed.models.saved_folder import part_folder

@@ -12,14 +12,14 @@ from torch import Tensor
 from rayembed.assets.finite import check_finite
 from rayembed.compression.contract import CalibrationText, Compressed, Source
 from rayembed.compression.matrices import Matrix, matrices_of, shares
-from rayembed.compression.prune import empty_model, new_folder, write_told
+from rayembed.compression.prune import empty_model, write_told
 from rayembed.compression.trace import prepare, trace, write_onnx
 from rayembed.config.graph import GraphConfig
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.compressed import read_compression, write_compression
 from rayembed.models.contract import Tokens
 from rayembed.models.encoding import PROBES, check_vectors, corpus_context, encode_tokens
-from rayembed.models.export import check_target, write_graph_files
+from rayembed.models.export import check_target, new_folder, write_graph_files
 from rayembed.models.load import load_model
 from rayembed.models.runtime_model import no_training
 from rayembed.models.saved_folder import SETTINGS_FILE, read_graph

@@ -2,10 +2,7 @@
 
 import logging
 import math
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +19,7 @@ from rayembed.models.architecture import architecture_of
 from rayembed.models.build import check_buildable, shapes_of
 from rayembed.models.compressed import read_compression, write_compression
 from rayembed.models.contract import settings_of
-from rayembed.models.export import check_target
+from rayembed.models.export import check_target, new_folder
 from rayembed.models.load import check_loadable, load_model, saved_dtype
 from rayembed.models.saved_folder import SETTINGS_FILE, part_folders
 from rayembed.models.saved_prompts import saved_instructions
@@ -188,21 +185,6 @@ def _check_slice(way: "Pruning", weight: torch.Tensor, told: str, before: int) -
             f"{way.label}: {told} has {broken} groups that are not {way.structure}; nothing is "
             "left of the attempt"
         )
-
-
-@contextmanager
-def new_folder(output: Path) -> Iterator[Path]:
-    """A path to write a model to, which becomes `output` at the end, or vanishes after an error."""
-    output = check_target(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    try:
-        yield temporary / "model"
-        if output.exists():
-            output.rename(temporary / "replaced")
-        (temporary / "model").rename(output)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def save_like(model: TransformerModel, source: Path, folder: Path) -> None:

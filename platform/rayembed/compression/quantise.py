@@ -20,14 +20,13 @@ from rayembed.compression.prune import (
     counted,
     empty_model,
     loaded_as_saved,
-    new_folder,
     save_like,
     write_told,
 )
 from rayembed.config.compression import Scheme
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.encoding import check_vectors
-from rayembed.models.export import check_target
+from rayembed.models.export import check_target, new_folder
 from rayembed.models.files import load_weights, read_header, read_json, weight_paths, write_json
 from rayembed.models.load import load_model, saved_dtype
 from rayembed.models.saved_folder import SETTINGS_FILE, part_folder

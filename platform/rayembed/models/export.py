@@ -13,11 +13,13 @@ import copy
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayembed.assets.finite import check_finite_files
+from rayembed.assets.room import room_for
 from rayembed.assets.sentence_modules import OWN_MODULE
 from rayembed.config.graph import GraphConfig
 from rayembed.config.model import without_place
@@ -52,22 +54,35 @@ def save_model(
         ArtifactError: the folder holds something else than a model of rayembed, or a weight is not
             finite, or what the model gives for a text; the folder stays as it is.
         ConfigError: the model is quantised.
+        StorageFullError: there is no room for it; the folder stays as it is.
     """
     check_not_quantised(model.parts)
-    folder = check_target(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        written = temporary / "model"
+    with new_folder(folder) as written:
         written.mkdir()
         write_files(model, written, instructions=instructions)
         check_finite_files(written)
         check_vectors(model, f"the model {str(folder)!r}")
-        if folder.exists():
-            folder.rename(temporary / "replaced")
-        written.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """A path to write a model to, which becomes `output` at the end, or vanishes after an error.
+
+    Raises:
+        ArtifactError: the folder `output` holds something else than a model of rayembed.
+        StorageFullError: there is no room for the model.
+    """
+    output = check_target(output)
+    with room_for(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+        try:
+            yield temporary / "model"
+            if output.exists():
+                output.rename(temporary / "replaced")
+            (temporary / "model").rename(output)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def check_target(folder: Path) -> Path:

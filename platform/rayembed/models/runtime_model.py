@@ -4,7 +4,6 @@ B texts of a micro-batch, D embedding width, C width of context vectors.
 """
 
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -145,22 +144,15 @@ class RuntimeModel(TransformerModel):
         Raises:
             ArtifactError: the folder holds something else than a model of rayembed.
             ConfigError: other instructions than those of the model that the graph was made of.
+            StorageFullError: there is no room for it.
         """
-        from rayembed.models.export import check_target
+        from rayembed.models.export import new_folder
 
         own = saved_instructions(self.folder, self.config)
         if instructions and dict(instructions) != own:
             raise ConfigError("a graph keeps its prompts; give them to the model it is made of")
-        folder = check_target(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            self.write_files(temporary / "model")
-            if folder.exists():
-                folder.rename(temporary / "replaced")
-            (temporary / "model").rename(folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        with new_folder(folder) as written:
+            self.write_files(written)
 
     def write_files(self, folder: Path) -> None:
         """Write the model's files into a folder, which may exist."""

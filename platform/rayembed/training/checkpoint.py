@@ -19,12 +19,19 @@ from typing import Protocol
 
 import pyarrow.fs
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from rayembed.assets.finite import check_finite
-from rayembed.assets.storage import exists, is_full, is_remote, join, open_storage, read_bytes
+from rayembed.assets.room import room_for
+from rayembed.assets.storage import (
+    exists,
+    is_remote,
+    join,
+    open_storage,
+    read_bytes,
+)
 from rayembed.config.run import Run
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.random_state import capture, restore
@@ -75,7 +82,8 @@ def save_checkpoint(folder: Path, engine: StatefulEngine, position: Position) ->
     """Write this worker's part of a checkpoint; all workers must call it.
 
     Raises:
-        ArtifactError: the disk is full, or a weight or moment is not finite.
+        ArtifactError: a weight or moment is not finite.
+        StorageFullError: the disk is full.
     """
     mine: dict[str, Tensor] = {}
     sizes = [0] * world_size()
@@ -89,21 +97,13 @@ def save_checkpoint(folder: Path, engine: StatefulEngine, position: Position) ->
             for key, value in state.items():
                 mine[f"{name}{_SEPARATOR}{key}"] = value.to("cpu", copy=True)
     stamp = _stamp(position)
-    try:
+    with room_for(folder, "or set TMPDIR to a folder on another disk"):
         for name, tensors in ((_state_file(rank()), mine), (_random_file(rank()), capture())):
             told = {key: tensors_digest({key: value}) for key, value in tensors.items()}
             save_file(tensors, folder / name, metadata={**stamp, _DIGESTS: json.dumps(told)})
         if rank() == 0:
             text = json.dumps(asdict(position), indent=2)
             (folder / POSITION).write_text(text, encoding="utf-8")
-    except (OSError, SafetensorError) as error:
-        if not is_full(error):
-            raise
-        raise ArtifactError(
-            f"the checkpoint of step {position.step} does not fit into {str(folder)!r} on this "
-            f"node: {error}. Make room there or name another folder by TMPDIR, then submit the run "
-            "again under the same name: it goes on from the checkpoint before."
-        ) from error
 
 
 def is_checkpoint(folder: str) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayembed.assets.resolver import resolve_model
+from rayembed.assets.room import room_for
 from rayembed.assets.storage import (
     exists,
     is_remote,
@@ -65,6 +66,7 @@ def upload_model(folder: str, made_of: bytes, save: Callable[[Path], None]) -> N
 
     Raises:
         RayembedError: what `save` raises, or the storage refuses the model.
+        StorageFullError: there is no room for it.
     """
     note = join(folder, MADE_OF_FILE)
     if exists(note):
@@ -73,9 +75,11 @@ def upload_model(folder: str, made_of: bytes, save: Callable[[Path], None]) -> N
         remove_file(note)  # before the rest: what is removed or replaced in part is not whole
     if is_remote(folder):
         with tempfile.TemporaryDirectory(prefix="export-") as scratch:
-            save(Path(scratch) / "model")
+            with room_for(scratch, "or set TMPDIR to a folder on another disk"):
+                save(Path(scratch) / "model")
             remove_folder(folder)
             upload_folder(Path(scratch) / "model", folder)
     else:
-        save(Path(folder))
+        with room_for(folder):
+            save(Path(folder))
     write_atomic(note, made_of)

@@ -16,7 +16,7 @@ import ray.train
 import ray.train.collective
 
 from rayembed.assets.clients import is_unanswered
-from rayembed.assets.storage import is_full
+from rayembed.assets.room import is_full
 from rayembed.config.placement import Placement
 from rayembed.cores import num_cores
 from rayembed.data.plan.on_ray import prefetched_on_ray
