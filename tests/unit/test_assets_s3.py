@@ -1,11 +1,13 @@
 """Storage and assets over S3's protocol, on a server of this process."""
 
+import errno
 import gc
 import io
 import json
 import os
 import signal
 import socket
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -14,6 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs
 import pytest
 from s3_server import BUCKET, s3_server
 from safetensors.torch import save
@@ -42,7 +45,14 @@ from rayembed.config.held_out import HeldOutIds
 from rayembed.data import shuffle
 from rayembed.data.held_out.choice import listed_values
 from rayembed.data.sources.earlier import RecordsSource
-from rayembed.errors import ArtifactError, AssetError, PlacementError, StorageError
+from rayembed.errors import (
+    ArtifactError,
+    AssetError,
+    PlacementError,
+    StorageError,
+    StorageFullError,
+)
+from rayembed.training.checkpoint import checkpoint_on_disk
 from rayembed.training.safetensors_header import read_header
 
 
@@ -194,8 +204,15 @@ def silent_server(monkeypatch):
         yield
 
 
+def fetched(folder: str) -> dict[str, bytes]:
+    """The files of a checkpoint in storage, as they come to this machine."""
+    with checkpoint_on_disk(folder) as place:
+        return {p.relative_to(place).as_posix(): p.read_bytes() for p in place.rglob("*.*")}
+
+
 CALLS = {
     "read": read_bytes,
+    "checkpoint": fetched,
     "write": lambda path: write_atomic(path, b"content"),
     "rows": lambda path: read_sealed(path, remedy=""),
     "list": lambda path: list_files(path, recursive=True),
@@ -214,6 +231,35 @@ def test_a_server_that_never_answers_is_a_storage_error_in_time(silent_server, c
     with pytest.raises(StorageError, match=r"does not answer: asked 1 times, 1 s each"):
         CALLS[call](f"s3://{BUCKET}/file")
     assert time.monotonic() - began < 20  # 1 to 3 where nothing else runs; pyarrow's own take 100
+
+
+def test_a_checkpoint_comes_whole_or_not_at_all(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = {f"state-0000{n}.safetensors": bytes([n]) * 3_000_000 for n in range(3)}
+    files["position.json"] = b"{}"
+    for name, content in files.items():
+        write_atomic(join(place, "step-4", name), content)
+    write_atomic(join(place, "step-40", "position.json"), b"of another")
+    assert fetched(join(place, "step-4")) == files
+    with pytest.raises(ArtifactError, match=f"cannot copy '{place}/step-5' to ") as caught:
+        fetched(join(place, "step-5"))
+    assert not isinstance(caught.value, StorageError), "no later try helps"
+    plain = pyarrow.fs.copy_files
+    failing = [OSError("Failed to flush response stream"), OSError("reset by the storage")]
+
+    def copy_files(*arguments, **named):
+        if failing:
+            raise failing.pop(0)
+        plain(*arguments, **named)
+
+    monkeypatch.setattr(pyarrow.fs, "copy_files", copy_files)
+    with pytest.raises(StorageError, match="reset by the storage"):  # the first is asked again
+        fetched(join(place, "step-4"))
+    assert fetched(join(place, "step-4")) == files
+    failing.append(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with pytest.raises(StorageFullError, match=rf"'{tmp_path}/checkpoint-.*or set TMPDIR"):
+        fetched(join(place, "step-4"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_small_reads_of_a_busy_server_are_asked_again(monkeypatch):

@@ -21,7 +21,7 @@ import pyarrow.fs
 
 from rayembed.assets import clients
 from rayembed.assets.clients import asked_again, why
-from rayembed.assets.room import full, is_full
+from rayembed.assets.room import full, is_full, room_for
 from rayembed.errors import ArtifactError, PlacementError, StorageError, StorageFullError
 
 _REMOTE = ("s3", "gs")
@@ -243,6 +243,32 @@ def upload_folder(folder: Path, path: str | Path) -> None:
         raise
     except StorageError as error:
         raise StorageError(f"cannot copy {str(folder)!r} to {str(path)!r}: {error}") from error
+
+
+def download_folder(path: str, folder: Path) -> None:
+    """Copy all files below `path` into an existing folder below `TMPDIR`.
+
+    Raises:
+        ArtifactError: there is nothing at `path`.
+        StorageError: the storage does not give them.
+        StorageFullError: the local disk has no room for them.
+    """
+    filesystem, inside = open_storage(path)
+
+    def copy() -> None:
+        pyarrow.fs.copy_files(
+            inside,
+            str(folder),
+            source_filesystem=filesystem,
+            destination_filesystem=pyarrow.fs.LocalFileSystem(),
+        )
+
+    with room_for(folder, "or set TMPDIR to a folder on another disk"):
+        try:
+            asked_again(copy)
+        except OSError as error:
+            told = f"cannot copy {path!r} to {str(folder)!r}: {why(error)}"
+            raise unreadable(error)(told) from error
 
 
 def list_files(path: str | Path, *, recursive: bool) -> list[str]:

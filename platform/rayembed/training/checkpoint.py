@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-import pyarrow.fs
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -26,10 +25,10 @@ from torch import Tensor
 from rayembed.assets.finite import check_finite
 from rayembed.assets.room import room_for
 from rayembed.assets.storage import (
+    download_folder,
     exists,
     is_remote,
     join,
-    open_storage,
     read_bytes,
 )
 from rayembed.config.run import Run
@@ -117,13 +116,18 @@ def is_checkpoint(folder: str) -> bool:
 
 @contextmanager
 def checkpoint_on_disk(folder: str) -> Iterator[Path]:
-    """A checkpoint of storage on this machine's disk."""
+    """A checkpoint of storage on this machine's disk.
+
+    Raises:
+        ArtifactError: there is none.
+        StorageError: the storage does not give it.
+        StorageFullError: this machine's disk has no room for it.
+    """
     if not is_remote(folder):
         yield Path(folder)
         return
-    filesystem, path = open_storage(folder)
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as place:
-        pyarrow.fs.copy_files(path, place, source_filesystem=filesystem)
+        download_folder(folder, Path(place))
         yield Path(place)
 
 
