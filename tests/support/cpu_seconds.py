@@ -3,8 +3,8 @@ processes among them, fixtures included.
 
     PYTHONPATH=tests/support pytest -p cpu_seconds tests/unit
 
-Children that are not waited for, such as Ray's and those of a fork server, are not seen; with
-pytest-xdist nothing is.
+Also with pytest-xdist. Children that are not waited for, such as Ray's and those of a fork server,
+are not seen.
 """
 
 import os
@@ -28,6 +28,18 @@ def pytest_runtest_protocol(item):
     children -= before.children_user + before.children_system
     _seconds[item.nodeid] = own, children
     return result
+
+
+def pytest_sessionfinish(session):
+    """Hand over what a process of pytest-xdist has noted."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["cpu_seconds"] = _seconds
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Take over what a process of pytest-xdist has noted, unless it died."""
+    _seconds.update(getattr(node, "workeroutput", {}).get("cpu_seconds", {}))
 
 
 def pytest_terminal_summary(terminalreporter):
