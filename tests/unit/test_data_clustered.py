@@ -1,6 +1,7 @@
 """The clustering step over parts, a batch plan of it, and the way back to the source."""
 
 import collections
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -55,6 +56,12 @@ def at(storage: object, execute: Execute = in_process, weights: str = "w", seed:
     return PipelineContext(
         str(storage), seed, execute, TeacherLoader(load, lambda reference: weights)
     )
+
+
+def other_software(context: PipelineContext) -> PipelineContext:
+    """The context of a job with other libraries."""
+    loader = dataclasses.replace(context.teacher_loader, software=lambda: "other")
+    return dataclasses.replace(context, teacher_loader=loader)
 
 
 def made_up(count: int = ROWS) -> list[Record]:
@@ -266,6 +273,9 @@ def test_seed_packing_and_teacher_change_the_outcome(made: DatasetArtifact, tmp_
     again = make_clustered(at(tmp_path, weights="others"), dataset(), records)
     assert again == others[1]
     assert not embedded
+    anew = make_clustered(other_software(at(tmp_path)), dataset(), records)
+    assert anew.fingerprint not in folders
+    assert embedded
 
 
 def test_a_data_set_in_two_levels_keeps_its_rows_and_says_so(tmp_path: Path, caplog) -> None:

@@ -53,6 +53,12 @@ def at(storage: object, execute: Execute = in_process, weights: str = "w", seed:
     return PipelineContext(str(storage), seed, execute, teacher_loader)
 
 
+def other_software(context: PipelineContext) -> PipelineContext:
+    """The context of a job with other libraries."""
+    loader = dataclasses.replace(context.teacher_loader, software=lambda: "other")
+    return dataclasses.replace(context, teacher_loader=loader)
+
+
 def made_up(count: int, languages: Sequence[str | None] = (None,), seed: int = 0) -> list[Record]:
     """Rows with one to three positives of few texts, the first often of the query's number."""
     rng = np.random.default_rng(seed)
@@ -254,6 +260,10 @@ def test_what_is_there_is_not_done_again_and_other_weights_are(tmp_path: Path) -
     assert not embedded
     changed = make_filtered(at(tmp_path, counts, weights="v"), dataset(), before)
     assert changed.folder != first.folder
+    assert embedded
+    embedded.clear()
+    anew = make_filtered(other_software(at(tmp_path, counts)), dataset(), before)
+    assert anew.folder not in (first.folder, changed.folder)
     assert embedded
 
 

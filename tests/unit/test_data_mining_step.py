@@ -1,9 +1,11 @@
 """The mining step: what is done again and what is not, the audit, documents of its own."""
 
+import ast
 import csv
 import json
 import shutil
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import mining_by_hand as by_hand
@@ -16,10 +18,11 @@ from dies_once import innermost
 from mining_step import configured, dataset_of, mine, prepared, told
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder as SentenceCrossEncoder
+from tiny_folders import save_biencoder
 from tiny_models import save_cross_encoder, save_encoder
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
-from rayembed.config.mining import CrossEncoder
+from rayembed.config.mining import CrossEncoder, Teacher
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.hashes import text_hash
 from rayembed.data.mining.counts import histogram
@@ -28,9 +31,16 @@ from rayembed.data.mining.rescoring import check_cross_encoder, load_cross_encod
 from rayembed.data.parts import read_records
 from rayembed.data.records import Negative
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
-from rayembed.data.vectors.teacher import TeacherLoader, weights_of
+from rayembed.data.vectors import teacher as teacher_module
+from rayembed.data.vectors.teacher import (
+    TeacherLoader,
+    load_teacher,
+    teachers_version,
+    weights_of,
+)
 from rayembed.errors import ArtifactError, AssetError, DataError
 from rayembed.hardware import Precision
+from rayembed.models import code_version
 
 RULE = {"kind": "top_k_perc_pos", "max_relative_score": 0.8}
 
@@ -70,6 +80,84 @@ def test_a_second_run_does_nothing_and_another_teacher_of_the_name_mines_anew(tm
         counting("old", "a"), dataset_of(configured(rule={"kind": "top_k"})), before, HeldOut()
     )
     assert done == ["MineParts", "MineParts"]
+
+
+@pytest.fixture
+def installed(monkeypatch) -> dict[str, str]:
+    """Sets the version of a package."""
+    changed: dict[str, str] = {}
+    real = code_version.version
+    monkeypatch.setattr(code_version, "version", lambda name: changed.get(name) or real(name))
+    return changed
+
+
+def test_other_software_mines_anew_and_says_so(tmp_path, installed, caplog) -> None:
+    caplog.set_level("INFO")
+    before, done = prepared(tmp_path, by_hand.made_up_rows(20, 0), 2), list[str]()
+
+    def execute(task, units, needs):
+        for unit in units:
+            done.append(type(innermost(task)).__name__)
+            yield task(unit)
+
+    def mined(**changes):
+        done.clear()
+        caplog.clear()
+        # A fresh loader, as of a job that is started again.
+        loader = TeacherLoader(by_hand.load, lambda reference: "w")
+        context = PipelineContext(str(tmp_path / "out"), 0, execute, loader)
+        return make_mined(context, dataset_of(configured(**changes)), before, HeldOut())
+
+    first = mined()
+    everything = ["EmbedPart", "EmbedPart", "MineParts", "MineParts"]
+    assert (done, "other software" in caplog.text) == (everything, False)
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.npy")}
+    was = version("transformers")
+    installed["transformers"] = "99.0"
+    second = mined()
+    assert done == everything
+    assert second.folder != first.folder
+    (told,) = [r.message for r in caplog.records if "other software" in r.message]
+    assert f"(transformers {was} is now 99.0)" in told
+    assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
+    # Neither of the two again, nor vectors for another rule.
+    mined()
+    assert not done
+    mined(rule={"kind": "top_k"})
+    assert done == ["MineParts", "MineParts"]
+    installed.clear()
+    assert mined().folder == first.folder
+    assert not done
+    assert "other software" not in caplog.text
+    # numpy makes no vector.
+    installed["numpy"] = "99.0"
+    mined()
+    assert not done
+
+
+def test_a_machine_with_other_software_embeds_nothing(tmp_path, installed) -> None:
+    folder = save_biencoder(tmp_path / "teacher")
+    teacher = Teacher(teacher=str(folder), dtype="float32")
+    began = teachers_version()
+    load_teacher(teacher, weights_of(str(folder)), software=began)
+    installed["torch"] = "99.0"
+    with pytest.raises(ArtifactError, match=r"other software on this machine .*torch 99\.0"):
+        load_teacher(teacher, weights_of(str(folder)), software=began)
+
+
+def test_all_that_teachers_are_computed_by_counts() -> None:
+    of_no_vector = {"assets.resolver", "config.document", "config.mining", "cores", "errors"}
+    of_no_vector |= {"shares"}
+    source = Path(teacher_module.__file__).read_text()
+    found = {
+        node.module.removeprefix("rayembed.")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rayembed.")
+    }
+    counted = {part.removesuffix(".py").replace("/", ".") for part in code_version.FORWARD_PASS}
+    counted |= {name for name in found if name.startswith("models.")}
+    assert found == (found & counted) | of_no_vector
+    assert "data/vectors/teacher.py" in teacher_module._PARTS
 
 
 def test_vectors_that_are_there_are_not_made_again(tmp_path) -> None:

@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,17 @@ def test_counts_of_relabelled_and_dropped_rows(tmp_path: Path) -> None:
     assert [row.id for row in found] == [
         row.id for row in rows if not any(map(is_planted, row.negatives))
     ]
+
+
+def test_other_software_of_the_reranker_judges_anew(tmp_path: Path) -> None:
+    before = prepared(tmp_path, made_rows(), 1)
+    context, dataset = context_of(tmp_path), dataset_of(RERANKER)
+    first = make_repaired(context, dataset, before)
+    assert make_repaired(context, dataset, before).reused
+    loader = replace(context.teacher_loader, software=lambda: "other")
+    other = make_repaired(replace(context, teacher_loader=loader), dataset, before)
+    assert other.folder != first.folder
+    assert not other.reused
 
 
 def test_a_plan_finds_the_folders_that_its_repaired_rows_come_from(tmp_path: Path) -> None:

@@ -261,6 +261,11 @@ def test_other_weights_of_the_teacher_are_another_plan(files, tmp_path) -> None:
     found = BatchPlan.open(second["first"])
     assert found.fingerprint != first.fingerprint, "so no checkpoint of the one serves the other"
     assert [r.id for r in found.read(3)] == [r.id for r in first.read(3)]
+    embedded.clear()
+    loader = dataclasses.replace(context("").teacher_loader, software=lambda: "other")
+    third = prepare(run, dataclasses.replace(context(tmp_path / "out"), teacher_loader=loader))
+    assert BatchPlan.open(third["first"]).fingerprint not in {first.fingerprint, found.fingerprint}
+    assert embedded
 
 
 def test_what_is_missing_or_broken_is_told(files, tmp_path) -> None:

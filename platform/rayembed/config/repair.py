@@ -55,7 +55,8 @@ class Judge(Settings):
         """All that decides the verdicts, as plain values.
 
         Args:
-            fingerprint: gives that of a model's weights by its reference.
+            fingerprint: gives that of a model by its reference: its weights and the software that
+                computes it.
         """
         raise TypeError(f"{type(self).__name__} judges nothing")
 

@@ -8,7 +8,7 @@ comments, docstrings and layout do not count.
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -74,7 +74,19 @@ def foreign_modules(kinds: Sequence[type[ModelConfig]]) -> list[str]:
     return sorted(name for name in members if not name.startswith(f"{_PACKAGE}."))
 
 
-def versions(packages: Sequence[str]) -> dict[str, str]:
+def installed(packages: Iterable[str]) -> list[str]:
+    """Those of the packages that are installed."""
+    found = []
+    for name in packages:
+        try:
+            version(name)
+        except PackageNotFoundError:
+            continue
+        found.append(name)
+    return found
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
     """Package → its version, without what a build for other hardware adds (`2.13.0+cpu`)."""
     return {name: version(name).partition("+")[0] for name in sorted(packages)}
 

@@ -72,6 +72,7 @@ def make_mined(
     corpus = corpus_of(context, config.corpus, held_out) if config.corpus is not None else None
     inputs = _inputs(config, parent, context.seed) | {
         "teachers": weights,
+        "software": context.teacher_loader.software(),
         "cross_encoder": cross_encoder,
         "corpus": corpus and dict(corpus[0].inputs),
     }

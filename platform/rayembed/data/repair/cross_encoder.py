@@ -63,9 +63,9 @@ class CrossEncoderJudge(CrossEncoder, Judge):
             raise type(error)(f"{setting}.model cannot be used: {error}") from None
 
     def inputs(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:
-        """Limits, and the model by its weights."""
+        """Limits, and the model by its weights and the software that computes it."""
         settings = self.model_dump(mode="json", exclude={"model"})
-        return {**settings, "weights": fingerprint(self.model)}
+        return {**settings, "model": fingerprint(self.model)}
 
     def ready(self, work: JudgeWork) -> ScoreNegatives:
         """Nothing is done ahead: each process loads the model."""

@@ -52,7 +52,7 @@ def make_repaired(
     inputs = {
         "code": CODE_VERSION,
         "action": config.action,
-        "judge": config.judge.inputs(context.teacher_loader.fingerprint),
+        "judge": config.judge.inputs(context.teacher_loader.identity),
         "records": parent.fingerprint,
         "seed": context.seed,
     }

@@ -1,7 +1,7 @@
 """The teacher: an embedding model that stays loaded in its process."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,12 +13,22 @@ import torch
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.backbone import Dtype
 from rayembed.config.document import fingerprint
+from rayembed.config.graph import RUNTIME_PACKAGES
 from rayembed.config.instructions import instruction_in
 from rayembed.config.mining import Teacher
+from rayembed.config.model import architecture_classes
 from rayembed.config.types import Role
 from rayembed.cores import num_cores
 from rayembed.errors import ArtifactError
 from rayembed.hardware import Precision, auto_precision, settled
+from rayembed.models.code_version import (
+    QUANTISED,
+    VECTORS,
+    foreign_modules,
+    installed,
+    vectors_version,
+    versions,
+)
 from rayembed.models.encoding import encode
 from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import load_as_saved, load_model
@@ -38,16 +48,45 @@ _TOKENS_PER_BATCH_CPU = 4096
 cores encoded 115 texts/s with 4,096 padded tokens a micro-batch and 69 with 16,384."""
 
 
-def load_teacher(config: Teacher, weights: str, device: str = "cpu") -> Encoder:
+_PARTS = ("data/mining/rescoring.py", "data/vectors/teacher.py")
+"""Modules by which teachers and cross-encoders compute, beside the forward pass."""
+
+
+def teachers_packages() -> dict[str, str]:
+    """Versions of the installed packages that a teacher may compute with."""
+    return versions((*VECTORS, *installed((QUANTISED, *RUNTIME_PACKAGES.values()))))
+
+
+def teachers_version() -> str:
+    """Version of the software that embeds and scores with teachers of all kinds.
+
+    What they made is kept under it, as an evaluation's embeddings are, so that nothing made by
+    other code or libraries is taken for theirs.
+    """
+    return vectors_version(
+        _PARTS, packages=teachers_packages(), modules=foreign_modules(architecture_classes())
+    )
+
+
+def load_teacher(
+    config: Teacher, weights: str, device: str = "cpu", *, software: str | None = None
+) -> Encoder:
     """Load the teacher's encoder on `device`, once for each process.
 
     Args:
         weights: their fingerprint. A process that lives on loads anew what lies under the same name
             with other content.
+        software: `teachers_version` of the process that began the job; None: this one.
 
     Raises:
-        ArtifactError: the weights are others.
+        ArtifactError: the weights, or the software, are others.
     """
+    if software is not None and software != teachers_version():
+        raise ArtifactError(
+            f"the teacher {config.teacher!r} would be computed by other software on this machine "
+            f"({_told(teachers_packages())}) than where the job began; install the same versions "
+            "of rayembed and its packages on all machines and start it again"
+        )
     prefixes = config.query_prefix, config.document_prefix
     dtype: Dtype = auto_precision(device).dtype if config.dtype == "auto" else config.dtype
     return _load(config.teacher, weights, config.max_length, *prefixes, device, dtype)
@@ -60,6 +99,10 @@ def embedding_settings(config: Teacher, weights: str) -> str:
     return fingerprint(
         [weights, config.dtype, config.max_length, config.query_prefix, config.document_prefix]
     )
+
+
+def _told(packages: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in packages.items())
 
 
 def weights_of(reference: str) -> str:
@@ -77,6 +120,12 @@ class TeacherLoader:
     precision: Callable[[], Precision] = auto_precision
     """Number type that the embedding machines compute fast; here a GPU's where there is one, as
     `execute_here` embeds on it."""
+    software: Callable[[], str] = teachers_version
+    """Version of what they compute with."""
+
+    def identity(self, reference: str) -> str:
+        """Names a model by its weights and what it is computed with."""
+        return fingerprint([self.fingerprint(reference), self.software()])
 
     def settled(self, config: TeacherSettings) -> TeacherSettings:
         """Settings with a fixed number type, so that all machines embed in the same one.
