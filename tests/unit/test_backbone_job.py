@@ -271,3 +271,39 @@ def test_a_job_goes_on_where_it_stopped_and_ends_in_mlflow(bert, tmp_path, grid,
     }
     files = {item.path for item in client.list_artifacts(tracked.info.run_id, "results")}
     assert any(path.endswith(".csv") for path in files)
+
+
+def test_trials_that_diverge_are_told_and_not_done_again(bert, tmp_path, grid, capsys, caplog):
+    root = write_copies(tmp_path / "copies", {GLUE: glue_files()})
+    changes = {
+        "data_root": root,
+        "precision": "float32",
+        "protocol.epochs": 1,
+        "protocol.max_length": 24,
+        "protocol.batch_sizes": "[4]",
+        "protocol.seeds": "[0]",
+        "placement.storage_path": tmp_path / "storage",
+    }
+    words = [word for item in changes.items() for word in ("--set", "{}={}".format(*item))]
+    command = ("--backbone", bert, "--tasks", "RTE,CoLA", *words, "--set")
+    grid()
+    code, out, _ = job(capsys, *command, "protocol.learning_rates=[1e-3, 1e30]")
+    assert code == 0
+    assert "Trials that diverged, and are no results: CoLA 1 of 2, RTE 1 of 2." in out
+    assert "| RTE | accuracy | 0.001 | 4 |" in out
+    assert "1 of 2 trials of CoLA diverged: they are no results and count in no median" in (
+        caplog.messages
+    )
+    client = MlflowClient(f"sqlite:///{tmp_path / 'storage' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("rayembed-backbones")
+    (tracked,) = client.search_runs([experiment.experiment_id])
+    assert tracked.data.metrics["glue_diverged_trials/CoLA"] == 1.0
+    alone = grid()
+    code, out, _ = job(capsys, *command, "protocol.learning_rates=[1e30]")
+    assert code == 1
+    assert alone.done == [], "their results are known"
+    told = "1 of 1 trials of MNLI diverged, with a loss or outputs that are not finite"
+    assert told in out
+    assert "Lower protocol.learning_rates=[1e+30]" in out
+    assert "RTE starts from the best model of MNLI, whose trials all diverged" in out
+    assert "the same command again" not in out

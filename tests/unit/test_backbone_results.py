@@ -10,6 +10,7 @@ import pytest
 from rayembed.assets.storage import write_atomic
 from rayembed.errors import ArtifactError, PlacementError
 from rayembed_papers.backbone.catalogue import FINETUNINGS, TASKS
+from rayembed_papers.backbone.finetune import Grid
 from rayembed_papers.backbone.results import (
     best_result,
     find_results,
@@ -43,14 +44,14 @@ def grid(one, folder, *, keeps_model=False, start=None, **changes):
     return trials_of(one, BACKBONE, data, str(folder), keeps_model=keeps_model, start=start)
 
 
-def finish(trial, accuracy):
+def finish(trial, accuracy, *, loss=0.5):
     metrics = {"accuracy": accuracy, "f1": accuracy / 2}
     scores = {}
     for scored in trial.finetuning.scored:
         # The mismatched half counts for nothing in the table.
         here = metrics if scored.subset != "validation_mismatched" else {"accuracy": 0.0}
         scores.setdefault(scored.task, {})[scored.subset] = here
-    write_atomic(trial.result_path, json.dumps({"scores": scores}).encode())
+    write_atomic(trial.result_path, json.dumps({"training_loss": loss, "scores": scores}).encode())
 
 
 def finish_all(trials):
@@ -84,6 +85,30 @@ def test_trials_without_a_result_are_missing_and_no_others(tmp_path):
     assert not find_results(grid(RTE, tmp_path, epochs=4)), "another protocol, other trials"
     other = grid(RTE, tmp_path, start=grid(MNLI, tmp_path)[0])
     assert not find_results(other), "another start, other trials"
+
+
+def test_trials_that_diverged_are_counted_and_no_results(tmp_path):
+    trials = grid(MNLI, tmp_path, keeps_model=True)
+    finish_all(trials)
+    highest = {t.key for t in trials if t.grid == Grid(2e-5, 32, 2)}  # 0.95
+    broken = [t for t in trials if t.key in highest or t.grid == Grid(2e-5, 16, 0)]
+    for trial in broken:
+        finish(trial, 0.99, loss=None)  # an argmax of NaN may name the right class
+    results = find_results(trials)
+    assert missing(trials, results) == [best_result(results).trial], "its model is not there"
+    assert best_result(results).trial.grid == Grid(2e-5, 16, 2)
+    summary = summarize(TASKS["MNLI"], results)
+    assert (summary.diverged, len(summary.results)) == (2, 10)
+    # Of (2e-5, 16), the best otherwise, seed 0 is missing.
+    assert (summary.setting, summary.median) == ((1e-5, 32), 0.61)
+    # Of ten: 0.40 0.40 0.50 0.58 0.60 | 0.61 0.61 0.70 0.80 0.90
+    assert summary.median_of_all == pytest.approx(0.605)
+    line = "Trials that diverged, and are no results: MNLI 2 of 12."
+    assert line in markdown("glue", [summary], "tiny")
+    finish_all(trials)
+    whole = summarize(TASKS["MNLI"], find_results(trials))
+    assert (whole.diverged, whole.setting) == (0, (2e-5, 16)), "the control"
+    assert "diverged" not in markdown("glue", [whole], "tiny")
 
 
 def test_a_damaged_result_is_told(tmp_path):

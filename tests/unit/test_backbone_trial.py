@@ -82,6 +82,20 @@ def test_every_kind_of_task_is_learnt_and_scored(place, backbone, name):
     assert found["protocol"]["epochs"] == 1
 
 
+@pytest.mark.parametrize("name", ["XNLI", "WikiANN", "SQuAD", "SQuAD-retrieval"])
+def test_a_trial_that_diverges_has_neither_scores_nor_a_model(place, name):
+    """WikiANN has rows for one step, whose loss is finite: what the model gives then tells."""
+    trial = trial_of(place, "bert", name, keeps_model=True)
+    wild = replace(trial, grid=Grid(1e30, 4, 0))
+    found = done(wild)
+    assert (found["training_loss"] is None) == (name != "WikiANN")
+    assert found["scores"] == {}
+    assert not Path(wild.model_path).exists()
+    ordinary = replace(trial, grid=Grid(1e-3, 4, 0))
+    assert set(done(ordinary)["scores"]) == set(ordinary.finetuning.tasks)
+    assert list(Path(ordinary.model_path).rglob("*.safetensors"))
+
+
 @pytest.mark.parametrize("backbone", ["bert", "moe"])
 def test_a_model_that_others_start_from(place, backbone):
     first = trial_of(place, backbone, "SIQa", keeps_model=True)

@@ -8,7 +8,7 @@ from functools import partial
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import check_writable, file_name, join, remove_folder, write_atomic
-from rayembed.errors import ArtifactError, RayembedError, WorkerError
+from rayembed.errors import ArtifactError, DivergenceError, RayembedError, WorkerError
 from rayembed.hardware import settled
 from rayembed.models.files import check_weight_files, weights_fingerprint
 from rayembed.pipeline.storage import absolute_storage
@@ -22,6 +22,7 @@ from rayembed_papers.backbone.heads import (
 from rayembed_papers.backbone.results import (
     Summary,
     best_result,
+    converged,
     find_results,
     keep_best_model,
     missing,
@@ -145,8 +146,11 @@ def _trials(
 ) -> list[Trial]:
     """The grid of a finetuning; none where what it starts from is missing."""
     if one.start is not None and one.start not in best:
-        scores.failed[one.name] = WorkerError(
-            f"{one.name} starts from the best model of {one.start}, whose trials are not all done"
+        why = f"{one.name} starts from the best model of {one.start}, whose trials "
+        scores.failed[one.name] = (
+            DivergenceError(why + "all diverged")
+            if isinstance(scores.failed.get(one.start), DivergenceError)
+            else WorkerError(why + "are not all done")
         )
         return []
     start = None if one.start is None else best[one.start]
@@ -189,6 +193,9 @@ def _when_done(
         return
     try:
         (result,) = find_results([trial])
+        if result.diverged:
+            logger.warning("%s diverged (loss or outputs are not finite): no result", trial.key)
+            return
         first = task_named(trial.finetuning.scored[0].task)
         logger.info("%s  %s %s %.4f", trial.key, first.name, first.metric, result.score(first))
         keep_best_model(groups[trial.finetuning.name])
@@ -203,6 +210,18 @@ def _take(
     results = find_results(trials)
     if not trials or missing(trials, results):
         return
+    ended = converged(results)
+    if diverged := len(results) - len(ended):
+        told = f"{diverged} of {len(results)} trials of {one.name} diverged"
+        if not ended:
+            scores.failed[one.name] = DivergenceError(
+                f"{told}, with a loss or outputs that are not finite: nothing is left to score. "
+                f"Lower protocol.learning_rates={list(one.protocol.learning_rates)}, raise "
+                f"protocol.warmup_share={one.protocol.warmup_share:g}, or clip gradients by "
+                f"protocol.max_grad_norm={one.protocol.max_grad_norm:g} (0: not)"
+            )
+            return
+        logger.warning("%s: they are no results and count in no median", told)
     if trials[0].keeps_model:
         best[one.name] = best_result(results).trial
     for name in one.tasks:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rayembed.config.backbone import Dtype
+from rayembed.errors import DivergenceError
 from rayembed_papers.backbone.settings import FinetuneProtocol
 from rayembed_papers.backbone.tokens import Feature
 from rayembed_papers.backbone.work import Batch, Output
@@ -81,6 +82,9 @@ def predictor(
 ) -> Callable[[Sequence[Feature], Callable[[Sequence[Feature]], Batch]], list[Output]]:
     """A function from inputs to the model's outputs, float32, in the order of the inputs.
 
+    It raises a DivergenceError where an output is not finite: an argmax of such names a class all
+    the same.
+
     Args:
         rows: of a forward pass; inputs of like length go together.
     """
@@ -105,6 +109,8 @@ def predictor(
                 for name in ("logits", "start_logits", "end_logits", "vectors")
                 if output.get(name) is not None
             }
+            if not all(np.isfinite(values).all() for values in kept.values()):
+                raise DivergenceError("what the fine-tuned model gives for inputs is not finite")
             for row, place in enumerate(places):
                 found[place] = {name: np.array(values[row]) for name, values in kept.items()}
         return found

@@ -1,5 +1,6 @@
 """The backbone job: from its arguments to scores, exit codes and messages."""
 
+from rayembed.errors import DivergenceError
 from rayembed.pipeline.job import Job, JobContext, Reader, names_in, option
 from rayembed.tables import Table, console
 from rayembed_papers.backbone.settings import BackboneRun
@@ -26,7 +27,7 @@ def _evaluate(run: BackboneRun, context: JobContext) -> int:
     out.write(f"MLflow     {ui}{tracking_uri}\n")
     if not complete:
         out.write("MLflow     has not got everything: the same command sends the rest\n")
-    if scores.failed:
+    if any(not isinstance(error, DivergenceError) for error in scores.failed.values()):
         out.write("Next       the same command again does what is missing, and nothing else\n")
     return 1 if scores.failed else 0
 

@@ -22,6 +22,12 @@ class Result:
 
     trial: Trial
     scores: Scores
+    """Empty: it diverged."""
+
+    @property
+    def diverged(self) -> bool:
+        """Whether loss or outputs were not finite, so that it counts in no median."""
+        return not self.scores
 
     def score(self, task: Task) -> float:
         """The task's metric, mean over the subsets of the table."""
@@ -40,9 +46,11 @@ class Summary:
 
     task: Task
     results: tuple[Result, ...]
-    """Results of all trials, whatever their setting."""
+    """Results of all trials that did not diverge, whatever their setting."""
     best: tuple[Result, ...]
     """Results of the learning rate and batch size with the highest median over the seeds."""
+    diverged: int = 0
+    """Number of trials that diverged."""
 
     @property
     def median(self) -> float:
@@ -90,7 +98,7 @@ def trials_of(
 
 
 def find_results(trials: Sequence[Trial]) -> list[Result]:
-    """Results of those trials that are finished, in the order of the trials.
+    """Results of those trials that are finished, in the order of the trials, diverged ones too.
 
     Raises:
         ArtifactError: a result cannot be read.
@@ -108,23 +116,30 @@ def missing(trials: Sequence[Trial], results: Sequence[Result]) -> list[Trial]:
     """
     done = {result.trial.key for result in results}
     left = [trial for trial in trials if trial.key not in done]
-    if results and trials[0].keeps_model:
+    if converged(results) and trials[0].keeps_model:
         best = best_result(results).trial
         if not exists(best.model_path):
             left.append(best)
     return left
 
 
+def converged(results: Iterable[Result]) -> list[Result]:
+    """Those of the trials that did not diverge."""
+    return [result for result in results if not result.diverged]
+
+
 def best_result(results: Iterable[Result]) -> Result:
-    """The trial of the highest score on the first of the finetuning's tasks."""
-    found = list(results)
+    """The trial of the highest score on the first of the finetuning's tasks, of such as did not
+    diverge.
+    """
+    found = converged(results)
     task = task_named(found[0].trial.finetuning.scored[0].task)
     return max(found, key=lambda result: result.score(task))
 
 
 def keep_best_model(trials: Sequence[Trial]) -> None:
     """Remove the models of finished trials that are not the best so far."""
-    results = find_results(trials)
+    results = converged(find_results(trials))
     if results and trials[0].keeps_model:
         best = best_result(results)
         for result in results:
@@ -135,10 +150,13 @@ def keep_best_model(trials: Sequence[Trial]) -> None:
 def summarize(task: Task, results: Sequence[Result]) -> Summary:
     """The task's summary; a setting without all its seeds is no candidate for the best.
 
+    Trials that diverged are counted and no results; at least one must not have.
+
     Settings of equal median: the higher mean, then the smaller learning rate and batch.
     """
     by_setting: dict[tuple[float, int], list[Result]] = {}
-    for result in results:
+    ended = converged(results)
+    for result in ended:
         by_setting.setdefault(result.setting, []).append(result)
     most = max(map(len, by_setting.values()))
 
@@ -147,12 +165,14 @@ def summarize(task: Task, results: Sequence[Result]) -> Summary:
         return median(scores), fmean(scores), *(-value for value in some[0].setting)
 
     whole = [some for some in by_setting.values() if len(some) == most]
-    return Summary(task, tuple(results), tuple(sorted(whole, key=rank)[-1]))
+    best = tuple(sorted(whole, key=rank)[-1])
+    return Summary(task, tuple(ended), best, diverged=len(results) - len(ended))
 
 
 def _read(trial: Trial) -> Result:
     try:
-        return Result(trial, json.loads(read_bytes(trial.result_path))["scores"])
+        found = json.loads(read_bytes(trial.result_path))
+        return Result(trial, {} if found["training_loss"] is None else found["scores"])
     except (ValueError, KeyError) as error:
         raise ArtifactError(
             f"the result {trial.result_path!r} is damaged ({error}); remove it and submit the job "

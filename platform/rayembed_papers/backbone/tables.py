@@ -93,6 +93,13 @@ def markdown(benchmark: str, summaries: Sequence[Summary], name: str) -> str:
     """Scores and best settings as Markdown, under a title."""
     parts = [f"## {_TITLES[benchmark]}\n", show(comparison(benchmark, summaries, name), "markdown")]
     parts += ["Best settings:\n", show(settings_table(summaries), "markdown")]
+    diverged = [
+        f"{one.task.name} {one.diverged} of {one.diverged + len(one.results)}"
+        for one in summaries
+        if one.diverged
+    ]
+    if diverged:
+        parts.append(f"Trials that diverged, and are no results: {', '.join(diverged)}.\n")
     return "\n".join(parts)
 
 

@@ -43,6 +43,9 @@ def track(scores: BackboneScores, tracking_uri: str) -> bool:
             if summaries := scores.of_benchmark(benchmark):
                 medians = {summary.task.name: summary.median for summary in summaries}
                 tracker.log_scores(benchmark, medians, 0)
+                diverged = {one.task.name: float(one.diverged) for one in summaries}
+                if any(diverged.values()):
+                    tracker.log_scores(f"{benchmark}_diverged_trials", diverged, 0)
                 every = {summary.task.name: summary.median_of_all for summary in summaries}
                 tracker.log_scores(f"{benchmark}_all_trials", every, 0)
                 tracker.log_scores(benchmark, {"average": fmean(medians.values())}, 0)

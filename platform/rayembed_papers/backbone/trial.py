@@ -16,7 +16,7 @@ from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import join, upload_folder, write_atomic
 from rayembed.config.backbone import Dtype
 from rayembed.config.document import fingerprint
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, DivergenceError
 from rayembed.models.files import weights_fingerprint
 from rayembed_papers.backbone.finetune import Grid, finetune, predictor
 from rayembed_papers.backbone.heads import encoder_folder, load_with_head, save_with_head
@@ -25,6 +25,7 @@ from rayembed_papers.backbone.metrics import Metrics
 from rayembed_papers.backbone.rows import StoredRows, load
 from rayembed_papers.backbone.tasks import Finetuning, Rows
 from rayembed_papers.backbone.tokens import Tokenizer
+from rayembed_papers.backbone.work import Predict, Work
 
 Scores = dict[str, dict[str, Metrics]]
 """Task → subset → metric → score."""
@@ -88,6 +89,9 @@ class Trial:
 def run_trial(trial: Trial, *, use_gpu: bool, predict_batch: int) -> None:
     """Finetune, score, keep the model if others start from it, then write the result.
 
+    One that diverged, by its loss or by what its model gives, gets neither scores nor a model: its
+    result tells of it, so that it is not done again.
+
     Raises:
         ArtifactError: the backbone has other weights here than where the job began, or is damaged.
         AssetError: its reference leads nowhere on this machine.
@@ -113,12 +117,11 @@ def run_trial(trial: Trial, *, use_gpu: bool, predict_batch: int) -> None:
     )
     trained = time.monotonic()
     device = "cuda" if use_gpu else "cpu"
-    predict = predictor(model, rows=predict_batch, precision=precision, device=device)
     scores: Scores = {}
-    for task in one.tasks:
-        rows = {s.subset: load(trial.data[s.rows]) for s in one.scored if s.task == task}
-        scores[task] = work.score(predict, task, rows)
-    if trial.keeps_model:
+    if math.isfinite(loss):
+        predict = predictor(model, rows=predict_batch, precision=precision, device=device)
+        scores = _scores(trial, work, predict)
+    if trial.keeps_model and scores:
         check_finite(model.state_dict().items(), f"the fine-tuned {trial.backbone.reference!r}")
         with tempfile.TemporaryDirectory(prefix="model-") as scratch:
             save_with_head(model, Path(scratch))
@@ -133,6 +136,18 @@ def run_trial(trial: Trial, *, use_gpu: bool, predict_batch: int) -> None:
         "scores": scores,
     }
     write_atomic(trial.result_path, json.dumps(result, indent=1, ensure_ascii=False).encode())
+
+
+def _scores(trial: Trial, work: Work, predict: Predict) -> Scores:
+    """Scores of all tasks; empty where the model's outputs are not finite."""
+    one, scores = trial.finetuning, {}
+    for task in one.tasks:
+        rows = {s.subset: load(trial.data[s.rows]) for s in one.scored if s.task == task}
+        try:
+            scores[task] = work.score(predict, task, rows)
+        except DivergenceError:
+            return {}
+    return scores
 
 
 def _about(trial: Trial) -> dict[str, Any]:
