@@ -3,9 +3,12 @@
 import importlib
 import inspect
 import json
+import linecache
 import re
 import shutil
 import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import transformers
@@ -21,7 +24,7 @@ from rayembed.assets.sentence_modules import (
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation import loader_code
-from rayembed.evaluation.loader_code import GIVES_LEAVE, foreign_code
+from rayembed.evaluation.loader_code import GIVES_LEAVE, foreign_code, name_of, text_version
 from rayembed.evaluation.mteb_spec import _check_supported, _runs_code, mteb_spec
 from rayembed.evaluation.sentence_spec import sentence_spec
 from rayembed.models.backbones import check_backbone
@@ -162,15 +165,15 @@ def test_models_that_mteb_loads_with_remote_code_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("name", "seen"),
+    "name",
     [
-        ("llm-semantic-router/multi-modal-embed-large", "gives trust_remote_code"),
-        ("llm-semantic-router/multi-modal-embed-small", "torch.load without weights_only=True"),
-        ("QuanSun/EVA02-CLIP-B-16", "Python code that is not of an installed package"),
+        "llm-semantic-router/multi-modal-embed-large",  # trusts remote code in a helper
+        "llm-semantic-router/multi-modal-embed-small",  # unpickles a file of the hub in one
+        "QuanSun/EVA02-CLIP-B-16",  # runs code of no installed package
     ],
 )
-def test_what_helpers_of_a_loader_do_is_seen(name, seen):
-    with pytest.raises(ConfigError, match=f"{seen}.* never used here"):
+def test_loaders_that_were_not_read_are_refused(name):
+    with pytest.raises(ConfigError, match=r"none of those that were read .* never used here"):
         mteb_spec(ModelUnderTest(reference=f"mteb:{name}"))
 
 
@@ -183,18 +186,34 @@ OTHERS_OF_THE_MODULE = {
 """Modules that hold such words, though the accepted loader in them does not reach these."""
 
 
-def test_no_accepted_model_of_mteb_has_such_a_call_in_its_module():
+def test_the_list_is_of_the_installed_mteb_and_of_dense_models_alone():
+    """After an upgrade of mteb the loaders that changed are read, and their versions written down.
+
+    A loader may be listed when neither it nor what it calls of mteb gives trust_remote_code or
+    allow_pickle, loads with torch.load (but weights_only=True), torch.jit or pickle, or runs files.
+    """
+    listed = json.loads(Path(loader_code.__file__).with_name(loader_code.FILE).read_text())
     accepted = [meta for name, meta in MODEL_REGISTRY.items() if _is_accepted(name, meta)]
     assert len(accepted) > 500
-    modules = {getattr(meta.loader, "func", meta.loader).__module__ for meta in accepted}
+    loaders = {getattr(meta.loader, "func", meta.loader) for meta in accepted}
+    now = {name_of(loader): text_version(loader) for loader in loaders}
+    assert listed == {"mteb": version("mteb"), "loaders": now}
+    # Beside the reading: words that would tell of such code.
     words = re.compile(
         r"trust_remote_code(?!\s*[:=]\s*(bool|False))|weights_only=False|allow_pickle|sys\.path"
-        r"|\b(pickle|joblib|dill|exec|__import__)\b|(?<!\.)\beval\(|torch\.hub"
+        r"|\b(pickle|joblib|dill|exec|__import__|subprocess|Popen|runpy|read_pickle)\b"
+        r"|(?<!\.)\beval\(|torch\.(hub|jit)|from torch import .*\b(load|jit|hub)\b"
+        r"|import torch(\.jit|\.hub|\.serialization)? as|os\.(system|exec|spawn)|import_module"
     )
+    modules = {loader.__module__ for loader in loaders}
     hits = {
         m.rpartition(".")[2] for m in modules if words.search(inspect.getsource(sys.modules[m]))
     }
     assert hits <= OTHERS_OF_THE_MODULE.keys()
+    loads = re.compile(r"torch\.load\((?:[^()]|\([^()]*\))*\)")
+    calls = [call for m in modules for call in loads.findall(inspect.getsource(sys.modules[m]))]
+    assert calls
+    assert all("weights_only=True" in call for call in calls)
     # The control: the words are found where loaders are refused.
     refused = "mteb.models.model_implementations.semantic_router_multimodal_models"
     assert words.search(inspect.getsource(sys.modules[refused]))
@@ -210,68 +229,65 @@ def _is_accepted(name, meta):
     return True
 
 
-HARMLESS = """
-import os
-import pickle
-import importlib
-import torch
-from typing import TYPE_CHECKING
-if TYPE_CHECKING:
-    from mteb.models.made_trusting import load as never
-
-class Base:
-    def read(self, name, trust_remote_code: bool = False, **kwargs):
-        kwargs.setdefault("trust_remote_code", False)
-        self.state = torch.load(name, weights_only=True)
-        self.model = from_pretrained(name, trust_remote_code=trust_remote_code).eval()
-        self.other = importlib.import_module("json")
-
-class Loader(Base):
+LOADER = """
+{top}
+class Loader:
     def __init__(self, name):
-        self.read(name)
         {more}
-
-def other():
-    return from_pretrained("x", trust_remote_code=True), pickle.load(open("x", "rb"))
 """
-TRUSTING = "def load(name):\n    return from_pretrained(name, trust_remote_code=True)\n"
 
 
 @pytest.mark.parametrize(
-    ("more", "seen"),
+    ("top", "more"),
     [
-        ("pass", None),
-        ("self.read(name, trust_remote_code=True)", "trust_remote_code"),
-        ("self.read(name, **{'trust_remote_code': True})", "trust_remote_code"),
-        ("kwargs = {}; kwargs['trust_remote_code'] = 1", "trust_remote_code"),
-        ("self.read(name, kwargs.pop('trust_remote_code', True))", "trust_remote_code"),
-        ("from mteb.models.made_trusting import load", "trust_remote_code"),
-        ("from .made_trusting import load as renamed", "trust_remote_code"),
-        ("other()", "trust_remote_code"),
-        ("torch.load(name)", "torch.load"),
-        ("torch.load(name, weights_only=False)", "torch.load"),
-        ("pickle.loads(name)", "pickled files"),
-        ("import joblib", "pickled files"),
-        ("numpy.load(name, allow_pickle=True)", "pickled files"),
-        ("exec(name)", "Python code"),
-        ("importlib.import_module(name)", "Python code"),
-        ("torch.hub.load(name)", "Python code"),
-        ("import sys; sys.path.insert(0, name)", "Python code"),
+        ("", "pass"),
+        ("from mteb.models import made_trusting as h", "h.load(name)"),
+        ("import mteb.models.made_trusting as h", "h.load(name)"),
+        ("import torch as th", "th.load(name)"),
+        ("from torch import load", "load(name)"),
+        ("import torch", "torch.jit.load(name)"),
+        ("import pandas as pd", "pd.read_pickle(name)"),
+        ("import os", "os.system(name)"),
+        ("from subprocess import run", "run(name)"),
+        ("", "load_model(name, None, True)"),
+        ("import torch", "getattr(torch, 'lo' + 'ad')(name)"),
     ],
 )
-def test_a_loaders_own_text_and_what_it_reaches_is_searched(tmp_path, monkeypatch, more, seen):
+def test_no_alias_leads_past_the_list(tmp_path, monkeypatch, top, more):
+    """Whatever a loader of mteb does: it was read, or it is refused."""
+    found = foreign_code(_made_up(tmp_path, monkeypatch, top, more))
+    assert found is not None
+    assert "none of those that were read" in found
+
+
+def test_a_loader_that_was_read_is_taken_as_long_as_its_text_is_that(tmp_path, monkeypatch):
+    loader = _made_up(tmp_path, monkeypatch, "import torch", "pass")
+    listed = {"mteb": "2.26.24", "loaders": {name_of(loader): text_version(loader)}}
+    monkeypatch.setattr(loader_code, "_looked_at", lambda: listed)
+    assert foreign_code(loader) is None
+    changed = _made_up(tmp_path, monkeypatch, "import torch as th", "th.load(name)")
+    assert name_of(changed) == name_of(loader)
+    assert "another text than in mteb 2.26.24" in foreign_code(changed)
+
+
+def test_loaders_of_other_packages_are_what_the_user_installed():
+    assert foreign_code(ModelUnderTest) is None
+
+
+def _made_up(tmp_path, monkeypatch, top, more):
+    """A loader of a module of mteb that is not there."""
     import mteb.models
 
     monkeypatch.setattr(mteb.models, "__path__", [*mteb.models.__path__, str(tmp_path)])
-    (tmp_path / "made_up.py").write_text(HARMLESS.replace("{more}", more))
-    (tmp_path / "made_trusting.py").write_text(TRUSTING)
+    (tmp_path / "made_trusting.py").write_text("def load(name):\n    return name\n")
+    (tmp_path / "made_up.py").write_text(LOADER.format(top=top, more=more))
     importlib.invalidate_caches()
-    loader_code._read.cache_clear()
-    loader_code._looked_at.cache_clear()
+    loader_code._text.cache_clear()
+    linecache.clearcache()
+    monkeypatch.delitem(sys.modules, "mteb.models.made_up", raising=False)
     module = importlib.import_module("mteb.models.made_up")
-    del sys.modules["mteb.models.made_up"], mteb.models.made_up
-    found = foreign_code(module.Loader)
-    assert found is None if seen is None else seen in found
+    monkeypatch.delattr(mteb.models, "made_up")
+    return module.Loader
 
 
 def test_options_that_a_loader_was_made_with_are_looked_at():
