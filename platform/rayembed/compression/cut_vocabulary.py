@@ -23,7 +23,7 @@ from rayembed.compression.tokenizer_json import (
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.architecture import architecture_of
 from rayembed.models.backbones import check_not_quantised
-from rayembed.models.encoding import check_vectors, encode
+from rayembed.models.encoding import encode
 from rayembed.models.export import check_target, new_folder, write_files
 from rayembed.models.files import read_json, write_json
 from rayembed.models.load import load_model, saved_dtype
@@ -85,7 +85,7 @@ def cut_vocabulary(way: "Vocabulary", source: Source, output: Path) -> Compresse
             _write_tokenizer(part_folder(written, name), pretrained, kept[name])
         check_finite_files(written)
         read = load_model(written, dtype=saved_dtype(written))
-        check_vectors(read, way.label)
+        read.check_passes(way.label)
         for name, pretrained in model.part_tokenizers.items():
             texts = written_texts if whole else []
             _check_pieces(name, pretrained, read.part_tokenizers[name], texts)

@@ -18,7 +18,7 @@ from rayembed.config.graph import GraphConfig
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.compressed import read_compression, write_compression
 from rayembed.models.contract import Tokens
-from rayembed.models.encoding import PROBES, check_vectors, corpus_context, encode_tokens
+from rayembed.models.encoding import PROBES, corpus_context, encode_tokens
 from rayembed.models.export import check_target, new_folder, write_graph_files
 from rayembed.models.load import load_model
 from rayembed.models.runtime_model import no_training
@@ -67,7 +67,7 @@ def make_graph(way: "CpuGraph", source: Source, output: Path) -> Compressed:
         )
     model = load_model(source.folder, dtype="float32").eval()
     check_finite(model.state_dict().items(), f"the model {str(source.folder)!r}")
-    check_vectors(model, f"the model {str(source.folder)!r}")
+    model.check_passes(f"the model {str(source.folder)!r}")
     _check_size(model)
     chosen = [] if way.precision == "float32" else matrices_of(model, way.skip)
     tokens = _tokens(model, source.texts[: way.max_texts])

@@ -25,7 +25,6 @@ from rayembed.compression.prune import (
 )
 from rayembed.config.compression import Scheme
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.encoding import check_vectors
 from rayembed.models.export import check_target, new_folder
 from rayembed.models.files import load_weights, read_header, read_json, weight_paths, write_json
 from rayembed.models.load import load_model, saved_dtype
@@ -254,4 +253,4 @@ def _check_written(
                 f"{way.label}: {name} was written as {stored.get(name)} or came back with other "
                 "weights; nothing is left of the attempt"
             )
-    check_vectors(read, way.label)
+    read.check_passes(way.label)

@@ -27,7 +27,6 @@ from rayembed.errors import ArtifactError
 from rayembed.models.architecture import SentenceModule, architecture_of
 from rayembed.models.backbones import check_not_quantised
 from rayembed.models.contract import settings_of
-from rayembed.models.encoding import check_vectors
 from rayembed.models.files import write_json
 from rayembed.models.lora import merged_state
 from rayembed.models.saved_folder import (
@@ -61,7 +60,7 @@ def save_model(
         written.mkdir()
         write_files(model, written, instructions=instructions)
         check_finite_files(written)
-        check_vectors(model, f"the model {str(folder)!r}")
+        model.check_passes(f"the model {str(folder)!r}")
 
 
 @contextmanager

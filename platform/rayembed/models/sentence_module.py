@@ -21,7 +21,7 @@ from rayembed.config.backbone import Dtype
 from rayembed.config.types import Role
 from rayembed.errors import DataError
 from rayembed.hardware import wide_enough
-from rayembed.models.encoding import check_vectors, corpus_context
+from rayembed.models.encoding import corpus_context
 from rayembed.models.export import write_files
 from rayembed.models.files import read_json
 from rayembed.models.load import load_model, saved_dtype
@@ -116,7 +116,7 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
             self.model.write_files(Path(output_path))
         else:
             check_finite(self.model.state_dict().items(), "the model")
-            check_vectors(self.model, "the model")
+            self.model.check_passes("the model")
             write_files(self.model, Path(output_path))
 
     @classmethod

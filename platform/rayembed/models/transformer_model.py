@@ -14,6 +14,7 @@ from rayembed.models.contract import (
     EmbedOutput,
     PromptTokenizer,
 )
+from rayembed.models.encoding import check_vectors
 from rayembed.models.layers import compile_layers
 from rayembed.models.packed import Packed, packed_states
 from rayembed.models.pooling import Layout, pooled_width
@@ -61,6 +62,19 @@ class TransformerModel(EmbeddingModel):
     def compile_layers(self, backend: str = "inductor") -> None:
         """Compile the layers of all parts from now on, see `layers.compile_layers`."""
         compile_layers(self.parts.values(), backend)
+
+    def check_passes(self, what: str) -> None:
+        """Raise unless a pass gives finite numbers, which is tried before the model is saved.
+
+        By its vectors of short texts; a model that gives no vectors has a method of its own.
+
+        Args:
+            what: the model, for the message.
+
+        Raises:
+            ArtifactError: they are not; see `encoding.check_vectors`.
+        """
+        check_vectors(self, what)
 
     def save(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
         """Save the model with merged adapters to a folder, atomically.

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from crossrank.config import CrossEncoderConfig
+from rayembed.errors import ArtifactError
 from rayembed.models.architecture import Architecture, Parts
 from rayembed.models.contract import PromptTokenizer, Tokens
 from rayembed.models.tokens import PrefixTokenizer, pretrained_tokenizer
@@ -52,6 +54,14 @@ class CrossEncoder(TransformerModel):
             input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
         ).last_hidden_state
         return self.score(states[:, 0]).squeeze(1).float()
+
+    @torch.inference_mode()
+    def check_passes(self, what: str) -> None:
+        """Raise unless the score of a short pair is finite."""
+        tokens = self.tokenizer.of_pairs([("what is Paris", "the capital of France")])
+        score = self(self.tokenizer.collate(tokens))
+        if not score.isfinite().all():
+            raise ArtifactError(f"{what}: the score of a short pair is {score.item()}")
 
 
 class CrossEncoderArchitecture(Architecture):
