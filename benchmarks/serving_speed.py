@@ -19,6 +19,7 @@ from pathlib import Path
 import aiohttp
 
 from rayembed.assets.resolver import resolve_model
+from rayembed.hardware import auto_precision
 from rayembed.pipeline.local_head import free_port
 from rayembed.samples.assets import MINILM
 from rayembed.samples.files import summaries
@@ -88,7 +89,9 @@ async def measure(url, short, long, clients, seconds):
 def command(side, port):
     if side == "served":
         given = ["jobs/serve_model.py", "--model", f"minilm={MINILM}", "--port", str(port)]
-        return [*given, "--set", f"models.0.threads_per_replica={THREADS}"]
+        dtype = auto_precision("cpu").dtype  # MiniLM is saved in float32
+        changes = (f"threads_per_replica={THREADS}", f"dtype={dtype}")
+        return [*given, *(f"--set=models.0.{change}" for change in changes)]
     return ["benchmarks/plain_server.py", resolve_model(MINILM), str(port), side.split()[-1]]
 
 

@@ -7,6 +7,7 @@ from rayembed.evaluation.loaded_spec import loaded_spec
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.here import run_here
+from rayembed.evaluation.rayembed_spec import lengths_read
 from rayembed.evaluation.run_scores import decided, run_model, run_prompts
 from rayembed.evaluation.score import Store, score
 
@@ -31,9 +32,8 @@ def evaluate(
         embed_dim=dimension or model.dimensions[0],
         similarity_fn_name="cosine",
     )
-    spec = loaded_spec(
-        model, meta, prompts, seed=run.seed, num_context=num_context, dimension=dimension
-    )
+    lengths = lengths_read(getattr(model, "config", run.model))  # made-up models have none
+    spec = loaded_spec(model, meta, prompts, lengths, num_context=num_context, dimension=dimension)
     return _scores(spec, run, results_folder)
 
 

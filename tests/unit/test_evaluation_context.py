@@ -22,6 +22,7 @@ from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.model import PooledModel, document_texts
 from rayembed.evaluation.pooled.pool import OneWorker
 from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.evaluation.rayembed_spec import lengths_read
 from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.encoding import corpus_context, encode, encode_context
@@ -192,7 +193,7 @@ def test_a_loaded_model_is_scored_in_the_context_of_the_corpus(folders):
     meta = model_meta("tiny", "r1")
     told = Prompts(instructions={"MadeUp": "classification: "})
     prompts = ModelPrompts(told, unsaved_prompts(model.config, {}))
-    spec = loaded_spec(model, meta, prompts, seed=3)
+    spec = loaded_spec(model, meta, prompts, lengths_read(model.config), seed=3)
     found = search(PooledModel(spec, OneWorker(EncodingWorker(spec, None, "cpu"))))
     context = corpus_context(model, DOCUMENTS, seed=3)
     queries = encode(model, QUERIES, role="query", instruction="classification: ", context=context)

@@ -4,11 +4,13 @@ import json
 import random
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import mteb
 import numpy as np
 import pytest
+from fastapi.testclient import TestClient
 from mteb.models import SentenceTransformerEncoderWrapper
 from mteb.models.abs_encoder import get_prompt
 from mteb.types import PromptType
@@ -19,15 +21,21 @@ from tiny_folders import ARCHITECTURES, tiny_parts, tiny_settings
 from tiny_models import save_cde_stages, save_decoder, save_encoder
 from word_articles import HELD_OUT, WORDS, run_over_words, write_word_articles
 
+import rayembed
+from rayembed import hardware
 from rayembed.assets.stored_folder import StoredFolder
+from rayembed.compression.measure import Measured
 from rayembed.compression.prune import save_like
+from rayembed.config.compression_run import SpeedConfig
 from rayembed.config.evaluation import ModelUnderTest, Prompts
 from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.named_benchmarks import with_own_sets
 from rayembed.config.override import override
+from rayembed.config.serving import Limits, ServedModel
 from rayembed.config.settings import changed, parse
 from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError
+from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.folder_prompts import folder_prompts, unsaved_prompts
 from rayembed.evaluation.make_spec import make_spec
 from rayembed.evaluation.prompts import ModelPrompts
@@ -42,11 +50,15 @@ from rayembed.models.cde.config import CDEConfig
 from rayembed.models.load import check_loadable, load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.models.sentence_module import as_sentence_transformer
+from rayembed.pipeline import compress
 from rayembed.pipeline.evaluate import evaluate
+from rayembed.pipeline.merge_choice import choose
 from rayembed.pipeline.run_folders import RunFolders
 from rayembed.pipeline.run_scorer import RunScorer
 from rayembed.pipeline.runtime import runtime_of
 from rayembed.samples.references import TASK_NAMES
+from rayembed.serving import on_ray as serving_on_ray
+from rayembed.serving.app import make_app
 
 INSTRUCTIONS = {
     "WikiSentenceRetrieval": "find the lazy dog",  # other words than the task's own
@@ -56,6 +68,22 @@ INSTRUCTIONS = {
 """Of a training; it has none for pairs and relatedness, nor for descriptions."""
 UNTRAINED = ("WikiTitleDescriptionPairClassification", "WikiRelatednessSTS")
 LENGTHS = {"query_max_length": 62, "document_max_length": 62}
+SEED = 7
+"""Of the runs: no seed of a run decides how its models are scored."""
+EMULATED, WITH_UNITS = 1 / 30, 2.4
+
+
+@pytest.fixture(autouse=True)
+def units(monkeypatch):
+    """Every machine has units for bfloat16, so that a rule by which scores take what is fast is
+    seen; `units(EMULATED)` takes them away.
+    """
+
+    def become(speed):
+        monkeypatch.setattr(hardware, "bfloat16_speed", lambda: speed)
+
+    become(WITH_UNITS)
+    return become
 
 
 def titled(path):
@@ -71,11 +99,11 @@ def titled(path):
     return path
 
 
-def tiny(kind, folder):
+def tiny(kind, folder, dtype="float32", long=250):
     """Settings of a tiny model and its pretrained parts."""
-    given = {"path": "given", "dtype": "float32"}
+    given = {"path": "given", "dtype": dtype}
     if kind == "nvembed":
-        long = {"query_max_length": 250, "document_max_length": 250}
+        long = {"query_max_length": long, "document_max_length": long}
         config = parse(
             NVEmbedConfig,
             {"backbone": given, "pooling": {"kind": "mean"}, "lora": None, **long},
@@ -89,14 +117,15 @@ def tiny(kind, folder):
     return parse(CDEConfig, {"backbone": given, **cde, **LENGTHS}), save_cde_stages(folder)
 
 
-@pytest.fixture(scope="module", params=["nvembed", "biencoder", "cde"])
+@pytest.fixture(scope="module", params=["nvembed", "biencoder-bfloat16", "cde"])
 def trained(request, tmp_path_factory):
     """A run, and the folder of its model as the run leaves it."""
     folder = tmp_path_factory.mktemp(request.param)
     articles = titled(write_word_articles(folder / "articles.json"))
-    config, parts = tiny(request.param, folder)
+    kind, _, dtype = request.param.partition("-")
+    config, parts = tiny(kind, folder, dtype or "float32")
     run = run_over_words(articles, documents=HELD_OUT, queries=40, instructions=INSTRUCTIONS)
-    run = run.model_copy(update={"model": config})
+    run = run.model_copy(update={"model": config, "seed": SEED})
     build_model(config, parts, seed=3).eval().save(folder / "model", instructions=run.instructions)
     return run, folder / "model", articles
 
@@ -116,7 +145,9 @@ def by_validation(run, folder):
     changes = ["stages.one.steps=10", "evaluation.own_sets=[]"]
     validated = override(run, [*changes, f"evaluation.validation={validation}"])
     assert revisions(validation_tasks(validated)) == revisions(tasks_of(run))
-    return validate(load_model(folder), validated), validation_prompts(validated)
+    # In the type of training, whatever is emulated.
+    model = load_model(folder, dtype=run.model.backbone.dtype)
+    return validate(model, validated), validation_prompts(validated)
 
 
 def by_evaluate_model(folder, articles, storage, **settings):
@@ -150,7 +181,15 @@ def test_all_who_take_scores_take_the_same(trained, tmp_path):
     with patch.object(passes, "to_device", wraps=passes.to_device) as smaller:
         few, _ = by_evaluate_model(folder, articles, tmp_path / "few", tokens_per_batch=500)
     assert smaller.call_count > 2 * batches.call_count
-    assert few == pytest.approx(alone, abs=1e-6)
+    dtype = run.model.backbone.dtype
+    if dtype == "float32":  # in bfloat16 rounding is seen
+        assert few == pytest.approx(alone, abs=1e-6)
+    # Controls: in the other type, and in other contexts, it has other scores.
+    wrong = {"dtype": "float32" if dtype == "bfloat16" else "bfloat16"}
+    if run.model.kind == "cde":
+        wrong = {"context_seed": SEED}
+    others, _ = by_evaluate_model(folder, articles, tmp_path / "wrong", **wrong)
+    assert others != pytest.approx(alone, abs=1e-12)
     # Not only the scores: the very texts before the texts.
     tasks = tasks_of(run)
     told: dict[str, list[str]] = {}
@@ -172,6 +211,113 @@ def test_all_who_take_scores_take_the_same(trained, tmp_path):
     )
     differing = {name for name in TASK_NAMES if abs(none[name] - alone[name]) > 1e-3}
     assert differing == set(UNTRAINED)
+
+
+def save_long_set(folder):
+    """A set in BEIR's layout whose documents are longer than 512 tokens, and so many and so near
+    to each other that rounding moves their order.
+    """
+    drawn = random.Random(0)
+    ends = [drawn.sample(WORDS, 8) for _ in range(60)]
+    documents = [" ".join(drawn.choices(WORDS, k=500) + 10 * end) for end in ends]
+    rows = {"corpus": documents, "queries": [" ".join(drawn.sample(end, 4)) for end in ends]}
+    (folder / "qrels").mkdir(parents=True)
+    for name, texts in rows.items():
+        lines = [json.dumps({"_id": f"{name[0]}{i}", "text": t}) for i, t in enumerate(texts)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    judged = ["query-id\tcorpus-id\tscore", *(f"q{i}\tc{i}\t1" for i in range(len(ends)))]
+    (folder / "qrels" / "test.tsv").write_text("\n".join(judged))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("dtype", "speed"),
+    [("float32", WITH_UNITS), ("bfloat16", WITH_UNITS), ("bfloat16", EMULATED)],
+)
+def test_long_texts_are_cut_and_computed_alike_wherever_they_are_scored(
+    units, tmp_path, dtype, speed
+):
+    units(speed)
+    config, parts = tiny("nvembed", tmp_path, dtype, long=1024)
+    own = {"name": "Long", "path": str(save_long_set(tmp_path / "long"))}
+    run = run_over_words(write_word_articles(tmp_path / "articles.json"))
+    run = run.model_copy(update={"model": config, "seed": SEED})
+    run = override(run, [f"evaluation.own_sets={json.dumps([own])}"])
+    folder, storage = tmp_path / "model", str(tmp_path / "asked")
+    build_model(config, parts, seed=3).eval().save(folder)
+
+    def by_evaluate(**settings):
+        settings = {f"model.{name}": value for name, value in settings.items()}
+        scores = rayembed.evaluate(folder, own["path"], output=storage, settings=settings)
+        return {"Long": scores["long"]}
+
+    alone = by_evaluate()
+    assert by_training(run, folder, tmp_path / "run") == pytest.approx(alone, abs=1e-12)
+    assert by_validation(run, folder)[0] == pytest.approx(alone, abs=1e-12)
+    # The mixture of a model with itself is the model.
+    twice = ([str(folder)] * 2, tmp_path / "merged")
+    asked = {"method": "linear", "candidates": [None], "scores": run.scores, "storage": storage}
+    choice = choose(*twice, **asked)
+    assert [one.scores for one in choice.scored] == [pytest.approx(alone, abs=1e-12)] * 3
+    # Controls: more of a text, and the other type, give another score.
+    computed = "float32" if speed == EMULATED else dtype
+    (other,) = {"float32", "bfloat16"} - {computed}
+    assert by_evaluate(dtype=computed) == alone
+    for wrong in ({"max_length": 1024}, {"dtype": other}):
+        assert by_evaluate(**wrong) != pytest.approx(alone, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "speed"),
+    [("float32", WITH_UNITS), ("bfloat16", WITH_UNITS), ("bfloat16", EMULATED)],
+)
+def test_vectors_are_the_same_where_a_model_is_loaded_served_and_scored(
+    units, tmp_path, dtype, speed
+):
+    units(speed)
+    config, parts = tiny("nvembed", tmp_path, dtype)
+    build_model(config, parts, seed=3).eval().save(tmp_path / "model")
+    folder = str(tmp_path / "model")
+
+    def by_server(**settings):
+        served = ServedModel(name="tiny", model=folder, **settings)
+        app = make_app({"tiny": serving_on_ray.load(served, Limits(), None)}, Limits())
+        answer = TestClient(app).post("/v1/embeddings", json={"input": WORDS, "role": "document"})
+        return np.array([item["embedding"] for item in answer.json()["data"]])
+
+    scored = make_spec(ModelUnderTest(reference=folder)).load("cpu")(
+        WORDS, EncodeSpec("document", "")
+    )
+    loaded = rayembed.load(folder).encode_document(WORDS)
+    assert np.array_equal(loaded, scored)
+    np.testing.assert_allclose(by_server(), scored, atol=1e-6)
+    # Control: in the other type they are others.
+    computed = "float32" if speed == EMULATED else dtype
+    (other,) = {"float32", "bfloat16"} - {computed}
+    assert np.abs(by_server(dtype=other) - scored).max() > 1e-4
+
+
+@pytest.mark.parametrize("speed", [WITH_UNITS, EMULATED])
+def test_the_speed_of_variants_is_measured_in_the_type_of_their_scores(
+    units, monkeypatch, tmp_path, speed
+):
+    units(speed)
+    config, parts = tiny("biencoder", tmp_path, "bfloat16")
+    build_model(config, parts, seed=3).eval().save(tmp_path / "model")
+    variant = compress.Variant("original", None, str(tmp_path), tmp_path / "model", 1)
+    seen = []
+
+    def measure(folder, *, dtype, **_):
+        seen.append(dtype)
+        return Measured(1.0, 0)
+
+    monkeypatch.setattr(compress, "measure", measure)
+    for asked in ("auto", "saved", "float32", "bfloat16"):
+        under_test = ModelUnderTest(reference=str(variant.folder), dtype=asked)
+        run = SimpleNamespace(model=under_test, speed=SpeedConfig(rounds=1))
+        compress._measured(run, [variant], ["a text"])
+    auto = "bfloat16" if speed == WITH_UNITS else "float32"
+    assert seen == [auto, "bfloat16", "float32", "bfloat16"]
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

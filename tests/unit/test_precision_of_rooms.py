@@ -305,8 +305,10 @@ def test_a_runs_models_are_scored_in_the_type_of_its_workers(
     scorer = RunScorer(run, folders, runtime)
     for name in ("a", "b"):
         scorer.score(str(plain), name)
-    assert seen == [there.dtype] * 2
-    assert len(runtime.asked) == 1
+    in_float32 = override(run, ["model.backbone.dtype=float32"])
+    RunScorer(in_float32, folders, runtime).score(str(plain), "baseline", compared=True)
+    assert seen == [there.dtype] * 3
+    assert len(runtime.asked) == 2
 
 
 def test_a_named_cluster_is_joined_and_asked(machine, monkeypatch):

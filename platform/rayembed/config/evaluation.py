@@ -14,6 +14,11 @@ BM25 = "bm25"
 """The reference of the baseline that counts words; it has no vectors and takes retrieval tasks."""
 
 
+CONTEXT_SEED = 0
+"""Seed of the draw of context documents where nothing is asked: in `evaluate_model` and in all that
+a training run scores, whatever its own seed is."""
+
+
 class Prompts(Settings):
     """Prompts before texts, by task and role, for models that rayembed loads.
 
@@ -63,9 +68,9 @@ class ModelUnderTest(StoredVectors):
     """Revision on the hub of a model that mteb loads; None: the one that mteb measured, else the
     newest."""
     dtype: Literal["auto", "saved", "float32", "bfloat16"] = "auto"
-    """Number type of the model. `auto`: bfloat16 where the GPU or CPU has units for it, float32
-    elsewhere; of models that sentence-transformers loads as `saved`, but float32 where bfloat16 is
-    emulated. `saved`: as in the folder. mteb's wrappers keep their own with both."""
+    """Number type of the model. `auto`: as in the folder (float16 becomes float32), but float32
+    where bfloat16 is emulated, as the model is loaded and served. `saved`: as in the folder,
+    whatever computes. mteb's wrappers keep their own with both."""
     max_length: PositiveInt | None = None
     """Tokens of a text, special ones and prompt included, never above the model's own limit. None:
     512 for models that rayembed loads, as the papers have it; the wrapper's own for others."""
@@ -80,7 +85,7 @@ class ModelUnderTest(StoredVectors):
     from the task's own corpus, for tasks without one from its texts (section 10.12). `random`:
     those of the corpus that was saved with the model, whatever the task, as in the paper's baseline
     of random training documents. `none`: the null token."""
-    context_seed: Seed = 0
+    context_seed: Seed = CONTEXT_SEED
     """Seed of the draw of context documents."""
     prompts: Prompts = Prompts()
 

@@ -53,8 +53,8 @@ class ServedModel(Settings):
     threads_per_replica: PositiveInt | None = None
     """Torch threads of a replica; None: `cpus_per_replica`, rounded down, at least 1."""
     dtype: DtypeSetting = "auto"
-    """Number type of weights and activations; `auto`: the one that each replica's machine computes
-    fast."""
+    """Number type of weights and activations; `auto`: as saved (float16 becomes float32), but
+    float32 where the replica's machine emulates bfloat16, as where it is loaded and scored."""
     tokens_per_batch: PositiveInt | None = None
     """Maximum tokens that are embedded together, of one request or many: a larger request takes
     several batches, between which others have theirs. None: 16384 on a GPU, 2048 on a CPU. 1 embeds

@@ -1,10 +1,14 @@
 """A model that is loaded already as a model under evaluation."""
 
+import copy
 from dataclasses import dataclass
+from typing import Any
 
 from mteb.models import ModelMeta
 
+from rayembed.config.evaluation import CONTEXT_SEED
 from rayembed.config.small_vectors import FLOAT32, StoredVectors
+from rayembed.config.types import Role
 from rayembed.evaluation.model_spec import EmbedTexts, PromptedSpec, Similarity
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.rayembed_spec import Embedder, with_literal_prompts
@@ -18,8 +22,9 @@ class LoadedSpec(PromptedSpec):
     model: EmbeddingModel
     meta: ModelMeta
     prompts: ModelPrompts
-    context_seed: int = 0
-    num_context: int = 0
+    max_lengths: tuple[tuple[Role, int], ...]
+    context_seed: int
+    num_context: int
     """Documents that a context holds, at most; 0: texts are embedded without a task's corpus."""
     similarity: Similarity = "cosine"
     dimension: int | None = None
@@ -33,16 +38,20 @@ class LoadedSpec(PromptedSpec):
 
     @property
     def conditions(self) -> dict[str, str]:
-        """Number type and width of the vectors, and how many documents a context has."""
+        """Number type, lengths and width, and how many documents a context has."""
         dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         width = self.dimension or self.model.dimensions[0]
         found = {"dtype": dtype, "dimensions": str(width)}
+        found |= {f"{role}_max_length": str(length) for role, length in self.max_lengths}
         return found | ({"context": str(self.num_context)} if self.model.uses_context else {})
 
     def load(self, device: str) -> EmbedTexts:
-        """The model as it is."""
+        """The model as it is, which goes on to read texts of its own lengths elsewhere."""
         del device
-        literal, plain = with_literal_prompts(self.model), self.model.tokenizer
+        cut: Any = copy.copy(self.model)
+        cut.tokenizer = copy.copy(self.model.tokenizer)
+        cut.tokenizer.max_lengths = dict(self.max_lengths)
+        literal, plain = with_literal_prompts(cut), cut.tokenizer
         return Embedder(literal, plain, self.dimension or self.model.dimensions[0])
 
 
@@ -50,18 +59,21 @@ def loaded_spec(
     model: EmbeddingModel,
     meta: ModelMeta,
     prompts: ModelPrompts,
+    max_lengths: tuple[tuple[Role, int], ...],
     *,
-    seed: int = 0,
+    seed: int = CONTEXT_SEED,
     num_context: int | None = None,
     dimension: int | None = None,
 ) -> LoadedSpec:
     """The spec of a loaded model; a contextual one embeds in the context of each task's corpus.
 
     Args:
+        max_lengths: tokens that are read of a text; `lengths_read` says how many are where the
+            model's folder is scored.
         seed: of the draw of context documents.
         num_context: how many are drawn; None: as many as the model takes. 0: what corpus the model
             has, if any.
         dimension: so many first values of each vector are kept; None: all.
     """
     number = model.max_context if num_context is None and model.uses_context else num_context
-    return LoadedSpec(model, meta, prompts, seed, number or 0, dimension=dimension)
+    return LoadedSpec(model, meta, prompts, max_lengths, seed, number or 0, dimension=dimension)

@@ -33,7 +33,7 @@ from rayembed.evaluation.model_spec import (
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
-from rayembed.hardware import Precision, settled
+from rayembed.hardware import Precision
 from rayembed.models.compressed import read_compression
 from rayembed.models.contract import EmbeddingModel, Tokenizer, Tokens
 from rayembed.models.encoding import encode, encode_context
@@ -44,9 +44,9 @@ from rayembed.models.files import (
 )
 from rayembed.models.load import (
     check_loadable,
+    computed_dtype,
     is_quantised_folder,
     load_model,
-    saved_dtype,
     saved_widths,
 )
 from rayembed.models.saved_folder import read_graph
@@ -164,7 +164,7 @@ class RayembedSpec(PromptedSpec):
             )
         asked = self.settings.dtype
         assert asked != "auto"  # settled once, by `rayembed_spec`
-        dtype = saved_dtype(folder) if asked == "saved" else asked
+        dtype = computed_dtype(folder, "saved") if asked == "saved" else asked
         # transformers takes it along for assisted generation: a sixth of a worker's imports.
         with without("sklearn"):
             model: Any = load_model(folder, dtype=dtype, device=device)
@@ -302,21 +302,11 @@ def rayembed_spec(
             )
         settings = settings.model_copy(update={"dtype": "saved"})
     elif settings.dtype != "saved":
-        settings = settings.model_copy(update={"dtype": settled(settings.dtype, on)})
+        dtype = computed_dtype(folder, settings.dtype, on)
+        settings = settings.model_copy(update={"dtype": dtype})
     check_weight_files(folder)
     check_stored(settings.stored, "cosine", settings.reference)
     prompts = ModelPrompts(settings.prompts, folder_prompts(folder, config))
-    roles: tuple[Role, ...] = ("query", "document")
-    lengths = tuple(
-        (
-            role,
-            min(
-                settings.max_length or _usual_length(config, role),
-                config.max_lengths[role],
-            ),
-        )
-        for role in roles
-    )
     return RayembedSpec(
         settings=settings,
         reference=reference,
@@ -324,7 +314,7 @@ def rayembed_spec(
         name=settings.name or name_of(settings.reference),
         weights=weights_fingerprint(folder),
         dimensions=_dimensions(settings, folder),
-        max_lengths=lengths,
+        max_lengths=lengths_read(config, settings.max_length),
         prompts=prompts,
         num_parameters=count_parameters(folder) if graph is None else _counted(folder),
         places=config.context_places,
@@ -338,8 +328,20 @@ def _counted(folder: Path) -> int | None:
     return None if told is None else int(told["weights"])
 
 
+def lengths_read(
+    config: ModelConfig, max_length: int | None = None
+) -> tuple[tuple[Role, int], ...]:
+    """Tokens that a model reads of a text where its scores are taken, by role.
+
+    Args:
+        max_length: what is asked for; None: 512, and room for examples before a query.
+    """
+    roles: tuple[Role, ...] = ("query", "document")
+    asked = {role: max_length or _usual_length(config, role) for role in roles}
+    return tuple((role, min(asked[role], config.max_lengths[role])) for role in roles)
+
+
 def _usual_length(config: ModelConfig, role: Role) -> int:
-    """Tokens of a text where nothing is asked: examples before a query need their own room."""
     if config.example_tokens and role == "query":
         return max(MAX_LENGTH, config.query_max_length)
     return MAX_LENGTH

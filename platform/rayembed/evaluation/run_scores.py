@@ -10,7 +10,6 @@ from typing import Any
 
 from rayembed import hardware
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.backbone import Dtype
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import BM25, ModelUnderTest, Prompts
 from rayembed.config.held_out import held_out_set
@@ -37,7 +36,8 @@ def run_model(
     without_context: bool = False,
     on: hardware.Precision | str | None = None,
 ) -> ModelSpec | Bm25:
-    """A model of the run, or one that it is compared with, as it is scored for the run.
+    """A model of the run, or one that it is compared with, as it is scored for the run: in number
+    type, lengths and context as `jobs/evaluate_model.py` scores it.
 
     Args:
         reference: `bm25`, or an asset reference of a saved model.
@@ -57,11 +57,9 @@ def run_model(
     settings = ModelUnderTest(
         reference=reference,
         name=name,
-        dtype=run_dtype(run, on),
         dimensions=dimensions,
         precision=precision,
         context="none" if without_context else "corpus",
-        context_seed=run.seed,
         prompts=_given(resolve_model(reference), run),
     )
     return make_spec(settings, own_tasks=own_names(run), on=on)
@@ -77,17 +75,6 @@ def own_names(run: Run) -> tuple[str, ...]:
 def bm25_revision() -> str:
     """The revision under which results of BM25 are kept."""
     return f"{Bm25.revision}-{code_version().scores[:8]}"
-
-
-def run_dtype(run: Run, on: hardware.Precision | str) -> Dtype:
-    """The number type in which all models of a run are scored: the run's own, widened to float32
-    where it is emulated.
-
-    Args:
-        on: what will compute, as in `hardware.settled`.
-    """
-    asked = run.model.backbone.dtype
-    return hardware.settled(asked, on) if asked == "auto" else hardware.wide_enough(asked, on)
 
 
 def prompts_for(folder: Path, run: Run) -> ModelPrompts:

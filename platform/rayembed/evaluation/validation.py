@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import mteb
+import torch
 
 from rayembed.assets.hub_client import limit_hub
 from rayembed.assets.storage import join
@@ -24,8 +25,11 @@ from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.evaluation.rayembed_spec import lengths_read
 from rayembed.evaluation.run_scores import run_prompts
 from rayembed.evaluation.score import Store, score
+from rayembed.hardware import wide_enough
+from rayembed.models.backbones import torch_dtype
 from rayembed.models.contract import EmbeddingModel
 
 logger = logging.getLogger(__name__)
@@ -95,8 +99,8 @@ def data_revision(tasks: Sequence[Any]) -> str:
 def validate(model: EmbeddingModel, run: Run) -> dict[str, float]:
     """Main score of each task of the run's validation, by task name; nothing is kept on disk.
 
-    A contextual model has documents of each task's corpus as context, as in the scores after
-    training.
+    As in the scores after training: lengths, the documents of each task's corpus that a contextual
+    model has as context, and float32 where bfloat16 is emulated. The model stays in that type.
 
     Raises:
         RayembedError: a task cannot be scored.
@@ -108,8 +112,12 @@ def validate(model: EmbeddingModel, run: Run) -> dict[str, float]:
         embed_dim=model.dimensions[0],
         similarity_fn_name="cosine",
     )
-    spec = loaded_spec(model, meta, validation_prompts(run), seed=run.seed)
-    pool = partial(run_here, device=str(next(model.parameters()).device))
+    first = next(model.parameters())
+    device = str(first.device)
+    if first.dtype == torch.bfloat16:
+        model.to(torch_dtype(wide_enough("bfloat16", device)))
+    spec = loaded_spec(model, meta, validation_prompts(run), lengths_read(run.model))
+    pool = partial(run_here, device=device)
     with tempfile.TemporaryDirectory(prefix="validation-") as folder:
         store = Store(join(folder, "results"), join(folder, "embeddings"))
         scored = score(spec, validation_factories(run), pool, store)

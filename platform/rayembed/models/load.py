@@ -2,13 +2,14 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import torch
 
-from rayembed.config.backbone import Dtype
+from rayembed.config.backbone import Dtype, DtypeSetting
 from rayembed.config.model import ModelConfig
 from rayembed.errors import ArtifactError
-from rayembed.hardware import auto_precision, wide_enough
+from rayembed.hardware import Precision, auto_precision, settled, wide_enough
 from rayembed.models.architecture import Published, architecture_of, published_in
 from rayembed.models.backbones import is_quantised, torch_dtype
 from rayembed.models.build import shapes_of
@@ -38,8 +39,8 @@ def load_model(
     causal mask. Embeddings are always of unit length.
 
     Args:
-        dtype: of weights and activations; None: as saved (float16 becomes float32), but float32
-            where the device emulates bfloat16. Graphs of a CPU runtime keep their own.
+        dtype: of weights and activations; None: what `computed_dtype` gives for the device. Graphs
+            of a CPU runtime keep their own.
         device: that computes, such as `cuda:1`. Graphs of a CPU runtime stay on the CPU.
 
     Raises:
@@ -50,7 +51,7 @@ def load_model(
     _check_is_model(folder)
     if read_graph(folder) is not None:
         return load_runtime_model(folder)
-    dtype = dtype or wide_enough(saved_dtype(folder), device)
+    dtype = dtype or computed_dtype(folder, on=device)
     if (folder / SETTINGS_FILE).is_file():
         return load_saved(folder, dtype=dtype).to(device)
     return published(folder).load(dtype).to(device)
@@ -104,6 +105,26 @@ def published(folder: Path) -> Published:
     if found is None:
         raise ArtifactError(f"no architecture reads the model in {str(folder)!r}")
     return found
+
+
+def computed_dtype(
+    folder: Path,
+    asked: DtypeSetting | Literal["saved"] = "auto",
+    on: Precision | str | None = None,
+) -> Dtype:
+    """Number type in which a saved model computes, whoever loads, serves or scores it.
+
+    Args:
+        asked: `auto`: as saved (float16 becomes float32), but float32 where bfloat16 is emulated.
+            `saved`: as saved, whatever computes. Else this type.
+        on: what will compute, as in `hardware.settled`.
+
+    Raises:
+        ArtifactError: as `load_model`, as far as settings tell.
+    """
+    if asked == "auto":
+        return wide_enough(saved_dtype(folder), on)
+    return saved_dtype(folder) if asked == "saved" else settled(asked, on)
 
 
 def saved_dtype(folder: Path) -> Dtype:

@@ -24,10 +24,9 @@ from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.rayembed_spec import find_folder
 from rayembed.evaluation.registered_folder import pinned_reference
 from rayembed.evaluation.score import ModelScores
-from rayembed.hardware import settled
 from rayembed.models.compressed import read_compression
 from rayembed.models.files import weights_fingerprint
-from rayembed.models.load import check_loadable
+from rayembed.models.load import check_loadable, computed_dtype
 from rayembed.pipeline.calibration import calibration_texts, run_of_folder
 from rayembed.pipeline.evaluate import evaluate
 from rayembed.pipeline.storage import placed
@@ -235,18 +234,17 @@ def _measured(
         return list(variants)
     if not documents:
         raise ConfigError("no texts to measure speed with; name some (calibration.path)")
-    dtype = None if run.model.dtype == "saved" else settled(run.model.dtype, "cpu")
     once = partial(
         measure,
         documents=documents[: settings.documents],
-        dtype=dtype,
         threads=settings.threads or num_cores(),
     )
     best: dict[str, Measured] = {}
     for number in range(settings.rounds):
         for variant in variants:
             with doing(f"measuring {variant.label}, round {number + 1} of {settings.rounds}"):
-                found = once(variant.folder)
+                dtype = computed_dtype(variant.folder, run.model.dtype, "cpu")
+                found = once(variant.folder, dtype=dtype)
             before = best.get(variant.label, found)
             best[variant.label] = Measured(
                 max(before.documents_per_second, found.documents_per_second),

@@ -73,6 +73,7 @@ class RunScorer:
         """
         logger.info("scoring %s", name)
         run = self._run
+        in_float32 = run.model.backbone.dtype == "float32" and not compared
         model = run_model(
             run,
             reference,
@@ -80,7 +81,7 @@ class RunScorer:
             dimensions=dimensions,
             precision=precision,
             without_context=without_context,
-            on=self._computed,
+            on=None if in_float32 else self._computed,
         )
         about = {"scores.yaml": write_yaml(run.scores.model_dump(mode="json"))}
         embeddings = join(self._folders.storage, "embeddings")
@@ -95,10 +96,8 @@ class RunScorer:
         return scored
 
     @cached_property
-    def _computed(self) -> hardware.Precision | None:
-        """What the workers' nodes compute fast, where that decides a score."""
-        if self._run.model.backbone.dtype == "float32":
-            return None
+    def _computed(self) -> hardware.Precision:
+        """What the workers' nodes compute fast; asked where a model may be in bfloat16."""
         return self._runtime.precision(self._run.placement)
 
     def further(self, tell: Callable[[str, dict[str, float]], None]) -> dict[ScoreKey, ModelScores]:

@@ -15,8 +15,7 @@ from ray.serve.exceptions import RayServeException
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.serving import Limits, ServedModel, ServingConfig
 from rayembed.errors import PlacementError, WorkerError
-from rayembed.hardware import settled
-from rayembed.models.load import load_model
+from rayembed.models.load import computed_dtype, load_model
 from rayembed.registry.registered_model import (
     SCHEME,
     connect,
@@ -120,7 +119,8 @@ def load(served: ServedModel, limits: Limits, tracking_uri: str | None) -> Embed
     else:
         folder = resolve_model(served.model)
     device = "cuda" if served.use_gpu else "cpu"
-    model = load_model(folder, dtype=settled(served.dtype, device), device=device)
+    dtype = computed_dtype(folder, served.dtype, device)
+    model = load_model(folder, dtype=dtype, device=device)
     tokenizer = None
     if served.token_arrays == "model":
         tokenizer = model_tokenizer(model)

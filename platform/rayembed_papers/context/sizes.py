@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayembed.assets.resolver import resolve_model
+from rayembed.config.evaluation import CONTEXT_SEED
 from rayembed.config.own_sets import RetrievalSet
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
@@ -17,6 +18,7 @@ from rayembed.evaluation.loaded_spec import loaded_spec
 from rayembed.evaluation.made_scores import scores_of
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.own_set import OwnTask
+from rayembed.evaluation.rayembed_spec import lengths_read
 from rayembed.evaluation.run_scores import decided, prompts_for
 from rayembed.models.cde.model import CDE
 from rayembed.models.encoding import random_documents
@@ -44,7 +46,7 @@ def scores_by_size(
     """Scores of a saved model with so many documents of each task's corpus as context.
 
     The documents of a draw are the first ones of a larger size's draw by the same seed; the first
-    draw is that of the run's own evaluation. Without documents there is one draw. Results are kept
+    draw is that of every evaluation. Without documents there is one draw. Results are kept
     in the folder and not taken again.
 
     Args:
@@ -68,7 +70,7 @@ def scores_by_size(
     found: SizeScores = {size: {task: [] for task in data} for size in sizes}
     wanted = [(draw, size) for draw in range(draws) for size in sizes if size or not draw]
     for number, (draw, size) in enumerate(wanted, start=1):
-        seed = run.seed + draw
+        seed = CONTEXT_SEED + draw
         logger.info("%d context documents, draw %d (%d of %d)", size, draw + 1, number, len(wanted))
         meta = model_meta(
             name,
@@ -76,7 +78,8 @@ def scores_by_size(
             embed_dim=model.dimensions[0],
             similarity_fn_name="cosine",
         )
-        spec = loaded_spec(model, meta, prompts, seed=seed, num_context=size)
+        lengths = lengths_read(model.config)
+        spec = loaded_spec(model, meta, prompts, lengths, seed=seed, num_context=size)
         for task, value in scores_of(spec, factories, results_folder, device).items():
             found[size][task].append(value)
     return found

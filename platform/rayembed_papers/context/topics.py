@@ -21,6 +21,7 @@ from rayembed.evaluation.loaded_spec import loaded_spec
 from rayembed.evaluation.made_scores import scores_of
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.own_set import OwnTask
+from rayembed.evaluation.rayembed_spec import lengths_read
 from rayembed.evaluation.run_scores import decided, prompts_for
 from rayembed.models.encoding import encode_context
 from rayembed.models.files import weights_fingerprint
@@ -135,7 +136,10 @@ def topic_scores(
             embed_dim=model.dimensions[0],
             similarity_fn_name="cosine",
         )
-        spec = loaded_spec(model, meta, prompts, num_context=0)  # the corpus that was just set
+        lengths = lengths_read(model.config)
+        spec = loaded_spec(
+            model, meta, prompts, lengths, num_context=0
+        )  # the corpus that was just set
         scores = scores_of(spec, list(tasks.values()), results_folder, device)
         for topic in tasks:
             found[topic].setdefault(label, []).append(scores[names[topic]])

@@ -26,7 +26,7 @@ from rayembed.evaluation.made_scores import scores_of
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.prompts import ModelPrompts
-from rayembed.evaluation.run_scores import decided, prompts_for, run_dtype
+from rayembed.evaluation.run_scores import decided, prompts_for
 from rayembed.models.backbones import num_positions
 from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import load_model
@@ -84,7 +84,7 @@ def noise_scores(
     folder = resolve_model(str(reference))
     weights = weights_fingerprint(folder)
     prompts = prompts_for(folder, run)
-    model = load_model(folder, dtype=run_dtype(run, device), device=device)
+    model = load_model(folder, device=device)
     _make_room(model, num_words * TOKENS_PER_WORD)
     scores = []
     noisy = [NoisyTask(task, noise) for task in tasks]
@@ -97,7 +97,8 @@ def noise_scores(
             embed_dim=model.dimensions[0],
             similarity_fn_name="cosine",
         )
-        spec = loaded_spec(model, meta, prompts, seed=run.seed)
+        lengths = tuple(model.tokenizer.max_lengths.items())
+        spec = loaded_spec(model, meta, prompts, lengths)
         scores.append(scores_of(spec, factories, results_folder, device))
     return NoiseScores(*scores)
 
