@@ -1,9 +1,9 @@
 """Which of mteb's loaders may be used: those of a list, whose text was looked at.
 
 What a loader does with the files of a model cannot be searched for in its text without being fooled
-by an alias. So `mteb_loaders.json` names the loaders that were read and found to run no code that
-comes with a model, with the version of their text. Loaders of other packages are what the user
-installed, and are not looked at.
+by an alias. So `mteb_loaders.json` names loaders of one version of mteb with the version of their
+text: those in which a search found nothing that runs code of a model, and nobody who looked at what
+it did find. Loaders of other packages are what the user installed, and are not looked at.
 """
 
 import inspect
@@ -40,11 +40,13 @@ def foreign_code(loader: Any) -> str | None:
     tested = f"mteb {looked_at['mteb']}"
     if version is None:
         return (
-            f"is none of those that were read in {tested} and found to run no Python code and to "
-            "unpickle no file that comes with a model"
+            f"is none of those that were looked through in {tested} and found to run no Python "
+            "code and to unpickle no file that comes with a model"
         )
     if version != text_version(loader):
-        return f"has another text than in {tested}, where it was read; install that version"
+        return (
+            f"has another text than in {tested}, where it was looked through; install that version"
+        )
     return None
 
 
