@@ -155,6 +155,7 @@ def waits(*_, **__):
             print("stops slowly", flush=True)
             time.sleep(100)
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests run under
 folder, when = Path(sys.argv[1]), sys.argv[2]
 local_head.find_head = lambda token: None
 local_head.ensure_token = local_head.prepare_environment = lambda: None

@@ -26,9 +26,10 @@ SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Those of the test run are back afterwards."""
+    """Those of the test run, which may stand under `nohup`, are back afterwards."""
     former = {number: signal.getsignal(number) for number, _ in SIGNALS}
-    yield former
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield {**former, signal.SIGHUP: signal.SIG_DFL}
     for number, handler in former.items():
         signal.signal(number, handler)
 
