@@ -32,7 +32,7 @@ from rayembed.errors import ConfigError
 from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.make_spec import make_spec
 from rayembed.hardware import Precision
-from rayembed.models import export
+from rayembed.models import transformer_model
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
@@ -164,10 +164,18 @@ def test_rerankers_saved_in_bfloat16_are_widened_where_it_is_emulated(
         return forward(model, *args, **named)
 
     monkeypatch.setattr(kind, "forward", spy)
+    to, casts = torch.nn.Module.to, []
+
+    def noted(module, *args, **named):
+        casts.extend([*args, *named.values()])
+        return to(module, *args, **named)
+
+    monkeypatch.setattr(torch.nn.Module, "to", noted)
     machine(speed)
     score = load_cross_encoder(CrossEncoder(model=str(folder)), weights_fingerprint(folder))
     score([("a b", "c d")])
     assert seen == [{dtype}]
+    assert torch.bfloat16 not in casts, "positions' angles stay in float32"
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -398,7 +406,7 @@ def test_a_corpus_is_embedded_in_what_is_fast_and_the_model_saved_as_it_was(
 
     monkeypatch.setattr(CDE, "embed_context", spy)
     # Before it is saved three texts are embedded, in the type that is saved.
-    monkeypatch.setattr(export, "check_vectors", lambda model, what: None)
+    monkeypatch.setattr(transformer_model, "check_vectors", lambda model, what: None)
     machine(EMULATED)
     texts, output = ["one", "two words", "three more words", "four", "five"], tmp_path / "with"
     save_with_corpus(str(folder), texts, output, pick=pick, seed=0)

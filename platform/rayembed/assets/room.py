@@ -47,8 +47,9 @@ def full(
     """
     room = "the quota is used up"
     if "://" not in str(path) and not _has_number(error, errno.EDQUOT):
-        parents = (f for f in Path(path).expanduser().absolute().parents if f.exists())
-        room = f"{shutil.disk_usage(next(parents)).free:,} bytes are free there"
+        place = Path(path).expanduser().absolute()
+        found = next(folder for folder in (place, *place.parents) if folder.exists())
+        room = f"{shutil.disk_usage(found).free:,} bytes are free there"
     return StorageFullError(
         f"there is no room to write {str(path)!r}: {error}; {room}{kept}. Make room"
         f"{otherwise and ' '}{otherwise}, then give the same command again: it goes on from what "

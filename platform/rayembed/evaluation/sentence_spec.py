@@ -26,7 +26,6 @@ from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.rayembed_spec import name_of
 from rayembed.hardware import Precision, settled, wide_enough
 from rayembed.models.backbones import check_for_sentence_transformers
-from rayembed.models.biencoder.checkpoint import stated_dtype
 from rayembed.models.files import (
     check_weight_files,
     count_parameters,
@@ -35,6 +34,7 @@ from rayembed.models.files import (
     weights_fingerprint,
 )
 from rayembed.models.load import saved_dtype
+from rayembed.models.sentence_folder import stated_dtype
 
 BATCH_SIZE = 32
 """Texts of one forward pass: the default of sentence-transformers and of mteb."""

@@ -191,7 +191,7 @@ def weights_fingerprint(folder: Path) -> str:
         (entry / _DIGITS).write_text(_fingerprint_of(folder, files))
 
     try:
-        folder = filled(cache_folder() / "fingerprints" / key, read, checked=True)
+        folder = filled(cache_folder() / "digests" / key, read, checked=True)
         return (folder / _DIGITS).read_text()
     except AssetError:  # a cache that others fill
         return _fingerprint_of(folder, files)

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from rayembed.config.backbone import Dtype
 from rayembed.config.pooling import (
     ClsPooling,
     EosPooling,
@@ -18,7 +19,7 @@ from rayembed.config.pooling import (
     WeightedMeanPooling,
 )
 from rayembed.errors import ArtifactError
-from rayembed.models.files import read_json, read_json_value
+from rayembed.models.files import read_header, read_json, read_json_value, weight_paths
 
 Activation = Literal["identity", "tanh", "relu", "gelu"]
 
@@ -203,3 +204,15 @@ def _check_transformer(folder: Path) -> None:
             f"{str(path)!r} puts texts into a chat template (modality_config has 'message'); "
             "supported is plain text"
         )
+
+
+def stated_dtype(transformer: Path) -> Dtype:
+    """Number type of a folder with a `config.json`: bfloat16 if that says so, or the first weight
+    where it says nothing; else float32.
+    """
+    config = read_json(transformer / "config.json")
+    stated = config.get("dtype") or config.get("torch_dtype")
+    if stated is None:
+        headers = map(read_header, weight_paths(transformer))
+        stated = next((tensor["dtype"] for read in headers for tensor in read.values()), None)
+    return "bfloat16" if stated in ("BF16", "bfloat16") else "float32"

@@ -32,7 +32,7 @@ from rayembed.samples.references import (
 )
 from rayembed.samples.rows import training_rows
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Version of this package's rows and tasks; bump when the same reference yields other files."""
 
 

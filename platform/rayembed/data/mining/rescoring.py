@@ -19,7 +19,7 @@ from rayembed.data.mining.candidates import Candidates, without_near_duplicates
 from rayembed.data.mining.selection import copies_among
 from rayembed.errors import AssetError, DataError
 from rayembed.hardware import wide_enough
-from rayembed.models.backbones import num_positions, torch_dtype
+from rayembed.models.backbones import num_positions
 from rayembed.shares import piece, pieces, tell
 
 Scorer = Callable[[Sequence[tuple[str, str]]], np.ndarray]
@@ -173,8 +173,9 @@ def _load(reference: str, weights: str, max_length: int, device: str) -> Scorer:
     folder = resolve_model(reference)
     check_cross_encoder(folder, reference)
     model = Model(str(folder), device=device, local_files_only=True)
-    if next(model.parameters()).dtype == torch.bfloat16:
-        model.to(torch_dtype(wide_enough("bfloat16", device)))
+    saved = next(model.parameters()).dtype
+    if saved == torch.bfloat16 and wide_enough("bfloat16", device) == "float32":
+        model.float()  # never to bfloat16 again, which would round the angles of positions
     # Tokens beyond the positions that the model has learnt would fail in the middle of the job.
     limits = (max_length, model.tokenizer.model_max_length, num_positions(model))
     model.max_seq_length = min(limit for limit in limits if limit is not None)

@@ -1,7 +1,5 @@
 """Bi-encoders in usual formats: sentence-transformers' or plain transformers'."""
 
-import json
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +16,10 @@ from rayembed.models.sentence_folder import (
     Modules,
     mode_of,
     read_modules,
+    stated_dtype,
 )
 from rayembed.models.transformer_model import PooledTransformer
 
-_DTYPES: dict[str, Dtype] = {"BF16": "bfloat16", "bfloat16": "bfloat16"}
 _UNLIMITED = 10**6  # tokenizers without a limit say 1e30
 
 
@@ -160,33 +158,6 @@ def _max_length(transformer: Path) -> int:
     if not found:
         raise ArtifactError(f"{str(transformer)!r} states no maximum length of a text")
     return min(found)
-
-
-def stated_dtype(transformer: Path) -> Dtype:
-    """Number type of a folder with a `config.json`: bfloat16 if that says so, or the first weight
-    where it says nothing; else float32.
-    """
-    config = read_json(transformer / "config.json")
-    stated = config.get("dtype") or config.get("torch_dtype")
-    if stated is None:
-        stated = _first_tensor_dtype(transformer / "model.safetensors")
-    return _DTYPES.get(str(stated), "float32")
-
-
-def _first_tensor_dtype(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        if len(prefix) < 8:
-            raise ArtifactError(f"{str(path)!r} is cut off")
-        (length,) = struct.unpack("<Q", prefix)
-        try:
-            header = json.loads(file.read(min(length, 100_000_000)))
-        except ValueError as error:
-            raise ArtifactError(f"{str(path)!r} is not a safetensors file: {error}") from error
-    kinds = [value["dtype"] for name, value in header.items() if name != "__metadata__"]
-    return kinds[0] if kinds else None
 
 
 def saved_in_float16(found: EncoderFolder) -> bool:
