@@ -102,7 +102,7 @@ def test_a_column_of_negatives_that_nobody_reads_is_refused(tmp_path: Path, endi
     check_files_at_hand(make_run(tmp_path, 0, path=file.name))  # nobody asks for negatives
     check_files_at_hand(override(run, ["data.datasets.brings.source.negatives=[]"]))
     for number, none in enumerate(
-        [[1, 2], ["7187158", "d-17"], [], None, "0", " ", [{"text": "of an object"}]]
+        [[1, 2], ["7187158", "d-17"], [], None, "0", " ", [{"id": "d-17", "note": "of an object"}]]
     ):
         rows = [row | {"negatives": none} for row in ROWS]
         file = written(tmp_path / f"{number}.{ending}", rows)
@@ -186,7 +186,8 @@ SCORED = """score scores label_score similarity_score similarity cos_sim cosine_
 rating relevance_score teacher_score teacherScore ce_score negative_scores negScore score1
 relevance rerankerLogits"""
 LABELLED = """label labels class category topic cluster cluster_id label_text labelName class_name
-intent intent_label is_duplicate is_relevant isDuplicate productCategory"""
+intent intent_label productCategory"""
+OF_PAIRS = "is_duplicate is_relevant isDuplicate is_similar is_paraphrase"
 ORDINARY = """id _id title url text answer answers lang language domain scoreboard body source date
 context passage document query_id doc_id author name year split license tokens length
 weight rank target grade sentence1 sentence2 positive positives chosen negated negation
@@ -201,8 +202,14 @@ métrique"""
 
 @pytest.mark.parametrize(
     ("names", "look"),
-    [(NEGATIVE, "negatives"), (SCORED, "scores"), (LABELLED, "labels"), (ORDINARY, None)],
-    ids=["negatives", "scores", "labels", "ordinary"],
+    [
+        (NEGATIVE, "negatives"),
+        (SCORED, "scores"),
+        (LABELLED, "labels"),
+        (OF_PAIRS, "labels of pairs"),
+        (ORDINARY, None),
+    ],
+    ids=["negatives", "scores", "labels", "of pairs", "ordinary"],
 )
 def test_names_are_told_by_their_words(names: str, look: str | None) -> None:
     assert {name: look_of_name(name) for name in names.split()} == dict.fromkeys(
@@ -210,17 +217,20 @@ def test_names_are_told_by_their_words(names: str, look: str | None) -> None:
     )
 
 
-def test_further_elements_of_lists_are_named(tmp_path: Path) -> None:
+def test_further_elements_of_lists_are_named_and_not_refused(tmp_path: Path) -> None:
+    """They have no names: a text may be a wrong answer, the time of the row or its source."""
     triples = [[f"query {i}", f"positive {i}", f"a wrong text {i}", i / 2, "en"] for i in range(8)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, triples)))
     run = make_run(tmp_path, path="rows.jsonl", query="0", positive="1")
-    with pytest.raises(ConfigError, match=r"column '2'.*set '.*source\.negatives=2'"):
-        check_files_at_hand(run)
-    assert unread_columns(list_pieces(str(tmp_path / "rows.jsonl")), ["0", "1"]) == {
-        "2": "negatives",
-        "3": "scores",
-    }
-    # The control: what the message names is read.
+    check_files_at_hand(run)
+    assert looks_of(tmp_path / "rows.jsonl", "0", "1") == {"2": "texts", "3": "scores"}
+    (folder,) = prepare(run, PipelineContext(str(tmp_path / "bare"), 0)).values()
+    assert [line for line in data_warnings(folder) if "data set brings: no" in line] == [
+        "data set brings: no setting reads '2' (looks like texts: set "
+        "'data.datasets.brings.source.negatives=2' to use it, if it should be negatives); "
+        "'3' (looks like scores)"
+    ]
+    # What the message names is read.
     taken = override(run, ["data.datasets.brings.source.negatives=2"])
     (folder,) = prepare(taken, PipelineContext(str(tmp_path / "out"), 0)).values()
     told = [line for line in data_warnings(folder) if "data set brings" in line]
@@ -229,6 +239,114 @@ def test_further_elements_of_lists_are_named(tmp_path: Path) -> None:
     read = {n.text for row in drawn if row.dataset == "brings" for n in row.negatives}
     assert read
     assert all(text.startswith("a wrong text") for text in read)
+
+
+def looks_of(path: Path, *read: str) -> dict[str, str]:
+    return unread_columns(list_pieces(str(path)), read)
+
+
+@pytest.mark.parametrize(
+    ("values", "look"),
+    [
+        (["2024-01-01 12:00", "2024-01-02 09:30"], "texts"),
+        ([7187158, 7187159], None),
+        (["d17", "d18"], None),
+        ([3, 0.25], "scores"),
+        ([1, 0], "labels of pairs"),
+        ([True, False], "labels of pairs"),
+        ([0, 0], None),
+    ],
+)
+def test_elements_without_a_name_are_told_by_what_they_are(
+    tmp_path: Path, values: list[Any], look: str | None
+) -> None:
+    rows = [[number, "a query here", "p", "a passage here"] for number in values]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert looks_of(file, "1", "3") == ({} if look is None else {"0": look})
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize(
+    ("column", "values", "look"),
+    [
+        ("rejected", [False, True], None),
+        ("rejected", [False, False], None),
+        ("contradiction", [0, 1], None),
+        ("contradiction", [0.3, 1.0], "scores"),
+        ("negative", [17, 18], "ids of negatives"),
+        ("negative", [17.0, 18.0], "ids of negatives"),
+        ("rejected", ["a wrong answer", "another one"], "negatives"),
+        ("label", [0, 1], "labels of pairs"),
+        ("label", ["no", "yes"], "labels of pairs"),
+        ("label", [1, 1], "labels"),
+        ("label", [0, 2], "labels"),
+    ],
+)
+def test_named_cells_are_told_by_what_they_are(
+    tmp_path: Path, ending: str, column: str, values: list[Any], look: str | None
+) -> None:
+    rows = [{**BARE[0], column: value} for value in values]
+    file = written(tmp_path / f"rows.{ending}", rows)
+    assert looks_of(file, "query", "positive") == ({} if look is None else {column: look})
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("passage", "below"),
+    [
+        ({"docid": "17", "title": "Zoo", "text": "a wrong text"}, "title+text"),
+        ({"docid": "17", "title": "", "text": "a wrong text"}, "text"),
+        ({"passage": "a wrong text"}, "passage"),
+    ],
+)
+def test_negatives_that_are_objects_are_refused_and_read_as_the_message_says(
+    tmp_path: Path, ending: str, passage: dict[str, str], below: str
+) -> None:
+    """As Tevatron's files have them."""
+    rows = [{**bare, "negative_passages": [passage, passage]} for bare in BARE]
+    file = written(tmp_path / f"rows.{ending}", rows)
+    run = make_run(tmp_path, path=file.name)
+    column = f"negative_passages.{below}"
+    setting = f"data.datasets.brings.source.negatives={column}"
+    with pytest.raises(ConfigError) as refused:
+        check_files_at_hand(run)
+    assert f"a column '{column}'" in str(refused.value)
+    assert f"set '{setting}'" in str(refused.value)
+    (folder,) = prepare(
+        override(run, [setting]), PipelineContext(str(tmp_path / "out"), 0)
+    ).values()
+    (records,) = folders_of(BatchPlan.open(folder))["brings"]
+    found = [record for part in records.parts for record in read_records(part.path)]
+    text = " ".join(passage[name] for name in below.split("+"))
+    assert {negative.text for record in found for negative in record.negatives} == {text}
+    ids = [{**bare, "negative_passages": [{"docid": "17"}]} for bare in BARE]
+    file = written(tmp_path / f"ids.{ending}", ids)
+    assert looks_of(file, "query", "positive") == {"negative_passages": "ids of negatives"}
+
+
+def test_labels_of_pairs_are_told_with_what_leaves_the_others_out(tmp_path: Path) -> None:
+    """`source.label`, of the classes of texts, would train on pairs that are none."""
+    asked = [
+        {"question1": f"question {i // 2}", "question2": f"{i} again", "is_duplicate": 1 - i % 2}
+        for i in range(16)
+    ]
+    written(tmp_path / "rows.jsonl", asked)
+    run = make_run(tmp_path, 0, path="rows.jsonl", query="question1", positive="question2")
+    (folder,) = prepare(run, PipelineContext(str(tmp_path / "out"), 0)).values()
+    (told,) = [line for line in data_warnings(folder) if "'is_duplicate'" in line]
+    assert "looks like labels of pairs: each row is taken for a positive pair, be it" in told
+    assert "source.label" not in told
+    setting = told.partition("set '")[2].partition("'")[0].replace("…", "rows.jsonl")
+    (folder,) = prepare(
+        override(run, [setting]), PipelineContext(str(tmp_path / "as told"), 0)
+    ).values()
+    (records,) = folders_of(BatchPlan.open(folder))["brings"]
+    found = [record for part in records.parts for record in read_records(part.path)]
+    assert {(r.query, *r.positives, *(n.text for n in r.negatives)) for r in found} == {
+        (f"question {i}", f"{2 * i} again", f"{2 * i + 1} again") for i in range(8)
+    }
+    assert [line for line in data_warnings(folder) if "'is_duplicate'" in line] == []
 
 
 def test_negatives_in_a_later_file_alone_are_seen(tmp_path: Path) -> None:

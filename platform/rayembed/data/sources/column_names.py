@@ -5,6 +5,9 @@ from collections.abc import Sequence
 
 NEGATIVES, IDS, SCORES = "negatives", "ids of negatives", "scores"
 LABELS, INSTRUCTIONS = "labels", "instructions"
+PAIR_LABELS = "labels of pairs"
+"""Whether a row's texts are a pair: not the class of a text, which `LABELS` are."""
+TEXTS = "texts"
 
 _TURNS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 """Beginnings of words in camelCase."""
@@ -44,7 +47,7 @@ def look_of_name(name: str) -> str | None:
     if not words:
         return None
     if words[0] == "is" and _YES_OR_NO.fullmatch(words[-1]):
-        return LABELS
+        return PAIR_LABELS
     if _any(_COUNTED, words):
         return None
     tests = {NEGATIVES: _are_negatives, SCORES: _are_scores, LABELS: _are_labels}

@@ -9,13 +9,26 @@ from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.reading import open_source, reading_errors
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import SOURCES
-from rayembed.data.sources.column_names import IDS, NEGATIVES, SCORES, look_of_name
+from rayembed.data.sources.column_names import (
+    IDS,
+    LABELS,
+    NEGATIVES,
+    PAIR_LABELS,
+    SCORES,
+    TEXTS,
+    look_of_name,
+)
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import Row, names_at_the_top, read_rows
 from rayembed.errors import ArtifactError, ConfigError
 
 _ID = re.compile(r"[!-~]*")
 """A single ASCII word, as of ids. Some languages write texts without spaces, but not in ASCII."""
+
+_NO, _YES = ("0", "0.0", "false", "no"), ("1", "1.0", "true", "yes")
+
+_FIELDS = ("text", "passage", "content", "contents", "document", "body")
+"""Names of the text in lists of objects, as Tevatron's and BEIR's passages are."""
 
 _ROWS_LOOKED_AT = 1000
 _FILES_LOOKED_AT = 64
@@ -32,7 +45,7 @@ def unread_columns(pieces: Sequence[FilePiece], read: Collection[str]) -> dict[s
     found: dict[str, str] = {}
     for piece in firsts[:_FILES_LOOKED_AT]:
         for name, look in _unread_in(piece, read).items():
-            found[name] = look if look == NEGATIVES else found.get(name, look)
+            found[name] = look if look in (NEGATIVES, TEXTS) else found.get(name, look)
     return found
 
 
@@ -40,32 +53,90 @@ def _unread_in(piece: FilePiece, read: Collection[str]) -> dict[str, str]:
     known = {name for column in read for name in names_at_the_top(column)}
     looks = {name: look_of_name(name) for name in _names(piece) if name not in known}
     # Rows that are lists have numbers in place of names.
-    asked = [name for name, look in looks.items() if look == NEGATIVES or name.isdigit()]
-    if asked:
-        rows = islice(read_rows(piece, asked), _ROWS_LOOKED_AT)
-        seen = [row.values for row in rows if isinstance(row, Row)]
-        for name in asked:
-            values = [value for row in seen for value in _elements(row.get(name))]
-            looks[name] = _look_of_unnamed(values) if name.isdigit() else _of_negatives(values)
-    return {name: look for name, look in looks.items() if look is not None}
+    asked = [n for n, look in looks.items() if look in (NEGATIVES, LABELS) or n.isdigit()]
+    rows = islice(read_rows(piece, asked), _ROWS_LOOKED_AT) if asked else ()
+    seen = [row.values for row in rows if isinstance(row, Row)]
+    cells = {n: [value for row in seen for value in _elements(row.get(n))] for n in asked}
+    told = (_told_by_cells(name, look, cells.get(name, [])) for name, look in looks.items())
+    return {name: look for name, look in told if look is not None}
+
+
+def _told_by_cells(name: str, look: str | None, values: Sequence[Any]) -> tuple[str, str | None]:
+    """What a column looks like by its cells too, and its name or a path into it."""
+    if name.isdigit():
+        return name, _look_of_unnamed(values)
+    if look == LABELS and _are_yes_and_no(values):
+        return name, PAIR_LABELS
+    if look != NEGATIVES:
+        return name, look
+    below = _texts_below(values)
+    return (name, _of_negatives(values)) if below is None else (f"{name}.{below}", NEGATIVES)
 
 
 def _of_negatives(values: Sequence[Any]) -> str | None:
-    """What the cells of a column are whose name says negatives."""
-    if not values:
+    """What the cells of a column are whose name says negatives; None: flags, or nothing."""
+    if all(_is_flag(value) for value in values):
         return None
-    return NEGATIVES if _are_texts(values) else IDS
+    if _are_texts(values):
+        return NEGATIVES
+    return SCORES if _are_fractions(values) else IDS
 
 
 def _look_of_unnamed(values: Sequence[Any]) -> str | None:
-    """What the cells of a column without a name are, beside a query and its positive: texts of
-    triples are negatives, numbers scores, and single words anything.
+    """What the cells of a column without a name are, beside a query and its positive.
+
+    Whole numbers and single words may be anything, mostly ids.
     """
     if not values:
         return None
-    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+    if _are_yes_and_no(values):
+        return PAIR_LABELS
+    if _are_fractions(values):
         return SCORES
-    return NEGATIVES if _are_texts(values) else None
+    return TEXTS if _are_texts(values) else None
+
+
+def _are_yes_and_no(values: Sequence[Any]) -> bool:
+    """Whether they are flags and not all the same."""
+    flags = all(map(_is_flag, values))
+    return flags and len({str(value).lower() in _YES for value in values}) == 2
+
+
+def _is_flag(value: Any) -> bool:
+    return str(value).lower() in (*_NO, *_YES)
+
+
+def _are_fractions(values: Sequence[Any]) -> bool:
+    """Whether they are numbers, some of them not whole.
+
+    Ids may be floats as well, where a table has gaps.
+    """
+    try:
+        numbers = [_number(value) for value in values]
+    except ValueError:
+        return False
+    return any(not number.is_integer() for number in numbers)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"{value!r} is no number")
+    return float(value)
+
+
+def _texts_below(values: Sequence[Any]) -> str | None:
+    """Path from objects to their texts, such as `title+text`; None: they are no such objects."""
+    if not values or not all(isinstance(value, Mapping) for value in values):
+        return None
+
+    def has_texts(field: str) -> bool:
+        found = [text for value in values for text in _elements(value.get(field))]
+        return bool(found) and _are_texts(found)
+
+    text = next(filter(has_texts, _FIELDS), None)
+    titles = [title for value in values for title in _elements(value.get("title"))]
+    titled = bool(titles) and all(isinstance(title, str) for title in titles)
+    return f"title+{text}" if text and titled else text
 
 
 def _are_texts(values: Sequence[Any]) -> bool:
@@ -76,7 +147,8 @@ def unread_negatives(dataset: DatasetConfig, unread: Mapping[str, str]) -> Confi
     """Error text when a stage requests hard negatives and the data set has some in an unread
     column; None if it has none.
 
-    Single words count as ids of documents or classes, not as texts.
+    Single words count as ids of documents or classes, not as texts. Texts without a name, in rows
+    that are lists, may be dates or sources as well: they are warned of alone.
     """
     source = dataset.source
     setting = source.settings_by_look.get(NEGATIVES)
@@ -107,28 +179,44 @@ def unread_warning(manifest: Mapping[str, Any]) -> str | None:
         return None
     name, source = manifest["dataset"], manifest["inputs"]["settings"]["source"]
     if source.get("negatives") == []:  # on purpose
-        columns = {column: look for column, look in columns.items() if look != NEGATIVES}
+        columns = {c: look for c, look in columns.items() if look not in (NEGATIVES, TEXTS)}
     looks = dict.fromkeys(columns.values())
     told = [_told(name, source, look, [c for c in columns if columns[c] == look]) for look in looks]
     return f"data set {name}: no setting reads {'; '.join(told)}" if told else None
 
 
 def _told(dataset: str, source: Mapping[str, Any], look: str, columns: Sequence[str]) -> str:
+    if look == PAIR_LABELS:
+        return f"{_named(columns)} (looks like {look}{_told_of_pairs(dataset, source, columns)})"
     kind = SOURCES.classes().get(source["kind"])  # None: of a package that is not here
-    setting = getattr(kind, "settings_by_look", {}).get(look)
+    setting = getattr(kind, "settings_by_look", {}).get(NEGATIVES if look == TEXTS else look)
     fix = ""
     if setting:
         read = source.get(setting) or []
         read = [read] if isinstance(read, str) else list(read)
         at = f"data.datasets.{dataset}.source.{setting}"
-        if look == NEGATIVES:
-            it = "it" if len(columns) == 1 else "them"
-            fix = f": set '{at}={_value([*read, *columns])}' to use {it}"
+        it = "it" if len(columns) == 1 else "them"
+        if look in (NEGATIVES, TEXTS):
+            when = "" if look == NEGATIVES else f", if {it} should be negatives"
+            fix = f": set '{at}={_value([*read, *columns])}' to use {it}{when}"
         elif read:
             fix = f": {at} reads {read[0]!r} in place of it"
         else:
             fix = f": set '{at}={columns[0]}' to use it"
     return f"{_named(columns)} (looks like {look}{fix})"
+
+
+def _told_of_pairs(dataset: str, source: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """What to do about pairs that may be none: `source.label` of pairs would not leave them out."""
+    if source["kind"] != "pairs":
+        return ""
+    query, positive = source.get("query", "query"), source.get("positive", "positive")
+    return (
+        f": each row is taken for a positive pair, be it one or not; leave the others out of the "
+        f"file, or set 'data.datasets.{dataset}.source={{kind: nli, path: …, "
+        f'premise: {query}, hypothesis: {positive}, label: {columns[0]}, entailment: "1", '
+        'contradiction: "0"}\', with its values for "1" and "0", to have negatives of them'
+    )
 
 
 def _named(columns: Sequence[str]) -> str:
