@@ -7,7 +7,7 @@ from settings_leaves import groups, leaves, put
 
 from rayembed.config.override import override
 from rayembed.config.run import Run
-from rayembed.config.settings import changed, parse
+from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.recipes.catalogue import get_recipe
 
@@ -212,24 +212,6 @@ def test_negatives_that_no_stage_takes_are_refused():
         override(run, ["data.datasets.pairs.source.negatives=negatives"])
     taken = override(run, [mining, "stages.finetune.batch.num_negatives=7"])
     assert taken.stages[0].batch.num_negatives == 7
-
-
-def test_clusters_that_no_stage_takes_are_refused():
-    """A teacher would embed all texts, and the rest of the last batch be dropped, for nothing."""
-    run = get_recipe("biencoder")
-    for pairs in (64, 13):
-        clusters = f"data.datasets.pairs.clusters={{teacher: teacher, batch_pairs: {pairs}}}"
-        with pytest.raises(ConfigError, match=r"\(finetune\) takes these: set stages\.finetune\."):
-            override(run, [clusters])
-    with pytest.raises(ConfigError, match=r"clustered \(it is 'homogeneous'\), or .*clusters=null"):
-        override(run, [clusters, "stages.finetune.batch.policy=homogeneous"])
-    clusters = f"data.datasets.pairs.clusters={{teacher: teacher, batch_pairs: {64}}}"
-    taken = override(run, [clusters, "stages.finetune.batch.policy=clustered"])
-    assert taken.data.datasets[0].clusters is not None
-    # One of several stages is enough.
-    first = changed(run.stages[0], name="first")
-    both = changed(taken, stages=(first, *taken.stages))
-    assert both.data == taken.data
 
 
 def test_negatives_that_one_of_the_stages_takes_are_used():

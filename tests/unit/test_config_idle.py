@@ -10,17 +10,21 @@ from torch.nn import functional
 
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.graph import GraphConfig
-from rayembed.config.idle import idle_settings
+from rayembed.config.idle import idle_clusters, idle_settings, without_idle_clusters
 from rayembed.config.override import override
 from rayembed.config.run import Run
-from rayembed.config.settings import parse
+from rayembed.config.settings import changed, parse
 from rayembed.config.stage import LOSSES
 from rayembed.errors import ConfigError
 from rayembed.evaluation.rayembed_spec import rayembed_spec
 from rayembed.losses.contract import Candidates, TeacherScores, TeacherVectors
+from rayembed.pipeline import train
 from rayembed.pipeline.at_hand import AtHand
 from rayembed.pipeline.dry_run import print_dry_run
+from rayembed.pipeline.sweep_job import sweep_job
+from rayembed.pipeline.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe, recipe_names
+from rayembed.tuning.trials import check_sweep, known_trials
 
 STAGE, PAIRS = "stages.finetune", "data.datasets.pairs"
 MINED = (f"{PAIRS}.mining={{teacher: t, num_negatives: 2}}", f"{STAGE}.batch.num_negatives=2")
@@ -106,6 +110,71 @@ def test_a_graphs_number_type_is_its_own(
     assert "no effect" not in caplog.text
     assert rayembed_spec(asked).settings.dtype == "saved"
     assert "model.dtype=bfloat16 has no effect" in caplog.text
+
+
+POLICY = "stages.retrieval.batch.policy"
+
+
+def test_clusters_that_no_stage_takes_are_left_out_and_told() -> None:
+    """A teacher would embed all texts, and the rest of the last batch be dropped, for nothing."""
+    acting = get_recipe("cde")
+    (stage,) = acting.stages
+    idle = override(acting, [f"stages.{stage.name}.batch.policy=homogeneous"])
+    assert idle.data == acting.data
+    names = [d.name for d in acting.data.datasets if d.clusters is not None]
+    assert idle_clusters(idle) == [
+        f"data.datasets.{name}.clusters are not made: no stage takes them "
+        f"(stages.{stage.name}.batch.policy=homogeneous); batch.policy=clustered does"
+        for name in names
+    ]
+    done = without_idle_clusters(idle)
+    assert all(dataset.clusters is None for dataset in done.data.datasets)
+    written = override(idle, [f"data.datasets.{name}.clusters=null" for name in names])
+    assert done.fingerprint == written.fingerprint
+    assert idle_clusters(done) == []
+    # Those that act stay, also for one of several stages, and with them the fingerprint.
+    both = changed(acting, stages=(changed(idle.stages[0], name="first"), stage))
+    for run in (acting, both):
+        assert idle_clusters(run) == []
+        assert without_idle_clusters(run) is run
+
+
+def test_a_dry_run_prints_what_is_done_and_tells_which_clusters_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = {}
+    for policy in ("clustered", "homogeneous"):
+        assert training_job("cde-quickstart")(["--dry-run", "--set", f"{POLICY}={policy}"]) == 0
+        written[policy] = capsys.readouterr()
+    file = tmp_path / "run.yaml"
+    for policy, made in (("clustered", True), ("homogeneous", False)):
+        file.write_text(written[policy].out)
+        datasets = Run.read(file).data.datasets
+        assert any(dataset.clusters is not None for dataset in datasets) == made
+        told = "clusters are not made: no stage takes them" in written[policy].err
+        assert told == (not made)
+
+
+def test_a_run_is_trained_and_kept_without_idle_clusters(tmp_path: Path) -> None:
+    to_storage = f"placement.storage_path={tmp_path}"
+    for policy, made in (("clustered", True), ("homogeneous", False)):
+        run = override(get_recipe("cde-quickstart"), [f"{POLICY}={policy}", to_storage])
+        with train._claimed(run, wait=False) as (claimed, _):
+            assert any(dataset.clusters is not None for dataset in claimed.data.datasets) == made
+
+
+def test_a_sweep_over_the_policy_has_trials_with_clusters_and_without() -> None:
+    for base in ("clustered", "homogeneous"):
+        words = ["--recipe", "cde-quickstart", "--set", f"{POLICY}={base}"]
+        grid = ["--set", f"{POLICY}=grid(clustered, homogeneous)"]
+        sweep = sweep_job().resolve([*words, *grid])[0].sweep
+        check_sweep(sweep)
+        trials = {trial.values[POLICY]: trial.run for trial in known_trials(sweep)}
+        made = {
+            policy: any(dataset.clusters is not None for dataset in run.data.datasets)
+            for policy, run in trials.items()
+        }
+        assert made == {"clustered": True, "homogeneous": False}
 
 
 def test_recipes_have_no_idle_settings() -> None:

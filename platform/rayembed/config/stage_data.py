@@ -84,7 +84,7 @@ def origin_of_negatives(dataset: DatasetConfig) -> str | None:
 
 
 def check_taken(dataset: DatasetConfig, using: Sequence[StageConfig]) -> None:
-    """Return when hard negatives and clusters that are prepared for a data set are taken.
+    """Return when hard negatives that are prepared for a data set are taken.
 
     Args:
         using: stages that use the data set; without any it is not prepared.
@@ -104,21 +104,10 @@ def check_taken(dataset: DatasetConfig, using: Sequence[StageConfig]) -> None:
             f"stages.{first.name}.batch.num_negatives={number} (it is 0), or "
             f"data.datasets.{dataset.name}.{origin}=null"
         )
-    if dataset.clusters is not None and not _takes_clusters(using):
-        raise ValueError(
-            f"data.datasets.{dataset.name}.clusters has a teacher embed all texts and makes "
-            f"batches of similar pairs, but no stage that uses the data set ({every}) takes these: "
-            f"set stages.{first.name}.batch.policy=clustered (it is {first.batch.policy!r}), or "
-            f"data.datasets.{dataset.name}.clusters=null"
-        )
 
 
 def _takes_negatives(stages: Sequence[StageConfig]) -> bool:
     return any(stage.batch.num_negatives for stage in stages)
-
-
-def _takes_clusters(stages: Sequence[StageConfig]) -> bool:
-    return any(stage.batch.policy == "clustered" for stage in stages)
 
 
 def as_taken(dataset: DatasetConfig, stages: Sequence[StageConfig]) -> DatasetConfig:
@@ -128,9 +117,14 @@ def as_taken(dataset: DatasetConfig, stages: Sequence[StageConfig]) -> DatasetCo
     using = [stage for stage in stages if dataset.name in stage.datasets]
     if using and not _takes_negatives(using):
         dataset = without_negatives(dataset)
-    if using and not _takes_clusters(using):
-        dataset = changed(dataset, clusters=None)
-    return dataset
+    return with_taken_clusters(dataset, stages)
+
+
+def with_taken_clusters(dataset: DatasetConfig, stages: Sequence[StageConfig]) -> DatasetConfig:
+    """The data set without clusters, where stages use it and none of them takes these."""
+    using = [stage for stage in stages if dataset.name in stage.datasets]
+    idle = using and not any(stage.batch.policy == "clustered" for stage in using)
+    return changed(dataset, clusters=None) if idle and dataset.clusters is not None else dataset
 
 
 def without_negatives(dataset: DatasetConfig) -> DatasetConfig:

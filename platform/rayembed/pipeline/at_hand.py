@@ -19,6 +19,7 @@ from rayembed.assets.package_index import parse_package_reference
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25
+from rayembed.config.idle import idle_clusters, without_idle_clusters
 from rayembed.config.named_benchmarks import named_benchmarks
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
@@ -69,7 +70,8 @@ def check_at_hand(run: Run) -> AtHand:
 
 def look_at(run: Run) -> AtHand:
     """Look at everything that the run names and this machine has; raises nothing."""
-    found = AtHand()
+    found = AtHand(warnings=idle_clusters(run))
+    run = without_idle_clusters(run)
 
     def ask(check: Callable[[], None]) -> None:
         try:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import write_atomic
 from rayembed.config.data_run import data_of
+from rayembed.config.idle import without_idle_clusters
 from rayembed.config.run import Run
 from rayembed.data.plan.audit import (
     data_provenance,
@@ -167,8 +168,10 @@ def _scores_of(name: str) -> str:
 
 @contextmanager
 def _claimed(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
-    """The run with absolute storage and its folders, which no other process uses meanwhile."""
-    run = placed(run)
+    """The run that is done, with absolute storage, and its folders, which no other process uses
+    meanwhile.
+    """
+    run = without_idle_clusters(placed(run))
     with locked_folders(run, wait=wait) as folders:
         yield run, folders
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from rayembed.config.adaptation import AnyRun
+from rayembed.config.idle import without_idle_clusters
 from rayembed.config.run import Run, of_stages
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
@@ -83,6 +84,7 @@ def _train(run: Run, _: JobContext) -> None:
     found = check_at_hand(run)  # in a second; what follows imports torch, and perhaps Ray
     for warning in found.warnings:
         logger.warning("%s", warning)
+    run = without_idle_clusters(run)
     from rayembed.pipeline.reachable import unreachable
 
     if problems := unreachable(run):
@@ -104,6 +106,7 @@ def _show(run: Run, context: JobContext) -> None:
     from rayembed.pipeline.dry_run import print_dry_run
 
     found = look_at(run)
+    run = without_idle_clusters(run)
     typed = {name for name in found.absent if _is_typed(name, context.args.assignments)}
     problems = [*found.problems, *(found.absent[name] for name in sorted(typed))]
     if not problems:

@@ -11,6 +11,7 @@ from rayembed.config.adaptation import Adaptation, AnyRun
 from rayembed.config.compared import compared_as, scored_on
 from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
+from rayembed.config.idle import without_idle_clusters
 from rayembed.config.run import Run
 from rayembed.config.space import Domain, all_values, apply, corners, draws
 from rayembed.config.sweep import (
@@ -68,14 +69,15 @@ def _name(sweep: Sweep, label: str, values: Mapping[str, str], run: AnyRun) -> s
 
 
 def counted(run: AnyRun) -> AnyRun:
-    """The run with `steps` in place of its stages' `epochs`; a data set's rows are counted once for
-    all trials.
+    """The run with `steps` in place of its stages' `epochs`, and without clusters that no stage
+    takes; a data set's rows are counted once for all trials.
 
     Raises:
         ConfigError, DataError: as `with_steps`.
     """
     if isinstance(run, Adaptation):
         return run
+    run = without_idle_clusters(run)
     return with_steps(run, lambda data, root, stage: _rows(data.model_dump_json(), root, stage))
 
 
