@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol, TextIO
@@ -209,8 +209,9 @@ class _Terminal:
         self._write("\x1b[2K")
 
     def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+        with suppress(OSError):  # it is gone, and what is told of goes on
+            self._stream.write(text)
+            self._stream.flush()
 
 
 class _Notebook:

@@ -14,10 +14,10 @@ import ray
 pytestmark = pytest.mark.ray
 
 SCRIPT = """
-import json, os
+import json, os, signal
 from rayembed.pipeline.on_ray import connect
 connect()
-import ray
+import psutil, ray
 
 @ray.remote(num_cpus=0)
 class Sees:
@@ -26,8 +26,15 @@ class Sees:
         state = get_actor(ray.get_runtime_context().get_actor_id())
         return [os.nice(0), os.environ["RAY_API_SERVER_ADDRESS"], state and state.state]
 
+def blocks_hangups(pid):
+    words = open(f"/proc/{pid}/status").read().split()
+    return bool(int(words[words.index("SigBlk:") + 1], 16) & 1 << signal.SIGHUP - 1)
+
 dashboard = ray._private.worker.global_worker.node.webui_url
-print("SEEN", json.dumps([*ray.get(Sees.remote().all.remote()), f"http://{dashboard}"]))
+seen = [*ray.get(Sees.remote().all.remote()), f"http://{dashboard}"]
+below = [p.pid for p in psutil.Process().children() if os.getpgid(p.pid) == os.getpgid(0)]
+hangs_up = sum(not blocks_hangups(pid) for pid in below), blocks_hangups(os.getpid())
+print("SEEN", json.dumps([*seen, len(below), hangs_up]))
 """
 
 
@@ -49,7 +56,10 @@ def test_its_processes_ask_its_own_dashboard_and_have_its_priority(tmp_path):
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("SEEN ")]
     assert lines, done.stderr[-3000:]
-    niceness, asked, state, dashboard = json.loads(lines[0].removeprefix("SEEN "))
+    seen = json.loads(lines[0].removeprefix("SEEN "))
+    niceness, asked, state, dashboard, processes, hangs_up = seen
+    assert processes > 1  # of Ray, in the group that a closed terminal's shell sends SIGHUP to
+    assert hangs_up == [0, False]
     assert niceness == os.nice(0)
     assert asked == dashboard
     assert state == "ALIVE"

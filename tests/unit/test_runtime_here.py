@@ -114,9 +114,13 @@ def whole(made, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Python's own for SIGINT, which xdist ignores; all are put back, as those that heard stay."""
-    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Python's own for SIGINT, which xdist ignores, and SIGHUP's, which `nohup` does; all are put
+    back, as those that heard stay.
+    """
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    former = {number: signal.getsignal(number) for number in numbers}
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in former.items():
         signal.signal(number, handler)
@@ -138,12 +142,15 @@ class Interrupts(Callback):
                 os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "times"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGHUP, 2)]
+)
 def test_an_interrupted_training_makes_a_checkpoint_and_goes_on_bit_for_bit(
-    made, whole, tmp_path, number
+    made, whole, tmp_path, number, times
 ):
+    """A terminal that is closed sends its signal twice."""
     with hearing() as heard, pytest.raises(KeyboardInterrupt):
-        train(made, tmp_path / "run", Interrupts(7, number))
+        train(made, tmp_path / "run", Interrupts(7, number, times))
     assert heard.number == number
     checkpoints = sorted(path.name for path in (tmp_path / "run" / "train").glob("step-*"))
     assert checkpoints == ["step-0000005", "step-0000007"]

@@ -19,6 +19,7 @@ from rayembed.pipeline import stopping
 from rayembed.pipeline.job import exit_code
 from rayembed.pipeline.stopping import ends_with_it, hearing, keep_hearing
 from rayembed.training.elastic.on_ray import StoppableTrainer, end_with_checkpoint
+from rayembed.training.here import _Interrupts
 from rayembed.training.metrics_sink import MetricsSink
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
@@ -91,32 +92,44 @@ def call_of_c():
     )
 
 
-@pytest.mark.parametrize("taken", [False, True])
-def test_a_signal_is_told_while_the_main_thread_is_in_a_call_of_c(taken, capfd):
-    """Unless another library has taken the socket: the handler tells then, once as well."""
+def told_in_a_call_of_c(capfd, seconds, before=lambda: None):
+    """Whether SIGINT was told while the main thread was in such a call, and what was in all."""
     wait, end, written = *call_of_c(), []
 
     def interrupt():
         time.sleep(0.1)  # until the main thread waits
         os.kill(os.getpid(), signal.SIGINT)
-        deadline = time.monotonic() + (0.5 if taken else 30)
+        deadline = time.monotonic() + seconds
         while LINE not in "".join(written) and time.monotonic() < deadline:
             time.sleep(0.01)
             written.append(capfd.readouterr().err)
         end()
 
-    def work():
-        if taken:
-            signal.set_wakeup_fd(-1)
+    thread = threading.Thread(target=interrupt)
+    with contextlib.suppress(KeyboardInterrupt), hearing():
+        before()
         thread.start()
         wait()
-
-    thread = threading.Thread(target=interrupt)
-    with pytest.raises(KeyboardInterrupt), hearing():
-        work()
     thread.join()
-    assert (LINE in "".join(written)) is not taken
-    assert "".join([*written, capfd.readouterr().err]).count(LINE) == 1
+    return LINE in "".join(written), "".join([*written, capfd.readouterr().err])
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_signal_is_told_while_the_main_thread_is_in_a_call_of_c(taken, capfd):
+    """Unless another library has taken the socket: the handler tells then, once as well."""
+    before = partial(signal.set_wakeup_fd, -1) if taken else (lambda: None)
+    at_once, told = told_in_a_call_of_c(capfd, 0.5 if taken else 30, before)
+    assert at_once is not taken
+    assert told.count(LINE) == 1
+
+
+def test_a_signal_is_told_so_in_a_step_of_local_training_that_is_not_ended(capfd):
+    stops = _Interrupts()
+    with contextlib.ExitStack() as training:
+        at_once, told = told_in_a_call_of_c(capfd, 30, lambda: training.enter_context(stops))
+        assert at_once
+        assert stops.heard
+    assert told.count(LINE) == 1
 
 
 @pytest.fixture
@@ -200,6 +213,32 @@ def test_signals_of_a_forked_process_are_not_those_of_its_parent(capfd):
         assert capfd.readouterr().err == ""
 
 
+def test_a_forked_process_that_goes_on_does_not_hold_up_the_end():
+    """It has a copy of what the parent's thread waits at."""
+    with hearing():
+        child = os.fork()
+        if not child:
+            signal.pause()
+            os._exit(0)
+    try:
+        assert not [thread for thread in threading.enumerate() if thread.name == "signals"]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_forked_process_that_leaves_the_block_does_not_end_the_thread_of_its_parent():
+    block = hearing()
+    with block:
+        child = os.fork()
+        if not child:
+            block.__exit__(None, None, None)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        time.sleep(0.1)
+        assert "signals" in [thread.name for thread in threading.enumerate()]
+
+
 def test_another_thread_hears_nothing(handlers):
     seen = []
 
@@ -245,6 +284,22 @@ def test_the_second_signal_ends_what_would_outlive_the_process(monkeypatch):
             for _ in range(2):  # the second one because the process has not ended here
                 with pytest.raises(KeyboardInterrupt):
                     signal.raise_signal(signal.SIGINT)
+    assert ends == ["head", 130]
+
+
+def test_a_third_signal_leaves_nothing_that_the_second_ends(monkeypatch):
+    ends = []
+
+    def end():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        ends.append("head")
+
+    monkeypatch.setattr(stopping.os, "_exit", ends.append)
+    with hearing(), ends_with_it(end):
+        for _ in range(2):  # the second one because the process has not ended here
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
     assert ends == ["head", 130]
 
 

@@ -21,7 +21,7 @@ from rayembed.config.data_run import DataRun
 from rayembed.errors import ConfigError, PlacementError, WorkerError
 from rayembed.pipeline import local_head
 from rayembed.pipeline.job import work_begins
-from rayembed.pipeline.stopping import keep_hearing
+from rayembed.pipeline.stopping import keep_hearing, without_hangups
 from rayembed.progress import doing
 from rayembed.quiet import JOB, quiet, set_unset, without_harmless
 from rayembed.registry.provenance import with_commit
@@ -84,7 +84,8 @@ def connect() -> None:
         started = _own_cluster(unset) if address == "local" else {}
         _filter_lines_of_workers()
         try:
-            with doing("starting Ray" if started else f"joining the Ray cluster at {address}"):
+            where = "starting Ray" if started else f"joining the Ray cluster at {address}"
+            with doing(where), without_hangups():
                 ray.init(
                     address=address,
                     logging_level=_LOG_LEVEL,

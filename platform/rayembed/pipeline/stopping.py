@@ -5,9 +5,12 @@ of C++ functions, and Ray Train one for SIGINT, which says nothing and ends with
 """
 
 import contextlib
+import errno
+import inspect
 import os
 import signal
 import socket
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +19,7 @@ from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-_STDERR = 2
+_STDOUT, _STDERR = 1, 2
 
 _RAY_LOOKS = ("RAY_get_check_signal_interval_milliseconds", "200")
 """Milliseconds between looks for signals of a process that waits for Ray (Ray's own: a second).
@@ -47,9 +50,17 @@ class HeardSignal:
 
         Raises:
             KeyboardInterrupt: it is the first one; another one ends the process here, after what
-                `ends_with_it` names.
+                `ends_with_it` names, but for SIGHUP.
         """
+        if number == signal.SIGHUP:
+            _leave_terminal()
         if self.number is not None:
+            if number == signal.SIGHUP:
+                # Of a terminal that is closed it comes twice: from the shell, and from the kernel
+                # when the shell has ended.
+                return
+            for other in self.numbers:  # a third one would leave what is being ended
+                signal.signal(other, signal.SIG_IGN)
             while _ends_with_it:
                 with contextlib.suppress(Exception):
                     _ends_with_it.pop()()
@@ -66,18 +77,22 @@ class HeardSignal:
         of many seconds. A call that keeps the interpreter's lock keeps the thread from it too.
         """
         reads, self._wakeup = socket.socketpair()
-        self._wakeup.setblocking(False)  # or Python does not take it
+        wakeup = self._wakeup
+        wakeup.setblocking(False)  # or Python does not take it
         thread = threading.Thread(target=self._listen, args=(reads,), name="signals", daemon=True)
         thread.start()
-        former = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        former = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
         try:
             yield
         finally:
             present = signal.set_wakeup_fd(-1)
-            another = present not in (-1, self._wakeup.fileno())
+            another = present not in (-1, wakeup.fileno())
             with contextlib.suppress(OSError, ValueError):  # it was closed meanwhile
                 signal.set_wakeup_fd(present if another else former)
-            self._wakeup.close()
+            # Closed alone, it would not end the thread as long as a forked process has a copy.
+            with contextlib.suppress(OSError):  # in such a process itself
+                wakeup.shutdown(socket.SHUT_WR)
+            wakeup.close()
             thread.join()
             reads.close()
 
@@ -97,12 +112,16 @@ class HeardSignal:
         self._writing = threading.RLock()
         with contextlib.suppress(ValueError):  # another thread of the parent forked
             signal.set_wakeup_fd(-1)
+            if self._wakeup is not None:
+                self._wakeup.close()
 
     def _listen(self, reads: socket.socket) -> None:
         while numbers := reads.recv(64):
             for number in numbers:
-                # Where others handle it, it may mean something else.
-                if signal.getsignal(number) == self.hear:
+                # Where others handle it, it may mean something else; but for those that name this
+                # one as what they wrap, and call it.
+                handler = signal.getsignal(number)
+                if callable(handler) and inspect.unwrap(handler) == self.hear:
                     self._tell(number)
 
     def _tell(self, number: int) -> None:
@@ -112,10 +131,25 @@ class HeardSignal:
                 return
             self._told = True
             name = signal.Signals(number).name
+            again = "SIGTERM" if number == signal.SIGHUP else "the same once more"
             # Past Python's own buffer, which may be in use where the signal comes.
-            line = f"\n{name}: the job is stopped in order; the same once more ends it at once\n"
+            line = f"\n{name}: the job is stopped in order; {again} ends it at once\n"
             with contextlib.suppress(OSError):  # of a terminal that is gone
                 os.write(_STDERR, line.encode())
+
+
+def _leave_terminal() -> None:
+    """Let what is written to a terminal that is gone go nowhere: each line would be an error, of
+    which whoever writes it while the job is stopped knows nothing.
+    """
+    for stream in (_STDOUT, _STDERR):
+        try:
+            termios.tcgetattr(stream)
+        except termios.error as error:  # of anything else than a terminal ENOTTY
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream)
+                os.close(nowhere)
 
 
 _current: list[HeardSignal] = []
@@ -176,3 +210,17 @@ def ends_with_it(end: Callable[[], object]) -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError):  # it was called
             _ends_with_it.remove(end)
+
+
+@contextmanager
+def without_hangups() -> Iterator[None]:
+    """Start processes inside the block that a closed terminal does not end.
+
+    Of Ray's own, which it leaves in this process' group, a checkpoint is still wanted then. They
+    inherit what this thread blocks; other threads still get the signal.
+    """
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)

@@ -11,8 +11,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -46,7 +47,9 @@ from rayembed.training.validation.scoring import Scoring, Validation
 
 logger = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_Handler = Callable[[int, FrameType | None], object]
 
 
 def train_stage_here(
@@ -60,7 +63,8 @@ def train_stage_here(
 ) -> None:
     """Train a stage in this process until its weights are in storage; a finished one is skipped.
 
-    An interrupt (SIGINT, SIGTERM) is answered after the step in progress, with a checkpoint.
+    An interrupt (SIGINT, SIGTERM, SIGHUP) is answered after the step in progress, with a
+    checkpoint.
 
     Args:
         folder: the stage's folder in storage, for checkpoints.
@@ -136,7 +140,7 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self.heard = False
-        self._former: dict[int, object] = {}
+        self._former: dict[int, _Handler] = {}
 
     def __enter__(self) -> "_Interrupts":
         if threading.current_thread() is threading.main_thread():
@@ -144,20 +148,25 @@ class _Interrupts:
                 handler = signal.getsignal(number)
                 if callable(handler):
                     self._former[number] = handler
-                    signal.signal(number, self._hear)
+                    signal.signal(number, self._around(handler))
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._former.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        try:
-            self._former[number](number, frame)  # type: ignore[operator]
-        except KeyboardInterrupt:
-            if self.heard:
-                raise
-            self.heard = True
+    def _around(self, handler: _Handler) -> _Handler:
+        # By what is wrapped, a thread that tells of signals knows that its handler is still asked.
+        @wraps(handler)
+        def hear(number: int, frame: FrameType | None) -> None:
+            try:
+                handler(number, frame)
+            except KeyboardInterrupt:
+                if self.heard:
+                    raise
+                self.heard = True
+
+        return hear
 
 
 class _Kept(Callback):
