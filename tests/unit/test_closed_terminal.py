@@ -7,7 +7,10 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from rayembed.pipeline.stopping import without_hangups
+from rayembed.progress import live_line
 
 JOB = """
 import logging, os, signal, sys, threading, time
@@ -82,3 +85,18 @@ def test_processes_that_a_checkpoint_needs_are_not_ended_with_the_terminal():
     finally:
         signal.signal(signal.SIGHUP, former)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_a_line_on_a_terminal_that_is_gone_is_no_error(monkeypatch):
+    """Also without a signal, as after `disown`."""
+    terminal, job = pty.openpty()
+    with open(job, "w", buffering=1, closefd=False) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        line = live_line()
+        os.close(terminal)
+        with pytest.raises(OSError, match="Input/output"):
+            os.write(job, b"the control")
+        line.show("at work")
+        line.clear()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), job)  # for what the stream still holds
+    os.close(job)
