@@ -3,6 +3,7 @@
 import logging
 import pickle
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import ray
@@ -129,6 +130,7 @@ def test_a_model_on_the_cpu_has_the_cpus_type_whatever_gpu_there_is(machine, cap
     assert [told in record.message for record in caplog.records] == [True]
     machine(WITH_UNITS, T4)
     assert types_of(load_model(saved)) == {torch.bfloat16}
+    assert types_of(load_model(saved, device=torch.device("cpu"))) == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(("gpu", "dtype"), [(RTX, torch.bfloat16), (T4, torch.float32)])
@@ -164,18 +166,15 @@ def test_rerankers_saved_in_bfloat16_are_widened_where_it_is_emulated(
         return forward(model, *args, **named)
 
     monkeypatch.setattr(kind, "forward", spy)
-    to, casts = torch.nn.Module.to, []
-
-    def noted(module, *args, **named):
-        casts.extend([*args, *named.values()])
-        return to(module, *args, **named)
-
-    monkeypatch.setattr(torch.nn.Module, "to", noted)
     machine(speed)
-    score = load_cross_encoder(CrossEncoder(model=str(folder)), weights_fingerprint(folder))
+    asked = CrossEncoder(model=str(folder)), weights_fingerprint(folder)
+    to = torch.nn.Module.to
+    with patch.object(torch.nn.Module, "to", autospec=True, side_effect=to) as casts:
+        score = load_cross_encoder(*asked)
     score([("a b", "c d")])
     assert seen == [{dtype}]
-    assert torch.bfloat16 not in casts, "positions' angles stay in float32"
+    angles = "of positions stay in float32"
+    assert not any(torch.bfloat16 in call.args for call in casts.call_args_list), angles
 
 
 @pytest.mark.parametrize("own", [False, True])

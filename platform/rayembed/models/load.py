@@ -29,7 +29,7 @@ from rayembed.models.transformer_model import TransformerModel
 
 
 def load_model(
-    folder: str | Path, *, dtype: Dtype | None = None, device: str = "cpu"
+    folder: str | Path, *, dtype: Dtype | None = None, device: str | torch.device = "cpu"
 ) -> TransformerModel:
     """Load the model in a folder for embedding, in evaluation mode.
 
@@ -51,7 +51,7 @@ def load_model(
     _check_is_model(folder)
     if read_graph(folder) is not None:
         return load_runtime_model(folder)
-    dtype = dtype or computed_dtype(folder, on=device)
+    dtype = dtype or computed_dtype(folder, on=str(device))
     if (folder / SETTINGS_FILE).is_file():
         return load_saved(folder, dtype=dtype).to(device)
     return published(folder).load(dtype).to(device)
