@@ -11,6 +11,7 @@ from run_scoring import evaluate
 from table_model import TableModel, oracle
 from tiny_folders import save_biencoder
 
+from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.graph import GraphConfig
@@ -53,6 +54,39 @@ def test_what_is_said_of_code_does_not_count_and_what_it_does_counts():
     assert meaning(told) == meaning(SOURCE)
     for old, new in ((".sum(1) /", ".sum(0) /"), ("import torch", "import numpy"), ("mask)", "m)")):
         assert meaning(SOURCE.replace(old, new)) != meaning(SOURCE), new
+
+
+def test_another_python_reads_the_same_source_as_the_same(monkeypatch):
+    source = """
+class Pool(Base, kind="mean"):
+    width: int = 1
+
+    async def mean(self, x, /, *more, key=None, **rest) -> "T":
+        return f"{x!r:>{self.width}} {x=}" "of" f"{more}" if key is None else {**rest, 1: ...}
+
+
+def stop():
+    \"\"\"Nothing else.\"\"\"
+    return
+"""
+    before = meaning(source)
+    # Pinned: Python 3.11, 3.12 and 3.13 give it.
+    assert fingerprint(before) == "14a306e64cf0"
+    assert meaning(source.replace("    return\n", "    return None\n")) != before
+    assert meaning(source.replace("{**rest, 1: ...}", "{1: ..., **rest}")) != before
+    parse_here = ast.parse
+
+    def parse_there(text):
+        """As a Python whose functions and classes have a further field."""
+        tree = parse_here(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                node._fields = (*node._fields, "newer")
+                node.newer = []
+        return tree
+
+    monkeypatch.setattr(ast, "parse", parse_there)
+    assert meaning(source) == before
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Kept vectors, and what is made of them, carry it in what they are found by, so that nothing made by
 other code or other libraries is taken for what would be made now. Of rayembed's own source
-comments, docstrings and layout do not count.
+comments, docstrings and layout do not count, nor does the Python that reads it.
 """
 
 import ast
@@ -113,19 +113,41 @@ def _foreign_source(module: str) -> str:
 
 
 def meaning(source: str) -> str:
-    """The syntax tree of a module as text, without its docstrings and other bare strings."""
+    """The syntax tree of a module as text, without its docstrings and other bare strings.
+
+    It is the same in all Pythons that read the module alike.
+    """
     tree = ast.parse(source)
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if isinstance(block, list):
                 setattr(node, name, [line for line in block if not _is_text(line)])
-    return ast.dump(tree)
+        if isinstance(node, ast.JoinedStr):  # Python 3.12 ends nested formats with an empty text
+            node.values = [one for one in node.values if not _is_empty(one)]
+    return _told(tree)
+
+
+def _told(value: object) -> str:
+    """A part of a syntax tree as text. What is empty is left out: `ast.dump` writes it or not by
+    the version of Python, and newer ones have further fields.
+    """
+    if isinstance(value, list):
+        return f"[{', '.join(map(_told, value))}]"
+    if not isinstance(value, ast.AST):
+        return repr(value)
+    fields = {name: getattr(value, name, None) for name in value._fields}
+    told = [f"{name}={_told(one)}" for name, one in fields.items() if one not in (None, [])]
+    return f"{type(value).__name__}({', '.join(told)})"
 
 
 def _is_text(line: ast.AST) -> bool:
     value = line.value if isinstance(line, ast.Expr) else None
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def _is_empty(part: ast.AST) -> bool:
+    return isinstance(part, ast.Constant) and part.value == ""
 
 
 def _modules(place: Path) -> Iterator[Path]:
