@@ -15,6 +15,7 @@ from rayembed.training.checkpoint import (
     find_damage,
     save_checkpoint,
 )
+from rayembed.training.weights import check_made_of, write_weights
 
 
 class Engine:
@@ -43,8 +44,17 @@ def test_a_checkpoint_of_another_run_stage_or_plan_is_refused(tmp_path):
         ("run_fingerprint", expected_position("s", "x", "plan")),
         ("plan_fingerprint", expected_position("s", "run", "x")),
     ):
-        with pytest.raises(ArtifactError, match=name):
+        with pytest.raises(ArtifactError, match=name) as refused:
             Checkpoint(tmp_path, other)
+        assert ("software" in str(refused.value)) == (name == "plan_fingerprint")
+
+
+def test_weights_of_another_plan_are_refused_and_software_is_named(tmp_path):
+    path = str(tmp_path / "weights.safetensors")
+    write_weights(path, {"a": torch.eye(2)}, {"run": "this", "plan": "old"})
+    check_made_of(path, {"run": "this", "plan": "old"})
+    with pytest.raises(ArtifactError, match=r"'plan': 'new'.*settings, data, .* or the software"):
+        check_made_of(path, {"run": "this", "plan": "new"})
 
 
 def test_a_disk_that_is_full_is_told(tmp_path, monkeypatch):

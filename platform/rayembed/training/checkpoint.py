@@ -147,6 +147,15 @@ def checkpoint_weights(folder: Path, run: Run) -> dict[str, Tensor]:
     return dict(Checkpoint(folder, position).weights())
 
 
+_CAUSES = {
+    "plan_fingerprint": (
+        " settings, data and, where a teacher made the data or gives vectors, software (rayembed, "
+        "torch, transformers, tokenizers)"
+    )
+}
+"""Field of a position → what it is that must be the same."""
+
+
 def find_damage(folder: str) -> str | None:
     """Description of what a checkpoint in storage lacks; None if it is complete.
 
@@ -193,7 +202,8 @@ class Checkpoint:
             if saved != asked:
                 raise ArtifactError(
                     f"checkpoint {str(folder)!r} was made with {name} {saved!r}, this run has "
-                    f"{asked!r}; go on with the same, or start under another --name"
+                    f"{asked!r}; go on with the same{_CAUSES.get(name, '')}, or start under "
+                    "another --name"
                 )
         self._tensors = _open_tensors(folder, self.position.workers)
 
