@@ -54,13 +54,18 @@ def load(config: Any, weights: str, device: str):
 
 def at(storage: object, execute: Execute = in_process, weights: str = "w", seed: int = 0):
     return PipelineContext(
-        str(storage), seed, execute, TeacherLoader(load, lambda reference: weights)
+        str(storage),
+        seed,
+        execute,
+        TeacherLoader(load, lambda reference: weights, software=lambda reference: {}),
     )
 
 
 def other_software(context: PipelineContext) -> PipelineContext:
     """The context of a job with other libraries."""
-    loader = dataclasses.replace(context.teacher_loader, software=lambda: "other")
+    loader = dataclasses.replace(
+        context.teacher_loader, software=lambda reference: {"torch": "other"}
+    )
     return dataclasses.replace(context, teacher_loader=loader)
 
 

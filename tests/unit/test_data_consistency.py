@@ -48,14 +48,18 @@ def load(config: Any, weights: str, device: str):
 
 def at(storage: object, execute: Execute = in_process, weights: str = "w", seed: int = 0):
     teacher_loader = TeacherLoader(
-        load=load, fingerprint=lambda reference: f"{reference} {weights}"
+        load=load,
+        fingerprint=lambda reference: f"{reference} {weights}",
+        software=lambda reference: {},
     )
     return PipelineContext(str(storage), seed, execute, teacher_loader)
 
 
 def other_software(context: PipelineContext) -> PipelineContext:
     """The context of a job with other libraries."""
-    loader = dataclasses.replace(context.teacher_loader, software=lambda: "other")
+    loader = dataclasses.replace(
+        context.teacher_loader, software=lambda reference: {"torch": "other"}
+    )
     return dataclasses.replace(context, teacher_loader=loader)
 
 
@@ -190,7 +194,10 @@ def test_nothing_left_or_nothing_there_is_an_error(tmp_path: Path) -> None:
         return lambda texts, role: np.eye(4, dtype=np.float32)[[numbers[t] for t in texts]]
 
     pipeline_context = PipelineContext(
-        str(tmp_path), 0, in_process, TeacherLoader(crossed, lambda reference: "w")
+        str(tmp_path),
+        0,
+        in_process,
+        TeacherLoader(crossed, lambda reference: "w", software=lambda reference: {}),
     )
     rows = [Record(f"{i}", f"query {i}", (f"document {i}",), "d") for i in range(2)]
     before = prepared(tmp_path, rows, 1)

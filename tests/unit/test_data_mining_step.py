@@ -18,11 +18,10 @@ from dies_once import innermost
 from mining_step import configured, dataset_of, mine, prepared, told
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder as SentenceCrossEncoder
-from tiny_folders import save_biencoder
 from tiny_models import save_cross_encoder, save_encoder
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
-from rayembed.config.mining import CrossEncoder, Teacher
+from rayembed.config.mining import CrossEncoder
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.hashes import text_hash
 from rayembed.data.mining.counts import histogram
@@ -31,11 +30,11 @@ from rayembed.data.mining.rescoring import check_cross_encoder, load_cross_encod
 from rayembed.data.parts import read_records
 from rayembed.data.records import Negative
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
+from rayembed.data.vectors import software
 from rayembed.data.vectors import teacher as teacher_module
 from rayembed.data.vectors.teacher import (
     TeacherLoader,
-    load_teacher,
-    teachers_version,
+    embedding_settings,
     weights_of,
 )
 from rayembed.errors import ArtifactError, AssetError, DataError
@@ -59,7 +58,9 @@ def test_a_second_run_does_nothing_and_another_teacher_of_the_name_mines_anew(tm
         def load(config, weights, device):
             return lambda texts, role: by_hand.vectors_of(texts, meaning)
 
-        teacher_loader = TeacherLoader(load, lambda reference: weights)
+        teacher_loader = TeacherLoader(
+            load, lambda reference: weights, software=lambda reference: {}
+        )
         return PipelineContext(str(tmp_path / "out"), 0, execute, teacher_loader)
 
     first = make_mined(counting("old", "a"), dataset_of(configured()), before, HeldOut())
@@ -104,7 +105,11 @@ def test_other_software_mines_anew_and_says_so(tmp_path, installed, caplog) -> N
         done.clear()
         caplog.clear()
         # A fresh loader, as of a job that is started again.
-        loader = TeacherLoader(by_hand.load, lambda reference: "w")
+        loader = TeacherLoader(
+            by_hand.load,
+            lambda reference: "w",
+            software=lambda reference: code_version.vectors_software(()),
+        )
         context = PipelineContext(str(tmp_path / "out"), 0, execute, loader)
         return make_mined(context, dataset_of(configured(**changes)), before, HeldOut())
 
@@ -135,19 +140,26 @@ def test_other_software_mines_anew_and_says_so(tmp_path, installed, caplog) -> N
     assert not done
 
 
-def test_a_machine_with_other_software_embeds_nothing(tmp_path, installed) -> None:
-    folder = save_biencoder(tmp_path / "teacher")
-    teacher = Teacher(teacher=str(folder), dtype="float32")
-    began = teachers_version()
-    load_teacher(teacher, weights_of(str(folder)), software=began)
-    installed["torch"] = "99.0"
-    with pytest.raises(ArtifactError, match=r"other software on this machine .*torch 99\.0"):
-        load_teacher(teacher, weights_of(str(folder)), software=began)
+@pytest.mark.parametrize("old", [True, False])
+def test_vectors_of_before_their_software_counted_are_made_anew_and_said_so(
+    old, tmp_path, caplog
+) -> None:
+    teacher = configured().model_copy(update={"dtype": "float32"})
+    if old:
+        folder = tmp_path / "out/data/vectors" / embedding_settings(teacher, "weights of a")
+        folder.mkdir(parents=True)
+        (folder / "digest.queries.npy").write_bytes(b"")
+    for _ in range(2):
+        caplog.clear()
+        mine(tmp_path, by_hand.made_up_rows(6, 0), teacher)
+        told = [message for message in caplog.messages if "other software" in message]
+        assert [("not yet written down then" in one) for one in told] == [True] * old
+        old = False
 
 
 def test_all_that_teachers_are_computed_by_counts() -> None:
     of_no_vector = {"assets.resolver", "config.document", "config.mining", "cores", "errors"}
-    of_no_vector |= {"shares"}
+    of_no_vector |= {"data.vectors.software", "shares"}
     source = Path(teacher_module.__file__).read_text()
     found = {
         node.module.removeprefix("rayembed.")
@@ -157,7 +169,7 @@ def test_all_that_teachers_are_computed_by_counts() -> None:
     counted = {part.removesuffix(".py").replace("/", ".") for part in code_version.FORWARD_PASS}
     counted |= {name for name in found if name.startswith("models.")}
     assert found == (found & counted) | of_no_vector
-    assert "data/vectors/teacher.py" in teacher_module._PARTS
+    assert "data/vectors/teacher.py" in software._TEACHERS
 
 
 def test_vectors_that_are_there_are_not_made_again(tmp_path) -> None:
@@ -169,7 +181,9 @@ def test_vectors_that_are_there_are_not_made_again(tmp_path) -> None:
         return by_hand.load(config, weights, device)
 
     context = PipelineContext(
-        str(tmp_path / "out"), 0, teacher_loader=TeacherLoader(load, lambda r: "w")
+        str(tmp_path / "out"),
+        0,
+        teacher_loader=TeacherLoader(load, lambda r: "w", software=lambda reference: {}),
     )
     before = prepared(tmp_path, rows, 2)
     for changes, loaded in (({}, 2), ({"rule": {"kind": "top_k"}}, 0), ({"pool": "given"}, 2)):
@@ -405,7 +419,12 @@ def test_a_step_goes_on_in_the_number_type_that_it_was_begun_in(tmp_path) -> Non
                 left -= 1
                 yield task(unit)
 
-        loader = TeacherLoader(load, lambda reference: reference, lambda: Precision(dtype, "so"))
+        loader = TeacherLoader(
+            load,
+            lambda reference: reference,
+            lambda: Precision(dtype, "so"),
+            software=lambda reference: {},
+        )
         context = PipelineContext(str(tmp_path / "out"), 0, execute, loader)
         return make_mined(context, dataset_of(config), before, HeldOut())
 
@@ -447,7 +466,11 @@ def test_a_cross_encoder_from_a_folder(tmp_path) -> None:
 def test_other_weights_of_a_name_are_loaded_anew(tmp_path) -> None:
     rows = by_hand.made_up_rows(6, 4)
     config = configured(rescoring={"model": str(tmp_path / "reranker")}, rule={"kind": "top_k"})
-    teacher_loader = TeacherLoader(by_hand.load, lambda ref: ref if ref == "a" else weights_of(ref))
+    teacher_loader = TeacherLoader(
+        by_hand.load,
+        lambda ref: ref if ref == "a" else weights_of(ref),
+        software=lambda reference: {},
+    )
     before, scores = prepared(tmp_path, rows, 1), []
     made = [save_cross_encoder(tmp_path / f"seed {seed}", seed=seed) for seed in (0, 1)]
     for folder in (made[0], made[1], made[0]):
@@ -545,7 +568,9 @@ def test_a_teacher_that_gives_numbers_that_are_none_is_refused(pool, number, tmp
         (tmp_path / "c.jsonl").write_text(json.dumps({"text": wanted}) + "\n")
         changes = {"corpus": {"path": str(tmp_path / "c.jsonl"), "text": "text"}}
     context = PipelineContext(
-        str(tmp_path / "out"), 0, teacher_loader=TeacherLoader(load, lambda ref: ref)
+        str(tmp_path / "out"),
+        0,
+        teacher_loader=TeacherLoader(load, lambda ref: ref, software=lambda reference: {}),
     )
     dataset, before = dataset_of(configured(**changes)), prepared(tmp_path, rows, 1)
     with pytest.raises(DataError, match=r"teacher 'a' .* NaN or infinity for 1 of") as error:

@@ -41,7 +41,11 @@ def load(config: Any, weights: str, device: str):
     return encode
 
 
-TEACHING = TeacherLoader(load=load, fingerprint=lambda reference: f"weights of {reference}")
+TEACHING = TeacherLoader(
+    load=load,
+    fingerprint=lambda reference: f"weights of {reference}",
+    software=lambda reference: {},
+)
 
 
 def at(storage: object, execute: Execute = in_process) -> PipelineContext:

@@ -89,7 +89,10 @@ def knowing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def context_of(folder: Path, execute: Any = in_process) -> PipelineContext:
-    loader = TeacherLoader(fingerprint=lambda reference: f"weights of {reference}")
+    loader = TeacherLoader(
+        fingerprint=lambda reference: f"weights of {reference}",
+        scoring_software=lambda reference: {"torch": "1"},
+    )
     return PipelineContext(str(folder / "out"), 0, execute, loader)
 
 
@@ -214,15 +217,19 @@ def test_counts_of_relabelled_and_dropped_rows(tmp_path: Path) -> None:
     ]
 
 
-def test_other_software_of_the_reranker_judges_anew(tmp_path: Path) -> None:
+def test_other_software_of_the_reranker_judges_anew_and_says_so(tmp_path: Path, caplog) -> None:
     before = prepared(tmp_path, made_rows(), 1)
     context, dataset = context_of(tmp_path), dataset_of(RERANKER)
     first = make_repaired(context, dataset, before)
     assert make_repaired(context, dataset, before).reused
-    loader = replace(context.teacher_loader, software=lambda: "other")
+    assert "other software" not in caplog.text
+    loader = replace(context.teacher_loader, scoring_software=lambda reference: {"torch": "2"})
     other = make_repaired(replace(context, teacher_loader=loader), dataset, before)
     assert other.folder != first.folder
     assert not other.reused
+    (told,) = [message for message in caplog.messages if "other software" in message]
+    assert told.startswith("cross-encoder reranker: ")
+    assert "(torch 1 is now 2)" in told
 
 
 def test_a_plan_finds_the_folders_that_its_repaired_rows_come_from(tmp_path: Path) -> None:

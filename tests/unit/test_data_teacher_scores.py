@@ -41,7 +41,11 @@ def data(tmp_path: Path) -> None:
 
 def context(folder: Path) -> PipelineContext:
     return PipelineContext(
-        str(folder / "out"), 0, teacher_loader=TeacherLoader(by_hand.load, lambda reference: "w")
+        str(folder / "out"),
+        0,
+        teacher_loader=TeacherLoader(
+            by_hand.load, lambda reference: "w", software=lambda reference: {}
+        ),
     )
 
 

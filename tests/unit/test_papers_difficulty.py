@@ -95,7 +95,10 @@ def dataset_of(**clusters):
 
 def measure(tmp_path, prepared, sizes, *, execute=in_process, batches=(4, 8), **options):
     pipeline_context = PipelineContext(
-        str(tmp_path), 1, execute, TeacherLoader(load, lambda reference: "weights")
+        str(tmp_path),
+        1,
+        execute,
+        TeacherLoader(load, lambda reference: "weights", software=lambda reference: {}),
     )
     return measure_batches(
         pipeline_context,
@@ -125,7 +128,11 @@ def test_batches_are_those_of_the_clustering_step(tmp_path, prepared):
     sizes = measure(tmp_path, prepared, [ROWS_OF_TOPIC, 48])
     found, coarse = sizes[ROWS_OF_TOPIC][ROWS_OF_TOPIC], sizes[48][ROWS_OF_TOPIC]
     pipeline_context = PipelineContext(
-        str(tmp_path), 1, teacher_loader=TeacherLoader(load, lambda reference: "weights")
+        str(tmp_path),
+        1,
+        teacher_loader=TeacherLoader(
+            load, lambda reference: "weights", software=lambda reference: {}
+        ),
     )
     manifest = make_clustered(pipeline_context, dataset_of(), prepared).manifest
     assert manifest["similarity"]["mean"] == pytest.approx(found.mean, abs=0.02)

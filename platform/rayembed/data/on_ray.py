@@ -19,7 +19,8 @@ from ray.data import ActorPoolStrategy
 from rayembed.config.data_run import DataRun, TeacherPlacement
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.plan.on_ray import keep_order, result_or_error, results
-from rayembed.data.vectors.teacher import TeacherLoader, load_teacher, teachers_version
+from rayembed.data.vectors.software import software_here
+from rayembed.data.vectors.teacher import TeacherLoader, load_teacher
 from rayembed.data.watch.on_ray import Guard, watching
 from rayembed.data.watched import next_units
 from rayembed.data.work_items import Needs, Result, Task
@@ -48,7 +49,7 @@ def ray_pipeline_context(run: DataRun) -> PipelineContext:
     The run's storage must be readable and writable on all machines.
     """
     execute = partial(execute_with_ray_data, placement=run.placement)
-    load = partial(load_teacher, software=teachers_version())  # the same on all machines
+    load = partial(load_teacher, began=software_here())  # the same on all machines
     precision = cache(partial(_teachers_precision, run.placement))
     teacher_loader = TeacherLoader(load, precision=precision)
     return PipelineContext(

@@ -13,7 +13,7 @@ from rayembed.models.code_version import (
     foreign_modules,
     packages_of,
     source_version,
-    vectors_version,
+    vectors_software,
     versions,
 )
 
@@ -85,7 +85,7 @@ def code_version(*packages: str, modules: Sequence[str] = ()) -> CodeVersion:
         packages: further ones that embed.
         modules: of other packages that embed, such as an architecture of the user's own.
     """
-    vectors = vectors_version(_SPECS, packages=packages, modules=modules)
+    vectors = fingerprint(vectors_software(_SPECS, packages=packages, modules=modules))
     return CodeVersion(vectors, fingerprint([vectors, versions(_SCORING), source_version(_SCORES)]))
 
 

@@ -42,18 +42,19 @@ FORWARD_PASS = (
 """Modules of rayembed by which a model's vector of a text could be another."""
 
 
-def vectors_version(
+def vectors_software(
     parts: Sequence[str], *, packages: Iterable[str] = (), modules: Iterable[str] = ()
-) -> str:
-    """Version of everything that could change the vectors of a way to embed.
+) -> dict[str, str]:
+    """Everything that could change the vectors of a way to embed: package or source → its version.
 
     Args:
         parts: modules and folders of rayembed that it has beside the forward pass.
         packages: further ones that embed.
         modules: of other packages that embed, such as an architecture of the user's own.
     """
-    made = [versions((*VECTORS, *packages)), source_version((*FORWARD_PASS, *parts))]
-    return fingerprint([*made, *map(_foreign_source, modules)])
+    own = {f"code of {_PACKAGE}": source_version((*FORWARD_PASS, *parts))}
+    foreign = {f"code of {module}": fingerprint(_foreign_source(module)) for module in modules}
+    return versions((*VECTORS, *packages)) | own | foreign
 
 
 def packages_of(graph: GraphConfig | None, *, quantised: bool) -> list[str]:
@@ -74,21 +75,18 @@ def foreign_modules(kinds: Sequence[type[ModelConfig]]) -> list[str]:
     return sorted(name for name in members if not name.startswith(f"{_PACKAGE}."))
 
 
-def installed(packages: Iterable[str]) -> list[str]:
-    """Those of the packages that are installed."""
-    found = []
-    for name in packages:
-        try:
-            version(name)
-        except PackageNotFoundError:
-            continue
-        found.append(name)
-    return found
-
-
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Package → its version, without what a build for other hardware adds (`2.13.0+cpu`)."""
-    return {name: version(name).partition("+")[0] for name in sorted(packages)}
+    """Package → its version, without what a build for other hardware adds (`2.13.0+cpu`), or `not
+    installed`.
+    """
+    return {name: _version(name) for name in sorted(packages)}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package).partition("+")[0]
+    except PackageNotFoundError:
+        return "not installed"
 
 
 @cache

@@ -136,19 +136,29 @@ def saved_dtype(folder: Path) -> Dtype:
     Raises:
         ArtifactError: as `load_model`, as far as settings tell.
     """
-    _check_is_model(folder)
-    own = (folder / SETTINGS_FILE).is_file()
-    saved = (read_settings(folder) if own else published(folder).config).backbone.dtype
+    saved = settings_of(folder).backbone.dtype
     return auto_precision().dtype if saved == "auto" else saved
 
 
-def is_quantised_folder(folder: Path, config: ModelConfig) -> bool:
+def settings_of(folder: Path) -> ModelConfig:
+    """Settings of the model in a folder; no weights are read.
+
+    Raises:
+        ArtifactError: as `load_model`, as far as settings tell.
+    """
+    _check_is_model(folder)
+    own = (folder / SETTINGS_FILE).is_file()
+    return read_settings(folder) if own else published(folder).config
+
+
+def is_quantised_folder(folder: Path, config: ModelConfig | None = None) -> bool:
     """Whether a pretrained part of the model in a folder has quantised weights; reads JSON alone.
 
     Args:
-        config: the model's settings.
+        config: the model's settings; None: it has no parts in folders of their own.
     """
-    files = {at / "config.json" for at in (folder, *part_folders(config, folder).values())}
+    parts = {} if config is None else part_folders(config, folder)
+    files = {at / "config.json" for at in (folder, *parts.values())}
     return any(is_quantised(SimpleNamespace(**read_json(f))) for f in files if f.is_file())
 
 

@@ -81,7 +81,7 @@ def make_clustered(
         "code": CODE_VERSION,
         "settings": config.model_dump(mode="json", exclude={"teacher"}),
         "teacher": context.teacher_loader.fingerprint(config.teacher),
-        "software": context.teacher_loader.software(),
+        "software": context.teacher_loader.version(config.teacher),
         "records": parent.fingerprint,
         "seed": context.seed,
     }

@@ -7,26 +7,21 @@ the part's content, so that later runs reuse them. Each file is read whole and e
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from rayembed.assets.array_files import REMEDY, load_array, load_arrays, save_array, save_arrays
-from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.local_copies import read_copied
 from rayembed.assets.storage import exists, file_name, join, list_files
 from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.hashes import NO_HASH, label_hash, text_hash
-from rayembed.data.parts import Part, PartItem, read_records, remedy
+from rayembed.data.parts import Part, PartItem, read_records
 from rayembed.data.records import Record
-from rayembed.data.vectors.teacher import (
-    Encoder,
-    embedding_settings,
-    load_teacher,
-    teachers_packages,
-)
+from rayembed.data.vectors.software import note_software
+from rayembed.data.vectors.teacher import Encoder, embedding_settings, load_teacher
 from rayembed.data.work_items import Result, run_tasks
 from rayembed.errors import ArtifactError, DataError
 from rayembed.shares import pieces
@@ -182,8 +177,8 @@ def embed_parts(
     task = EmbedPart(vectors, teacher, context.teacher_loader.load)
     # No results are kept: the files themselves tell what is done, whoever removes some.
     missing = vectors.missing(parts)
-    if missing:
-        _note_software(vectors, teacher)
+    if missing and not list_files(vectors.folder, recursive=False):
+        _note_software(context, vectors, teacher)
     name = f"embed {dataset} {file_name(vectors.folder)}"
     run_tasks(name, task, missing, context.execute, "gpu or machine")
     return vectors
@@ -192,31 +187,21 @@ def embed_parts(
 def vectors_of(context: PipelineContext, teacher: Teacher) -> Vectors:
     """Vector files of a teacher with a fixed number type, which may not exist yet."""
     weights = context.teacher_loader.fingerprint(teacher.teacher)
-    name = f"{embedding_settings(teacher, weights)}-{context.teacher_loader.software()}"
+    software = context.teacher_loader.version(teacher.teacher)
+    name = f"{embedding_settings(teacher, weights)}-{software}"
     return Vectors(join(context.storage, "data", "vectors", name), weights)
 
 
-def _note_software(vectors: Vectors, teacher: Teacher) -> None:
-    """Write down which software embeds with the teacher's settings now, and log where another did
-    before, whose vectors are not taken.
-    """
-    settings, _, software = vectors.folder.rpartition("-")
-    path, packages = f"{settings}.json", teachers_packages()
-    now: dict[str, Any] = {"software": software, "packages": packages}
-    then = read_json(path, remedy(path)) if exists(path) else now
-    if then["software"] != software:
-        changed = [
-            f"{name} {then['packages'].get(name)} is now {number}"
-            for name, number in packages.items()
-            if then["packages"].get(name) != number
-        ]
-        log.warning(
-            "teacher %s: its vectors were made by other software (%s) and are not taken: texts are "
-            "embedded anew, and what was made of them is made anew",
-            *(teacher.teacher, "; ".join(changed) or "rayembed's own code has changed"),
-        )
-    if then != now or not exists(path):
-        write_json(path, now)
+def _note_software(context: PipelineContext, vectors: Vectors, teacher: Teacher) -> None:
+    """Write down which software embeds by the teacher's settings, and warn where another did."""
+    settings, _, _ = vectors.folder.rpartition("-")
+    note_software(
+        f"{settings}.json",
+        f"teacher {teacher.teacher}",
+        context.teacher_loader.software(teacher.teacher),
+        # Before software counted, vectors lay in a folder named by the settings alone.
+        unknown=bool(list_files(settings, recursive=False)),
+    )
 
 
 def finite(config: Teacher, texts: Sequence[str], vectors: np.ndarray) -> np.ndarray:

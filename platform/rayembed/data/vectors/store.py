@@ -87,7 +87,7 @@ def make_store(
     inputs = {
         "code": VERSION,
         "weights": context.teacher_loader.fingerprint(teacher.teacher),
-        "software": context.teacher_loader.software(),
+        "software": context.teacher_loader.version(teacher.teacher),
         "settings": teacher.model_dump(mode="json", exclude={"teacher"}),
         "records": {name: chains[name][-1].fingerprint for name in sorted(chains)},
         "num_negatives": num_negatives,

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,22 +13,17 @@ import torch
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.backbone import Dtype
 from rayembed.config.document import fingerprint
-from rayembed.config.graph import RUNTIME_PACKAGES
 from rayembed.config.instructions import instruction_in
 from rayembed.config.mining import Teacher
-from rayembed.config.model import architecture_classes
 from rayembed.config.types import Role
 from rayembed.cores import num_cores
+from rayembed.data.vectors.software import (
+    cross_encoders_software,
+    differences,
+    teachers_software,
+)
 from rayembed.errors import ArtifactError
 from rayembed.hardware import Precision, auto_precision, settled
-from rayembed.models.code_version import (
-    QUANTISED,
-    VECTORS,
-    foreign_modules,
-    installed,
-    vectors_version,
-    versions,
-)
 from rayembed.models.encoding import encode
 from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import load_as_saved, load_model
@@ -48,45 +43,25 @@ _TOKENS_PER_BATCH_CPU = 4096
 cores encoded 115 texts/s with 4,096 padded tokens a micro-batch and 69 with 16,384."""
 
 
-_PARTS = ("data/mining/rescoring.py", "data/vectors/teacher.py")
-"""Modules by which teachers and cross-encoders compute, beside the forward pass."""
-
-
-def teachers_packages() -> dict[str, str]:
-    """Versions of the installed packages that a teacher may compute with."""
-    return versions((*VECTORS, *installed((QUANTISED, *RUNTIME_PACKAGES.values()))))
-
-
-def teachers_version() -> str:
-    """Version of the software that embeds and scores with teachers of all kinds.
-
-    What they made is kept under it, as an evaluation's embeddings are, so that nothing made by
-    other code or libraries is taken for theirs.
-    """
-    return vectors_version(
-        _PARTS, packages=teachers_packages(), modules=foreign_modules(architecture_classes())
-    )
-
-
 def load_teacher(
-    config: Teacher, weights: str, device: str = "cpu", *, software: str | None = None
+    config: Teacher,
+    weights: str,
+    device: str = "cpu",
+    *,
+    began: Mapping[str, str] | None = None,
 ) -> Encoder:
     """Load the teacher's encoder on `device`, once for each process.
 
     Args:
         weights: their fingerprint. A process that lives on loads anew what lies under the same name
             with other content.
-        software: `teachers_version` of the process that began the job; None: this one.
+        began: `software_here` of the process that began the job; None: this one.
 
     Raises:
         ArtifactError: the weights, or the software, are others.
     """
-    if software is not None and software != teachers_version():
-        raise ArtifactError(
-            f"the teacher {config.teacher!r} would be computed by other software on this machine "
-            f"({_told(teachers_packages())}) than where the job began; install the same versions "
-            "of rayembed and its packages on all machines and start it again"
-        )
+    if began is not None:
+        _check_software(config.teacher, tuple(began.items()))
     prefixes = config.query_prefix, config.document_prefix
     dtype: Dtype = auto_precision(device).dtype if config.dtype == "auto" else config.dtype
     return _load(config.teacher, weights, config.max_length, *prefixes, device, dtype)
@@ -101,8 +76,18 @@ def embedding_settings(config: Teacher, weights: str) -> str:
     )
 
 
-def _told(packages: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {number}" for name, number in packages.items())
+@cache
+def _check_software(reference: str, began: tuple[tuple[str, str], ...]) -> None:
+    """Check that this machine embeds with the teacher by the same software, once in a process."""
+    here, there = teachers_software(reference), dict(began)
+    other = differences({name: there[name] for name in here if name in there}, here)
+    if other:
+        told = [f"{name} {after}, there {before}" for name, before, after in other]
+        raise ArtifactError(
+            f"the teacher {reference!r} would be computed by other software on this machine than "
+            f"where the job began ({'; '.join(told)}); install the same versions of these on all "
+            "machines and start it again"
+        )
 
 
 def weights_of(reference: str) -> str:
@@ -120,12 +105,18 @@ class TeacherLoader:
     precision: Callable[[], Precision] = auto_precision
     """Number type that the embedding machines compute fast; here a GPU's where there is one, as
     `execute_here` embeds on it."""
-    software: Callable[[], str] = teachers_version
-    """Version of what they compute with."""
+    software: Callable[[str], Mapping[str, str]] = teachers_software
+    """The software that embeds with a teacher: package or source → its version."""
+    scoring_software: Callable[[str], Mapping[str, str]] = cross_encoders_software
+    """That which scores with a cross-encoder."""
+
+    def version(self, reference: str) -> str:
+        """Version of the software that embeds with a teacher."""
+        return fingerprint(dict(self.software(reference)))
 
     def identity(self, reference: str) -> str:
-        """Names a model by its weights and what it is computed with."""
-        return fingerprint([self.fingerprint(reference), self.software()])
+        """Names a cross-encoder by its weights and the software that scores with it."""
+        return fingerprint([self.fingerprint(reference), dict(self.scoring_software(reference))])
 
     def settled(self, config: TeacherSettings) -> TeacherSettings:
         """Settings with a fixed number type, so that all machines embed in the same one.
