@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from data_job import (
     LOCKS,
+    READ_BY_OTHER_SOFTWARE,
     READ_BY_PEOPLE,
     READ_IN_A_FINISHED_JOB,
     READ_IN_A_FRESH_JOB,
@@ -40,7 +41,7 @@ KINDS = {
     "written": {
         "answers": r"answers/\w+/queries-\w+-\d+/\w+\.parquet",
         "written queries": r"synthetic/[^/]+/parts/part-\w+\.parquet",
-        "indexes of shards": r"mined/[^/]+/working/index/\w+-\d+\.npy",
+        "indexes of shards": r"mined/[^/]+/working/index/\w+-\w+-\d+\.npy",
         "groups of clusters": r"centroids-\d+\.groups\.npz",
     },
     "brought": {
@@ -70,7 +71,7 @@ KINDS = {
 CUT = ("answers", "indexes of shards", "found in shards", "rows in levels, last", "given negatives")
 READ_LATER = {
     "written": r"answers/\w+/.*\.parquet|clustered/.*\.(npy|npz)",
-    "brought": r"vectors/\w+/\w+\.(queries|documents|further-document-\w+)\.npy|"
+    "brought": r"vectors/\w+-\w+/\w+\.(queries|documents|further-document-\w+)\.npy|"
     r"first-\w+/(query|document)\.\w+\.npy",
     "graded": r"held_out/[^/]+/graded\.jsonl",
     "synthetic": r"answers/\w+/[\w-]+-tasks-\w+\.json",
@@ -83,7 +84,7 @@ ALL = [
     *READ_LATER.values(),
     *READ_IN_A_FRESH_JOB.values(),
     *READ_IN_A_FINISHED_JOB.values(),
-    *(READ_BY_PEOPLE, RESULTS, LOCKS),
+    *(READ_BY_OTHER_SOFTWARE, READ_BY_PEOPLE, RESULTS, LOCKS),
 ]
 """What is tried here and in `test_data_whole_job`, and what nobody reads."""
 

@@ -194,13 +194,14 @@ def vectors_of(context: PipelineContext, teacher: Teacher) -> Vectors:
 
 def _note_software(context: PipelineContext, vectors: Vectors, teacher: Teacher) -> None:
     """Write down which software embeds by the teacher's settings, and warn where another did."""
-    settings, _, _ = vectors.folder.rpartition("-")
+    settings = embedding_settings(teacher, vectors.weights)
+    place = join(context.storage, "data", "vectors")
     note_software(
-        f"{settings}.json",
+        join(place, f"{settings}.json"),
         f"teacher {teacher.teacher}",
         context.teacher_loader.software(teacher.teacher),
         # Before software counted, vectors lay in a folder named by the settings alone.
-        unknown=bool(list_files(settings, recursive=False)),
+        unknown=bool(list_files(join(place, settings), recursive=False)),
     )
 
 

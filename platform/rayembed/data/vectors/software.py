@@ -77,7 +77,7 @@ def note_software(
         unknown: whether there are results that no record tells the software of.
     """
     known = exists(record)
-    then = read_json(record, remedy(record))["packages"] if known else {}
+    then = read_json(record, remedy(record)).get("packages", {}) if known else {}
     changed = differences(then, now) if known else []
     why = "; ".join(f"{name} {before} is now {after}" for name, before, after in changed)
     if unknown and not known:
