@@ -83,7 +83,7 @@ drill: $(STAMP) ## faults thrown at a small run, one after the other; a table of
 	PYTHONPATH=tests/support $(BIN)/python tests/drill/run_drill.py $(ARGS)
 
 unit: $(STAMP) ## the tests that take seconds
-	$(BIN)/python -m pytest tests/unit -m "not assets" $(CORES) $(ARGS)
+	$(BIN)/python -m pytest tests/unit -m "not assets and not whole" $(CORES) $(ARGS)
 
 check: $(STAMP) ## format, lint, types, layers, spelling
 	@test ! -e platform/__init__.py || { \

@@ -80,6 +80,21 @@ def pytest_collection_finish(session):
 
 HEAVY = ("distributed", "ray", "job", "assets")
 
+WHOLE = {
+    f"test_{name}.py"
+    for name in (
+        *("api", "backbone_finetune", "compression_quantised", "docs_own_loss", "job_scripts"),
+        *("data_further_jobs", "data_several_jobs", "data_whole_job", "evaluation_architectures"),
+        *("evaluation_model_spec", "evaluation_one_rule", "evaluation_pooled", "evaluation_starts"),
+        *("gpu_benchmarks", "gpu_roofline", "models_layers", "papers_directions"),
+        *("pipeline_estimate_memory", "register_job", "registry_promote", "registry_requirements"),
+        *("runtime_here", "samples_frozen", "training_hidden_states", "training_host_waits"),
+    )
+}
+"""Files of whole trainings, evaluations, jobs and scripts: more than ten CPU seconds each by
+`-p cpu_seconds`, half of what the unit tests take."""
+assert all(Path(__file__).with_name("unit").joinpath(name).is_file() for name in WHOLE)
+
 
 def pytest_collection_modifyitems(config, items):
     """Keep unit and parity tests off the network, loopback excepted; skip GPU tests visibly, and
@@ -92,6 +107,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"]))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+        if item.path.name in WHOLE:
+            item.add_marker("whole")
         slow = item.get_closest_marker("slow")
         if slow and "slow" not in config.option.markexpr:
             reason = f"run it with -m slow: {' '.join(slow.args) or 'it takes many minutes'}"
