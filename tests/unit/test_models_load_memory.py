@@ -201,7 +201,7 @@ def test_workers_of_a_machine_hash_weights_once_until_they_are_written_again(
     with ThreadPoolExecutor(4) as workers:
         assert set(workers.map(weights_fingerprint, [folder] * 8)) == {first}
     assert len(hashed) == 3
-    (kept,) = (tmp_path / "cache").glob("fingerprints/*/files/*")
+    (kept,) = (tmp_path / "cache").glob("digests/*/files/*")
     kept.write_bytes(damaged(kept.read_bytes(), "flip", "a digit"))
     assert weights_fingerprint(folder) == first, "what is kept is compared with its digest"
     assert len(hashed) == 4

@@ -6,17 +6,20 @@ or libraries is taken for theirs. Each model counts what computes it alone.
 
 import logging
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import exists, join
 from rayembed.config.graph import RUNTIME_PACKAGES
 from rayembed.config.model import architecture_classes
-from rayembed.data.artifacts import PipelineContext
 from rayembed.data.parts import remedy
 from rayembed.models.code_version import QUANTISED, foreign_modules, packages_of, vectors_software
 from rayembed.models.load import is_quantised_folder, settings_of
 from rayembed.models.saved_folder import read_graph
+
+if TYPE_CHECKING:
+    from rayembed.data.artifacts import PipelineContext
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +95,7 @@ def note_software(
         write_json(record, {"packages": dict(now)})
 
 
-def note_cross_encoder(context: PipelineContext, reference: str, weights: str) -> None:
+def note_cross_encoder(context: "PipelineContext", reference: str, weights: str) -> None:
     """Write down by which software a cross-encoder scores now; warn where it was another before.
 
     Args:
