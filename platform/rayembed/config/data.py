@@ -63,8 +63,8 @@ class DatasetConfig(Settings):
     repair: RepairConfig | None = Field(default=None, exclude_if=lambda it: it is None)
     """Repair of false negatives among the hard ones; None: none are looked for."""
     clusters: ClusterConfig | None = None
-    """Clustering into batches of similar pairs; one of the stages that use the data set must have
-    the policy `clustered`."""
+    """Clustering into batches of similar pairs, for stages with the policy `clustered`; where no
+    stage that uses the data set has it, they are not made."""
 
     @property
     def draws_by_seed(self) -> bool:

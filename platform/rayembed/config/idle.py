@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
-from rayembed.config.settings import changed, parse
+from rayembed.config.settings import changed
 from rayembed.config.stage_data import with_taken_clusters
 
 _OF_VALIDATION = ("validation_cpus", "validation_gpus", "validations_at_once", "validation_minutes")
@@ -27,26 +27,24 @@ def without_idle_clusters(run: Run) -> Run:
     datasets = tuple(with_taken_clusters(dataset, run.stages) for dataset in run.data.datasets)
     if datasets == run.data.datasets:
         return run
-    return parse(Run, {**dict(run), "data": changed(run.data, datasets=datasets)})
+    return changed(run, data=changed(run.data, datasets=datasets))
 
 
 def idle_clusters(run: Run) -> list[str]:
     """One line for each data set whose clusters `without_idle_clusters` leaves out."""
-    kept = without_idle_clusters(run).data.datasets
-    left = [one.name for one, other in zip(run.data.datasets, kept, strict=True) if one != other]
-    using = {
-        name: ", ".join(
-            f"stages.{stage.name}.batch.policy={stage.batch.policy}"
-            for stage in run.stages
-            if name in stage.datasets
-        )
-        for name in left
-    }
-    return [
-        f"data.datasets.{name}.clusters are not made: no stage takes them ({policies}); "
-        "batch.policy=clustered does"
-        for name, policies in using.items()
-    ]
+    lines = []
+    for dataset in run.data.datasets:
+        if with_taken_clusters(dataset, run.stages) != dataset:
+            policies = ", ".join(
+                f"stages.{stage.name}.batch.policy={stage.batch.policy}"
+                for stage in run.stages
+                if dataset.name in stage.datasets
+            )
+            lines.append(
+                f"data.datasets.{dataset.name}.clusters are not made: no stage takes them "
+                f"({policies}); batch.policy=clustered does"
+            )
+    return lines
 
 
 def _of_stages(run: Run) -> Iterator[str]:

@@ -21,8 +21,8 @@ from rayembed.config.stage import StageConfig
 from rayembed.config.stage_data import (
     as_taken,
     check_clusters,
+    check_negatives_used,
     check_similarity,
-    check_taken,
     check_teachers,
     no_negatives,
 )
@@ -141,9 +141,9 @@ class Run(Document):
         return self
 
     @model_validator(mode="after")
-    def _what_is_prepared_is_taken(self) -> "Run":
+    def _negatives_are_used(self) -> "Run":
         for dataset in self.data.datasets:
-            check_taken(dataset, [s for s in self.stages if dataset.name in s.datasets])
+            check_negatives_used(dataset, [s for s in self.stages if dataset.name in s.datasets])
         return self
 
     @model_validator(mode="after")

@@ -83,7 +83,7 @@ def origin_of_negatives(dataset: DatasetConfig) -> str | None:
     return f"source.{setting}" if setting and dataset.source.brings_negatives else None
 
 
-def check_taken(dataset: DatasetConfig, using: Sequence[StageConfig]) -> None:
+def check_negatives_used(dataset: DatasetConfig, using: Sequence[StageConfig]) -> None:
     """Return when hard negatives that are prepared for a data set are taken.
 
     Args:

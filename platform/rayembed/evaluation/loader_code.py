@@ -2,8 +2,8 @@
 
 What a loader does with the files of a model cannot be searched for in its text without being fooled
 by an alias. So `mteb_loaders.json` names loaders of one version of mteb with the version of their
-text: those in which a search found nothing that runs code of a model, and nobody who looked at what
-it did find. Loaders of other packages are what the user installed, and are not looked at.
+text: a search of these found nothing that runs code of a model, or was looked at by eye where it
+did. Loaders of other packages are what the user installed, and are not looked at.
 """
 
 import inspect

@@ -201,19 +201,19 @@ class ModelPrompts:
         """Prompt that was given for the task or its type, by the name that mteb finds in the
         folder; None: none was.
         """
-        from mteb.models.abs_encoder import get_prompt_name
-
         if self.table == "none":
             return None
-        name = get_prompt_name(dict(self.folder.named), metadata, prompt_type)
-        return self.folder.given.get(name or "")
+        return self.folder.given.get(self._name(metadata, prompt_type))
 
     def _as_mteb(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
         """Prompt of the folder as mteb chooses it, whose wrapper reads nothing else."""
+        return self.folder.named.get(self._name(metadata, prompt_type)) or ""
+
+    def _name(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
+        """Name of the folder's prompt that mteb chooses; empty: it finds none."""
         from mteb.models.abs_encoder import get_prompt_name
 
-        name = get_prompt_name(dict(self.folder.named), metadata, prompt_type)
-        return self.folder.named.get(name or "") or ""
+        return get_prompt_name(dict(self.folder.named), metadata, prompt_type) or ""
 
     def _of_table(self, metadata: "TaskMetadata", role: Role) -> str:
         """The words of an instruction table or of mteb's task; empty where neither has any."""

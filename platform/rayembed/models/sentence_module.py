@@ -20,11 +20,10 @@ from rayembed.assets.sentence_modules import OWN_MODULE
 from rayembed.config.backbone import Dtype
 from rayembed.config.types import Role
 from rayembed.errors import DataError
-from rayembed.hardware import wide_enough
 from rayembed.models.encoding import corpus_context
 from rayembed.models.export import write_files
 from rayembed.models.files import read_json
-from rayembed.models.load import load_model, saved_dtype
+from rayembed.models.load import computed_dtype, load_model
 from rayembed.models.runtime_model import RuntimeModel
 from rayembed.models.saved_folder import SETTINGS_FILE
 from rayembed.models.transformer_model import TransformerModel
@@ -140,7 +139,7 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
             local_files_only=local_files_only,
         )
         # Where it will be moved is not told: to a GPU, where there is one.
-        return cls(load_model(folder, dtype=wide_enough(saved_dtype(Path(folder)))))
+        return cls(load_model(folder, dtype=computed_dtype(Path(folder))))
 
 
 # The type that `modules.json` names, as the loader of sentence-transformers looks it up before it
@@ -174,7 +173,7 @@ def as_sentence_transformer(
     folder = Path(folder)
     read_json(folder / SETTINGS_FILE)
     prompts = read_json(folder / "config_sentence_transformers.json").get("prompts")
-    dtype = dtype or wide_enough(saved_dtype(folder), device)
+    dtype = dtype or computed_dtype(folder, on=device)
     return SentenceTransformer(
         modules=[SentenceModule(load_model(folder, dtype=dtype))],
         prompts=prompts,

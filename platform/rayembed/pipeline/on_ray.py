@@ -204,7 +204,7 @@ def run_on_local_head(
     """The exit code of a job that ran on this machine; nothing that was started here stays.
 
     A Ray that already runs here is used and left running. Otherwise a head lives as long as the
-    job, and Ctrl-C, SIGTERM and SIGHUP end both; where the caller hears them (`hearing`).
+    job, and Ctrl-C, SIGTERM and SIGHUP end both where the caller hears them (`hearing`).
 
     Args:
         entrypoint: the command, as its words; runs in a copy of the checkout.

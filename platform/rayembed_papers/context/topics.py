@@ -137,9 +137,8 @@ def topic_scores(
             similarity_fn_name="cosine",
         )
         lengths = lengths_read(model.config)
-        spec = loaded_spec(
-            model, meta, prompts, lengths, num_context=0
-        )  # the corpus that was just set
+        # Behind the corpus that was just set.
+        spec = loaded_spec(model, meta, prompts, lengths, num_context=0)
         scores = scores_of(spec, list(tasks.values()), results_folder, device)
         for topic in tasks:
             found[topic].setdefault(label, []).append(scores[names[topic]])

@@ -108,7 +108,7 @@ class TeacherLoader:
     software: Callable[[str], Mapping[str, str]] = teachers_software
     """The software that embeds with a teacher: package or source → its version."""
     scoring_software: Callable[[str], Mapping[str, str]] = cross_encoders_software
-    """That which scores with a cross-encoder."""
+    """The software that scores with a cross-encoder, told in the same way."""
 
     def version(self, reference: str) -> str:
         """Version of the software that embeds with a teacher."""
