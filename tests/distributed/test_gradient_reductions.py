@@ -85,21 +85,24 @@ def train(zero, once):
     return sum(seen[name] for name in REDUCTIONS), len(passes), weights
 
 
-def gradient(rank, zero, once, sums=torch.float32):
-    """(16,) gradient of a bf16 weight, twice: of 256 and 15 times 0.5, eight from each of two."""
+def gradient(rank, zero, once, sums=torch.float32, dtype="bfloat16", *, keeps_graphs=False):
+    """(16,) gradient of a weight, twice: of 256 and 15 times 0.5, eight from each of two.
+
+    Args:
+        keeps_graphs: all forward passes of a step run before its first backward pass.
+    """
     from deepspeed.utils import safe_get_full_grad
 
-    model = Weight().bfloat16()
-    engine = DeepSpeedEngine(
-        model, STAGE, Placement(zero_stage=zero, reduce_once=once), "bfloat16", 2
-    )
+    model = Weight().to(getattr(torch, dtype))
+    placement = Placement(zero_stage=zero, reduce_once=once)
+    engine = DeepSpeedEngine(model, STAGE, placement, dtype, 2)
     model.weight.grad_dtype = sums
     found = []
     for _ in range(2):
-        for place in range(8):
-            size = 0.5 if place or rank else 256.0
-            of_weight = torch.full((16,), size, dtype=torch.bfloat16)
-            engine.backward(engine.forward(of_weight), place == 7)
+        sizes = [0.5 if place or rank else 256.0 for place in range(8)]
+        passes = (engine.forward(torch.full((16,), s, dtype=model.weight.dtype)) for s in sizes)
+        for place, loss in enumerate(list(passes) if keeps_graphs else passes):
+            engine.backward(loss, place == 7)
         found.append(safe_get_full_grad(model.weight) if zero else model.weight.grad.clone())
         engine.step(0.0)
     return found
@@ -109,6 +112,9 @@ def cases(rank, world):
     cases = [(zero, True) for zero in ZERO] + [(zero, False) for zero in (2, 3)]
     steps = {case: train(*case) for case in cases}
     sums = {case: gradient(rank, *case) for case in cases}
+    for case in cases:
+        for dtype in ("float32", "bfloat16"):
+            sums[*case, dtype] = gradient(rank, *case, dtype=dtype, keeps_graphs=True)
     control = {zero: gradient(rank, zero, True, torch.bfloat16) for zero in ZERO}
     return steps, sums, control
 

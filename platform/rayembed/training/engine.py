@@ -179,11 +179,20 @@ class DeepSpeedEngine:
         if self._reduces_once and not last and not self._adding_up:
             self._unreduced.enter_context(engine.coalesce_grad_reduction())
             self._adding_up = True
+        self._begin_pass()
         engine.backward(loss)
         if last and self._adding_up:
             self._unreduced.close()
             self._adding_up = False
             engine.set_gradient_accumulation_boundary(True)  # closing took it back
+
+    def _begin_pass(self) -> None:
+        """Count a backward pass of the step in DeepSpeed's partitions.
+
+        DeepSpeed counts it at the next forward pass, and graphs that are kept have none between two
+        backward passes: in ZeRO-3 each gradient would replace the one before. Idempotent.
+        """
+        self._optimizer.clear_backward_seen_flag()
 
     def _sum_in_fp32(self) -> None:
         """Add up bf16 gradients over micro-batches and workers in fp32; in bf16 small ones would be
