@@ -27,6 +27,7 @@ from rayembed.data.prepare import prepare
 from rayembed.data.records import Record
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import Execute, in_process
 from rayembed.errors import ArtifactError, ConfigError, DataError
 
@@ -77,7 +78,7 @@ def made_up(count: int = ROWS) -> list[Record]:
             id=str(i),
             query=f"query {i} of {t}",
             # Some documents are shared, some pairs have a further positive.
-            positives=(f"document {i // 2 if i % 9 == 0 else i} of {t}", f"more {i} of {t}")[
+            positives=(f"Document {i // 2 if i % 9 == 0 else i} of {t}", f"more {i} of {t}")[
                 : 1 + (i % 5 == 0)
             ],
             dataset="d",
@@ -181,7 +182,7 @@ def test_false_negatives_are_those_of_the_definition(made: DatasetArtifact) -> N
     masked = alone = 0
     for batch in read(made):
         for r in batch:
-            own = {text_hash(text) for text in r.positives}
+            own = {normalised_hash(text) for text in r.positives}
             query = vector_of(r.query).astype(np.float16).astype(np.float32)
             score = {
                 other.positives[0]: float(query @ vector_of(other.positives[0]).astype(np.float16))
@@ -189,13 +190,13 @@ def test_false_negatives_are_those_of_the_definition(made: DatasetArtifact) -> N
             }
             limit = score[r.positives[0]]
             wanted = {
-                text_hash(text)
+                normalised_hash(text)
                 for text, found in score.items()
-                if found >= limit and text_hash(text) not in own
+                if found >= limit and normalised_hash(text) not in own
             }
             old = {7, 8} if r.id == "3" else set()
             assert set(r.false_negatives) == wanted | old
-            count = sum(text_hash(other.positives[0]) in wanted for other in batch)
+            count = sum(normalised_hash(other.positives[0]) in wanted for other in batch)
             masked += count
             alone += count == 15
     batches = made.manifest["batches"]

@@ -2,12 +2,14 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from toy_model import ToyTokenizer
 
 from rayembed.data.parts import write_part
+from rayembed.data.plan.batch_plan import Pair
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.stream import PairSteps, with_examples
 from rayembed.data.plan.write import write_plan
@@ -116,3 +118,17 @@ def test_without_examples_the_batches_are_the_plans(plan):
     left, right = (list(map(PairSteps(plan, t), range(plan.num_steps))) for t in (none, plain))
     assert all("|" not in instruction for _, instruction in none.seen)
     assert [b.query_hash.tolist() for b in left] == [b.query_hash.tolist() for b in right]
+
+
+def test_a_querys_own_texts_in_another_spelling_are_not_shown_to_it():
+    shown = [
+        ("Q A  0", ["fine"]),
+        ("other", ["p a 0 "]),
+        ("third", ["Other a 0"]),
+        ("q", ["right"]),
+    ]
+    pairs = [Pair("a", "find a", query, positives) for query, positives in shown]
+    plan = SimpleNamespace(fingerprint="made up", read_pairs=lambda step: pairs)
+    (record,) = rows("a", 1, "find a")
+    told = [with_examples(plan, 0, [record], slot, InContext())[0] for slot in range(20)]
+    assert {one.query_instruction for one in told} == {"find a", "q>right|find a"}

@@ -14,11 +14,12 @@ from chat_server import ChatServer, Reply, chat_server, completion
 from mining_step import prepared
 from tiny_models import save_cross_encoder, save_encoder
 
+from rayembed.assets.json_files import write_json
+from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.artifacts import MANIFEST, DatasetArtifact, PipelineContext
 from rayembed.data.audit import AUDIT, write_folder_audit
-from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_records
 from rayembed.data.plan.audit import folders_of
 from rayembed.data.plan.order import PlanConfig
@@ -27,9 +28,11 @@ from rayembed.data.records import Negative, Record
 from rayembed.data.repair.prompts import judge_prompt, read_relevant
 from rayembed.data.repair.repair import make_repaired, repaired
 from rayembed.data.repair.verdicts import Verdict
+from rayembed.data.sources.earlier import RecordsSource
 from rayembed.data.synthesis.answers import RejectedAnswer
 from rayembed.data.synthesis.requests import Answer
 from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import Result, in_process
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError
 
@@ -45,7 +48,7 @@ def made_rows(count: int = 40) -> list[Record]:
         planted = rng.random(int(rng.integers(0, 5))) < 2 / 7
         negatives = tuple(
             Negative(
-                f"document {i}.{j} {FALSE if false else 'of something else'}",
+                f"Document {i}.{j} {FALSE if false else 'of something else'}",
                 rank=j,
                 score=0.75 - j / 8,
                 rule="top_k",
@@ -139,11 +142,17 @@ def test_planted_false_negatives_are_found_and_nothing_else_is_lost(tmp_path: Pa
     before = sum(len(row.negatives) for row in rows) / len(rows)
     after = sum(len(row.negatives) for row in found) / len(rows)
     assert told["negatives_per_row"] == {"before": round(before, 3), "after": round(after, 3)}
-    # The batch's masks know what was dropped.
+    # The batch's masks know what was dropped; folders of code that wrote it otherwise are refused.
     for was, row in zip(rows, found, strict=True):
         gone = [n.text for n in was.negatives if n not in row.negatives]
-        assert row.false_negatives == tuple(map(text_hash, gone))
+        assert row.false_negatives == tuple(map(normalised_hash, gone))
         assert row.positives == was.positives
+    source = RecordsSource(path=made.folder)
+    source.check(dataset_of(RERANKER))
+    manifest = {**told, "inputs": {**told["inputs"], "code": 1}}
+    write_json(join(made.folder, MANIFEST), manifest)
+    with pytest.raises(DataError, match="false negatives training would no longer know"):
+        source.check(dataset_of(RERANKER))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +187,7 @@ def test_limits_of_a_reranker(limits: dict[str, Any], found: set[float], tmp_pat
 
 
 def test_what_each_action_makes_of_a_row() -> None:
-    negatives = tuple(Negative(text, score=s) for text, s in (("a", 0.5), ("b", 0.25), ("c", 0.0)))
+    negatives = tuple(Negative(text, score=s) for text, s in (("A ", 0.5), ("b", 0.25), ("c", 0.0)))
     row = Record("d/1", "query", ("p", "q"), "d", negatives, positive_score=0.75)
     verdict = Verdict(frozenset({0, 2}), "answers the query")
     assert repaired(row, Verdict(), "relabel") == [row]
@@ -186,12 +195,12 @@ def test_what_each_action_makes_of_a_row() -> None:
     (dropped,) = repaired(row, verdict, "drop")
     assert [n.text for n in dropped.negatives] == ["b"]
     assert dropped.positives == ("p", "q")
-    assert dropped.false_negatives == (text_hash("a"), text_hash("c"))
+    assert dropped.false_negatives == (normalised_hash("a"), normalised_hash("c"))
     first, *further = repaired(row, verdict, "relabel")
-    assert first.positives == ("p", "q", "a", "c")
+    assert first.positives == ("p", "q", "A ", "c")
     assert first.positive_score == 0.75
     # Training takes the first positive: each relabelled one is the first of a further row.
-    assert [one.positives for one in further] == [("a", "p", "q", "c"), ("c", "p", "q", "a")]
+    assert [one.positives for one in further] == [("A ", "p", "q", "c"), ("c", "p", "q", "A ")]
     assert [one.positive_score for one in further] == [0.5, 0.0]
     assert [one.id for one in further] == ["d/1#0", "d/1#2"]
     assert {one.query for one in further} == {"query"}
@@ -323,7 +332,7 @@ def test_the_page_shows_rows_before_and_after(tmp_path: Path) -> None:
     page = Path(write_folder_audit(made)).read_text()
     assert Path(made.folder, AUDIT).exists()
     assert "Rows before and after" in page
-    assert "false negative, now a positive (scores above the positive):</span> document" in page
+    assert "false negative, now a positive (scores above the positive):</span> Document" in page
     assert "False negatives by reason" in page
     assert "[0.900]" in page
 

@@ -9,7 +9,9 @@ from rayembed.losses.candidates import (
     Columns,
     Rows,
     batch_candidates,
+    batch_documents,
     own_candidates,
+    own_documents,
     own_places,
 )
 from rayembed.losses.infonce import info_nce
@@ -141,3 +143,12 @@ def test_a_workers_mask_is_its_rows_of_the_whole_mask_in_its_layout():
 def test_own_candidates_drop_missing_and_positive_texts():
     given = rows([1, 2, 3], [11, 12, 13], [[21, 0], [12, 22], [23, 23]])
     assert own_candidates(*given).int().tolist() == [[1, 1, 0], [1, 0, 1], [1, 1, 0]]
+
+
+def test_own_documents_have_each_text_once_as_the_documents_of_a_batch():
+    given, _ = rows([1, 2, 3], [11, 12, 13], [[11, 21, 0], [22, 22, 23], [0, 13, 21]])
+    expected = [[1, 0, 1, 0], [1, 1, 0, 1], [1, 0, 0, 1]]
+    assert own_documents(given).int().tolist() == expected
+    for row, own in enumerate(expected):
+        alone = Rows(**{name: value[row : row + 1] for name, value in vars(given).items()})
+        assert batch_documents(alone, Columns.of(alone, 1), 0).int().tolist() == [own]

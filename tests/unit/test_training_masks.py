@@ -9,8 +9,11 @@ from toy_model import ToyTokenizer
 
 from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.data.hashes import text_hash
+from rayembed.data.plan import step_batch
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.records import Negative, Record
+from rayembed.data.words import normalised_hash
+from rayembed.losses.candidates import Columns, batch_candidates, own_candidates, own_documents
 from rayembed.losses.infonce import InfoNCE
 from rayembed.optim.adamw import AdamW
 from rayembed.training.batch_loss import Targets, contrastive_loss, rows_of
@@ -32,7 +35,7 @@ def records(marked: bool) -> list[Record]:
             positives=(f"positive {i}", f"further {i}") if i == 2 else (f"positive {i}",),
             negatives=(Negative(f"negative {i}"),),
             dataset="d",
-            false_negatives=tuple(map(text_hash, FALSE.get(i, ()))) if marked else (),
+            false_negatives=tuple(map(normalised_hash, FALSE.get(i, ()))) if marked else (),
         )
         for i in range(4)
     ]
@@ -94,6 +97,62 @@ def test_hashes_of_the_batch_are_positives_and_false_negatives() -> None:
     rows = records(marked=True)
     batch = make_step_batch(0, rows, 1, ToyTokenizer())
     for found, r in zip(batch.not_negative_hash, rows, strict=True):
-        assert set(found.tolist()) - {0} == {*map(text_hash, r.positives), *r.false_negatives}
+        known = {*map(normalised_hash, r.positives), *r.false_negatives}
+        assert set(found.tolist()) - {0} == known
     bare = [dataclasses.replace(r, false_negatives=()) for r in rows]
     assert make_step_batch(0, bare, 1, ToyTokenizer()).not_negative_hash.shape == (4, 2)
+
+
+def spelled(query: str, positives: list[str], negatives: list[str], false: str) -> Record:
+    return Record(
+        id=query,
+        query=query,
+        positives=tuple(positives),
+        negatives=tuple(map(Negative, negatives)),
+        dataset="d",
+        false_negatives=(normalised_hash(false),),
+    )
+
+
+SPELLED = [
+    spelled("What is it", ["The answer 3", "Ｗider"], ["the answer 3\n", "Other"], "none"),
+    spelled(
+        "something else", [" THE  answer 3"], ["other ", "wider", "what IS it"], "a FALSE one "
+    ),
+    spelled("what is  it ", ["another answer"], ["A false one", "wider "], "none"),
+]
+"""Rows with texts that differ in case, width and white space alone."""
+
+
+def masks() -> list[list[list[int]]]:
+    """Candidates in the batch (positives, then negatives row by row), own ones, own documents."""
+    batch = make_step_batch(0, SPELLED, 3, ToyTokenizer())
+    assert len(batch.tokens) == 13, "each text is read as it is spelled"
+    rows = rows_of(batch, torch.device("cpu"))
+    ruled_out = torch.from_numpy(batch.not_negative_hash)
+    found = (
+        batch_candidates(rows, ruled_out, Columns.of(rows, 3), 0),
+        own_candidates(rows, ruled_out),
+        own_documents(rows),
+    )
+    return [mask.int().tolist() for mask in found]
+
+
+def test_texts_that_differ_by_case_or_white_space_are_the_same_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_batch, own, documents = masks()
+    assert in_batch == [
+        # Its positive, "Other". Not the copies of its positives and of itself, the second "other ",
+        # and what the row with the same query has.
+        [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0],
+        # Not the copies of its positive, the second "other " and "wider ", its false negative.
+        [0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 0],
+        # Not what the row with the same query has, its own text, the second "wider ".
+        [0, 1, 1, 0, 0, 0, 1, 1, 0, 1, 0, 0],
+    ]
+    assert own == documents == [[1, 0, 1, 0], [1, 1, 1, 1], [1, 1, 1, 0]]
+    monkeypatch.setattr(step_batch, "normalised_hash", text_hash)
+    exact, own, documents = masks()
+    assert sum(map(sum, exact)) > sum(map(sum, in_batch)), "the control: texts as they are spelled"
+    assert own[0] == documents[0] == [1, 1, 1, 0]

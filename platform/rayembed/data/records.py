@@ -40,8 +40,8 @@ class Record:
     origin: tuple[str, ...] = ()
     """Source rows that the record was made from."""
     false_negatives: tuple[int, ...] = ()
-    """`text_hash` of documents that may share a batch with the query but are not negatives of it.
-    """
+    """`words.normalised_hash` of documents that may share a batch with the query but are not
+    negatives of it."""
     similarity: float | None = None
     """Graded similarity of query and first positive in [0, 1]; None: the positive answers it."""
     positive_cross_score: float | None = None

@@ -3,6 +3,8 @@
 import re
 import unicodedata
 
+from rayembed.data.hashes import text_hash
+
 # Scripts that put no space between words: each character with its marks is taken for one.
 _SPACELESS = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -27,6 +29,15 @@ _WORD = re.compile(
 def normalised(text: str) -> str:
     """Text with case, width, ligatures and white space normalised."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def normalised_hash(text: str) -> int:
+    """Hash of the normalised text: equal for texts that are no negatives of each other.
+
+    A positive in another case or with other white space is still the answer, also to a tokenizer
+    that reads it otherwise.
+    """
+    return text_hash(normalised(text))
 
 
 def words(text: str) -> list[str]:

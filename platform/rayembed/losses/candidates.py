@@ -2,7 +2,8 @@
 
 b queries of this worker, G of all workers, K negatives a row, N = G·(1 + K) candidate documents:
 first the positives of each worker's rows and then their negatives, worker after worker.
-Texts and classes are compared by 64-bit hashes; 0 stands for "there is none".
+Texts, whose case and white space do not count, and classes are compared by 64-bit hashes; 0 stands
+for "there is none".
 """
 
 from collections.abc import Callable
@@ -162,8 +163,12 @@ def batch_candidates(rows: Rows, not_negatives: Tensor, columns: Columns, first_
 
 
 def own_documents(rows: Rows) -> Tensor:
-    """(b, 1 + K) bool mask: the positive and the existing negatives, each text once."""
-    return own_candidates(rows, torch.zeros_like(rows.query).unsqueeze(1))
+    """(b, 1 + K) bool mask: the positive and the existing negatives, each text once.
+
+    A negative with the positive's text is left out.
+    """
+    texts = torch.cat([rows.positive.unsqueeze(1), rows.negatives], dim=1)
+    return _once(texts != NONE, texts)
 
 
 def batch_documents(rows: Rows, columns: Columns, first_row: int) -> Tensor:

@@ -46,7 +46,7 @@ from rayembed.search.faiss_library import require_faiss
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Code version of clustering; bump when the same inputs yield other batches."""
 
 _LEVELS_VERSION = 1

@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from rayembed.data.clusters.tasks import false_negatives, mean_similarity, pair_vectors
 from rayembed.data.exchange import Buckets, Sent
-from rayembed.data.hashes import text_hash
 from rayembed.data.parts import SCHEMA, read_table, records_table, write_table
 from rayembed.data.plan.files import Block, placed_rows, read_block
 from rayembed.data.plan.places import PartPlaces
 from rayembed.data.vectors.embed import Vectors
+from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import Result
 
 _QUERY, _DOCUMENT = "query_vector", "document_vector"
@@ -62,7 +62,9 @@ class GatherBatches:
         """
         table = read_block(self.buckets, block, self.batch_pairs)
         queries, documents = _as_vectors(table[_QUERY]), _as_vectors(table[_DOCUMENT])
-        positives = [[text_hash(t) for t in texts] for texts in table["positives"].to_pylist()]
+        positives = [
+            [normalised_hash(t) for t in texts] for texts in table["positives"].to_pylist()
+        ]
         told = [list(known or ()) for known in table["false_negatives"].to_pylist()]
         similarity, masked, alone = [], 0, 0
         for first in range(0, len(table), self.batch_pairs):

@@ -243,11 +243,11 @@ def false_negatives(
     Args:
         queries: (B, D) of unit length.
         documents: (B, D) of unit length: the first positive of each pair.
-        positives: (B) `text_hash` of all positives of each pair, the document's first.
+        positives: (B) `normalised_hash` of all positives of each pair, the document's first.
         margin: ε.
 
     Returns:
-        Of each pair the sorted distinct `text_hash` of S(q, d), and (B,) int64: of the other pairs
+        Of each pair the sorted distinct hashes of S(q, d), and (B,) int64: of the other pairs
         of the batch, those whose document is in S(q, d).
     """
     left = np.asarray(queries, dtype=np.float32)

@@ -12,6 +12,7 @@ from rayembed.config.types import Role
 from rayembed.data.hashes import NO_HASH, text_hash
 from rayembed.data.plan.teacher_scores import teacher_scores
 from rayembed.data.records import Record
+from rayembed.data.words import normalised_hash
 from rayembed.models.contract import Tokenizer, Tokens
 
 TextVectors = Callable[[Sequence[tuple[Role, int]]], np.ndarray]
@@ -37,7 +38,7 @@ class StepBatch:
     in_batch: np.ndarray
     """(b,) bool: the row takes part in in-batch negatives, as query and as source of documents."""
     query_hash: np.ndarray
-    """(b,) int64 hash of the query's text."""
+    """(b,) int64 `normalised_hash` of the query's text, as of all texts below."""
     positive_hash: np.ndarray
     """(b,) int64 hash of the positive's text."""
     negative_hash: np.ndarray
@@ -96,9 +97,9 @@ def make_step_batch(
         short = num_negatives - len(texts)
         found = [place(t, "document", r.document_instruction) for t in texts]
         negatives.append(found + [NO_TEXT] * short)
-        hashes.append([text_hash(t) for t in texts] + [NO_HASH] * short)
+        hashes.append([normalised_hash(t) for t in texts] + [NO_HASH] * short)
         scores += [*teacher_scores(r)[1][:num_negatives], *[None] * short]
-    kept_out = [[*map(text_hash, r.positives), *r.false_negatives] for r in records]
+    kept_out = [[*map(normalised_hash, r.positives), *r.false_negatives] for r in records]
     not_negative = np.full((rows, max(map(len, kept_out), default=1)), NO_HASH, dtype=np.int64)
     for i, found in enumerate(kept_out):
         not_negative[i, : len(found)] = found
@@ -109,8 +110,8 @@ def make_step_batch(
         positive=np.array(positive, dtype=np.int64),
         negatives=np.array(negatives, dtype=np.int64).reshape(rows, num_negatives),
         in_batch=np.array([r.in_batch for r in records], dtype=bool),
-        query_hash=np.array([text_hash(r.query) for r in records], dtype=np.int64),
-        positive_hash=np.array([text_hash(r.positives[0]) for r in records], dtype=np.int64),
+        query_hash=np.array([normalised_hash(r.query) for r in records], dtype=np.int64),
+        positive_hash=np.array([normalised_hash(r.positives[0]) for r in records], dtype=np.int64),
         negative_hash=np.array(hashes, dtype=np.int64).reshape(rows, num_negatives),
         not_negative_hash=not_negative,
         label_hash=np.array(

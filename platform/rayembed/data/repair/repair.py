@@ -14,17 +14,17 @@ from typing import Any
 from rayembed.config.data import DatasetConfig
 from rayembed.config.repair import Action
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
-from rayembed.data.hashes import text_hash
 from rayembed.data.mining.counts import rows_to_show, shown_examples, write_examples
 from rayembed.data.parts import PartItem, read_records, write_part
 from rayembed.data.records import Record
 from rayembed.data.repair.verdicts import Decide, JudgeWork, Verdict
+from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Code version of the step; bump when the same inputs yield other records."""
 
 FALSE_NEGATIVE = "has a false negative"
@@ -229,7 +229,7 @@ def repaired(record: Record, verdict: Verdict, action: Action) -> list[Record]:
     left = tuple(record.negatives[place] for place in places if place not in verdict.false)
     false = [(place, record.negatives[place]) for place in sorted(verdict.false)]
     if action == "drop":
-        hashes = (text_hash(negative.text) for _, negative in false)
+        hashes = (normalised_hash(negative.text) for _, negative in false)
         known = tuple(dict.fromkeys((*record.false_negatives, *hashes)))
         return [replace(record, negatives=left, false_negatives=known)]
     texts = tuple(dict.fromkeys((*record.positives, *(one.text for _, one in false))))
