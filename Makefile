@@ -26,7 +26,7 @@ OTHER_FAISS := $(if $(filter gpu,$(EXTRA)),faiss-cpu,faiss-gpu-cu12)
 TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' cluster/constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart causal2vec-quickstart cde-quickstart nomic-quickstart papers test unit check \
+.PHONY: help venv quickstart causal2vec-quickstart cde-quickstart nomic-quickstart papers test paths unit check \
   slow drill mlflow clean
 
 help: ## this list
@@ -66,6 +66,10 @@ nomic-quickstart: $(STAMP) ## the same with a small Nomic Embed v2 MoE
 papers: $(STAMP) ## which claims of the papers hold at a small size; ARGS="--hours 3" does as many as fit
 	$(BIN)/python jobs/papers/measure_directions.py $(ARGS)
 
+# Tests that look at paths: frames, package data, PYTHONPATH, commands, links of the repository.
+PATHS := tests/distributed/test_hangs.py $(addprefix tests/unit/test_,$(addsuffix .py,training_host_waits \
+  training_hangs import_circles platform_folder local_head cluster_commands security_code quiet stopping))
+
 test: $(STAMP) ## all tests
 	@export TESTS_PREPARED_FOR=$$$$; status=0; log=$$(mktemp); trap 'kill $$beside 2>/dev/null; rm -f $$log' EXIT; \
 	$(BIN)/python -m pytest $(DISTRIBUTED) $(CORES) $(ARGS) || status=$$?; \
@@ -75,6 +79,12 @@ test: $(STAMP) ## all tests
 	$(BIN)/python -m pytest $(SERIAL) $(ARGS) || status=$$?; \
 	wait $$beside || status=$$?; cat $$log; \
 	exit $$status
+
+paths: $(STAMP) ## the tests that look at paths, from a copy with an awkward one
+	@place="$$(mktemp -d)"; trap 'rm -rf "$$place"' EXIT; copy="$$place/rayembed ü copy/rayembed"; \
+	mkdir -p "$$copy" && tar --exclude=./$(VENV) --exclude=./.git --exclude='./.*_cache' --exclude=./outputs -cf - . | tar -xf - -C "$$copy" && \
+	ln -s "$(CURDIR)/$(VENV)" "$$copy" && cd "$$copy" && \
+	PYTHONPATH="$$copy/platform" $(BIN)/python -m pytest $(PATHS) $(ARGS)
 
 slow: $(STAMP) ## the tests that take many minutes each, one after the other
 	$(BIN)/python -m pytest -m slow $(ARGS)

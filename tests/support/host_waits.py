@@ -13,14 +13,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import rayembed
 from rayembed.models import unpadded, varlen
 
 META = torch.device("meta")
 COPY_TO_HOST, COPY_TO_DEVICE, VALUE = "copy to the host", "copy to the device", "a value"
+
+_FOLDERS = [Path(package.__file__).parent for package in (rayembed, transformers)]
+"""Whose lines are named."""
 
 _aten = torch.ops.aten
 
@@ -71,7 +76,7 @@ class HostWaits(TorchDispatchMode):
         frames = [
             f"{Path(frame.filename).name}:{frame.lineno}"
             for frame in traceback.extract_stack()
-            if "/rayembed/" in frame.filename or "/transformers/" in frame.filename
+            if any(Path(frame.filename).is_relative_to(folder) for folder in _FOLDERS)
         ]
         self.kinds[kind] += 1
         self.places[f"{kind}, {frames[-1] if frames else 'elsewhere'}"] += 1

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from mlflow import MlflowClient
 
@@ -43,5 +45,5 @@ def registered_folders(saved: Mapping[str, Path], home: Path) -> dict[str, Path]
         )
         model_id = client.get_model_version(name, str(made.version)).tags[MODEL_ID_TAG]
         place = client.get_logged_model(model_id).artifact_location
-        folders[name] = Path(place.removeprefix("file://"))
+        folders[name] = Path(url2pathname(urlsplit(place).path))
     return folders

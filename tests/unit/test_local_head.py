@@ -1,6 +1,7 @@
 """The parts of a local head that need no Ray: token, ports, waiting, stopping, signals."""
 
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -233,13 +234,13 @@ def test_the_command_that_does_the_same():
 def test_the_job_script_is_short_and_passes_arguments_on(named, family):
     done = subprocess.run(
         [sys.executable, "-c",
-         "import sys; sys.path.insert(0, 'jobs'); import run_quickstart as q\n"
-         "q.run_on_local_head = lambda words, **_: print(*words) or 5\n"
+         "import json, sys; sys.path.insert(0, 'jobs'); import run_quickstart as q\n"
+         "q.run_on_local_head = lambda words, **_: print(json.dumps(words)) or 5\n"
          f"sys.exit(q.main({[*named, '--set', 'seed=1']}))"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 5, done.stderr
-    assert done.stdout.split() == [
+    assert json.loads(done.stdout) == [
         sys.executable, f"jobs/train_{family}.py", "--recipe", f"{family}-quickstart",
         "--set", f"placement.storage_path={ROOT}/outputs", "--set", "seed=1",
     ]  # fmt: skip

@@ -1,10 +1,15 @@
 """The summary of a run says how many of its steps were dropped."""
 
+import shlex
+
 import pytest
 
+from rayembed.pipeline.adapt import AdaptedEncoder, next_command
 from rayembed.pipeline.registration import RegisteredVersion
 from rayembed.pipeline.report import Outcome, print_outcome
+from rayembed.recipes.adaptation import get_adaptation
 from rayembed.recipes.catalogue import get_recipe
+from rayembed.registry.card_parts import how_to_score
 
 
 @pytest.mark.parametrize(
@@ -45,3 +50,25 @@ def test_the_summary_names_the_prompts_where_none_is_the_default(capsys):
         print_outcome(done, mlflow_complete=True)
         printed = capsys.readouterr().out
         assert ("name one, prompt_name='pairs' or 'other'" in printed) is warned
+
+
+def test_commands_that_are_printed_work_with_any_path(capsys):
+    """Of a space or a quote a shell would make another word."""
+    place = "/runs of Zoë's/r"
+    version = RegisteredVersion("m", 1, "models:/m/1", "models:/m@candidate")
+    run = get_recipe("biencoder")
+    uri = f"sqlite:///{place}/mlflow.db"
+    done = Outcome(run, None, f"{place}/m", place, version, uri, 0)
+    print_outcome(done, mlflow_complete=True)
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if "mlflow ui" in line]
+    command = told.removeprefix("MLflow ")
+    assert shlex.split(command) == ["mlflow", "ui", "--backend-store-uri", uri]
+
+    encoder = AdaptedEncoder(get_adaptation("nomic-adapt-quickstart"), f"{place}/encoder", {})
+    assert f"model.backbone.path={place}/encoder" in shlex.split(next_command(encoder))
+
+    told = how_to_score(f"{place}/m", storage=place, tracking_uri=uri)
+    score, register = (shlex.split(command) for command in told.split("`")[1::2])
+    assert {f"{place}/m", f"placement.storage_path={place}"} <= {*score}
+    assert {f"placement.tracking_uri={uri}"} <= {*score}
+    assert {f"{place}/m", place, uri, f"{place}/evaluation"} <= {*register}

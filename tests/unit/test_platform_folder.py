@@ -6,7 +6,14 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import rayembed
+
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_code_under_test_is_that_of_the_checkout():
+    """In a copy of it too, where another one is installed."""
+    assert Path(rayembed.__file__).resolve().parents[2] == ROOT
 
 
 def test_the_source_root_is_no_package():

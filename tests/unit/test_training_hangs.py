@@ -4,9 +4,11 @@ import logging
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import rayembed
 from rayembed.training import metrics_sink
 from rayembed.training.hang_reports import Hang, Where
 from rayembed.training.hangs import HangWatch
@@ -86,6 +88,29 @@ def test_a_worker_without_a_step_tells_where_its_training_stands(caplog):
     assert not first.waits
     assert "has made no step for 0 s; its training stands here" in caplog.text
     assert "time.sleep(seconds)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("file", "module", "waits"),
+    [
+        ("/home/me/rayembed/.venv/lib/torch/distributed/work.py", "torch.distributed.work", True),
+        ("/usr/lib/work.py", "deepspeed.comm", True),
+        ("/home/me/rayembed/torch/distributed/own.py", "own", False),
+        ("/home/me/rayembed/deepspeed/comm/own.py", "torch.distributedly", False),
+    ],
+)
+def test_a_name_in_a_path_makes_no_frame_the_librarys_own(file, module, waits):
+    """Nor does it make one of a collective: a checkout may be called by any name."""
+    calls, told = "def {}(work):\n    work()", []
+    ours, other = {}, {"__name__": module}
+    step = Path(rayembed.__file__).parent / "training" / "step.py"
+    exec(compile(calls.format("run_step"), step, "exec"), ours)
+    exec(compile(calls.format("library"), file, "exec"), other)
+    with HangWatch(0.3, told.append) as watch:
+        watch.on_train_start(None, 0)
+        ours["run_step"](lambda: other["library"](lambda: time.sleep(0.6)))
+    _, hang = told
+    assert (hang.place, hang.waits) == ("training/step.py:2 in run_step", waits)
 
 
 @pytest.mark.parametrize("beats", ["on_step_end", "before_checkpoint"])

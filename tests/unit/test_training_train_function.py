@@ -5,6 +5,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
+import ray
 import ray.train
 import ray.train.collective
 
@@ -55,6 +56,20 @@ def test_the_watchdog_of_nccl_is_on_unless_somebody_set_it(monkeypatch):
     assert name not in worker_environment(Placement())
     monkeypatch.setenv(name, "1")
     assert name not in worker_environment(Placement(use_gpu=True))
+
+
+@pytest.mark.parametrize(("folder", "is_one"), [("rayembed", True), ("my files", False)])
+def test_an_allocator_below_a_path_with_a_space_is_not_preloaded(
+    folder, is_one, tmp_path, monkeypatch
+):
+    """The loader takes a space for the end of a path, and warns in every process."""
+    library = tmp_path / folder / "core" / "libjemalloc.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.setattr(ray, "__file__", str(tmp_path / folder / "__init__.py"))
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    preloaded = worker_environment(Placement()).get("LD_PRELOAD")
+    assert preloaded == (str(library) if is_one else None)
 
 
 DENIED, FULL = (OSError(number, os.strerror(number)) for number in (errno.EACCES, errno.ENOSPC))

@@ -1,6 +1,7 @@
 """An adaptation from its settings to an encoder that nomic-moe starts from."""
 
 import logging
+import shlex
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -145,7 +146,7 @@ def _adapt(
         tracker.start_forwarding(MetricsLog(folders.local / METRICS_FILE))
         outcome = _train(run, plan, folders, tracker, runtime, trial)
         status = "FINISHED"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         status = "KILLED"
         raise
     finally:
@@ -237,5 +238,5 @@ def next_command(outcome: AdaptedEncoder) -> str:
     base = outcome.run.model.rotary_base
     if base != type(outcome.run.model).model_fields["rotary_base"].default:
         settings["model.rotary_base"] = f"{base:g}"
-    words += [f"--set {name}={value}" for name, value in settings.items()]
+    words += [f"--set {shlex.quote(f'{name}={value}')}" for name, value in settings.items()]
     return " ".join(words)

@@ -1,6 +1,7 @@
 """The report of a compression: a table, a plot, MLflow, and a version of each variant."""
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -229,9 +230,9 @@ def print_report(
     plot = ", variants.png" if result.run.any_tasks else ""
     printer.print(f"Report     {join(folder, 'variants.md')}, variants.csv{plot}")
     opened = "" if tracking_uri.startswith("http") else "mlflow ui --backend-store-uri "
-    printer.print(f"MLflow     {opened}{tracking_uri}")
+    printer.print(f"MLflow     {opened}{shlex.quote(tracking_uri)}")
     best = _best(result.variants[1:])
-    printer.print(f"Next       python jobs/serve_model.py --model {best.reference}")
+    printer.print(f"Next       python jobs/serve_model.py --model {shlex.quote(best.reference)}")
 
 
 def _best(variants: Sequence[Variant]) -> Variant:

@@ -75,11 +75,11 @@ def print_evaluated(evaluated: EvaluationResult, out: TextIO, *, tracking_uri: s
     if tracking_uri.startswith("http"):
         printer.print(f"MLflow     {tracking_uri}")
     else:
-        printer.print(f"MLflow     mlflow ui --backend-store-uri {tracking_uri}")
+        printer.print(f"MLflow     mlflow ui --backend-store-uri {shlex.quote(tracking_uri)}")
     if evaluated.failed:
         printer.print("Next       the same command again does what is missing, and nothing else")
         return
-    results = evaluated.scored.results.rsplit("/results/", 1)[0]
+    results = shlex.quote(evaluated.scored.results.rsplit("/results/", 1)[0])
     complete = list(benchmark_averages(evaluated))
     chosen = f" --benchmark {shlex.quote(complete[0])}" if complete else ""
     printer.print(f"Next       python jobs/compare_models.py --results {results}{chosen}")

@@ -1,6 +1,7 @@
 """The merge job: from its arguments to one model of several, chosen by scores where asked."""
 
 import argparse
+import shlex
 from pathlib import Path
 
 from rayembed.config.named_benchmarks import named_benchmarks, with_own_sets
@@ -46,7 +47,7 @@ def _merge(args: argparse.Namespace, context: JobContext) -> None:
         merge_models(args.model, output, method=args.method, shares=candidates[0])
         context.out.write(
             f"Merged model: {args.output}\n"
-            f"Score it:     python jobs/evaluate_model.py --model {args.output} …\n"
+            f"Score it:     python jobs/evaluate_model.py --model {shlex.quote(args.output)} …\n"
         )
         return
     scores = with_own_sets(parse(Scores, asked))

@@ -1,5 +1,6 @@
 """The report of a run that is done."""
 
+import shlex
 from dataclasses import dataclass
 
 from rayembed.assets.storage import is_remote
@@ -75,7 +76,7 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
     if outcome.tracking_uri.startswith("http"):
         out.print(f"MLflow     {outcome.tracking_uri}")
     else:
-        out.print(f"MLflow     mlflow ui --backend-store-uri {outcome.tracking_uri}")
+        out.print(f"MLflow     mlflow ui --backend-store-uri {shlex.quote(outcome.tracking_uri)}")
     if verdict is not None:  # last, where it is seen
         out.print(f"Guard      {verdict.summary}")
 

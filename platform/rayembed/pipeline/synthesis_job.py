@@ -1,6 +1,7 @@
 """The synthesis job from its arguments to a finished folder of records."""
 
 import math
+import shlex
 from typing import TYPE_CHECKING, TextIO
 
 from rayembed.assets.storage import check_writable, join
@@ -54,8 +55,9 @@ def _print_outcome(prepared: "DatasetArtifact", storage: str, *, out: TextIO) ->
         printer.print(f"Rejected  {join(prepared.folder, REJECTED)}")
     printer.print(f"Use       source: {source}")
     printer.print(
-        f"Next      python jobs/prepare_pairs.py --set 'data.datasets.pairs.source={source}' "
-        f"--set 'placement.storage_path={storage}'"
+        "Next      python jobs/prepare_pairs.py --set "
+        f"{shlex.quote(f'data.datasets.pairs.source={source}')} "
+        f"--set {shlex.quote(f'placement.storage_path={storage}')}"
     )
 
 

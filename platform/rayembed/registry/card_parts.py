@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -127,15 +128,16 @@ def how_to_score(
     named = f" --name {name}" if name else ""
     scored, registered = "", ""
     if storage != "outputs":
-        scored += f" --set placement.storage_path={storage}"
-        registered += f" --storage-path {storage}"
+        scored += f" --set {shlex.quote(f'placement.storage_path={storage}')}"
+        registered += f" --storage-path {shlex.quote(storage)}"
     if tracking_uri is not None:
-        scored += f" --set placement.tracking_uri={tracking_uri}"
-        registered += f" --tracking-uri {tracking_uri}"
+        scored += f" --set {shlex.quote(f'placement.tracking_uri={tracking_uri}')}"
+        registered += f" --tracking-uri {shlex.quote(tracking_uri)}"
+    reference = shlex.quote(reference)
     return (
         f"to score it: `python jobs/evaluate_model.py --model {reference} --benchmark NanoBEIR"
         f"{scored}`, then `python jobs/register_model.py --model {reference}{named} --results "
-        f"{storage}/evaluation{registered}`"
+        f"{shlex.quote(f'{storage}/evaluation')}{registered}`"
     )
 
 

@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.training.hang_reports import Where
@@ -30,10 +30,12 @@ SHARE = 0.8
 _LOOKS = 20
 """Looks at the clock in that time."""
 
-_WAITS_IN = ("torch/distributed/", "deepspeed/comm/")
-"""Where the innermost frames of a worker stand that waits for others."""
+_WAITS_IN = ("torch.distributed", "deepspeed.comm")
+"""Packages of the innermost frames of a worker that waits for others."""
 
-_OURS = "rayembed"
+_PACKAGE = Path(__file__).parents[1]
+"""Folder of this library. A name in a path says nothing: a checkout may be called rayembed, with
+the libraries in a folder below it."""
 
 
 class HangWatch(Callback):
@@ -94,12 +96,12 @@ class HangWatch(Callback):
             if not self._starts.is_set() or beat == told or time.monotonic() - beat < self._limit:
                 continue
             told = beat
-            frame = sys._current_frames().get(self._watched)
-            frames = traceback.extract_stack(frame)
-            where = self._where(_place(frames), _waits(frames))
+            stack = _stack(sys._current_frames().get(self._watched))
+            where = self._where(_place(stack), _waits(stack))
+            frames = traceback.StackSummary.extract(reversed(stack))
             logger.warning(
                 "%s has made no step for %.0f s; its training stands here:\n%s",
-                *(where.name, self._limit, "".join(traceback.format_list(frames))),
+                *(where.name, self._limit, "".join(frames.format())),
             )
             self._tell(where)
 
@@ -108,13 +110,24 @@ class HangWatch(Callback):
         return Where(rank(), world_size(), host, process, self._step, place, waits)
 
 
-def _place(frames: traceback.StackSummary) -> str:
-    """The innermost frame of this library, as `training/step.py:123 in run_step`."""
-    ours = [frame for frame in frames if f"/{_OURS}/" in frame.filename]
-    frame = (ours or list(frames))[-1]
-    file = frame.filename.rpartition(f"/{_OURS}/")[2]
-    return f"{file}:{frame.lineno} in {frame.name}"
+def _stack(frame: FrameType | None) -> list[tuple[FrameType, int]]:
+    """Frames with their lines, the innermost first; of a thread that has ended there are none."""
+    return [] if frame is None else list(traceback.walk_stack(frame))
 
 
-def _waits(frames: traceback.StackSummary) -> bool:
-    return any(place in frame.filename for frame in list(frames)[-4:] for place in _WAITS_IN)
+def _place(stack: Sequence[tuple[FrameType, int]]) -> str:
+    """The innermost frame of this library, as `training/step.py:123 in run_step`; the innermost of
+    all where this library has none.
+    """
+    for frame, line in stack:
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(_PACKAGE):
+            return f"{file.relative_to(_PACKAGE).as_posix()}:{line} in {frame.f_code.co_name}"
+    for frame, line in stack:
+        return f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+    return "the end of its thread"
+
+
+def _waits(stack: Sequence[tuple[FrameType, int]]) -> bool:
+    modules = [str(frame.f_globals.get("__name__")) + "." for frame, _ in stack[:4]]
+    return any(name.startswith(f"{package}.") for name in modules for package in _WAITS_IN)

@@ -1,5 +1,7 @@
 """The backbone job: from its arguments to scores, exit codes and messages."""
 
+import shlex
+
 from rayembed.errors import DivergenceError
 from rayembed.pipeline.job import Job, JobContext, Reader, names_in, option
 from rayembed.tables import Table, console
@@ -24,7 +26,7 @@ def _evaluate(run: BackboneRun, context: JobContext) -> int:
     out.write(f"Backbone   {scores.backbone.name}, weights {scores.backbone.weights}\n")
     out.write(f"Results    {scores.folder} ({', '.join(scores.reports)})\n")
     ui = "" if tracking_uri.startswith("http") else "mlflow ui --backend-store-uri "
-    out.write(f"MLflow     {ui}{tracking_uri}\n")
+    out.write(f"MLflow     {ui}{shlex.quote(tracking_uri)}\n")
     if not complete:
         out.write("MLflow     has not got everything: the same command sends the rest\n")
     if any(not isinstance(error, DivergenceError) for error in scores.failed.values()):

@@ -5,6 +5,7 @@ Workers import this and not the driver's side: each of them waits for its import
 
 import logging
 import os
+import re
 import tempfile
 from contextlib import ExitStack
 from functools import partial
@@ -81,7 +82,9 @@ def worker_environment(placement: Placement) -> dict[str, str]:
         # worker needs less memory than with glibc (docs/LOG.md). Its pages must be allowed to
         # decay: kept for ever (dirty_decay_ms:-1) they grew to three times the need.
         jemalloc = Path(ray.__file__).parent / "core" / "libjemalloc.so"
-        if jemalloc.exists() and "LD_PRELOAD" not in os.environ:
+        # Of a path with a space or a colon the loader would make several, and refuse each.
+        is_one = not re.search(r"[\s:$]", str(jemalloc))
+        if is_one and jemalloc.exists() and "LD_PRELOAD" not in os.environ:
             values["LD_PRELOAD"] = str(jemalloc)
     return values
 
