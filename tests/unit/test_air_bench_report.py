@@ -18,6 +18,7 @@ from rayembed.pipeline.evaluate import evaluate
 from rayembed.pipeline.evaluation_job import run_evaluation_job
 from rayembed.pipeline.evaluation_report import print_evaluated
 from rayembed.pipeline.evaluation_tracking import track
+from rayembed.registry.tracking import Tracker
 
 VERSION = "AIR-Bench_24.05"
 
@@ -68,6 +69,20 @@ def test_dev_scores_are_in_mlflow(tmp_path, monkeypatch):
     qa = {f"dev/{VERSION}/{d.label}" for d in made if d.task == "qa"}
     assert qa
     assert found == dict.fromkeys(qa, 0.5), "the made-up scores have nDCG alone"
+
+
+def test_an_evaluation_that_is_interrupted_is_no_finished_run(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("RAYEMBED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Tracker, "log_artifact", interrupted)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    with pytest.raises(KeyboardInterrupt):
+        track(evaluated(tmp_path / "kept", monkeypatch, without_law), uri)
+    client = mlflow.MlflowClient(uri)
+    (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert run.info.status == "FAILED"
 
 
 def test_dev_scores_are_a_file_beside_the_results(tmp_path, monkeypatch):

@@ -7,9 +7,12 @@ import inspect
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 from ray.exceptions import ActorDiedError
@@ -128,7 +131,7 @@ def test_a_signal_is_told_so_in_a_step_of_local_training_that_is_not_ended(capfd
     with contextlib.ExitStack() as training:
         at_once, told = told_in_a_call_of_c(capfd, 30, lambda: training.enter_context(stops))
         assert at_once
-        assert stops.heard
+        assert isinstance(stops.interrupt, KeyboardInterrupt)
     assert told.count(LINE) == 1
 
 
@@ -378,3 +381,76 @@ def test_ray_train_gives_its_controller_where_it_would_take_sigint():
     trainer._register_sigint_handler("controller")
     assert trainer._controller == "controller"
     assert signal.getsignal(signal.SIGINT) is before
+
+
+CALL = """
+import os, signal, sys, threading, time
+from rayembed.api.calls import shown
+
+def call():
+    with shown():
+        try:
+            os.kill(os.getpid(), signal.{name})
+            time.sleep(10)
+            print("it goes on")
+        finally:
+            print("in order")
+
+{how}
+print("the program goes on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "code", "told"),
+    [
+        ("SIGTERM", "call()", -signal.SIGTERM, ["in order"]),
+        ("SIGHUP", "call()", -signal.SIGHUP, ["in order"]),
+        # of a program that handles it, and of one in which it means nothing
+        (
+            "SIGTERM",
+            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); call()",
+            7,
+            ["in order"],
+        ),
+        (
+            "SIGTERM",
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep = print; call()",
+            0,
+            ["10", "it goes on", "in order", "the program goes on"],
+        ),
+        # no handler can be set there
+        (
+            "SIGTERM",
+            "thread = threading.Thread(target=call); thread.start(); thread.join()",
+            -signal.SIGTERM,
+            [],
+        ),
+    ],
+)
+def test_a_signal_ends_a_program_in_which_rayembed_is_called(name, how, code, told):
+    program = CALL.format(name=name, how=how)
+    path = os.pathsep.join([str(Path(stopping.__file__).parents[2]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number, _ in SIGNALS],
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stdout.splitlines() == told
+    is_ours = code < 0 and bool(told)
+    assert (f"{name}: the call is stopped in order" in done.stderr) is is_ours
+    assert ("stopped; the same call goes on from what is finished" in done.stderr) is is_ours
+
+
+def test_a_call_leaves_the_handlers_as_they_were(handlers):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for _ in range(2):
+        with stopping.ended_in_order(), stopping.ended_in_order():
+            assert callable(signal.getsignal(signal.SIGTERM))
+            assert signal.getsignal(signal.SIGINT) == handlers[signal.SIGINT]
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL

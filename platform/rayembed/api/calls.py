@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rayembed.pipeline.stopping import ended_in_order
 from rayembed.quiet import quiet
 from rayembed.samples.assets import MINILM
 
@@ -32,7 +33,15 @@ def assignments_of(settings: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Show rayembed's log inside the block, where the caller has set up no logging."""
+    """Show rayembed's log inside the block, where the caller has set up no logging; a signal that
+    ends the program has the block end in order first.
+    """
+    with ended_in_order(), _log_shown():
+        yield
+
+
+@contextmanager
+def _log_shown() -> Iterator[None]:
     quiet()
     logger = logging.getLogger("rayembed")
     if logger.hasHandlers():

@@ -9,7 +9,7 @@ from rayembed.pipeline.evaluate import EvaluationResult, dev_places
 from rayembed.pipeline.evaluation_report import benchmark_averages
 from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.provenance import collect_provenance
-from rayembed.registry.tracking import Tracker
+from rayembed.registry.tracking import Status, Tracker
 
 
 def track(evaluated: EvaluationResult, tracking_uri: str) -> bool:
@@ -38,6 +38,7 @@ def track(evaluated: EvaluationResult, tracking_uri: str) -> bool:
         folder=cache_folder() / "evaluation-runs" / place,
         total_steps=1,
     )
+    status: Status = "FAILED"
     complete = False
     try:
         tracker.log_provenance(collect_provenance({}))
@@ -49,6 +50,7 @@ def track(evaluated: EvaluationResult, tracking_uri: str) -> bool:
             known = {name: score for name, score in found.scores.items() if score is not None}
             tracker.log_scores(f"dev/{version}", known, 0)
         tracker.log_artifact(evaluated.scored.local, "results")
+        status = "FAILED" if evaluated.failed else "FINISHED"
     finally:
-        complete = tracker.close("FAILED" if evaluated.failed else "FINISHED")
+        complete = tracker.close(status)
     return complete

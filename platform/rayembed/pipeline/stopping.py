@@ -10,14 +10,19 @@ import inspect
 import os
 import signal
 import socket
+import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import NoReturn
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a program which does not handle them; of SIGINT Python makes an exception."""
 
 _STDOUT, _STDERR = 1, 2
 
@@ -32,6 +37,8 @@ class HeardSignal:
 
     numbers: tuple[signal.Signals, ...] = _SIGNALS
     """Signals that are listened for."""
+    what: str = "job"
+    """What is stopped, in a word."""
     number: int | None = None
     """Number of the signal; None: there was none."""
     _told: bool = False
@@ -133,7 +140,7 @@ class HeardSignal:
             name = signal.Signals(number).name
             again = "SIGTERM" if number == signal.SIGHUP else "the same once more"
             # Past Python's own buffer, which may be in use where the signal comes.
-            line = f"\n{name}: the job is stopped in order; {again} ends it at once\n"
+            line = f"\n{name}: the {self.what} is stopped in order; {again} ends it at once\n"
             with contextlib.suppress(OSError):  # of a terminal that is gone
                 os.write(_STDERR, line.encode())
 
@@ -166,19 +173,25 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 @contextmanager
-def hearing() -> Iterator[HeardSignal]:
+def hearing(
+    signals: Sequence[signal.Signals] = _SIGNALS, *, what: str = "job"
+) -> Iterator[HeardSignal]:
     """SIGINT, SIGTERM and SIGHUP become `KeyboardInterrupt` inside the block, told at once.
 
     After one was heard the handlers stay, so that a second one ends what takes long to end. In
     another thread than the main one nothing is heard; of SIGHUP nothing under `nohup`.
+
+    Args:
+        signals: what is heard.
+        what: is stopped, in a word.
     """
-    heard = HeardSignal()
+    heard = HeardSignal(tuple(signals), what)
     os.environ.setdefault(*_RAY_LOOKS)
-    if threading.current_thread() is not threading.main_thread():
+    if not signals or threading.current_thread() is not threading.main_thread():
         yield heard
         return
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        heard.numbers = tuple(n for n in _SIGNALS if n != signal.SIGHUP)
+        heard.numbers = tuple(n for n in signals if n != signal.SIGHUP)
     former = {number: signal.getsignal(number) for number in heard.numbers}
     with heard.at_once():
         _current.append(heard)
@@ -190,6 +203,34 @@ def hearing() -> Iterator[HeardSignal]:
             if heard.number is None:
                 for number, handler in former.items():
                     signal.signal(number, handler)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end what a program calls in order, and the program by the signal.
+
+    A program that handles or ignores one of them keeps its handler; SIGINT is Python's own. In
+    another thread than the main one no handler can be set: the signal ends the program at once.
+    """
+    unhandled = [n for n in _ENDING if signal.getsignal(n) is signal.SIG_DFL]
+    with hearing(unhandled, what="call") as heard:
+        try:
+            yield
+        finally:
+            if heard.number is not None:
+                _end_by(heard.number)
+
+
+def _end_by(number: int) -> NoReturn:
+    """End this process as the signal does where nobody handles it."""
+    with contextlib.suppress(OSError):  # of a terminal that is gone
+        sys.stderr.write("stopped; the same call goes on from what is finished\n")
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+    os._exit(128 + number)  # the first process of a container is not ended by it
 
 
 def keep_hearing() -> None:

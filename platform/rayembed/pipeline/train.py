@@ -231,7 +231,7 @@ def _train(
         )
         outcome = end(run, folders, tracker, scores, found)
         status = "FINISHED"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         status = "KILLED"
         raise
     finally:

@@ -119,7 +119,9 @@ def _train(
     ):
         kept = _Kept(sink, offset, checkpoints, job.placement.keep_checkpoints, stops, uploads)
         minutes = job.placement.checkpoint_minutes
-        timed = Preemption(lambda: stops.heard, look_seconds=0.0, every_minutes=minutes)
+        timed = Preemption(
+            lambda: stops.interrupt is not None, look_seconds=0.0, every_minutes=minutes
+        )
         names = listed_checkpoints(checkpoints)
         with closing(job.trainer([timed, kept, *further], prefetched)) as trainer:
             if names:
@@ -135,11 +137,14 @@ def _train(
 class _Interrupts:
     """Inside the block a first interrupt is noted, and raised by whoever finds the right moment.
 
-    The handler that was there before tells the user, and decides about a second one.
+    The handler that was there before tells the user, and decides about a second one. What it
+    raises to end the program, SystemExit for instance, is an interrupt; if it raises nothing, the
+    signal is none.
     """
 
     def __init__(self) -> None:
-        self.heard = False
+        self.interrupt: BaseException | None = None
+        """What the handler raised."""
         self._former: dict[int, _Handler] = {}
 
     def __enter__(self) -> "_Interrupts":
@@ -149,6 +154,11 @@ class _Interrupts:
                 if callable(handler):
                     self._former[number] = handler
                     signal.signal(number, self._around(handler))
+        elif signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            logger.info(
+                "SIGTERM would end this training at once, without a checkpoint: Python hears "
+                "signals in the main thread alone. Train there, or set placement.checkpoint_minutes"
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -161,10 +171,10 @@ class _Interrupts:
         def hear(number: int, frame: FrameType | None) -> None:
             try:
                 handler(number, frame)
-            except KeyboardInterrupt:
-                if self.heard:
+            except BaseException as interrupt:  # raised after a checkpoint
+                if self.interrupt is not None:
                     raise
-                self.heard = True
+                self.interrupt = interrupt
 
         return hear
 
@@ -209,14 +219,15 @@ class _Kept(Callback):
         Raises:
             StorageError: the storage does not take the log, or the checkpoint of an interrupted
                 training.
-            KeyboardInterrupt: the training was interrupted.
+            BaseException: the training was interrupted; KeyboardInterrupt, or what the program's
+                own handler raises.
         """
         self._sink.keep()  # the log has the steps that the checkpoint counts as done
         self._uploads.start(step, folder, lambda part: self._store(step, part))
-        if self._stops.heard:
+        if self._stops.interrupt is not None:
             self._uploads.wait()
             logger.info("the checkpoint of step %d is made", step)
-            raise KeyboardInterrupt
+            raise self._stops.interrupt
 
     def on_train_end(self) -> None:
         """Wait for the last upload: weights at their place end a stage.

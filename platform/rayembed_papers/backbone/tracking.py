@@ -8,7 +8,7 @@ from rayembed.assets.storage import write_atomic
 from rayembed.config.document import fingerprint
 from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.provenance import collect_provenance
-from rayembed.registry.tracking import Tracker
+from rayembed.registry.tracking import Status, Tracker
 from rayembed_papers.backbone.catalogue import BENCHMARKS
 from rayembed_papers.backbone.evaluation import BackboneScores
 
@@ -36,6 +36,7 @@ def track(scores: BackboneScores, tracking_uri: str) -> bool:
         folder=folder,
         total_steps=1,
     )
+    status: Status = "FAILED"
     complete = False
     try:
         tracker.log_provenance(collect_provenance({}))
@@ -52,6 +53,7 @@ def track(scores: BackboneScores, tracking_uri: str) -> bool:
         for file, text in scores.reports.items():
             write_atomic(folder / "reports" / file, text.encode())
         tracker.log_artifact(folder / "reports", "results")
+        status = "FAILED" if scores.failed else "FINISHED"
     finally:
-        complete = tracker.close("FAILED" if scores.failed else "FINISHED")
+        complete = tracker.close(status)
     return complete
