@@ -10,7 +10,12 @@ from pydantic import ValidationError
 
 import rayembed.config
 import rayembed_papers.backbone.settings
-from rayembed.config.credentials import refuse_credentials
+from rayembed.config.backbone import BackboneConfig
+from rayembed.config.credentials import (
+    check_address,
+    refuse_credentials,
+    without_credentials,
+)
 from rayembed.config.override import override
 from rayembed.config.settings import Settings
 from rayembed.config.space import apply, parse_space
@@ -204,11 +209,37 @@ def test_a_password_behind_the_name_of_a_loader_is_refused():
         "https://host/file?X-Amz-Signature=hunter2",
         "gs://bucket/x?access_token=hunter2",
         "s3://bucket/x?endpoint_override=http%3A%2F%2Fu%3Ahunter2@host",
+        # An unquoted slash after digits is no port of a bucket, and a key may stand alone.
+        "s3://KEYID:12/hunter2@bucket/x",
+        "s3://hunter2@bucket/x",
+        "http://user%3Ahunter2%40mlflow:5000",
+        "s3%3A//KEYID:hunter2@bucket",
+        # As pathlib leaves it.
+        "s3:/KEYID:hunter2@bucket/x",
+        "HTTPS://host/file?Sig=hunter2",
+        "https://host/file?a=1&token=hunter2",
+        "https://host/file?a=1;session_token=hunter2",
+        "https://host/file?api-key=hunter2",
+        "https://host/file?key=hunter2",
+        "https://host/file?X-Amz-Security-Token=hunter2",
+        "https://host/file?X-Goog-Signature=hunter2",
+        "https://host/file?AWSAccessKeyId=hunter2",
+        "https://host/file?se%63ret=hunter2",
+        "https://host/file?secret%5Fkey=hunter2",
+        "https://host/file#access_token=hunter2",
+        "sets=s3://KEYID:hunter2@bucket/x",
+        "http://u:hunter2@\u2100host/x",
+        "http://[u:hunter2@host/x",
     ],
 )
 def test_forms_of_credentials(address):
-    with pytest.raises(ValueError, match="Leave it out"):
+    with pytest.raises(ValueError, match="Leave it out") as error:
         refuse_credentials(address)
+    assert "hunter2" not in str(error.value)
+    with pytest.raises(ConfigError, match="--model: the address") as refused:
+        check_address(address, "--model")
+    assert "hunter2" not in str(refused.value)
+    assert without_credentials(f"of {address} and more") == "…"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +256,19 @@ def test_forms_of_credentials(address):
         "s3://bucket/a:b?endpoint_override=http://localhost:9000&region=eu",
         "C:/a:b@c",
         "/shared/outputs",
+        "gs://bucket/a@b:c",
+        "models:/name@champion",
+        "st:models/folder:a@b",
+        "https://host/v1?tasks=a&page=2",
+        "s3://bucket/keys/secret=1/part.parquet?region=eu",
+        "",
     ],
 )
 def test_addresses_without_credentials_stay(address):
     assert refuse_credentials(address) == address
+
+
+def test_a_raw_error_of_pydantic_repeats_no_address():
+    with pytest.raises(ValidationError, match="Leave it out") as error:
+        BackboneConfig(path=ADDRESS)
+    assert "hunter2" not in str(error.value)

@@ -1,7 +1,11 @@
 """Secrets come by the environment and stay there: no record of a run has one."""
 
 import contextlib
+import inspect
 import io
+import re
+import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +15,8 @@ from settings_leaves import leaves
 from tiny_folders import save_nvembed
 
 import rayembed
+from rayembed.assets.resolver import resolve, resolve_model
+from rayembed.assets.storage import exists, open_storage_for_ray, read_bytes
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
 from rayembed.pipeline.at_hand import AtHand
@@ -189,4 +195,113 @@ def test_a_job_with_a_password_in_an_address_ends_before_it_writes(
     told = capsys.readouterr()
     assert "Leave it out and set the environment" in told.err
     assert SECRET not in told.err + told.out
+    assert list(tmp_path.iterdir()) == []
+
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "jobs").rglob("*.py"))
+
+
+def command(script: str, *argv: str) -> tuple[object, str]:
+    """Exit code and whole output of a job's script."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+        except SystemExit as ended:
+            return ended.code, said.getvalue()
+    return None, said.getvalue()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_option_of_every_job_refuses_an_address_with_a_password(
+    script, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    if script.endswith("analyse_context.py"):
+        monkeypatch.setattr(sys, "argv", [script, "topics", "--help"])
+    first = sys.argv[1:-1]
+    flags = set(re.findall(r"^ +(--[a-z-]+)(?: |$)", command(script)[1], re.MULTILINE))
+    assert "--help" in flags or len(flags) > 1
+    others = [[f"--no-such-option={ADDRESS}"], [ADDRESS]]
+    asked = [[flag, ADDRESS] for flag in sorted(flags)] + others
+    for argv in [*asked, *([f"{flag}={address}"] for flag, address in asked[: len(flags)])]:
+        monkeypatch.setattr(sys, "argv", [script, *first, *argv])
+        code, said = command(script)
+        assert code == 2, (argv[0], said)
+        assert "Leave it out and set the environment" in said, argv[0]
+        assert SECRET not in said, argv[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "open_it",
+    [
+        resolve,
+        resolve_model,
+        exists,
+        read_bytes,
+        open_storage_for_ray,
+        lambda address: resolve_tracking_uri(address, "outputs"),
+        lambda address: resolve_tracking_uri(None, address),
+    ],
+)
+@pytest.mark.parametrize("address", [ADDRESS, f"http://bob:{SECRET}@host/x", f"st:{ADDRESS}"])
+def test_what_opens_an_address_refuses_one_with_a_password(open_it, address):
+    with pytest.raises(ConfigError, match="Leave it out") as error:
+        open_it(address)
+    assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "read"),
+    [
+        ("AWS_ENDPOINT_URL", lambda: exists("s3://bucket/x")),
+        ("AWS_ENDPOINT_URL_S3", lambda: open_storage_for_ray("s3://bucket/x")),
+        ("HF_ENDPOINT", lambda: resolve_model("hf://org/name@main")),
+        ("MLFLOW_TRACKING_URI", lambda: rayembed.load("models:/name@champion")),
+    ],
+)
+def test_an_address_of_the_environment_with_a_password_is_refused(variable, read, monkeypatch):
+    monkeypatch.setenv(variable, f"http://bob:{SECRET}@host:9000")
+    with pytest.raises(ConfigError, match="Leave it out") as error:
+        read()
+    assert SECRET not in str(error.value)
+
+
+CALLS = {name: getattr(rayembed, name) for name in ("adapt", "evaluate", "load", "mine", "train")}
+NO_ADDRESS = {
+    "batch_size", "callbacks", "device", "epochs", "learning_rate", "loss", "num_negatives",
+    "query_instruction", "steps", "workers",
+}  # fmt: skip
+REQUIRED = {
+    "model": "all-MiniLM-L6-v2",
+    "pairs": [("a", "b")],
+    "corpus": ["a text"],
+    "tasks": "NFCorpus",
+}
+
+
+def arguments() -> Iterator[tuple[str, str]]:
+    """Calls with each of their parameters, of which a new one must be refused or named above."""
+    for name, call in CALLS.items():
+        for parameter in inspect.signature(call).parameters:
+            if parameter not in NO_ADDRESS:
+                yield name, parameter
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+@pytest.mark.parametrize(("name", "parameter"), list(arguments()))
+def test_every_argument_of_a_call_refuses_an_address_with_a_password(
+    name, parameter, kind, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    values = {
+        key: REQUIRED[key] for key in inspect.signature(CALLS[name]).parameters.keys() & REQUIRED
+    }
+    values[parameter] = {"x.y": ADDRESS} if parameter == "settings" else kind(ADDRESS)
+    with pytest.raises(ConfigError, match="Leave it out") as error:
+        CALLS[name](**values)
+    assert SECRET not in str(error.value)
     assert list(tmp_path.iterdir()) == []

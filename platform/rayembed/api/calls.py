@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rayembed.config.credentials import check_address
 from rayembed.pipeline.stopping import ended_in_order
 from rayembed.quiet import quiet
 from rayembed.samples.assets import MINILM
@@ -21,6 +22,22 @@ def reference_of(model: str | Path) -> str:
     if text in MODELS and not Path(text).exists():
         return MODELS[text]
     return text if "://" in text or ":/" in text else str(Path(text).expanduser())
+
+
+def check_addresses(**given: Any) -> None:
+    """Check that no argument of a call, nor a setting of `settings`, is an address with a password,
+    key or token.
+
+    Raises:
+        ConfigError: one is; the message names it and does not repeat it.
+    """
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            check_addresses(**{f"{name}[{path!r}]": each for path, each in value.items()})
+        elif isinstance(value, str | Path):
+            check_address(value, f"{name}=")
+        elif isinstance(value, list | tuple):
+            check_addresses(**{f"{name}[{i}]": each for i, each in enumerate(value)})
 
 
 def assignments_of(settings: Mapping[str, Any]) -> list[str]:

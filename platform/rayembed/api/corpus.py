@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rayembed.api.calls import assignments_of, reference_of
+from rayembed.api.calls import assignments_of, check_addresses, reference_of
 from rayembed.api.training import Trained, trained_by
 from rayembed.config.override import override
 from rayembed.config.run import Run
@@ -56,6 +56,14 @@ def adapt(
     """
     from rayembed.pipeline.storage import absolute_storage
 
+    check_addresses(
+        model=model,
+        teacher=teacher,
+        reranker=reranker,
+        name=name,
+        output=output,
+        settings=settings,
+    )
     storage = absolute_storage(str(output))
     found: dict[str, Any] = {
         "model.backbone.path": reference_of(model),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayembed.api.calls import reference_of
+from rayembed.api.calls import check_addresses, reference_of
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError
 
@@ -88,6 +88,7 @@ def load(
     from rayembed.hardware import default_device
     from rayembed.models.load import load_model
 
+    check_addresses(model=model, output=output)
     device = device or default_device()
     if device.startswith("cuda") and default_device() == "cpu":
         raise ConfigError(

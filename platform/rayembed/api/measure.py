@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayembed.api.calls import assignments_of, reference_of, shown
+from rayembed.api.calls import assignments_of, check_addresses, reference_of, shown
 from rayembed.api.embedder import Embedder
 from rayembed.api.training import Trained
 from rayembed.assets.storage import exists, join, write_atomic
@@ -40,6 +40,10 @@ def evaluate(
     from rayembed.pipeline.evaluate import evaluate as evaluate_run
     from rayembed.pipeline.storage import absolute_storage
 
+    in_memory = isinstance(tasks, Mapping)
+    check_addresses(
+        model=model, tasks=None if in_memory else tasks, output=output, settings=settings
+    )
     storage = absolute_storage(str(output))
     reference = model if isinstance(model, str | Path) else _place(model)
     asked: dict[str, Any] = {
@@ -119,6 +123,7 @@ def mine(
     from rayembed.pipeline.data_steps import do_steps
     from rayembed.pipeline.storage import absolute_storage
 
+    check_addresses(teacher=teacher, output=output, settings=settings)
     storage = absolute_storage(str(output))
     mining = {"teacher": reference_of(teacher), "num_negatives": num_negatives}
     source = {"kind": "pairs", "path": rows_file(pairs, storage)}

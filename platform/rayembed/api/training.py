@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayembed.api.calls import assignments_of, reference_of, shown
+from rayembed.api.calls import assignments_of, check_addresses, reference_of, shown
 from rayembed.api.embedder import Embedder, load
 from rayembed.config.loss import LossConfig
 from rayembed.config.named_benchmarks import with_named_benchmarks
@@ -141,6 +141,7 @@ def train(
     """
     from rayembed.pipeline.storage import absolute_storage
 
+    check_addresses(model=model, name=name, output=output, settings=settings)
     storage = absolute_storage(str(output))
     run = training_run(
         reference_of(model),

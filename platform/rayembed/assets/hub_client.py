@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
+from rayembed.config.credentials import check_address
 from rayembed.errors import AssetError
 
 if TYPE_CHECKING:
@@ -21,8 +22,14 @@ HF_HUB_DOWNLOAD_TIMEOUT change those of downloads (10)."""
 
 
 def hub_endpoint() -> str | None:
-    """Current value of `HF_ENDPOINT`; huggingface_hub reads it only on import."""
-    return os.environ.get("HF_ENDPOINT") or None
+    """Current value of `HF_ENDPOINT`; huggingface_hub reads it only on import.
+
+    Raises:
+        ConfigError: it holds a password or token.
+    """
+    endpoint = os.environ.get("HF_ENDPOINT") or None
+    check_address(endpoint, "the environment variable HF_ENDPOINT")
+    return endpoint
 
 
 def hub_api() -> "HfApi":

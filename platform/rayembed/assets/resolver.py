@@ -14,6 +14,7 @@ from rayembed.assets.gguf import convert_gguf
 from rayembed.assets.hub import fetch_from_hub, fetch_model_from_hub
 from rayembed.assets.object_storage import fetch_from_object_storage
 from rayembed.assets.package_index import fetch_from_package
+from rayembed.config.credentials import check_address
 from rayembed.errors import AssetError
 
 _ALLOWED = (
@@ -43,8 +44,10 @@ def resolve(reference: str, *, cache: Path | None = None) -> Path:
             the hub's own cache for `hf://`.
 
     Raises:
+        ConfigError: the reference holds a password, key or token.
         AssetError: unknown scheme, nothing there, not reachable, or not the expected content.
     """
+    check_address(reference, "the reference of an asset")
     scheme, separator, _ = reference.partition("://")
     if not separator:
         return _local(reference)
@@ -73,6 +76,7 @@ def resolve_model(reference: str, *, cache: Path | None = None) -> Path:
     Raises:
         AssetError: as `resolve`; also when what is there is not a model.
     """
+    check_address(reference, "the reference of a model")
     if reference.startswith("hf://") and not _is_gguf(reference.partition("@")[0]):
         path = fetch_model_from_hub(reference, cache and cache_folder(cache) / "hub")
     else:

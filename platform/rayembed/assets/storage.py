@@ -22,9 +22,11 @@ import pyarrow.fs
 from rayembed.assets import clients
 from rayembed.assets.clients import asked_again, why
 from rayembed.assets.room import full, is_full, room_for
+from rayembed.config.credentials import check_address
 from rayembed.errors import ArtifactError, PlacementError, StorageError, StorageFullError
 
 _REMOTE = ("s3", "gs")
+_ENDPOINTS = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"}
 _COPIED_AT_ONCE = 64 << 20
 """Chunk size of copies in bytes."""
 
@@ -33,8 +35,11 @@ def is_remote(path: str) -> bool:
     """Whether `path` is in object storage.
 
     Raises:
+        ConfigError: it is an address with a password, key or token.
         PlacementError: a scheme that is not known.
     """
+    if ":" in path:
+        check_address(path, "the address of a storage")
     scheme, separator, _ = path.partition("://")
     if separator and scheme not in _REMOTE:
         raise PlacementError(
@@ -52,6 +57,7 @@ def open_storage(path: str | Path) -> tuple[pyarrow.fs.FileSystem, str]:
     text = str(path)
     if not is_remote(text):
         return pyarrow.fs.LocalFileSystem(), str(Path(text).expanduser().absolute())
+    _check_endpoints()
     try:
         return clients.connect(text)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
@@ -67,11 +73,18 @@ def open_storage_for_ray(path: str | Path) -> tuple[pyarrow.fs.FileSystem, str]:
     """
     if not is_remote(str(path)):
         return open_storage(path)
+    _check_endpoints()
     try:
         filesystem, inside = pyarrow.fs.FileSystem.from_uri(str(path))
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise PlacementError(f"cannot open the storage {str(path)!r}: {error}") from error
     return filesystem, inside
+
+
+def _check_endpoints() -> None:
+    """Check the addresses that the storage's client takes from the environment."""
+    for name in _ENDPOINTS & os.environ.keys():
+        check_address(os.environ[name], f"the environment variable {name}")
 
 
 def join(path: str | Path, *parts: str) -> str:

@@ -1,19 +1,30 @@
 """Rejection of passwords in addresses: settings are written into MLflow, the run's folder and its
 card.
+
+One check for every address: of settings (`Reference`), of commands (`pipeline.job`), of Python
+calls, and of what opens an address (storage, assets, MLflow, the hub's mirror).
 """
 
 import re
-from urllib.parse import parse_qsl, urlsplit
+from collections.abc import Iterator
+from urllib.parse import unquote, unquote_plus
 
+from rayembed.errors import ConfigError
+
+# A scheme of two letters or more, so no drive; one slash, too, as `pathlib` leaves it. Local paths
+# behind a scheme (`sqlite:////…`) have three or four.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?!/)")
 # What follows the first colon of the authority is a password unless it is a port. Secret keys may
 # hold an unquoted slash, so the authority is not cut there.
-_PASSWORD = re.compile(r"^[^:/]+://[^/?#@:]*:(?!\d+(?:[/?#]|$))[^@]*@")
-# A word before a reference names the library that loads the model.
-_LOADER = re.compile(r"^(?:st|mteb):(?!//)")
-_TOKEN = re.compile(r"^https?://[^/?#@]*@")
-_ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://")
+_PASSWORD = re.compile(r"[^/?#@:]*:(?!\d+(?:[/?#]|$))[^@]*@")
+# Buckets have no port, and whoever stands before one is a key.
+_USER_OR_PASSWORD = re.compile(r"[^/?#@:]*(?::[^@]*)?@")
+_TOKEN = re.compile(r"[^/?#@]*@")
 _APART = re.compile(r"[\s'\"\[\]{}]+")
-_SECRET = re.compile(r"passw|secret|token|signature|credential|(access|api|account)_?key|^sig$")
+_SECRET = re.compile(
+    r"passw|pwd|secret|token|signature|credential|authorization|bearer"
+    r"|(access|api|account|private|auth|shared|storage)[_-]?key|^(sig|sas|key|auth|pass|pw|jwt)$"
+)
 
 
 def refuse_credentials(address: str | None) -> str | None:
@@ -22,17 +33,8 @@ def refuse_credentials(address: str | None) -> str | None:
     Raises:
         ValueError: it does; the message does not repeat it.
     """
-    if address is None or "://" not in address:
-        return address
-    plain = _LOADER.sub("", address)
-    query = parse_qsl(urlsplit(plain).query, keep_blank_values=True)
-    values = [value for _, value in query]
-    secret = [name for name, _ in query if _SECRET.search(name.lower())]
-    if secret:
-        found = f"the parameter {secret[0]!r}"
-    elif any(_PASSWORD.search(part) or _TOKEN.search(part) for part in (plain, *values)):
-        found = "a user's password or key before '@'"
-    else:
+    found = None if address is None else next(_secrets(address), None)
+    if found is None:
         return address
     raise ValueError(
         f"the address holds {found}, and settings are written into MLflow, the run's folder and "
@@ -43,6 +45,21 @@ def refuse_credentials(address: str | None) -> str | None:
     )
 
 
+def check_address(address: object, where: str) -> None:
+    """Check that an address holds no password, secret key or token.
+
+    Args:
+        where: setting, option or argument that gave it, for the message.
+
+    Raises:
+        ConfigError: it holds one; the message does not repeat it.
+    """
+    try:
+        refuse_credentials(str(address))
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
 def refuse_credentials_within(text: str) -> str:
     """Return a text of `--set` unchanged; raise if an address in its lists and groups holds a
     password, secret key or token.
@@ -50,8 +67,8 @@ def refuse_credentials_within(text: str) -> str:
     Raises:
         ValueError: as `refuse_credentials`.
     """
-    for part in (text, *_APART.split(text)):
-        refuse_credentials(part.strip(","))
+    for part in _APART.split(text):
+        refuse_credentials(part)
     return text
 
 
@@ -59,15 +76,23 @@ def without_credentials(text: str) -> str:
     """The text as a message may repeat it: `…` where an address in it may hold a password, key or
     token.
     """
-    found = (text[match.start() :] for match in _ADDRESS.finditer(text))
-    parts = (*found, *_APART.split(text))
-    return "…" if any(map(holds_credentials, parts)) else text
+    return "…" if holds_credentials(text) else text
 
 
 def holds_credentials(value: object) -> bool:
-    """Whether a value is an address that contains a password, key or token."""
-    try:
-        refuse_credentials(value if isinstance(value, str) else None)
-    except ValueError:
-        return True
-    return False
+    """Whether a value is a text with an address that contains a password, key or token."""
+    return isinstance(value, str) and next(_secrets(value), None) is not None
+
+
+def _secrets(text: str) -> Iterator[str]:
+    """Descriptions of the secrets in all addresses of a text, also in quoted ones."""
+    for form in {text: None, unquote(text): None}:
+        for address in _SCHEME.finditer(form):
+            scheme, rest = address[1].lower(), form[address.end() :]
+            user = {"s3": _USER_OR_PASSWORD, "http": _TOKEN, "https": _TOKEN}.get(scheme)
+            if _PASSWORD.match(rest) or (user is not None and user.match(rest)):
+                yield "a password or key before '@'"
+            for part in re.split(r"[?&;#]", rest)[1:]:
+                name, equals, _ = part.partition("=")
+                if equals and (word := _SECRET.search(unquote_plus(name).strip().lower())):
+                    yield f"a parameter with {word[0]!r} in its name"

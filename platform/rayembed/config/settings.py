@@ -24,6 +24,7 @@ class Settings(BaseModel):
         use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,
+        hide_input_in_errors=True,  # it may be an address with a password
     )
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.config.credentials import check_address
 from rayembed.errors import DataError
 
 Rows = Any
@@ -26,10 +27,12 @@ def rows_file(rows: Rows, storage: str) -> str:
     `sentence1`, `sentence2` and `score`. Equal rows are one file.
 
     Raises:
+        ConfigError: the path is an address with a password, key or token.
         DataError: no rows, or rows that are not alike; the message names the first.
     """
     if isinstance(rows, str | Path):
         text = str(rows)
+        check_address(text, "the path of the rows")
         return text if "://" in text else str(Path(text).expanduser().absolute())
     table = table_of_rows(rows)
     data = parquet_bytes(table)

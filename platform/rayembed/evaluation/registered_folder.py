@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayembed.assets.cache import cache_folder, filled
+from rayembed.config.credentials import check_address
 from rayembed.errors import AssetError, ConfigError
 from rayembed.registry.mlflow_run import as_tracking_error
 from rayembed.registry.register import MODEL_ID_TAG
@@ -131,6 +132,7 @@ def _client(reference: str, tracking_uri: str | None) -> tuple[Any, str]:
             f"the model {reference!r} stands in MLflow's registry, and no MLflow is named; set the "
             "tracking address (http://host:port or sqlite:///path/to/mlflow.db)"
         )
+    check_address(uri, "the address of MLflow")
     limit_retries()
     check_reachable(uri)
     with as_tracking_error(uri):

@@ -17,6 +17,7 @@ from typing import Any
 from rayembed.assets.hub import parse_hub_reference
 from rayembed.assets.package_index import parse_package_reference
 from rayembed.assets.resolver import resolve, resolve_model
+from rayembed.config.credentials import check_address
 from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25
 from rayembed.config.idle import idle_clusters, without_idle_clusters
@@ -376,6 +377,7 @@ def check_room(placement: Placement) -> None:
         PlacementError: as `check_capacity`.
     """
     named = os.environ.get("RAY_ADDRESS", "local") or "local"
+    check_address(named, "the environment variable RAY_ADDRESS")
     ray: Any = sys.modules.get("ray")
     elsewhere = named != "local" or (ray is not None and ray.is_initialized())
     if placement.runtime != "local" and (elsewhere or placement.wait_for_nodes_seconds):

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Generic, TextIO, TypeVar
 
+from rayembed.config.credentials import check_address, refuse_credentials_within
 from rayembed.config.document import AnyDocument
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import overridden
@@ -172,6 +173,29 @@ def names_in(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
+def check_no_credentials(argv: Sequence[str]) -> None:
+    """Check that no word of a command is an address with a password, secret key or token.
+
+    Before the words are parsed, because argparse repeats what it cannot read.
+
+    Raises:
+        ConfigError: one is; the message names the option and does not repeat the word.
+    """
+    flag = ""
+    for word in argv:
+        if word.startswith("--"):
+            flag, _, word = word.partition("=")  # noqa: PLW2901
+        if flag != "--set":
+            check_address(word, flag or "an argument")
+            continue
+        try:
+            refuse_credentials_within(word)
+        except ValueError as error:
+            path = word.partition("=")[0]
+            shown = f" {path}" if path.replace(".", "").replace("_", "").isalnum() else ""
+            raise ConfigError(f"--set{shown}: {error}") from None
+
+
 def at_least(least: int) -> Callable[[str], int]:
     """The `type` of an option that is a whole number, refused below the least."""
 
@@ -259,8 +283,10 @@ class Job(Generic[T]):
         """The parsed arguments.
 
         Raises:
+            ConfigError: an address among them holds a password, key or token.
             SystemExit: as argparse has it.
         """
+        check_no_credentials(argv)
         parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
         others = (each for each, _ in (*self._instead(), *self._alone()))
         for each in (*self.options, *others):

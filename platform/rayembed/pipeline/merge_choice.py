@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any, TextIO
 
 from rayembed.assets.storage import write_atomic
-from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
+from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.scores import Scores
+from rayembed.config.settings import parse
 from rayembed.models.export import check_target
 from rayembed.models.merge import Method, check_shares
 from rayembed.pipeline.checkpoint_models import models_of
@@ -127,11 +127,8 @@ def print_choice(choice: Choice, references: Sequence[str], output: Path, out: T
 def _scores(reference: str, label: str, scores: Scores, storage: str) -> dict[str, float]:
     """Main score by task, by the one road; raises what a task raised."""
     settings = {name: getattr(scores, name) for name in Scores.model_fields}
-    run = EvaluationRun(
-        model=ModelUnderTest(reference=reference),
-        placement=EvaluationPlacement(storage_path=storage),
-        **settings,
-    )
+    named = {"model": {"reference": reference}, "placement": {"storage_path": storage}}
+    run = parse(EvaluationRun, {**named, **settings})
     with doing(f"scoring {label}"):
         evaluated = evaluate(placed(run))
     for _, error in evaluated.failed:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from rayembed.config.credentials import check_address
 from rayembed.config.data_run import DataRun
 from rayembed.errors import ConfigError, PlacementError, WorkerError
 from rayembed.pipeline import local_head
@@ -71,6 +72,7 @@ def connect() -> None:
     """
     work_begins()
     address = os.environ.get("RAY_ADDRESS") or "local"
+    check_address(address, "the environment variable RAY_ADDRESS")
     if address == "local":
         # Ray would make the token of such a cluster in a file that everybody here can read.
         local_head.ensure_token()

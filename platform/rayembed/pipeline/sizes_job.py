@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayembed.config.run import Run
-from rayembed.config.settings import changed
 from rayembed.errors import ConfigError
 from rayembed.pipeline.family import Family, Size, cuts, size_in
 from rayembed.pipeline.job import Job, JobContext, Reader, option
@@ -15,8 +14,16 @@ from rayembed.pipeline.training_job import A_RECIPE, base_run
 
 _SIZES = ("layers,share=0.5", "layers,share=0.25")
 
+_MODEL = option(
+    "--model REFERENCE",
+    "the trained model to cut, a folder, hf://…, s3://…, pypi://… or models:/name@alias; "
+    "default: the recipe's own start model",
+    sets="model.backbone.path",
+)
+
 _READER = Reader(
     kind=Run,
+    own=(_MODEL,),
     base=base_run,
     recipe=f"the training of each size: {A_RECIPE}",
     default="biencoder-quickstart",
@@ -27,9 +34,6 @@ _READER = Reader(
 
 def _read(args: argparse.Namespace) -> Family:
     run = _READER(args)
-    if args.model is not None:
-        backbone = changed(run.model.backbone, path=args.model)
-        run = run.model_copy(update={"model": run.model.model_copy(update={"backbone": backbone})})
     sizes = tuple(map(size_in, args.sizes or _SIZES))
     labels = [size.label for size in sizes]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
@@ -81,11 +85,6 @@ def _show(family: Family, context: JobContext) -> None:
 
 run_sizes_job = Job(
     options=(
-        option(
-            "--model REFERENCE",
-            "the trained model to cut, a folder, hf://…, s3://…, pypi://… or models:/name@alias; "
-            "default: the recipe's own start model",
-        ),
         option(
             "--size WAY[+WAY]",
             "a size, cut in one or several ways: layers,share=0.5, layers,number=3, vocabulary, "

@@ -24,6 +24,7 @@ def absolute_storage(path: str) -> str:
     """The storage path as one that means the same in every process.
 
     Raises:
+        ConfigError: it is an address with a password, key or token.
         PlacementError: a relative path in a submitted job, which works in a copy of the checkout
             that is removed.
     """

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from rayembed.config.credentials import check_address
 from rayembed.errors import ConfigError, TrackingError
 
 PROBE_SECONDS = 5
@@ -28,8 +29,11 @@ def resolve_tracking_uri(uri: str | None, storage_path: str, *, make_folder: boo
         make_folder: whether the folder of a SQLite file is made, which a dry run leaves.
 
     Raises:
-        ConfigError: MLflow has no such store, or none can be made in object storage.
+        ConfigError: it holds a password or token, MLflow has no such store, or none can be made in
+            object storage.
     """
+    check_address(uri, "placement.tracking_uri")
+    check_address(storage_path, "placement.storage_path")
     if uri is None:
         if "://" in storage_path:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rayembed.assets.storage import check_writable, join
@@ -10,7 +11,17 @@ from rayembed.config.data_run import data_of
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
-from rayembed.pipeline.job import Job, JobContext, Option, Reader, at_least, names_in, option
+from rayembed.pipeline.job import (
+    Job,
+    JobContext,
+    Option,
+    Reader,
+    at_least,
+    check_no_credentials,
+    exit_code,
+    names_in,
+    option,
+)
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.training_job import base_run
 
@@ -298,6 +309,8 @@ documents; scores of each topic's texts in each topic's context."""
 
 def run_context_job(argv: Sequence[str], *, about: str | None) -> int:
     """The exit code of the job that measures what CDE's batches and context do."""
+    if refused := exit_code(partial(check_no_credentials, argv)):
+        return refused
     parser = argparse.ArgumentParser(description=about, epilog="ANALYSIS --help: its options")
     parser.add_argument("analysis", choices=ANALYSES, metavar="ANALYSIS", help=", ".join(ANALYSES))
     name: str = parser.parse_args(argv[:1]).analysis
