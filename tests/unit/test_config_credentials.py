@@ -115,8 +115,6 @@ PLAIN_TEXTS = {
     "language", "names", "negatives", "positive", "premise", "query", "query_id", "score", "second",
     "text", "title",
     "CalibrationConfig.documents", "CalibrationConfig.queries",
-    # Files of a model's own folder.
-    "GraphConfig.context_file", "GraphConfig.file",
     # Names of other things: tasks and their splits, experiments, layers, domains of a sweep.
     "GuardConfig.own_sets", "CompressionPlacement.registered_model",
     "CpuGraph.skip", "Pruning.skip", "Quantised.skip",

@@ -49,9 +49,13 @@ def filled(entry: Path, fill: Callable[[Path], None], *, checked: bool = False) 
             are compared by the sizes of their files.
 
     Raises:
-        AssetError: the cache cannot be written.
+        AssetError: the cache cannot be written, or `entry` is no place for an entry.
         StorageFullError: it has no room for the entry.
     """
+    if ".." in entry.parts:
+        raise AssetError(
+            f"{str(entry)!r} is no entry of the asset cache; nothing was changed there"
+        )
     if is_complete(entry, checked=checked):
         return entry / _FILES
     try:
@@ -116,7 +120,8 @@ def _replace(entry: Path, fill: Callable[[Path], None], checked: bool) -> None:
     """Fill a folder beside the entry and rename it; the caller holds the entry's lock."""
     for abandoned in entry.parent.glob(f".{glob.escape(entry.name)}.partial-*"):
         shutil.rmtree(abandoned)
-    if entry.exists():
+    if os.path.lexists(entry):
+        _check_is_ours(entry)
         logger.warning("cached asset %s is incomplete or damaged and is made again", entry)
         shutil.rmtree(entry)
     partial = Path(tempfile.mkdtemp(prefix=f".{entry.name}.partial-", dir=entry.parent))
@@ -135,3 +140,15 @@ def _replace(entry: Path, fill: Callable[[Path], None], checked: bool) -> None:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _check_is_ours(entry: Path) -> None:
+    """Check that what lies at the place of an entry is one, whole or damaged: entries are renamed
+    into place with a manifest and their files, and with nothing else.
+    """
+    ours = entry.is_dir() and not entry.is_symlink()
+    if not ours or {path.name for path in entry.iterdir()} - {_MANIFEST, _FILES}:
+        raise AssetError(
+            f"{str(entry)!r} is no entry of the asset cache, and one is to be put there; nothing "
+            f"was removed. Move it away, or set {CACHE_VARIABLE} to a folder of its own"
+        )

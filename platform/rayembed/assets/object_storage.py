@@ -8,6 +8,7 @@ import pyarrow
 import pyarrow.fs
 
 from rayembed.assets.cache import filled
+from rayembed.assets.names import check_inside
 from rayembed.assets.storage import open_storage
 from rayembed.errors import AssetError
 
@@ -36,7 +37,7 @@ def copy_to_cache(
     objects = _list(reference, filesystem, inside)
     listing = json.dumps([reference, sorted(objects.items())])
     key = hashlib.sha256(listing.encode()).hexdigest()[:16]
-    name = PurePosixPath(inside).name
+    name = check_inside(PurePosixPath(inside).name, f"the reference {reference!r}")
     entry = cache / "objects" / f"{name}-{key}"
 
     def fill(folder: Path) -> None:

@@ -21,6 +21,7 @@ import pyarrow.fs
 
 from rayembed.assets import clients
 from rayembed.assets.clients import asked_again, why
+from rayembed.assets.names import check_inside
 from rayembed.assets.room import full, is_full, room_for
 from rayembed.config.credentials import check_address
 from rayembed.errors import ArtifactError, PlacementError, StorageError, StorageFullError
@@ -267,6 +268,7 @@ def download_folder(path: str, folder: Path) -> None:
         StorageFullError: the local disk has no room for them.
     """
     filesystem, inside = open_storage(path)
+    file_sizes(path, recursive=True)  # names of objects may lead out of the local folder
 
     def copy() -> None:
         pyarrow.fs.copy_files(
@@ -323,7 +325,10 @@ def _files(path: str | Path, *, recursive: bool) -> dict[str, pyarrow.fs.FileInf
     except OSError as error:
         raise StorageError(f"cannot list {str(path)!r}: {why(error)}") from error
     files = [info for info in infos if info.type == pyarrow.fs.FileType.File]
-    return {info.path[len(inside) :].lstrip("/"): info for info in files}
+    named = {info.path[len(inside) :].lstrip("/"): info for info in files}
+    for name in filter(None, named):
+        check_inside(name, f"the listing of {str(path)!r}")
+    return named
 
 
 def move_file(source: str, target: str) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import NonNegativeInt, PositiveInt
 
 from rayembed.config.settings import Settings
+from rayembed.config.types import FileName
 
 Runtime = Literal["onnx", "openvino"]
 """What computes a graph: onnxruntime or OpenVINO."""
@@ -29,9 +30,9 @@ class GraphConfig(Settings):
     """Numbers of their large products."""
     floats: Floats = "float32"
     """Number type of all that is not int8, where the processor has units for it."""
-    file: str
+    file: FileName
     """Graph of token ids and masks to unit vectors."""
-    context_file: str | None = None
+    context_file: FileName | None = None
     """Graph of a document's tokens to its context vector, of models that read a text in the context
     of its corpus."""
     context_width: NonNegativeInt = 0

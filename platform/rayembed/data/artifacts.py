@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rayembed.assets.json_files import read_json, write_json
+from rayembed.assets.names import check_inside
 from rayembed.assets.storage import (
     exists,
     file_name,
@@ -72,14 +73,21 @@ class DatasetArtifact:
         if told is None:
             return None
         place = str(told["folder"])
-        return place if _is_absolute(place) else join(root_of(self.folder), place)
+        if _is_absolute(place):
+            return place
+        return join(root_of(self.folder), check_inside(place, self._manifest_file))
 
     @property
     def parts(self) -> list[Part]:
         """Parquet files of the folder."""
         return [
-            Part(join(self.folder, "parts", name), rows) for name, rows in self.manifest["parts"]
+            Part(join(self.folder, "parts", check_inside(name, self._manifest_file)), rows)
+            for name, rows in self.manifest["parts"]
         ]
+
+    @property
+    def _manifest_file(self) -> str:
+        return repr(join(self.folder, MANIFEST))
 
 
 def _teacher_loader() -> "TeacherLoader":

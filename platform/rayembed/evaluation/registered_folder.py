@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayembed.assets.cache import cache_folder, filled
+from rayembed.assets.names import check_inside, folder_name
 from rayembed.config.credentials import check_address
 from rayembed.errors import AssetError, ConfigError
 from rayembed.registry.mlflow_run import as_tracking_error
@@ -52,7 +53,7 @@ def registered_folder(reference: str, tracking_uri: str | None) -> Path:
         if source.startswith("models:/"):
             source = client.get_logged_model(source.removeprefix("models:/")).artifact_location
     key = version.tags.get(MODEL_ID_TAG) or version.model_id or version.run_id
-    entry = cache_folder() / "registered" / f"{name}-{version.version}-{key}"
+    entry = cache_folder() / "registered" / folder_name(f"{name}-{version.version}-{key}")
 
     def fill(folder: Path) -> None:
         with as_tracking_error(uri):
@@ -82,6 +83,7 @@ def _download(reference: str, source: str, tracking_uri: str, folder: Path) -> N
             f"the registered model {reference!r} holds no artifact 'model'; it was not registered "
             "by rayembed. Name the folder or hub reference of its weights instead"
         )
+    check_inside(inside, f"the MLmodel file of {reference!r}")
     fetched = Path(
         download_artifacts(
             artifact_uri=f"{source.rstrip('/')}/{inside}",

@@ -12,6 +12,7 @@ from mteb.models import ModelMeta
 from mteb.models.abs_encoder import AbsEncoder, get_prompt_name
 from mteb.types import PromptType
 
+from rayembed.assets.names import below
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.sentence_modules import foreign_modules, is_own_format
 from rayembed.config.document import fingerprint
@@ -215,7 +216,9 @@ def _in_bfloat16(folder: Path) -> bool:
         return saved_dtype(folder) == "bfloat16"
     places = [folder]
     if (folder / "modules.json").is_file():
-        places = [folder / str(m.get("path", "")) for m in read_json_value(folder / "modules.json")]
+        listed = str(folder / "modules.json")
+        named = [m.get("path") for m in read_json_value(folder / "modules.json")]
+        places = [below(folder, path, repr(listed)) if path else folder for path in named]
     stating = (place for place in places if (place / "config.json").is_file())
     return any(stated_dtype(place) == "bfloat16" for place in stating)
 

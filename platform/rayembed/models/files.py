@@ -12,6 +12,7 @@ import xxhash
 from torch import Tensor
 
 from rayembed.assets.cache import cache_folder, filled
+from rayembed.assets.names import below
 from rayembed.errors import ArtifactError, AssetError
 
 _MAX_HEADER_BYTES = 100_000_000
@@ -83,8 +84,8 @@ def check_weight_files(folder: Path) -> None:
         ArtifactError: files are missing or cut off, as a copy that was broken off leaves them.
     """
     for index in sorted(folder.rglob("*.safetensors.index.json")):
-        named = sorted(set(read_json(index).get("weight_map", {}).values()))
-        missing = [name for name in named if not (index.parent / name).is_file()]
+        named = _indexed(index)
+        missing = [path.name for path in named if not path.is_file()]
         if missing:
             raise ArtifactError(
                 f"the model in {str(folder)!r} is incomplete: {index.name} names {len(named)} "
@@ -103,10 +104,15 @@ def weight_paths(folder: Path) -> list[Path]:
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
-        return [folder / name for name in names]
+        return _indexed(index)
     path = folder / "model.safetensors"
     return [path] if path.is_file() else []
+
+
+def _indexed(index: Path) -> list[Path]:
+    """Files that an index of weights names, which lie in its folder or below."""
+    names = sorted(set(map(str, read_json(index).get("weight_map", {}).values())))
+    return [below(index.parent, name, f"the index {str(index)!r}") for name in names]
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from rayembed.assets.names import below
 from rayembed.config.backbone import Dtype
 from rayembed.config.pooling import (
     ClsPooling,
@@ -121,7 +122,10 @@ def read_modules(folder: Path) -> Modules:
             "are Transformer, Pooling, any number of Dense and Normalize of "
             "sentence-transformers, in this order"
         )
-    paths = [folder / str(module["path"]) for module in modules]
+    listed = f"{str(folder / 'modules.json')!r}"
+    paths = [
+        below(folder, module["path"], listed) if module["path"] else folder for module in modules
+    ]
     _check_transformer(paths[0])
     dense = paths[2 : len(paths) - normalized]
     if normalized and (paths[-1] / "config.json").is_file():

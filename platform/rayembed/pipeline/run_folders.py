@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from rayembed.assets.cache import cache_folder
 from rayembed.assets.lease import Lease, holder, refused, this_machine
+from rayembed.assets.names import check_inside
 from rayembed.assets.storage import (
     check_writable,
     exists,
@@ -119,7 +120,7 @@ def plan_of(run: Run, stage: str) -> str:
             f"{path!r} names no batch plan of the stage {stage!r}: no training of that name has "
             "prepared it; start it, or correct --name or placement.storage_path"
         )
-    return join(storage, "plans", str(plans[stage]))
+    return join(storage, "plans", check_inside(plans[stage], repr(path)))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from rayembed.assets.cache import cache_folder, filled
+from rayembed.assets.names import below, folder_name
 from rayembed.errors import ArtifactError, ConfigError, TrackingError
 from rayembed.registry.gates import summary
 from rayembed.registry.mlflow_run import (
@@ -126,6 +127,11 @@ def weights_of(version: Any) -> str:
             f"version {version.version} of {version.name!r} was not registered by rayembed, so "
             "there is nothing to keep its scores with; register its folder (--model folder)"
         )
+    if folder_name(str(found)) != found:
+        raise ArtifactError(
+            f"version {version.version} of {version.name!r} has the tag {WEIGHTS_TAG} = {found!r}, "
+            "which is no fingerprint of weights; register its folder again (--model folder)"
+        )
     return str(found)
 
 
@@ -202,14 +208,18 @@ def download(client: Any, version: Any, *, tracking_uri: str) -> Path:
     store = hashlib.sha256(tracking_uri.encode()).hexdigest()[:12]
     # The model's id, since a name and number can be given again after they were deleted.
     told = version.tags.get(MODEL_ID_TAG) or version.tags.get(WEIGHTS_TAG, "")
-    entry = cache_folder() / "mlflow" / f"{store}-{version.name}-{version.version}-{told}"
+    named = folder_name(f"{store}-{version.name}-{version.version}-{told}")
+    entry = cache_folder() / "mlflow" / named
 
     def fill(folder: Path) -> None:
         _logger.info("fetching version %s of %s from MLflow", version.version, version.name)
         _artifacts(client, version).download_artifacts("", str(folder))
 
     files = filled(entry, fill)
-    return files / _model_folder(files / "MLmodel", version)
+    inside = _model_folder(files / "MLmodel", version)
+    return below(
+        files, inside, f"the MLmodel file of version {version.version} of {version.name!r}"
+    )
 
 
 def model_settings(client: Any, version: Any) -> dict[str, Any]:

@@ -123,6 +123,8 @@ def _read(folder: str, ray_version: str | None = None) -> list[str] | None:
     try:
         listed = json.loads(read_bytes(path))
         names = [str(result["checkpoint_dir_name"]) for result in listed["checkpoint_results"]]
+        if not all(re.fullmatch(rf"{_PREFIX}\d+", name) for name in names):
+            return None
         right = ray_version in (None, listed["ray_version"])
     except (ValueError, KeyError, TypeError):
         return None

@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 
 from rayembed.assets.array_files import load_arrays, save_arrays
+from rayembed.assets.names import check_inside
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
@@ -165,7 +166,7 @@ def check_set(part: DatasetArtifact) -> None:
         StorageError: the storage does not give it.
     """
     for name, digest in part.manifest[_DIGESTS].items():
-        path = join(part.folder, name)
+        path = join(part.folder, check_inside(name, f"the manifest of {part.folder!r}"))
         if not exists(path):
             raise ArtifactError(f"the file {path!r} is missing. {remedy(path)}")
         if xxhash.xxh3_128_hexdigest(read_bytes(path)) != digest:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from rayembed.assets.arrow_files import Footers, parquet_bytes, read_sealed
 from rayembed.assets.json_files import read_json, write_json
+from rayembed.assets.names import check_inside
 from rayembed.assets.storage import exists, file_sizes, join, write_atomic
 from rayembed.data.artifacts import root_of
 from rayembed.data.parts import SCHEMA, remedy
@@ -223,7 +224,9 @@ class BatchPlan:
         They lie beside the plan in the same storage, also where both were moved together.
         """
         names = self.manifest.get("teachers", ())
-        return tuple(join(root_of(self.folder), "data", "teacher_vectors", n) for n in names)
+        vectors = join(root_of(self.folder), "data", "teacher_vectors")
+        source = repr(join(self.folder, MANIFEST))
+        return tuple(join(vectors, check_inside(name, source)) for name in names)
 
     def read(
         self,

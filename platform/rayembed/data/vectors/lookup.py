@@ -18,6 +18,7 @@ import numpy as np
 
 from rayembed.assets.array_files import map_array
 from rayembed.assets.cache import cache_folder, filled, is_complete
+from rayembed.assets.names import check_inside
 from rayembed.assets.sealing import SEAL_BYTES, check_seal
 from rayembed.assets.storage import file_name, is_remote, join, open_storage, read_bytes
 from rayembed.config.types import Role
@@ -142,7 +143,10 @@ class StoredVectors:
     @property
     def _files(self) -> list[tuple[str, int]]:
         """Path and size of each file of vectors."""
-        return [(path, size) for role in ROLES for path, size in self.manifest["files"][role]]
+        files = [(path, size) for role in ROLES for path, size in self.manifest["files"][role]]
+        for path, _ in files:
+            check_inside(path, f"the manifest of {self.folder!r}")
+        return files
 
     @cached_property
     def _indexes(self) -> dict[Role, TextIndex]:
@@ -156,6 +160,7 @@ class StoredVectors:
     def _mapped(self, role: Role, number: int) -> np.ndarray:
         """Vectors of a file; it is read whole and checked when it is opened."""
         relative = self.manifest["files"][role][number][0]
+        check_inside(relative, f"the manifest of {self.folder!r}")
         if relative not in self._open:
             while len(self._open) >= _OPEN_FILES:
                 del self._open[next(iter(self._open))]

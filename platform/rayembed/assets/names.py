@@ -1,0 +1,55 @@
+"""Names from outside (of registries, manifests, indexes, listings) as parts of paths."""
+
+import hashlib
+import re
+from pathlib import Path
+
+from rayembed.errors import ArtifactError
+
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_OTHER = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+def folder_name(text: str) -> str:
+    """Name of one file or folder for any text; other texts have other names.
+
+    A plain text is its own name: letters, digits, `.`, `_` and `-`, at most 100 of them. Any other
+    is what is plain in it and a hash of the whole.
+    """
+    if _PLAIN.fullmatch(text):
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{_OTHER.sub('_', text)[:60].strip('_') or 'name'}-{digest}"
+
+
+def check_inside(name: object, source: str) -> str:
+    """Return a relative path that stays in the folder which it is joined to.
+
+    Args:
+        source: what gave the name, for the message.
+
+    Raises:
+        ArtifactError: it leads out of the folder, is absolute, or is no path.
+    """
+    if (
+        not isinstance(name, str)
+        or not name
+        or name.startswith("/")
+        or "\0" in name
+        or ".." in re.split(r"[/\\]", name)
+    ):
+        raise ArtifactError(
+            f"{source} names {name!r}, which is no path inside its folder; nothing was read or "
+            "written there. Names with '..' or a '/' at their start are never followed: get the "
+            "files again from whom you trust"
+        )
+    return name
+
+
+def below(folder: Path, name: object, source: str) -> Path:
+    """Path of a relative name in a folder; see `check_inside`.
+
+    Raises:
+        ArtifactError: as `check_inside`.
+    """
+    return folder / check_inside(name, source)
