@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+import transformers
 from plain_muon import PlainMuon, plain_direction
 from toy_model import ToyModel
 
@@ -61,6 +62,30 @@ def test_schedules_by_hand():
     assert factors(7, schedule={"kind": "wsd", "decay_share": 1.0}) == pytest.approx(factors(7))
     late = factors(10, warmup_steps=2, decay_steps=18, schedule={"kind": "wsd", "decay_share": 0.5})
     assert late == [0.5, 1.0, *[1.0] * 8]
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(10, 0), (40, 10), (100, 50)])
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.5, 1.0])
+def test_schedules_are_those_of_transformers_but_for_the_warm_up(steps, warmup, share):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    decay = round(share * (steps - warmup))
+    theirs = {
+        "linear": transformers.get_linear_schedule_with_warmup(optimizer, warmup, steps),
+        "cosine": transformers.get_cosine_schedule_with_warmup(optimizer, warmup, steps),
+        "constant": transformers.get_constant_schedule_with_warmup(optimizer, warmup),
+        "wsd": transformers.get_wsd_schedule(
+            optimizer, warmup, decay, num_training_steps=steps, decay_type="linear"
+        ),
+    }
+    for kind, schedule in theirs.items():
+        given = {"kind": "wsd", "decay_share": share} if kind == "wsd" else kind
+        (rate,) = schedule.lr_lambdas
+        expected = [rate(step) for step in range(steps)]
+        found = factors(steps, warmup_steps=warmup, schedule=given)
+        assert found[warmup:] == pytest.approx(expected[warmup:]), kind
+        assert found[:warmup] == pytest.approx([(step + 1) / warmup for step in range(warmup)])
+        if kind == "wsd":
+            assert found[-1] == pytest.approx(1 / decay), "a single step of decay changes nothing"
 
 
 @pytest.mark.parametrize("kind", SCHEDULES.classes())

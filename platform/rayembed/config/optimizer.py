@@ -34,16 +34,17 @@ class OptimizerConfig(Settings):
     """Decoupled weight decay; not on biases, norms and other vectors, nor on a loss's parameters.
     """
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps of linear warm-up from zero; 0: by `warmup_share`."""
+    """Steps of linear warm-up: step 1 has 1/`warmup_steps` of the peak; 0: by `warmup_share`."""
     warmup_share: float | None = Field(
         default=None, ge=0.0, lt=1.0, exclude_if=lambda share: share is None
     )
     """Share of the steps that warm up where `warmup_steps` is 0; None: none."""
     schedule: "AnySchedule" = Field(default=SCHEDULES.default)
-    """Schedule after the warm-up: `linear` or `cosine` decay to zero at the last step, `constant`,
-    or `wsd`, which is constant and then decays."""
+    """Schedule after the warm-up: `linear` or `cosine` decay, `constant`, or `wsd`, which is
+    constant and then decays. The first step after the warm-up has the peak, and zero would be
+    reached one step after the last, so that no step has a rate of zero."""
     decay_steps: PositiveInt | None = None
-    """Step at which the schedule reaches zero, counting the warm-up; None: the stage's last one.
+    """Steps, warm-up included, after which the schedule is at zero; None: all of the stage's.
     Causal2Vec decays over twice the steps that it runs (Table 7)."""
     gradient_clipping: float = Field(default=1.0, ge=0.0)
     """Maximum global gradient norm; 0: no clipping. Always passed to DeepSpeed, whose own default

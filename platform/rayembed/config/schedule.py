@@ -20,7 +20,7 @@ class ScheduleConfig(Settings):
     kind: str
 
     decays: ClassVar[bool] = True
-    """Whether it ends, at the last step or at `optimizer.decay_steps`."""
+    """Whether it falls to zero, after the last step or after `optimizer.decay_steps`."""
 
     def factor(self, progress: float) -> float:
         """Fraction of the peak learning rate.
