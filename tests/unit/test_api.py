@@ -5,6 +5,7 @@ import logging
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import datasets
@@ -18,6 +19,9 @@ from own_pairs import UNGUARDED, write_pairs
 from tiny_models import save_encoder
 
 import rayembed
+from rayembed import progress as progress_lines
+from rayembed.api import calls
+from rayembed.api.calls import EncodingProgress
 from rayembed.api.training import training_run
 from rayembed.callbacks import Evaluate
 from rayembed.data.given_rows import rows_file, table_of_rows
@@ -26,6 +30,7 @@ from rayembed.losses.cosent import CoSENT
 from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.siglip import SigLIP
 from rayembed.pipeline.training_job import training_job
+from rayembed.registry.openai_schema import RequestError, read_texts
 from rayembed.training.trainer import Callback
 
 SHORT = {"model.query_max_length": 32, "model.document_max_length": 32}
@@ -122,8 +127,8 @@ def test_one_text_is_one_vector(trained):
 @pytest.mark.parametrize(
     ("texts", "role", "told"),
     [
-        (["cats", None], "query", "text 2 of 2 is no text but None"),
-        ([3], "document", "text 1 of 1 is no text but 3"),
+        (["cats", None], "query", r"texts\[1\] is no text but None"),
+        ([3], "document", r"texts\[0\] is no text but 3"),
         (3, "document", "texts = 3 is neither a text nor a list of texts"),
         ("cats", "quary", "role = 'quary': did you mean 'query'"),
     ],
@@ -131,6 +136,48 @@ def test_one_text_is_one_vector(trained):
 def test_what_is_no_text_is_refused(trained, texts, role, told):
     with pytest.raises((ConfigError, DataError), match=told):
         trained[0].model.encode(texts, role=role)
+
+
+@pytest.mark.parametrize("empty", ["", " \n", "\u200b", "\u0301\ufeff"])
+def test_an_empty_text_is_named_or_allowed_by_the_servers_rule(trained, empty):
+    """Each is refused by index, everywhere, or has the vector of special tokens everywhere."""
+    made, _ = trained
+    texts = ["cats", empty, "dogs"]
+    with pytest.raises(DataError, match=r"1 of 3 texts .*texts\[1\].* allow_empty=True"):
+        made.model.encode(texts)
+    with pytest.raises(DataError, match=r"texts\[1\]"):
+        rayembed.encode(made, texts)
+    with pytest.raises(RequestError, match=r"input\[1\] is an empty text"):
+        read_texts(texts)
+    for call in (made.model.encode_query, made.model.encode_document, made.model.encode):
+        vectors = call(texts, allow_empty=True)
+        np.testing.assert_allclose(vectors[[0, 2]], call(["cats", "dogs"]), atol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert (rayembed.encode(made, texts, allow_empty=True) == vectors).all()
+    assert made.model.similarity("cats", texts, allow_empty=True).shape == (3,)
+
+
+@pytest.mark.parametrize("short", [0.0, 60.0])
+def test_a_long_call_of_encode_shows_its_progress(trained, monkeypatch, caplog, short):
+    """And a short one nothing, nor does it start a thread."""
+    monkeypatch.setattr(calls, "_SHORT_SECONDS", short)
+    lines = []
+
+    def told(what):
+        lines.append(what)
+        return nullcontext()
+
+    monkeypatch.setattr(calls, "doing", told)
+    with EncodingProgress() as progress:
+        progress(512, 2048)
+    trained[0].model.encode(["cats", "dogs", "cats"])
+    assert len(lines) == (2 if short == 0 else 0)
+    if lines:
+        bar, number, rate, left = lines[0]().split("  ")[1:]
+        assert (number, bar) == ("512/2,048", progress_lines.bar(1, 4))
+        assert rate.endswith(" texts/s")
+        assert left.endswith(" left")
+        assert "2/2" in lines[1](), "distinct texts"
 
 
 def test_what_was_trained_encodes_by_itself_and_from_its_registry(trained, folder):

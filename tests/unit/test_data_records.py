@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tiny_models import byte_level_tokenizer, metaspace_tokenizer, wordpiece_tokenizer
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.data.records import has_content, reject_reason
+from rayembed.config.types import has_content
+from rayembed.data.records import reject_reason
 from rayembed.samples.assets import MINILM, SMOLLM2
 
 # Half of the texts are made of what normalisers strip, so that the check decides about them.

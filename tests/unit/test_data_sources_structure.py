@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from rayembed.api.corpus import corpus_run
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
+from rayembed.config.types import has_content
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.audit import audit_page
 from rayembed.data.held_out.part import make_part
 from rayembed.data.parts import read_records
-from rayembed.data.records import Record, has_content
+from rayembed.data.records import Record
 from rayembed.data.sentences import split_sentences
 from rayembed.data.sources.check import check_source
 from rayembed.data.sources.convert import make_records

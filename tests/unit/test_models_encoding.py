@@ -55,10 +55,11 @@ def test_a_single_text_gives_one_vector():
     [
         (["a"], "quary", ConfigError, r"role = 'quary': did you mean 'query'\?"),
         (["a"], None, ConfigError, "role = None: allowed: document, query"),
-        (["a", None], "query", DataError, r"text 2 of 2 is no text but None \(NoneType\)"),
-        ([b"a"], "query", DataError, r"text 1 of 1 is no text but b'a' \(bytes\)"),
-        (["a", " "], "query", DataError, r"text 2 of 2 \(' '\) has no tokens .* allow_empty=True"),
-        ("", "query", DataError, "text 1 of 1"),
+        (["a", None], "query", DataError, r"texts\[1\] is no text but None \(NoneType\)"),
+        ([b"a"], "query", DataError, r"texts\[0\] is no text but b'a' \(bytes\)"),
+        (["a", " "], "query", DataError, r"1 of 2 texts .*: texts\[1\]\. .* allow_empty=True"),
+        (["a", *["\u200b"] * 7], "query", DataError, r"7 of 8 .*, texts\[5\] and 2 more\. Leave"),
+        ("", "query", DataError, r"texts\[0\]"),
     ],
 )
 def test_what_cannot_be_embedded_is_refused_in_words(texts, role, error, message):

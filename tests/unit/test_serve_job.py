@@ -1,11 +1,20 @@
 """The serving job's arguments; what it serves is tested in test_serving and on Ray."""
 
+import logging
+import os
+import signal
+import threading
+import time
+
 import pytest
 from tiny_folders import save_biencoder
 
 from rayembed.config.serving import named_reference
 from rayembed.errors import ArtifactError, AssetError, ConfigError, TrackingError
+from rayembed.pipeline import on_ray as ray_of_jobs
 from rayembed.pipeline.serve_job import pin, run_serve_job
+from rayembed.progress import doing
+from rayembed.serving import on_ray
 
 
 def resolve(arguments):
@@ -87,3 +96,39 @@ def test_a_folder_is_served_under_its_name(tmp_path):
         ("other", str(folder)),
     ]
     assert config.tracking_uri is None
+
+
+def test_a_server_that_waits_for_requests_is_told_of_once(tmp_path, monkeypatch, caplog, capsys):
+    """Its start is a long task; what follows is none, whatever it lasts."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    quick = {**doing.__wrapped__.__kwdefaults__, "silence_seconds": 0.02}
+    monkeypatch.setattr(doing.__wrapped__, "__kwdefaults__", quick)
+    caplog.set_level(logging.INFO, logger="rayembed")
+
+    def stop_later():
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stops = threading.Thread(target=stop_later)
+
+    def start(config, *, key_digests):
+        deadline = time.monotonic() + 30
+        while not any(text.startswith("still") for text in caplog.messages):
+            assert time.monotonic() < deadline, "nothing is told of the start"
+            time.sleep(0.02)
+        caplog.clear()
+        stops.start()
+
+    monkeypatch.setattr(ray_of_jobs, "connect", lambda: None)
+    monkeypatch.setattr(on_ray, "start", start)
+    monkeypatch.setattr(on_ray, "stop", lambda: None)
+    folder = save_biencoder(tmp_path / "my-model")
+    try:
+        assert run_serve_job(["--model", str(folder)]) == 0
+    finally:
+        stops.join()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert "stop it with Ctrl-C" in capsys.readouterr().out
+    # the first may have been on its way
+    assert len([text for text in caplog.messages if text.startswith("still")]) <= 1

@@ -2,18 +2,24 @@
 
 import json
 import logging
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from rayembed.config.credentials import check_address
 from rayembed.pipeline.stopping import ended_in_order
+from rayembed.progress import bar, doing, duration
 from rayembed.quiet import quiet
 from rayembed.samples.assets import MINILM
 
 MODELS = {"all-MiniLM-L6-v2": MINILM}
 """Models by short name, which the package index has where there is no hub."""
+
+
+_SHORT_SECONDS = 2.0
+"""Seconds of a call that shows no progress."""
 
 
 def reference_of(model: str | Path) -> str:
@@ -55,6 +61,38 @@ def shown() -> Iterator[None]:
     """
     with ended_in_order(), _log_shown():
         yield
+
+
+class EncodingProgress:
+    """Shows how far a call of `encode` is: texts, their rate and the time left; of a call of a few
+    seconds nothing. Called with the number of texts encoded so far, and of all.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._done, self._of = 0, 0
+        self._shown = ExitStack()
+        self._is_shown = False
+
+    def __enter__(self) -> "EncodingProgress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shown.close()
+
+    def __call__(self, done: int, of: int) -> None:
+        """Take how many texts are encoded; show it where the call is no short one."""
+        self._done, self._of = done, of
+        if not self._is_shown and time.monotonic() - self._began >= _SHORT_SECONDS:
+            self._is_shown = True
+            self._shown.enter_context(_log_shown())
+            self._shown.enter_context(doing(self._text))
+
+    def _text(self) -> str:
+        rate = self._done / (time.monotonic() - self._began)
+        left = duration((self._of - self._done) / rate)
+        so_far = f"embedding texts  {bar(self._done, self._of)}  {self._done:,}/{self._of:,}"
+        return f"{so_far}  {rate:,.0f} texts/s  {left} left"
 
 
 @contextmanager

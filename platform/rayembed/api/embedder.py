@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayembed.api.calls import check_addresses, reference_of
+from rayembed.api.calls import EncodingProgress, check_addresses, reference_of
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError
 
@@ -30,23 +30,36 @@ class Embedder:
         role: Role = "document",
         instruction: str | None = None,
         tokens_per_batch: int | None = None,
+        allow_empty: bool = False,
     ) -> "np.ndarray":
         """Float32 unit vectors: (D,) of one text, (N, D) of a sequence of them.
+
+        A call of more than a few seconds shows its progress.
 
         Args:
             role: `query` or `document`, which decides prefixes and lengths.
             instruction: task definition before each text; None: the one that the model learnt for
                 the role, if it is a single one; "": none.
             tokens_per_batch: padded tokens of a forward pass; None: by hardware.
+            allow_empty: give a text without a visible character (empty, spaces, zero-width
+                characters) the vector of the model's special tokens, in place of an error.
 
         Raises:
             ConfigError: no such role.
-            DataError: what is given is no text, or a text has no tokens of its own.
+            DataError: what is given is no text, or a text has no visible character.
         """
         from rayembed.models.encoding import encode
 
-        given: dict[str, Any] = {"role": role, "instruction": instruction}
-        return encode(self.model, texts, tokens_per_batch=tokens_per_batch, **given)
+        with EncodingProgress() as progress:
+            return encode(
+                self.model,
+                texts,
+                role=role,
+                instruction=instruction,
+                tokens_per_batch=tokens_per_batch,
+                allow_empty=allow_empty,
+                progress=progress,
+            )
 
     def encode_query(self, texts: str | Sequence[str], **options: Any) -> "np.ndarray":
         """Vectors of queries; see `encode`."""
@@ -57,10 +70,14 @@ class Embedder:
         return self.encode(texts, role="document", **options)
 
     def similarity(
-        self, queries: str | Sequence[str], documents: str | Sequence[str]
+        self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Any
     ) -> "np.ndarray":
-        """Cosines of each query (row) with each document (column); one text has no axis."""
-        found: np.ndarray = self.encode_query(queries) @ self.encode_document(documents).T
+        """Cosines of each query (row) with each document (column); one text has no axis.
+
+        Options are those of `encode`.
+        """
+        vectors = self.encode_query(queries, **options)
+        found: np.ndarray = vectors @ self.encode_document(documents, **options).T
         return found
 
     def __repr__(self) -> str:

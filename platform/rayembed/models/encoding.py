@@ -15,7 +15,7 @@ import xxhash
 from torch import Tensor
 
 from rayembed.config.settings import nearest
-from rayembed.config.types import Role
+from rayembed.config.types import Role, has_content
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.models.contract import EmbeddingModel, EmbedOutput, Tokens, cost
 from rayembed.models.passes import ahead, passes
@@ -30,6 +30,9 @@ _CPU_TOKENS, _GPU_TOKENS = 2048, 16384
 
 PROBES = ("Paris", "the quick brown fox jumps over the lazy dog", "7 wonders of the world")
 """Texts that a model is tried on where none are given."""
+
+_EMPTY_NAMED = 5
+"""Empty texts that a message names at most."""
 
 _UNIT_ERROR = 0.01
 """Maximum difference of a vector's length from 1; models normalise in float32."""
@@ -58,13 +61,13 @@ def encode(
             None: 16384 on a GPU, 2048 on a CPU, where 16384 outgrow the caches (in bfloat16 on two
             cores: all-MiniLM-L6-v2 147 against 128 texts a second, SmolLM2-135M 20 against 13).
         progress: called with the number of distinct texts encoded so far, and of all.
-        allow_empty: embed texts without tokens of their own by their special tokens.
+        allow_empty: embed texts without a visible character by their special tokens.
         context: what `encode_context` gives for documents of the corpus; None: the corpus that the
             model has, if it uses one at all.
 
     Raises:
         ConfigError: no such role.
-        DataError: no text, or one without tokens of its own, unless `allow_empty`.
+        DataError: no text, or one without a visible character, unless `allow_empty`.
     """
     single = isinstance(texts, str)
     if not single and not isinstance(texts, Iterable):
@@ -241,21 +244,25 @@ def _check(texts: Sequence[object], role: str, allow_empty: bool) -> None:
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise DataError(
-                f"text {place + 1} of {len(texts)} is no text but {repr(text)[:80]} "
-                f"({type(text).__name__}); leave it out"
+                f"texts[{place}] is no text but {repr(text)[:80]} ({type(text).__name__}); leave "
+                "it out"
             )
         try:
             text.encode()
         except UnicodeEncodeError:
             raise DataError(
-                f"text {place + 1} of {len(texts)} ({text[:40]!r}) holds half of a surrogate pair, "
-                "which is no character; mend it or leave it out"
+                f"texts[{place}] ({text[:40]!r}) holds half of a surrogate pair, which is no "
+                "character; mend it or leave it out"
             ) from None
-        if not (allow_empty or text.strip()):
-            raise DataError(
-                f"text {place + 1} of {len(texts)} ({text!r}) has no tokens of its own; leave it "
-                "out, or have its special tokens embedded by allow_empty=True"
-            )
+    empty = [] if allow_empty else [i for i, text in enumerate(texts) if not has_content(text)]
+    if empty:
+        named = ", ".join(f"texts[{place}]" for place in empty[:_EMPTY_NAMED])
+        more = f" and {len(empty) - _EMPTY_NAMED} more" if len(empty) > _EMPTY_NAMED else ""
+        raise DataError(
+            f"{len(empty)} of {len(texts)} texts have no visible character: {named}{more}. Leave "
+            "them out, or pass allow_empty=True: each then gets the vector of its special tokens, "
+            "which says nothing of it"
+        )
 
 
 def default_budget(device: torch.device) -> int:

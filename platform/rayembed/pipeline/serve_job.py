@@ -9,6 +9,7 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.config.serving import ServedModel, ServingConfig, named_reference
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.storage import absolute_storage
+from rayembed.progress import doing
 from rayembed.registry.mlflow_run import as_tracking_error
 from rayembed.registry.registered_model import SCHEME, connect, get_version, parse_reference
 from rayembed.registry.tracking_uri import resolve_tracking_uri
@@ -85,7 +86,8 @@ def _serve(config: ServingConfig, context: JobContext) -> None:
         stopped = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):  # until now they ended the start
             signal.signal(number, lambda *_: stopped.set())
-        stopped.wait()
+        with doing(""):  # a server that waits for requests is no long task
+            stopped.wait()
     finally:
         on_ray.stop()
     context.err.write("stopped\n")

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from rayembed.config.types import has_content
 from rayembed.quantisation import to_bits, to_int8
 
 Role = Literal["query", "document"]
@@ -107,8 +108,12 @@ def read_texts(value: Any, field: str = "input") -> list[str]:
                 "character",
                 field,
             )
-        if not text.strip():
-            raise RequestError(f"{field}[{i}] is an empty text, which has no embedding", field)
+        if not has_content(text):
+            raise RequestError(
+                f"{field}[{i}] is an empty text, which has no embedding: {reprlib.repr(text)} has "
+                "no visible character",
+                field,
+            )
     return list(texts)
 
 

@@ -21,7 +21,7 @@ from rayembed.assets.arrow_files import read_parquet
 from rayembed.assets.hub_client import limit_hub
 from rayembed.assets.storage import file_name, join, read_bytes
 from rayembed.config.settings import nearest
-from rayembed.data.records import has_content
+from rayembed.config.types import has_content
 from rayembed.data.sources.cells import is_unicode
 from rayembed.errors import AssetError, ConfigError, DataError
 

@@ -17,10 +17,10 @@ from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.config import mining as settings
 from rayembed.config.document import fingerprint
 from rayembed.config.sources import DEFAULT_REJECTED_SHARE
+from rayembed.config.types import has_content
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import Part, PartItem, read_table
-from rayembed.data.records import has_content
 from rayembed.data.sources.cells import read_column
 from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import BadRow, Row, read_rows

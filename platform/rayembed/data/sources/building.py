@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from rayembed.data.records import Negative, Record, has_content, reject_reason
+from rayembed.config.types import has_content
+from rayembed.data.records import Negative, Record, reject_reason
 from rayembed.data.sources.cells import RowError, is_unicode
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from rayembed.config.sources import Column
-from rayembed.data.records import Record, has_content
+from rayembed.config.types import has_content
+from rayembed.data.records import Record
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
 from rayembed.data.sources.file_rows import Conversion, NamedRows

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from rayembed.config.types import has_content
 from rayembed.data.hashes import seeded_hash
-from rayembed.data.records import has_content
 from rayembed.data.sentences import split_sentences
 from rayembed.data.words import words
 

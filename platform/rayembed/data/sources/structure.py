@@ -72,7 +72,7 @@ class StructureSource(NamedRows):
         Raises:
             RowError: `NO_RULE`, or a cell that is empty or of another type.
         """
-        from rayembed.data.records import has_content
+        from rayembed.config.types import has_content
         from rayembed.data.sources.document_pairs import draw_pair
 
         values = row.values

@@ -13,11 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rayembed.config.data import DatasetConfig
+from rayembed.config.types import has_content
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.audit import write_folder_audit
 from rayembed.data.hashes import seeded_hash, text_hash
 from rayembed.data.parts import Part, write_part
-from rayembed.data.records import Record, has_content
+from rayembed.data.records import Record
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, text_in
 from rayembed.data.sources.file_rows import ResolvedDataset
