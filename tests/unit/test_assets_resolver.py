@@ -3,7 +3,17 @@ import pytest
 
 from rayembed.assets.object_storage import copy_to_cache
 from rayembed.assets.resolver import resolve, resolve_model
+from rayembed.config.override import override
+from rayembed.config.types import SHORT_NAMES, expanded_name
 from rayembed.errors import AssetError
+from rayembed.pipeline.compression_job import run_compression_job
+from rayembed.pipeline.corpus_job import run_corpus_job
+from rayembed.pipeline.evaluation_job import run_evaluation_job
+from rayembed.pipeline.merge_job import run_merge_job
+from rayembed.pipeline.register_job import run_register_job
+from rayembed.pipeline.serve_job import run_serve_job
+from rayembed.pipeline.sizes_job import run_sizes_job
+from rayembed.recipes.catalogue import get_recipe
 
 
 def test_local_paths(tmp_path, monkeypatch):
@@ -21,6 +31,81 @@ def test_a_missing_local_path_says_where_it_looked(tmp_path, monkeypatch):
         resolve("org/model")
     with pytest.raises(AssetError, match="empty"):
         resolve("")
+
+
+@pytest.mark.parametrize(
+    ("reference", "meant"),
+    [
+        ("all-minilm-l6-v2", "did you mean 'all-MiniLM-L6-v2'?"),
+        ("all-MiniLM-L6", "did you mean 'all-MiniLM-L6-v2'?"),
+        (
+            "sentence-transformers/all-MiniLM-L6-v2",
+            "'all-MiniLM-L6-v2' or 'hf://sentence-transformers/all-MiniLM-L6-v2@main'?",
+        ),
+        ("my-model", "looked at"),
+    ],
+)
+def test_an_unknown_name_of_a_model_says_which_are_known(reference, meant):
+    with pytest.raises(AssetError) as raised:
+        resolve_model(reference)
+    known = "An asset is a short name of a model (all-MiniLM-L6-v2), a local path, hf://org/name"
+    assert meant in str(raised.value)
+    assert known in str(raised.value)
+
+
+SHORT, WHOLE = next(iter(SHORT_NAMES.items()))
+
+
+PAIRS = "data.datasets.pairs."
+MINED = "stages.finetune.batch.num_negatives=1"
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        ["model.backbone.path=NAME"],
+        ["evaluation.baselines=[bm25, NAME]"],
+        ["stages.finetune.hidden_states={teacher: NAME}"],
+        [PAIRS + "consistency.teacher=NAME"],
+        [PAIRS + "clusters={teacher: NAME, batch_pairs: 64}"],
+        [PAIRS + "mining.teacher=NAME", MINED],
+        [PAIRS + "mining={teacher: x, further_teachers: [{teacher: NAME}]}", MINED],
+        [PAIRS + "mining={teacher: x, rescoring: {model: NAME}}", MINED],
+    ],
+)
+def test_a_setting_takes_a_short_name_for_what_it_stands_for(assignments):
+    """The run is the same one, under the same fingerprint."""
+    short, whole = (
+        override(get_recipe("biencoder"), [one.replace("NAME", repr(name)) for one in assignments])
+        for name in (SHORT, WHOLE)
+    )
+    assert short == whole
+    assert short.fingerprint == whole.fingerprint
+
+
+@pytest.mark.parametrize("loader", ["", "st:"])
+def test_a_job_takes_a_short_name_for_what_it_stands_for(loader):
+    asked, meant = ["--model", f"{loader}{SHORT}"], f"{loader}{WHOLE}"
+    assert (
+        run_evaluation_job.resolve([*asked, "--tasks", "STSBenchmark"])[0].model.reference == meant
+    )
+    if loader:
+        return
+    assert run_compression_job.resolve([*asked, "--way", "int8"])[0].model.reference == meant
+    (served,) = run_serve_job.resolve(asked)[0].models
+    assert (served.name, served.model) == (SHORT, meant)
+    assert run_merge_job.arguments([*asked, "--output", "x"]).model == [meant]
+    assert run_corpus_job.arguments([*asked, "--documents", "x", "--output", "x"]).model == meant
+    assert run_register_job.arguments(asked).model == meant
+    assert run_sizes_job.arguments(asked).model == meant
+
+
+def test_a_folder_of_that_name_is_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert expanded_name(SHORT) == WHOLE
+    (tmp_path / SHORT).mkdir()
+    assert expanded_name(SHORT) == SHORT
+    assert resolve(SHORT) == tmp_path / SHORT
 
 
 def test_an_unknown_scheme_says_which_are_known():

@@ -9,14 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rayembed.config.credentials import check_address
+from rayembed.config.types import expanded_name
 from rayembed.pipeline.stopping import ended_in_order
 from rayembed.progress import bar, doing, duration
 from rayembed.quiet import quiet
-from rayembed.samples.assets import MINILM
-
-MODELS = {"all-MiniLM-L6-v2": MINILM}
-"""Models by short name, which the package index has where there is no hub."""
-
 
 _SHORT_SECONDS = 2.0
 """Seconds of a call that shows no progress."""
@@ -24,9 +20,7 @@ _SHORT_SECONDS = 2.0
 
 def reference_of(model: str | Path) -> str:
     """Asset reference of a model: of a short name what it stands for, else the text itself."""
-    text = str(model)
-    if text in MODELS and not Path(text).exists():
-        return MODELS[text]
+    text = expanded_name(str(model))
     return text if "://" in text or ":/" in text else str(Path(text).expanduser())
 
 

@@ -91,7 +91,7 @@ def load(
 
     Args:
         model: folder of an export, an asset reference (`hf://org/name@revision`, `s3://…`), a
-            registered model (`models:/name@alias`), or a short name of `MODELS`.
+            registered model (`models:/name@alias`), or a short name (`all-MiniLM-L6-v2`).
         output: what `train` was given, in which the registry of a registered model lies;
             MLFLOW_TRACKING_URI names a server.
         device: that encodes, such as `cuda:1` or `cpu`; None: a GPU where there is one. The model

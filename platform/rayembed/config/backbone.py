@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from rayembed.config.settings import Settings
-from rayembed.config.types import Reference
+from rayembed.config.types import ModelReference
 
 Dtype = Literal["bfloat16", "float32"]
 
@@ -18,7 +18,7 @@ elsewhere; resolved once, when a run begins, and written into its `run.yaml` (se
 class BackboneConfig(Settings):
     """The pretrained transformer that a model starts from."""
 
-    path: Reference
+    path: ModelReference
     """An asset reference: a local folder, `hf://org/name@revision`, `s3://…`, `gs://…`, or
     `pypi://package==version/path/inside?sha256=…`."""
 

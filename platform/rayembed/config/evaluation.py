@@ -6,7 +6,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.settings import Settings
 from rayembed.config.small_vectors import StoredVectors
-from rayembed.config.types import Reference, Seed, SortedDict
+from rayembed.config.types import ModelReference, Seed, SortedDict
 
 PromptTableName = Literal["auto", "nvembed", "causal2vec", "nomic", "cde", "folder", "none"]
 
@@ -54,7 +54,7 @@ class Prompts(Settings):
 class ModelUnderTest(StoredVectors):
     """The model whose scores are taken."""
 
-    reference: Reference = Field(min_length=1)
+    reference: ModelReference = Field(min_length=1)
     """One of: an asset reference (local folder, `hf://org/name@revision`, `s3://…`, `gs://…`,
     `pypi://…`) or a registered model (`models:/name@alias`, `models:/name/3`), which rayembed
     loads; a model of mteb or of the hub by its name (`intfloat/e5-base-v2`, `mteb:org/name`), which

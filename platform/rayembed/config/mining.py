@@ -10,7 +10,7 @@ from rayembed.config.mining_search import MINING_SEARCHES, MiningSearch
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column
 from rayembed.config.table import load
-from rayembed.config.types import Reference
+from rayembed.config.types import ModelReference, Reference
 
 EXACT_CLUSTERS = 20_000
 """Default of `ClusterConfig.exact_clusters`: 10 million pairs in clusters of 512."""
@@ -21,7 +21,7 @@ Share = Annotated[float, Field(gt=0.0, le=1.0)]
 class Teacher(Settings):
     """An embedding model as teacher, with input settings. Equal settings share vectors on disk."""
 
-    teacher: Reference
+    teacher: ModelReference
     """Asset reference of an embedding model (ours, sentence-transformers or transformers)."""
     max_length: PositiveInt = 128
     """Maximum tokens of a text in the teacher."""
@@ -59,7 +59,7 @@ class Corpus(Settings):
 class CrossEncoder(Settings):
     """A reranker whose scores of the teacher's candidates the rule uses."""
 
-    model: Reference
+    model: ModelReference
     """Asset reference of a cross-encoder in sentence-transformers format."""
     max_length: PositiveInt = 512
     """Tokens of query and document together."""

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from rayembed.config.guard import GuardConfig
 from rayembed.config.scores import Scores
-from rayembed.config.types import Reference, SortedDict
+from rayembed.config.types import ModelReference, SortedDict
 from rayembed.config.validation import ValidationConfig
 
 _SIZES = "evaluation.benchmarks=['wikipedia?documents=500&queries=200&max_length=48']"
@@ -24,7 +24,7 @@ class EvaluationConfig(Scores):
 
     before_training: bool = True
     """Whether the untrained model is scored for comparison."""
-    baselines: tuple[Reference, ...] = ()
+    baselines: tuple[ModelReference, ...] = ()
     """Asset references of embedding models to compare with, or `bm25`."""
     instructions: SortedDict[str, str] = Field(default_factory=dict)
     """Task definition put before the queries of a task and before texts of symmetric tasks, by the

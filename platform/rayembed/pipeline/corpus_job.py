@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from rayembed.config.types import expanded_name
 from rayembed.errors import ArtifactError, DataError
 from rayembed.pipeline.job import Job, JobContext, option
 
@@ -122,7 +123,12 @@ def _give_corpus(args: argparse.Namespace, context: JobContext) -> None:
 
 run_corpus_job = Job(
     options=(
-        option("--model REFERENCE", "a saved contextual model (CDE)", required=True),
+        option(
+            "--model REFERENCE",
+            "a saved contextual model (CDE)",
+            required=True,
+            type=expanded_name,
+        ),
         option(
             "--documents PATH",
             "the corpus: a file, folder, prefix or pattern of Parquet, JSONL or CSV files",

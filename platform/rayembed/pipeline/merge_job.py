@@ -7,6 +7,7 @@ from pathlib import Path
 from rayembed.config.named_benchmarks import named_benchmarks, with_own_sets
 from rayembed.config.scores import Scores
 from rayembed.config.settings import parse
+from rayembed.config.types import expanded_name
 from rayembed.errors import ConfigError
 from rayembed.evaluation.mteb_names import check_names
 from rayembed.pipeline.evaluation_job import own_set
@@ -71,6 +72,7 @@ run_merge_job = Job(
             "--model REFERENCE",
             "a model, or a checkpoint of a run's stage; the base first, if there is one",
             often=True,
+            type=expanded_name,
         ),
         option(
             "--method {linear,slerp,task_arithmetic}",

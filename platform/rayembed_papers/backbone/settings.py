@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from rayembed.config.backbone import DtypeSetting
 from rayembed.config.document import Document
 from rayembed.config.settings import Settings, parse
-from rayembed.config.types import Distinct, FileName, Reference, Seed
+from rayembed.config.types import Distinct, FileName, ModelReference, Reference, Seed
 
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -87,7 +87,7 @@ class BackbonePlacement(Settings):
 class BackboneRun(Document):
     """A backbone, the tasks that it is finetuned on, and where."""
 
-    backbone: Reference = Field(min_length=1)
+    backbone: ModelReference = Field(min_length=1)
     """Asset reference of an encoder: a folder, `hf://org/name@revision`, `s3://…`. One of
     transformers' own families, or a NomicBert in its published layout, dense or with experts."""
     name: FileName | None = None

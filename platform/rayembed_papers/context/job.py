@@ -10,6 +10,7 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.data_run import data_of
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
+from rayembed.config.types import expanded_name
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import (
     Job,
@@ -254,7 +255,11 @@ _OUTPUT = option(
 )
 
 _OF_A_MODEL = (
-    option("--model REFERENCE", "a saved CDE model; default: that of the recipe's run in storage"),
+    option(
+        "--model REFERENCE",
+        "a saved CDE model; default: that of the recipe's run in storage",
+        type=expanded_name,
+    ),
     option("--draws N", "draws of context documents, by other seeds", type=at_least(1), default=3),
 )
 

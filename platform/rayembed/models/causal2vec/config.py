@@ -7,7 +7,7 @@ from pydantic import PositiveInt, model_validator
 from rayembed.config.architecture import Adapters, ArchitectureConfig
 from rayembed.config.lora import LoraConfig
 from rayembed.config.settings import Settings
-from rayembed.config.types import Reference, Template
+from rayembed.config.types import ModelReference, Template
 
 
 class EncoderConfig(Settings):
@@ -16,7 +16,7 @@ class EncoderConfig(Settings):
     It has no dropout but that of its adapters.
     """
 
-    path: Reference
+    path: ModelReference
     """An asset reference, as that of the backbone."""
     frozen: bool = True
     """Whether the encoder is frozen. Table 10: better for an LLM of 7B; adapters are better for

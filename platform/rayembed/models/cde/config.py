@@ -8,13 +8,13 @@ from rayembed.config.architecture import Adapters, ArchitectureConfig
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.lora import LoraConfig
 from rayembed.config.settings import Settings
-from rayembed.config.types import Reference, Template
+from rayembed.config.types import ModelReference, Template
 
 
 class FirstStageConfig(Settings):
     """The bidirectional encoder that embeds context documents for CDE, in the backbone's dtype."""
 
-    path: Reference
+    path: ModelReference
     """Asset reference; its vocabulary must equal the backbone's."""
 
 
