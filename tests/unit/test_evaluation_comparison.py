@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 
 import pytest
@@ -167,6 +168,67 @@ def test_scores_of_other_data_and_begun_ones_are_noted(tmp_path):
     write_benchmark(tmp_path, "o/m", "r", lines, 0.25)
     clean = measured(model, read_results(*stored_models([tmp_path])), "BEIR", lines, label="m")
     assert (clean.notes, clean.averages) == ((), {MEAN: 25.0})
+
+
+def two_of_an_own_set(folder, revisions, conditions):
+    """Columns `a` and `b` on the same own set and on SciFact, as evaluations leave them."""
+    lines = (Line("own", "Retrieval", "ndcg_at_10", "own", (("test", "default"),)),)
+    lines += tuple(line for line in benchmark_lines("BEIR") if line.task == "SciFact")
+    for name, revision, taken in zip("ab", revisions, conditions, strict=True):
+        for line in lines:
+            made = {} if line.task == "SciFact" else {"dataset_revision": revision}
+            scores = {("test", "default"): 0.4 if name == "a" else 0.6}
+            path = write_result(folder, f"o/{name}", "r", line.task, scores, **made)
+        rows = [
+            {"task": line.task, "side": "query", "prompt": taken["prompt"], "type": "Retrieval"}
+            for line in lines
+        ]
+        shared = {key: value for key, value in taken.items() if key != "prompt"}
+        told = {"conditions": shared, "prompts": rows}
+        (path.parent / "prompts.yaml").write_text(json.dumps(told))
+    columns = [
+        measured(model, read_results(model), "All", lines, label=model.name[-1])
+        for model in stored_models([folder])
+    ]
+    return compare("All", lines, columns, "a")
+
+
+def test_scores_of_other_content_have_no_difference(tmp_path):
+    same = {"dtype": "float32", "prompt": ""}
+    alike = two_of_an_own_set(tmp_path / "alike", ("1", "1"), (same, same))
+    b = alike.columns[1]
+    assert alike.difference(b, "own") == pytest.approx(20.0)
+    assert alike.difference(b, MEAN) == pytest.approx(20.0)
+    assert alike.notes == ()
+
+    other = two_of_an_own_set(tmp_path / "other", ("1", "2"), (same, same))
+    b = other.columns[1]
+    assert other.difference(b, "own") is None
+    assert other.difference(b, MEAN) is None, "one of its tasks is of other content"
+    assert other.difference(b, "SciFact") == pytest.approx(20.0)
+    assert other.notes == (
+        "b: scored on other data than a, so no difference is shown: own. Score both on the same "
+        "data to compare them.",
+    )
+    text = comparison_markdown(other)
+    assert "| own | nDCG@10 | 40.00 | **60.00** |" in text
+    assert other.notes[0] in text
+    rows = {
+        (row["model"], row["task"]): row
+        for row in csv.DictReader(comparison_csv(other).split("\n"))
+    }
+    assert rows["b", "own"]["difference"] == ""
+
+
+def test_scores_that_were_taken_otherwise_are_noted(tmp_path):
+    here = {"dtype": "float32", "software": "1", "max_length": "512", "prompt": "query: "}
+    there = {"dtype": "bfloat16", "software": "2", "max_length": "512", "prompt": ""}
+    found = two_of_an_own_set(tmp_path, ("1", "1"), (here, there))
+    assert found.difference(found.columns[1], "own") == pytest.approx(20.0)
+    assert found.notes == (
+        "b: scored in another way than a: dtype 'bfloat16', there 'float32' (2 tasks); prompts '', "
+        "there 'query: ' (2 tasks); software '2', there '1' (2 tasks).",
+    )
 
 
 def size(png):

@@ -15,6 +15,7 @@ from rayembed.evaluation.benchmark_lines import (
     by_category,
 )
 from rayembed.evaluation.result_files import StoredModel, TaskFile, TaskScore, score_of
+from rayembed.registry.scores import differing_conditions
 
 PERCENT = 100.0
 """Points here in one of mteb's."""
@@ -30,6 +31,8 @@ class Origin:
     mteb_versions: tuple[str, ...] = ()
     date: str = ""
     """Date of the measurement; empty if not known."""
+    files: tuple[TaskFile, ...] = ()
+    """Result files of the score; a paper has none."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,67 @@ class Comparison:
         """The model from which differences are taken."""
         return next((c for c in self.columns if c.label == self.baseline), None)
 
-    def difference(self, column: Column, name: str) -> float | None:
-        """A line's score or an average less the baseline's; None where either is missing."""
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that a reader must know of the scores and their differences."""
+        own = [note for column in self.columns for note in column.notes]
+        return (*own, *(note for column in self.columns for note in self._notes_against(column)))
+
+    def other_data(self, column: Column) -> frozenset[str]:
+        """Lines on which a model was scored on other data than the baseline."""
+        pairs = self._with_baseline(column)
+        return frozenset(
+            name
+            for name, files in pairs.items()
+            if any(here.dataset_revision != there.dataset_revision for here, there in files)
+        )
+
+    def _with_baseline(self, column: Column) -> dict[str, list[tuple[TaskFile, TaskFile]]]:
+        """Line → result files of a model and of the baseline, of each task that both have."""
         base = self.base
         if base is None or column is base:
+            return {}
+        found = {}
+        for name in column.origins.keys() & base.origins.keys():
+            theirs = {file.task: file for file in base.origins[name].files}
+            ours = column.origins[name].files
+            found[name] = [(file, theirs[file.task]) for file in ours if file.task in theirs]
+        return found
+
+    def _notes_against(self, column: Column) -> list[str]:
+        notes = []
+        if other := self.other_data(column):
+            named = _few([line.name for line in self.lines if line.name in other])
+            notes.append(
+                f"{column.label}: scored on other data than {self.baseline}, so no difference is "
+                f"shown: {named}. Score both on the same data to compare them."
+            )
+        found: dict[str, tuple[str, str]] = {}
+        lines: dict[str, set[str]] = {}
+        for name, files in self._with_baseline(column).items():
+            for here, there in files:
+                if here.measured_with and there.measured_with:
+                    differing = differing_conditions(here.measured_with, there.measured_with)
+                    found = differing | found
+                    for setting in differing:
+                        lines.setdefault(setting, set()).add(name)
+        if found:
+            told = "; ".join(
+                f"{setting} {values[0]!r}, there {values[1]!r} ({len(lines[setting])} tasks)"
+                for setting, values in sorted(found.items())
+            )
+            notes.append(f"{column.label}: scored in another way than {self.baseline}: {told}.")
+        return notes
+
+    def difference(self, column: Column, name: str) -> float | None:
+        """A line's score or an average less the baseline's; None where either is missing, or was
+        measured on other data.
+        """
+        base = self.base
+        if base is None or column is base:
+            return None
+        members = average_groups(self.benchmark, self.lines).get(name, ())
+        if self.other_data(column) & {name, *(line.name for line in members)}:
             return None
         ours, theirs = value(column, name), value(base, name)
         return None if ours is None or theirs is None else ours - theirs
@@ -159,6 +219,7 @@ def _origin(model: StoredModel, found: TaskScore) -> Origin:
         dataset_revisions=tuple(sorted({file.dataset_revision for file in found.files})),
         mteb_versions=tuple(sorted({f.mteb_version for f in found.files if f.mteb_version})),
         date=max(dates).isoformat(timespec="seconds") if dates else "",
+        files=found.files,
     )
 
 

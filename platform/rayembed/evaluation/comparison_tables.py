@@ -82,9 +82,8 @@ def comparison_markdown(comparison: Comparison) -> str:
     text = [f"# {comparison.benchmark}", "", _about(comparison), ""]
     text.append(show(category_table(comparison), "markdown"))
     text += ["## Tasks", "", show(_tasks_for_markdown(comparison), "markdown")]
-    notes = [note for column in comparison.columns for note in column.notes]
-    if notes:
-        text += ["## Notes", "", *(f"- {note}" for note in notes), ""]
+    if comparison.notes:
+        text += ["## Notes", "", *(f"- {note}" for note in comparison.notes), ""]
     return "\n".join(text)
 
 

@@ -9,7 +9,7 @@ import logging
 import math
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rayembed.assets.storage import exists, file_name, join, list_files, read_by
 from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ArtifactError, StorageError
 from rayembed.evaluation.benchmark_lines import Line, Place
-from rayembed.registry.scores import CONDITIONS_FILE, stated_facts
+from rayembed.registry.scores import CONDITIONS_FILE, stated_conditions, stated_facts
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ class TaskFile:
     """Time of scoring; None: not written down."""
     scores: Mapping[Place, float]
     """(split, subset) → main score from 0 to 1; those that are no number are left out."""
+    measured_with: Mapping[str, str] = field(default_factory=dict)
+    """Number type, lengths, prompts and the like by name; empty: not recorded."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,18 @@ def read_results(model: StoredModel) -> dict[str, TaskFile]:
         StorageError: the storage does not give a file.
     """
     results: dict[str, TaskFile] = {}
+    conditions: dict[str, Mapping[str, Mapping[str, str]]] = {}
     for address in model.files:
         if file_name(address).removesuffix(".json") in results:
             continue
         read = _read(address)
-        if read is not None:
-            results.setdefault(read.task, read)
+        if read is None:
+            continue
+        folder = address.rpartition("/")[0]
+        if folder not in conditions:
+            conditions[folder] = stated_conditions(_stated(folder))
+        taken = replace(read, measured_with=conditions[folder].get(read.task, {}))
+        results.setdefault(read.task, taken)
     return results
 
 
@@ -104,11 +112,16 @@ def stated_measures(models: Iterable[StoredModel]) -> dict[str, tuple[str, str]]
     """Category and main score of each task that the evaluations of the models describe."""
     folders = {file.rpartition("/")[0]: None for model in models for file in model.files}
     found: dict[str, tuple[str, str]] = {}
-    for address in (join(folder, CONDITIONS_FILE) for folder in folders):
-        if exists(address):
-            facts = stated_facts(read_yaml(read_bytes(address).decode()))
-            found |= {task: (told.category, told.metric) for task, told in facts.items()}
+    for folder in folders:
+        facts = stated_facts(_stated(folder))
+        found |= {task: (told.category, told.metric) for task, told in facts.items()}
     return found
+
+
+def _stated(folder: str) -> dict[str, Any]:
+    """What an evaluation wrote beside its results of how they were taken; empty of others'."""
+    address = join(folder, CONDITIONS_FILE)
+    return dict(read_yaml(read_bytes(address).decode())) if exists(address) else {}
 
 
 def score_of(line: Line, results: Mapping[str, TaskFile]) -> TaskScore:

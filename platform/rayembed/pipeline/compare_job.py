@@ -254,9 +254,8 @@ def _print(
     for table in (category_table(comparison), *(task_tables(comparison) if asked.tasks else ())):
         printer.print(table)
         printer.print()
-    for column in comparison.columns:
-        for note in column.notes:
-            printer.print(note)
+    for note in comparison.notes:
+        printer.print(note)
     for address in written:
         printer.print(f"Written  {address}", soft_wrap=True)
     for command in _next(comparison, asked):

@@ -73,19 +73,30 @@ class TaskScore:
         return self.task, self.dataset_revision, self.parts
 
     def differences(self, other: "TaskScore") -> dict[str, tuple[str, str]]:
-        """Setting → its value here and there, where the two scores were taken in other ways.
+        """Settings in which the two scores were taken in other ways; see `differing_conditions`."""
+        return differing_conditions(self.measured_with, other.measured_with)
 
-        Prompts are one setting, `prompts`; where one score records nothing it is `conditions`.
-        """
-        if not self.measured_with or not other.measured_with:
-            told = ["recorded" if s.measured_with else "not recorded" for s in (self, other)]
-            return {} if told[0] == told[1] else {"conditions": (told[0], told[1])}
-        found: dict[str, tuple[str, str]] = {}
-        for name in sorted({*self.measured_with, *other.measured_with}):
-            here, there = (s.measured_with.get(name, "none") for s in (self, other))
-            if here != there:
-                found.setdefault("prompts" if name.startswith("prompt") else name, (here, there))
-        return found
+
+def differing_conditions(
+    here: Mapping[str, str], there: Mapping[str, str]
+) -> dict[str, tuple[str, str]]:
+    """Setting → its value here and there, where two scores of a task were taken in other ways.
+
+    Prompts are one setting, `prompts`; where one score records nothing it is `conditions`.
+
+    Args:
+        here: number type, lengths, prompts and the like of one score, by name.
+        there: those of the other.
+    """
+    if not here or not there:
+        told = ["recorded" if values else "not recorded" for values in (here, there)]
+        return {} if told[0] == told[1] else {"conditions": (told[0], told[1])}
+    found: dict[str, tuple[str, str]] = {}
+    for name in sorted({*here, *there}):
+        values = here.get(name, "none"), there.get(name, "none")
+        if values[0] != values[1]:
+            found.setdefault("prompts" if name.startswith("prompt") else name, values)
+    return found
 
 
 def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
@@ -105,7 +116,7 @@ def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
         )
     beside = folder / CONDITIONS_FILE
     stated = read_yaml(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
-    known, conditions = stated_facts(stated), _conditions(stated)
+    known, conditions = stated_facts(stated), stated_conditions(stated)
 
     def facts_of(task: str) -> TaskFacts | None:
         return known.get(task) or describe(task)
@@ -125,7 +136,7 @@ def stated_facts(stated: Mapping[str, Any]) -> dict[str, TaskFacts]:
     }
 
 
-def _conditions(stated: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:
+def stated_conditions(stated: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:
     """Task → how its scores were taken, by the content of the file beside them."""
     shared = stated.get("conditions")
     if shared is None:  # of an earlier version
