@@ -172,20 +172,6 @@ def test_bm25_is_scored_on_retrieval_only(run, tmp_path):
     assert evaluate_reference("bm25", run, name="bm25", results_folder=tmp_path) == scores
 
 
-def test_bm25_is_lucenes_formula():
-    """idf · tf / (tf + k1 · (1 - b + b · length / mean length)) for a word in one of two texts."""
-    from datasets import Dataset
-
-    model = Bm25()
-    model.index(Dataset.from_dict({"id": ["a", "b"], "text": ["red fox", "blue whale sings"]}))
-    queries = Dataset.from_dict({"id": ["q", "none"], "text": ["fox", "unknown"]})
-    found = model.search(queries, top_k=2)
-    idf = math.log(1 + (2 - 1 + 0.5) / (1 + 0.5))
-    expected = idf / (1 + 1.5 * (1 - 0.75 + 0.75 * 2 / 2.5))
-    assert found["q"] == {"a": pytest.approx(expected, rel=1e-5)}
-    assert found["none"] == {}
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 from mteb.models import ModelMeta
 
 from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.pooled.model import all_documents, query_texts
 from rayembed.search.bm25_library import bm25s
 
 
@@ -28,25 +29,26 @@ class Bm25:
         self._index: Any = None
 
     def index(self, corpus: Any, **_options: Any) -> None:
-        """Index the documents of a corpus with the columns `id` and `text`."""
+        """Index the documents of a corpus: title and text, as every model reads them."""
         self._ids = list(corpus["id"])
         self._index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
-        self._index.index(_words(list(corpus["text"])), show_progress=False)
+        self._index.index(_words(list(all_documents(corpus))), show_progress=False)
 
     def search(
         self,
         queries: Any,
         *,
+        task_metadata: Any,
         top_k: int,
         top_ranked: Mapping[str, list[str]] | None = None,
+        num_proc: int | None = None,
         **_options: Any,
     ) -> dict[str, dict[str, float]]:
         """Scores of the best documents of each query by id, without those that share no word."""
         depth = len(self._ids) if top_ranked else min(top_k, len(self._ids))
         ids = list(queries["id"])
-        found, scores = self._index.retrieve(
-            _words(list(queries["text"])), k=depth, show_progress=False
-        )
+        texts = query_texts(queries, task_metadata, num_proc)
+        found, scores = self._index.retrieve(_words(texts), k=depth, show_progress=False)
         results: dict[str, dict[str, float]] = {}
         for query, rows, values in zip(ids, found, scores, strict=True):
             named = {self._ids[row]: float(value) for row, value in zip(rows, values, strict=True)}

@@ -123,22 +123,13 @@ class PooledModel:
             raise ValueError("search before index: there is no corpus")
         corpus, self._corpus = self._corpus, None
         ids = list(queries["id"])
-        # Private, but mteb has no public way from a task's queries to their texts; its own search
-        # takes it, too. Instructions and turns of conversations are joined to the text there.
-        loader = create_dataloader(
-            queries,
-            task_metadata=task_metadata,
-            prompt_type=PromptType.query,
-            batch_size=1024,
-            num_proc=num_proc,
-        )
-        texts = [text for batch in loader for text in batch["text"]]
+        texts = query_texts(queries, task_metadata, num_proc)
         key, task = (task_metadata.name, hf_split, hf_subset), task_metadata.name
         query_spec, document_spec = (
             self._spec.encode_spec(task_metadata, side)
             for side in (PromptType.query, PromptType.document)
         )
-        query_spec, context = self._in_context(query_spec, key, lambda: _all_documents(corpus))
+        query_spec, context = self._in_context(query_spec, key, lambda: all_documents(corpus))
         document_spec = replace(document_spec, context=query_spec.context)
         vectors = self._embed(texts, query_spec, task, context)
         asked = self._pool.share(comparable(vectors, self._spec.similarity))
@@ -318,7 +309,24 @@ class PooledModel:
         self._progress(task, self._done, self._known)
 
 
-def _all_documents(corpus: Any) -> Iterator[str]:
+def query_texts(queries: Any, task_metadata: Any, num_proc: int | None = None) -> list[str]:
+    """Texts of a task's queries, with instructions and turns of conversations as mteb joins them.
+
+    By a private function: mteb has no public way from queries to texts, and its own search takes
+    this one, too.
+    """
+    loader = create_dataloader(
+        queries,
+        task_metadata=task_metadata,
+        prompt_type=PromptType.query,
+        batch_size=1024,
+        num_proc=num_proc,
+    )
+    return [text for batch in loader for text in batch["text"]]
+
+
+def all_documents(corpus: Any) -> Iterator[str]:
+    """Texts of all documents of a corpus, in its order; see `document_texts`."""
     for start in range(0, len(corpus), _ROWS_AT_ONCE):
         yield from document_texts(corpus, range(start, min(start + _ROWS_AT_ONCE, len(corpus))))
 

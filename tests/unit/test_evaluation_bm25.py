@@ -1,0 +1,73 @@
+"""BM25 as a baseline: its formula, and what it reads of documents and queries."""
+
+import math
+
+import pytest
+from datasets import Dataset
+from mteb._create_dataloaders import _retrieval_texts
+from mteb.mocks.mock_tasks import retrieval as mocks
+from mteb.models.model_implementations import bm25 as of_mteb
+from mteb.types import PromptType
+
+from rayembed.evaluation.bm25 import Bm25
+
+TASK = mocks.MockRetrievalTask()
+
+
+def found_by(model, data, task, subset="default"):
+    where = {"task_metadata": task.metadata, "hf_split": "test", "hf_subset": subset}
+    model.index(data["corpus"], **where, encode_kwargs={})
+    return model.search(data["queries"], **where, top_k=10, encode_kwargs={})
+
+
+def test_bm25_is_lucenes_formula():
+    """idf · tf / (tf + k1 · (1 - b + b · length / mean length)) for a word in one of two texts."""
+    corpus = Dataset.from_dict({"id": ["a", "b"], "text": ["red fox", "blue whale sings"]})
+    queries = Dataset.from_dict({"id": ["q", "none"], "text": ["fox", "unknown"]})
+    found = found_by(Bm25(), {"corpus": corpus, "queries": queries}, TASK)
+    idf = math.log(1 + (2 - 1 + 0.5) / (1 + 0.5))
+    expected = idf / (1 + 1.5 * (1 - 0.75 + 0.75 * 2 / 2.5))
+    assert found["q"] == {"a": pytest.approx(expected, rel=1e-5)}
+    assert found["none"] == {}
+
+
+@pytest.mark.parametrize(
+    "mock", ["MockRetrievalTask", "MockInstructionRetrieval", "MockMultilingualRetrievalTask"]
+)
+def test_titles_and_instructions_are_read_as_mteb_reads_them(monkeypatch, mock):
+    # Without its stemmer, which is no part of ours.
+    plain = dict.fromkeys(of_mteb._ISO3_TO_LANG, ("en", None, None))
+    monkeypatch.setattr(of_mteb, "_ISO3_TO_LANG", plain)
+    task = getattr(mocks, mock)()
+    task.load_data()
+    for subset, splits in task.dataset.items():
+        wanted = found_by(of_mteb.BM25Search(), splits["test"], task, subset)
+        found = found_by(Bm25(), splits["test"], task, subset)
+        positive = {q: {d: s for d, s in of.items() if s > 0} for q, of in wanted.items()}
+        assert any(positive.values())
+        assert found == {
+            query: {document: pytest.approx(score, rel=1e-6) for document, score in of.items()}
+            for query, of in positive.items()
+        }
+
+
+def test_conversations_are_joined():
+    task = mocks.MockRetrievalDialogTask()
+    task.load_data()
+    queries = task.dataset["default"]["test"]["queries"]
+    texts = list(_retrieval_texts(queries, PromptType.query))
+    corpus = Dataset.from_dict({"id": ["a", "b"], "text": [f"{text} twice" for text in texts]})
+    joined = Dataset.from_dict({"id": queries["id"], "text": texts})
+    found = found_by(Bm25(), {"corpus": corpus, "queries": queries}, task)
+    assert all(found.values())
+    assert found == found_by(Bm25(), {"corpus": corpus, "queries": joined}, TASK)
+
+
+def test_what_stands_in_the_title_alone_is_found():
+    names = [f"entity{i}" for i in range(20)]
+    corpus = Dataset.from_dict(
+        {"id": names, "title": names, "text": ["it is in the north"] * len(names)}
+    )
+    queries = Dataset.from_dict({"id": names, "text": [f"where is {name}" for name in names]})
+    found = found_by(Bm25(), {"corpus": corpus, "queries": queries}, TASK)
+    assert [next(iter(documents)) for documents in found.values()] == names
