@@ -322,7 +322,7 @@ def test_plain_encoder_is_taken_with_mean_pooling(encoder):
     ("file", "old", "new", "message"),
     [
         ("modules.json", "models.Normalize", "models.LSTM", "supported are"),
-        ("1_Pooling/config.json", "mean_tokens", "max_token", "pools by"),
+        ("1_Pooling/config.json", "mean_tokens", "max_token", "pooling_mode_max_token=True"),
         ("sentence_bert_config.json", "false", "true", "lower-casing"),
     ],
 )

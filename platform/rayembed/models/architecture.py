@@ -225,6 +225,14 @@ class Architecture:
         """Write what sentence-transformers reads; the entries of `modules.json`."""
         return [SentenceModule("", OWN_MODULE)]
 
+    def check_sentence_files(self, config: Any, folder: Path) -> None:
+        """Check that what `write_sentence_files` wrote says what the settings say.
+
+        Raises:
+            ArtifactError: it says another thing.
+        """
+        return None
+
     def write_part_settings(self, part: Any, folder: Path) -> None:
         """Write the config.json of a pretrained part."""
         part.config.save_pretrained(str(folder))

@@ -173,6 +173,16 @@ def num_positions(model: Any) -> int | None:
     return learnt.num_embeddings - max(_unused(learnt), int(getattr(learnt, "offset", 0)))
 
 
+def row_positions(model: Any) -> int | None:
+    """Number of learnt positions that are counted from a row's start, with padding before a text.
+
+    None if positions are computed, or counted over a text's own tokens, as RoBERTa and OPT do.
+    """
+    learnt = _learnt_positions(model)
+    counts_tokens = learnt is None or _unused(learnt) > 0 or hasattr(learnt, "offset")
+    return None if learnt is None or counts_tokens else learnt.num_embeddings
+
+
 def first_position(model: Any) -> int:
     """Position id of a text's first token; RoBERTa and XLM-R count from the padding's id on."""
     learnt = _learnt_positions(model)
@@ -196,6 +206,7 @@ def _settings(folder: Path, config: BackboneConfig, mask: Mask) -> Any:
     if config.num_layers is not None:
         cut_layers(settings, config.num_layers)
     settings.use_cache = False
+    settings.chunk_size_feed_forward = 0  # saves memory, and fails for most lengths of a text
     if mask == "bidirectional":
         remove_causal_mask(settings)
     return settings
@@ -241,12 +252,18 @@ def check_backbone(folder: Path) -> Any:
         ArtifactError: no configuration, an unknown architecture, or an encoder with a decoder.
     """
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
 
     check_for_transformers(folder)
+    if (folder / "adapter_config.json").is_file():
+        raise ArtifactError(
+            f"the model in {str(folder)!r} has adapters of PEFT (adapter_config.json), which are "
+            "not read; merge them (merge_and_unload in PEFT) and save the whole model"
+        )
     try:
         # Unsaid, a terminal would be asked whether to run the folder's own code.
         settings = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise ArtifactError(f"no transformers model in {str(folder)!r}: {error}") from error
     if getattr(settings, "is_encoder_decoder", False):
         raise ArtifactError(

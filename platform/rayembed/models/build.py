@@ -13,6 +13,7 @@ from rayembed.models.kept_zeros import keep_zeros
 from rayembed.models.lora import add_lora
 from rayembed.models.start import find_start
 from rayembed.models.transformer_model import TransformerModel
+from rayembed.models.vocabulary import check_words
 
 Folders = Path | Mapping[str, Path]
 """Folder of the backbone, or of each pretrained part by its setting (`backbone`, `encoder`)."""
@@ -51,6 +52,7 @@ def build_model(config: ModelConfig, folders: Folders, *, seed: int) -> Transfor
             architecture.start_head(config, head, parts)
         choose_trained(config, parts)
     model = architecture.assemble(config, parts, head, tokenizer)
+    check_words(model)
     if config.keep_zeros:
         keep_zeros(model, folders, head=start.load_head is not None)
     return model.train()
@@ -77,6 +79,7 @@ def check_buildable(config: ModelConfig, folders: Folders) -> TransformerModel:
         head = architecture.build_head(config, shapes_of(parts))
         choose_trained(config, parts)
         model = architecture.assemble(config, parts, head, tokenizer)
+    check_words(model)
     if config.keep_zeros:
         keep_zeros(model, folders, head=start.load_head is not None)
     return model

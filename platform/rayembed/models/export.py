@@ -174,14 +174,18 @@ def _let_all_read(folder: Path) -> None:
 
 
 def _padding_tokenizer(model: "TransformerModel") -> Any:
-    """Tokenizer of transformers; one for sentence-transformers alone pads with EOS if it must.
+    """Tokenizer of transformers; one for sentence-transformers alone pads with EOS if it must, and
+    cuts texts at their end.
 
     sentence-transformers would not make a batch otherwise; what is padding stands in the mask.
     """
     pretrained = model.part_tokenizers["backbone"]
-    if pretrained.pad_token is None and model.config.has_plain_format:
+    padded = pretrained.pad_token is not None
+    if model.config.has_plain_format and not (padded and pretrained.truncation_side == "right"):
         pretrained = copy.deepcopy(pretrained)
-        pretrained.pad_token = pretrained.eos_token
+        pretrained.truncation_side = "right"
+        if not padded:
+            pretrained.pad_token = pretrained.eos_token
     return pretrained
 
 
@@ -198,11 +202,13 @@ def _write_sentence_files(
             for i, module in enumerate(modules)
         ],
     )
+    width: int | None = getattr(model.config, "width", None)
     write_json(
         folder / "config_sentence_transformers.json",
         {
             "prompts": prompts_to_save(model.config, instructions, model.default_instructions),
             "default_prompt_name": None,
             "similarity_fn_name": "cosine",
+            **({} if width is None else {"truncate_dim": width}),
         },
     )

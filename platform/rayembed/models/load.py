@@ -2,12 +2,13 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from rayembed.config.backbone import Dtype, DtypeSetting
 from rayembed.config.model import ModelConfig
+from rayembed.config.types import Role
 from rayembed.errors import ArtifactError
 from rayembed.hardware import Precision, auto_precision, settled, wide_enough
 from rayembed.models.architecture import Published, architecture_of, published_in
@@ -25,7 +26,10 @@ from rayembed.models.saved_folder import (
     read_settings,
     saved_dimensions,
 )
+from rayembed.models.sentence_folder import Stated, check_default_prompt, read_stated
+from rayembed.models.tokens import check_vocabulary
 from rayembed.models.transformer_model import TransformerModel
+from rayembed.models.vocabulary import check_words
 
 
 def load_model(
@@ -50,11 +54,15 @@ def load_model(
     folder = Path(folder)
     _check_is_model(folder)
     if read_graph(folder) is not None:
+        _check_saved(folder)
         return load_runtime_model(folder)
     dtype = dtype or computed_dtype(folder, on=str(device))
     if (folder / SETTINGS_FILE).is_file():
+        _check_saved(folder)
         return load_saved(folder, dtype=dtype).to(device)
-    return published(folder).load(dtype).to(device)
+    model = published(folder).load(dtype)
+    check_words(model)
+    return model.to(device)
 
 
 def load_as_saved(folder: Path) -> TransformerModel:
@@ -90,6 +98,7 @@ def load_saved(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
     load_head(head, folder / POOLING_FILE, torch_dtype(config.backbone.dtype))
     tokenizer = architecture.tokenizer(config, folders)
     model = architecture.assemble(config, parts, head, tokenizer).eval()
+    check_words(model)
     architecture.read_more(model, folder)
     model.default_instructions = default_instructions(folder)
     return model
@@ -104,7 +113,44 @@ def published(folder: Path) -> Published:
     found = published_in(folder)
     if found is None:
         raise ArtifactError(f"no architecture reads the model in {str(folder)!r}")
+    if (folder / "modules.json").is_file():
+        _check_stated(folder, found.config)
     return found
+
+
+def _check_saved(folder: Path) -> None:
+    """Raise where files for sentence-transformers say other things than rayembed.json.
+
+    Both are written at once, and sentence-transformers reads its own alone.
+    """
+    config = read_settings(folder)
+    if not (folder / "modules.json").is_file():
+        return
+    stated = _check_stated(folder, config)
+    defaults = default_instructions(folder)
+    for role in get_args(Role):
+        prompt = config.prompt(defaults.get(role, ""), role)
+        if stated.prompts.get(role, prompt) != prompt:
+            raise ArtifactError(
+                f"config_sentence_transformers.json in {str(folder)!r} has the prompt "
+                f"{stated.prompts[role]!r} of {role} texts, and {SETTINGS_FILE} {prompt!r}; one of "
+                "them was changed: export the model again, or make both the same"
+            )
+    architecture_of(config).check_sentence_files(config, folder)
+
+
+def _check_stated(folder: Path, config: ModelConfig) -> Stated:
+    """Raise where config_sentence_transformers.json asks for what the settings do not."""
+    stated = read_stated(folder)
+    check_default_prompt(folder, stated, config.prompt("", "document"))
+    width: int | None = getattr(config, "width", None)
+    if stated.width not in (None, width):
+        raise ArtifactError(
+            f"config_sentence_transformers.json in {str(folder)!r} has truncate_dim={stated.width},"
+            f" and the model's vectors are {'whole' if width is None else f'{width} wide'}; set "
+            "truncate_dim to null, and name the width where vectors are used (`dimensions`)"
+        )
+    return stated
 
 
 def computed_dtype(
@@ -185,6 +231,7 @@ def check_loadable(folder: Path) -> ModelConfig:
     """
     _check_is_model(folder)
     if (folder / SETTINGS_FILE).is_file():
+        _check_saved(folder)
         config = read_settings(folder)
         folders = part_folders(config, folder)
         if read_graph(folder) is not None:
@@ -202,7 +249,11 @@ def check_loadable(folder: Path) -> ModelConfig:
         found = published(folder)
         config, folders = found.config, {"backbone": found.transformer}
         found.check()
-    architecture_of(config).tokenizer(config, folders)
+    tokenizer = architecture_of(config).tokenizer(config, folders)
+    stated = read_json(folders["backbone"] / "config.json")
+    words = (stated.get("text_config") or stated).get("vocab_size")
+    if isinstance(words, int):
+        check_vocabulary(tokenizer.pretrained, words, f"the model in {str(folder)!r}")
     for at in folders.values():
         if not any(path.suffix in (".safetensors", ".bin") for path in at.iterdir()):
             raise ArtifactError(

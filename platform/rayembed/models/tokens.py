@@ -53,6 +53,8 @@ class TextTokenizer:
         self._pool_prompt = pool_prompt
         self._template = template
         self.prefixes: dict[Role, str] = dict(prefixes or {})
+        self.without_embedding: frozenset[int] = frozenset()
+        """Ids that fail a pass, see `check_vocabulary`."""
         for role, length in max_lengths.items():
             if length <= len(prefix) + len(suffix):
                 raise ConfigError(
@@ -99,6 +101,12 @@ class TextTokenizer:
     ) -> Tokens:
         ids = encoding.ids
         num_prompt = _num_prompt_tokens(encoding.offsets, len(prompt)) if prompt else 0
+        if not self.without_embedding.isdisjoint(ids):
+            own = self.pretrained.convert_ids_to_tokens(sorted(self.without_embedding))
+            raise DataError(
+                f"the {role} {shown(text)} holds one of the tokens {own}, for which the model has "
+                "no embedding; leave it out"
+            )
         if not allow_empty and (len(ids) == num_prompt or not text.strip()):
             raise without_tokens(text, role)
         if prompt and num_prompt >= self.budget(role) and len(ids) > num_prompt:
@@ -325,6 +333,76 @@ def append_stated_eos(pretrained: Any, folder: Path) -> None:
         pair=[*before, "$A", *behind, *before, "$B", *behind],
         special_tokens=sorted({*special, (eos, pretrained.eos_token_id)}),
     )
+
+
+def check_tokenizer(pretrained: Any, folder: Path, positions: int | None) -> None:
+    """Raise for tokenizer settings by which transformers makes inputs that are not made here.
+
+    Here texts are cut at their end, read behind each other or with padding behind them, and are of
+    one token type. What else tokenizers are set to, `tokenizers` itself does for both.
+
+    Args:
+        pretrained: as read from the folder.
+        positions: learnt positions of the model that are counted from the row's start, padding
+            included; None: it has none.
+
+    Raises:
+        ArtifactError: such a setting, by its name.
+    """
+    names, backend = pretrained.model_input_names, pretrained.backend_tokenizer
+    types = set(backend.encode("a").type_ids) if "token_type_ids" in names else {0}
+    dropout = getattr(backend.model, "dropout", None)
+    wrong = {
+        "truncation_side": (pretrained.truncation_side, pretrained.truncation_side != "right"),
+        "padding_side": (
+            pretrained.padding_side,
+            pretrained.padding_side != "right" and positions is not None,
+        ),
+        "split_special_tokens": (True, pretrained.split_special_tokens),
+        "model_input_names": (names, not {"input_ids", "attention_mask"} <= set(names)),
+        "token type": (sorted(types), types != {0}),
+        "dropout": (dropout, bool(dropout)),
+    }
+    for name, (value, refused) in wrong.items():
+        if refused:
+            raise ArtifactError(
+                f"the tokenizer in {str(folder)!r} has {name}={value!r} (tokenizer_config.json or "
+                "tokenizer.json), by which transformers makes other inputs of a text than rayembed "
+                "does; evaluate it as it is by the reference `st:` and its path, or save the "
+                "tokenizer with its default"
+            )
+
+
+def check_vocabulary(pretrained: Any, words: int, where: str) -> frozenset[int]:
+    """Ids of placeholders for images and the like, in texts alone, that have no embedding.
+
+    Such ids fail a pass: Gemma 3's text models have tokenizers with one for images.
+
+    Args:
+        words: number of the model's embeddings.
+        where: what to call the model in messages.
+
+    Raises:
+        ArtifactError: other tokens have no embedding.
+    """
+    added = pretrained.added_tokens_decoder
+    largest = max(
+        [pretrained.backend_tokenizer.get_vocab_size(with_added_tokens=False) - 1, *added]
+    )
+    if largest < words:
+        return frozenset()
+    kinds = ("image", "audio", "video")
+    placeholders = {getattr(pretrained, f"{kind}_token_id", None) for kind in kinds}
+    missing = [i for i in range(words, largest + 1) if i not in placeholders]
+    if missing:
+        shown = [pretrained.convert_ids_to_tokens(i) for i in missing[:3]]
+        raise ArtifactError(
+            f"the tokenizer of {where} has {len(missing)} tokens behind the model's {words} "
+            f"embeddings, such as {shown}; resize the model's embeddings "
+            "(resize_token_embeddings in transformers), or take the tokenizer that it was "
+            "trained with"
+        )
+    return frozenset(range(words, largest + 1))
 
 
 def shown(text: str) -> str:

@@ -127,4 +127,6 @@ class PooledTransformer(TransformerModel):
             positions = self._first_position + batch["position_ids"]
             states = packed_states(self.backbone, packed, positions, input_ids=ids)
         pooled = self.pooling(states, layout, batch["pool_mask"])
+        if pooled.shape[1] > self.dimensions[0]:
+            pooled = pooled[:, : self.dimensions[0]]
         return EmbedOutput(functional.normalize(pooled, dim=-1))

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayembed.errors import ArtifactError
-from rayembed.models.tokens import special_layout, without_settings
+from rayembed.models.tokens import (
+    TextTokenizer,
+    check_vocabulary,
+    special_layout,
+    without_settings,
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,23 @@ def vocabulary_of(pretrained: Any, where: str) -> Vocabulary:
         special_ids=tuple(sorted(map(int, pretrained.all_special_ids))),
         num_words=len(pretrained),
     )
+
+
+def check_words(model: Any) -> None:
+    """Check that each part of a model has an embedding for each token of its tokenizer.
+
+    Args:
+        model: a `transformer_model.TransformerModel`.
+
+    Raises:
+        ArtifactError: a token has none.
+    """
+    for name, part in model.parts.items():
+        words = part.get_input_embeddings().num_embeddings
+        pretrained = model.part_tokenizers[name]
+        missing = check_vocabulary(pretrained, words, f"the {name}")
+        if isinstance(model.tokenizer, TextTokenizer) and pretrained is model.tokenizer.pretrained:
+            model.tokenizer.without_embedding = missing
 
 
 def tokens_fingerprint(pretrained: Any) -> str:

@@ -2,10 +2,13 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
+from rayembed.assets.sentence_modules import is_own_format
 from rayembed.config.pooling import ProjectionConfig
+from rayembed.errors import ArtifactError
 from rayembed.models.architecture import (
     Architecture,
     Folders,
@@ -14,7 +17,12 @@ from rayembed.models.architecture import (
     SentenceModule,
     Shapes,
 )
-from rayembed.models.backbones import check_backbone, load_backbone, torch_dtype
+from rayembed.models.backbones import (
+    empty_backbone,
+    load_backbone,
+    row_positions,
+    torch_dtype,
+)
 from rayembed.models.biencoder.checkpoint import (
     EncoderFolder,
     published_width,
@@ -26,8 +34,13 @@ from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.contract import PromptTokenizer
 from rayembed.models.pooling import ProjectedPooling, build_pooling
 from rayembed.models.saved_folder import SETTINGS_FILE
-from rayembed.models.sentence_folder import load_projections, read_modules
-from rayembed.models.tokens import PrefixTokenizer, append_stated_eos, pretrained_tokenizer
+from rayembed.models.sentence_folder import load_projections, read_modules, read_stated
+from rayembed.models.tokens import (
+    PrefixTokenizer,
+    append_stated_eos,
+    check_tokenizer,
+    pretrained_tokenizer,
+)
 from rayembed.models.transformer_model import PooledTransformer
 
 
@@ -36,6 +49,13 @@ class BiEncoder(PooledTransformer):
 
     config: BiEncoderConfig
     tokenizer: PrefixTokenizer
+
+    def __init__(
+        self, config: BiEncoderConfig, backbone: Any, pooling: nn.Module, tokenizer: PromptTokenizer
+    ) -> None:
+        super().__init__(config, backbone, pooling, tokenizer)
+        whole = self.dimensions[0]
+        self.dimensions = (min(whole, config.width or whole),)
 
 
 class BiEncoderArchitecture(Architecture):
@@ -73,13 +93,15 @@ class BiEncoderArchitecture(Architecture):
         """Remark that a folder of sentence-transformers pools in another way."""
         if (folder / SETTINGS_FILE).is_file() or not (folder / "modules.json").is_file():
             return None
-        pooling = read_modules(folder).pooling
-        if config.pooling == pooling:
+        pooling, width = read_modules(folder).pooling, read_stated(folder).width
+        if config.pooling != pooling:
+            return (
+                f"the start model pools by {pooling.kind}, this run by {config.pooling.kind} "
+                "(model.pooling.kind)"
+            )
+        if config.width == width:
             return None
-        return (
-            f"the start model pools by {pooling.kind}, this run by {config.pooling.kind} "
-            "(model.pooling.kind)"
-        )
+        return f"the start model cuts vectors at {width}, this run at {config.width} (model.width)"
 
     def published(self, folder: Path) -> Published | None:
         """An encoder in the format of sentence-transformers or of transformers."""
@@ -89,9 +111,34 @@ class BiEncoderArchitecture(Architecture):
             found.transformer,
             width=partial(published_width, found),
             load=lambda dtype: self._load(read_encoder_folder(folder, dtype=dtype)),
-            check=partial(check_backbone, found.transformer),
+            check=partial(self._check, found),
             in_float16=partial(self._load_float16, found),
         )
+
+    def _check(self, found: EncoderFolder) -> None:
+        backbone = empty_backbone(found.transformer, found.config.backbone, mask="own")
+        check_tokenizer(
+            pretrained_tokenizer(found.transformer), found.transformer, row_positions(backbone)
+        )
+
+    def check_sentence_files(self, config: BiEncoderConfig, folder: Path) -> None:
+        """Check pooling, projections and length, and the width by config_sentence_transformers."""
+        if is_own_format(folder):  # a graph, of which sentence-transformers reads no modules
+            return
+        modules = read_modules(folder)
+        pairs = {
+            "pooling": (modules.pooling, config.pooling),
+            "projections": (modules.projections, config.projections),
+            "max_seq_length": (modules.max_length, max(config.max_lengths.values())),
+            "truncate_dim": (read_stated(folder).width, config.width),
+        }
+        for name, (stated, own) in pairs.items():
+            if stated != own:
+                raise ArtifactError(
+                    f"the files for sentence-transformers in {str(folder)!r} have {name}={stated}, "
+                    f"and {SETTINGS_FILE} {own}; one of them was changed: export the model again, "
+                    "or make both the same"
+                )
 
     def _load_float16(self, found: EncoderFolder) -> BiEncoder | None:
         if not saved_in_float16(found):
@@ -104,6 +151,8 @@ class BiEncoderArchitecture(Architecture):
     def _load(self, found: EncoderFolder) -> BiEncoder:
         config, transformer, dense = found
         parts = {"backbone": load_backbone(transformer, config.backbone, mask="own")}
+        pretrained = pretrained_tokenizer(transformer)
+        check_tokenizer(pretrained, transformer, row_positions(parts["backbone"]))
         head = self.build_head(config, {"backbone": parts["backbone"].config})
         load_projections(head, dense)
         head.to(torch_dtype(config.backbone.dtype))

@@ -1,6 +1,6 @@
 """Bi-encoders in usual formats: sentence-transformers' or plain transformers'."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,14 +8,18 @@ from rayembed.config.backbone import BackboneConfig, Dtype
 from rayembed.config.pooling import MeanPooling, ProjectionConfig
 from rayembed.errors import ArtifactError
 from rayembed.models.architecture import SentenceModule
+from rayembed.models.backbones import check_backbone, empty_backbone, num_positions
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.files import read_header, read_json, weight_paths, write_json
 from rayembed.models.sentence_folder import (
     ACTIVATIONS,
     POOLING_KEYS,
     Modules,
+    Stated,
+    check_default_prompt,
     mode_of,
     read_modules,
+    read_stated,
     stated_dtype,
 )
 from rayembed.models.transformer_model import PooledTransformer
@@ -42,23 +46,23 @@ def read_encoder_folder(folder: Path, *, dtype: Dtype | None = None) -> EncoderF
     Raises:
         ArtifactError: parts or settings by which a bi-encoder would give other vectors.
     """
-    modules = Modules(folder, MeanPooling(), (), (), normalized=False)
-    settings: dict[str, Any] = {}
+    modules = Modules(folder, MeanPooling(), (), (), normalized=False, max_length=None)
+    stated = Stated({}, "", None, None)
     if (folder / "modules.json").is_file():
-        modules = read_modules(folder)
-        if (folder / "config_sentence_transformers.json").is_file():
-            settings = read_json(folder / "config_sentence_transformers.json")
-        _check_similarity(folder, settings, normalized=modules.normalized)
-    prompts = settings.get("prompts") or {}
+        modules, stated = read_modules(folder), read_stated(folder)
+        _check_similarity(folder, stated, normalized=modules.normalized)
+    prompts = stated.prompts
     document = next((prompts[n] for n in ("document", "passage", "corpus") if prompts.get(n)), "")
-    length = _max_length(modules.transformer)
+    check_default_prompt(folder, stated, document)
+    length = _max_length(modules.transformer, modules.max_length)
     config = BiEncoderConfig(
         backbone=BackboneConfig(
             path=str(modules.transformer), dtype=dtype or stated_dtype(modules.transformer)
         ),
         pooling=modules.pooling,
         projections=modules.projections,
-        query_prefix=prompts.get("query") or "",
+        width=stated.width,
+        query_prefix=prompts.get("query", ""),
         document_prefix=document,
         query_max_length=length,
         document_max_length=length,
@@ -72,6 +76,11 @@ def published_width(found: EncoderFolder) -> int:
     Raises:
         ArtifactError: they state none.
     """
+    whole = _whole_width(found)
+    return min(whole, found.config.width or whole)
+
+
+def _whole_width(found: EncoderFolder) -> int:
     if found.config.projections:
         return found.config.projections[-1].width
     stated = read_json(found.transformer / "config.json")
@@ -130,30 +139,40 @@ def _write_projections(head: Any, configs: Sequence[ProjectionConfig], folder: P
         safetensors.torch.save_file(state, folder / f"{i}_Dense" / "model.safetensors")
 
 
-def _check_similarity(folder: Path, settings: Mapping[str, Any], *, normalized: bool) -> None:
+def _check_similarity(folder: Path, stated: Stated, *, normalized: bool) -> None:
     """Raise for a model whose vectors are compared by more than their direction."""
-    similarity = settings.get("similarity_fn_name")
-    if similarity not in (None, "cosine") and not (
-        normalized and similarity in ("dot", "euclidean")
-    ):
+    # What is cut behind the Normalize module is of unit length no longer.
+    unit = normalized and stated.width is None
+    if stated.similarity not in (None, "cosine", *(("dot", "euclidean") if unit else ())):
+        why = "" if normalized else " without normalising them"
+        why += "" if stated.width is None else f" and cuts them (truncate_dim={stated.width})"
         raise ArtifactError(
-            f"{str(folder)!r} compares vectors by {similarity!r}"
-            f"{'' if normalized else ' without normalising them'}; rayembed's vectors are of unit "
-            "length, so supported are 'cosine', and 'dot' behind a Normalize module"
+            f"{str(folder)!r} compares vectors by {stated.similarity!r}{why} "
+            "(similarity_fn_name); rayembed's vectors are of unit length, so supported are "
+            "'cosine', and 'dot' behind a Normalize module"
         )
 
 
-def _max_length(transformer: Path) -> int:
-    """Smallest length limit stated in the folder, as in sentence-transformers."""
-    path = transformer / "sentence_bert_config.json"
-    settings = read_json(path) if path.is_file() else {}
-    if isinstance(settings.get("max_seq_length"), int):
-        return int(settings["max_seq_length"])
-    path = transformer / "tokenizer_config.json"
-    limits = [
-        (read_json(path) if path.is_file() else {}).get("model_max_length"),
-        read_json(transformer / "config.json").get("max_position_embeddings"),
-    ]
+def _max_length(transformer: Path, stated: int | None) -> int:
+    """Largest number of tokens of a text, as in sentence-transformers, and at most that of learnt
+    positions, behind which sentence-transformers fails.
+
+    Args:
+        stated: of the Transformer module; None: the smaller of tokenizer's and transformer's, by
+            transformers' own configuration, since families have names and defaults of their own.
+    """
+    settings = check_backbone(transformer)
+    limit = getattr(settings, "max_position_embeddings", None)
+    limits: list[object] = [stated]
+    if stated is None:
+        path = transformer / "tokenizer_config.json"
+        tokenizer = read_json(path) if path.is_file() else {}
+        limits = [tokenizer.get("model_max_length", tokenizer.get("max_len")), limit]
+    # RoBERTa's positions count from behind the padding's id on.
+    unused = 1 + (getattr(settings, "pad_token_id", None) or 0)
+    if limit is not None and (stated is None or stated > limit - unused):
+        backbone = BackboneConfig(path=str(transformer), dtype="float32")
+        limits.append(num_positions(empty_backbone(transformer, backbone, mask="own")))
     found = [int(n) for n in limits if isinstance(n, int | float) and 0 < n < _UNLIMITED]
     if not found:
         raise ArtifactError(f"{str(transformer)!r} states no maximum length of a text")

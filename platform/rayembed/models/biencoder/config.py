@@ -2,6 +2,8 @@
 
 from typing import ClassVar, Literal
 
+from pydantic import Field, PositiveInt
+
 from rayembed.config.architecture import ArchitectureConfig
 from rayembed.config.lora import LoraConfig
 from rayembed.config.pooling import MeanPooling, PlainPooling, ProjectionConfig
@@ -18,6 +20,10 @@ class BiEncoderConfig(ArchitectureConfig):
     projections: tuple[ProjectionConfig, ...] = ()
     """Projections of the pooled vector, in order. Initialised from the start model's Dense modules,
     which must have these shapes, or randomly if it has none."""
+    # Left out while it is not set, so that fingerprints of models from before it was there stay.
+    width: PositiveInt | None = Field(default=None, exclude_if=lambda width: width is None)
+    """Width of the vectors, which are cut to their first numbers (`truncate_dim` in
+    sentence-transformers); None: all numbers."""
     lora: LoraConfig | None = None
     """LoRA adapters; None trains the whole backbone."""
     query_prefix: str = ""
