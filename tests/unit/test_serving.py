@@ -10,17 +10,21 @@ import time
 import httpx
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from tiny_folders import ARCHITECTURES, save_nvembed
 
-from rayembed.config.serving import Limits
-from rayembed.errors import WorkerError
+from rayembed.api.embedder import Embedder
+from rayembed.config.serving import Limits, ServedModel
+from rayembed.config.settings import parse
+from rayembed.errors import ArtifactError, ConfigError, WorkerError
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
 from rayembed.serving import on_ray as serving_on_ray
-from rayembed.serving.app import digest, make_app
+from rayembed.serving.app import _metrics, digest, make_app
 from rayembed.serving.batcher import Batcher
-from rayembed.serving.service import EmbeddingService
+from rayembed.serving.routes import Embedded, _ranked
+from rayembed.serving.service import EmbeddingService, State
 
 TEXTS = ["Paris is the capital of France", "the quick brown fox", "7 wonders"]
 SMALL = Limits(texts=3, characters=100, body_bytes=4000, waiting_texts=5)
@@ -550,3 +554,134 @@ def test_a_full_queue_is_told(model):
     assert answer.status_code == 503
     assert "4 texts wait already" in answer.json()["error"]["message"]
     assert service.waiting_texts == 4
+
+
+@pytest.fixture
+def sick(tmp_path):
+    """A service of a model that gives NaN for texts with the word `fox`."""
+    model = load_model(save_nvembed(tmp_path / "model"))
+    with torch.no_grad():
+        words = model.backbone.get_input_embeddings().weight
+        healthy = set(model.tokenizer([TEXTS[2]], "document")[0]["input_ids"].tolist())
+        fox = set(model.tokenizer([TEXTS[1]], "document")[0]["input_ids"].tolist()) - healthy
+        words[sorted(fox)] = float("nan")
+    return EmbeddingService("sick", model)
+
+
+SICK, WELL = TEXTS[1], TEXTS[2]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": [WELL, SICK]}),
+        ("/v1/embeddings", {"input": SICK, "encoding_format": "base64"}),
+        ("/v1/embeddings", {"input": SICK, "encoding_format": "int8"}),
+        ("/v1/embeddings", {"input": SICK, "encoding_format": "ubinary"}),
+        ("/embed", {"inputs": SICK}),
+        ("/rerank", {"query": SICK, "texts": [WELL]}),
+        ("/v1/rerank", {"query": WELL, "documents": [SICK]}),
+    ],
+)
+def test_numbers_that_are_not_finite_are_never_handed_out(sick, path, body):
+    client = TestClient(app_of(sick))
+    answer = client.post(path, json=body)
+    assert answer.status_code == 500, answer.text
+    assert "not finite, or all zero" in answer.json()["error"]["message"]
+    assert client.post("/v1/embeddings", json={"input": WELL}).status_code == 200
+
+
+def test_who_shares_a_batch_with_a_bad_text_is_answered_and_health_tells(sick):
+    client = TestClient(app_of(sick))
+
+    async def together():
+        return await asyncio.gather(
+            *(sick.answer("/v1/embeddings", {"input": text}) for text in (WELL, SICK, WELL)),
+            return_exceptions=True,
+        )
+
+    first, bad, last = asyncio.run(together())
+    assert (bad.status, first.truncated, last.truncated) == (500, 0, 0)
+    assert client.get("/health").status_code == 200
+    for _ in range(3):
+        assert client.post("/v1/embeddings", json={"input": SICK}).status_code == 500
+    assert client.get("/health").status_code == 503
+    assert client.post("/v1/embeddings", json={"input": WELL}).status_code == 200
+    assert client.get("/health").status_code == 200
+
+
+def test_encode_in_python_refuses_numbers_that_are_not_finite(sick):
+    embedder = Embedder(sick._model, "sick")
+    assert embedder.encode([WELL]).shape == (1, 32)
+    for texts in (SICK, [WELL, SICK], iter([WELL, SICK])):
+        with pytest.raises(ArtifactError, match=r"not finite.* 1 texts.*the quick brown fox"):
+            embedder.encode(texts)
+
+
+def test_a_body_that_comes_too_slowly_ends_with_the_request(model):
+    """And others are answered meanwhile, until too many bodies are open."""
+    limits = Limits(request_seconds=0.4, open_bodies=2)
+    app = app_of(EmbeddingService("tiny", model, limits=limits))
+
+    async def slow():
+        while True:
+            yield b" "
+            await asyncio.sleep(0.02)
+
+    async def run():
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+
+            async def ask(number):
+                body = {"json": {"input": "x"}} if number == 0 else {"content": slow()}
+                return await client.post("/v1/embeddings", **body)
+
+            began = time.monotonic()
+            one = asyncio.create_task(ask(1))
+            await asyncio.sleep(0.1)
+            assert (await ask(0)).status_code == 200
+            two = asyncio.create_task(ask(2))
+            await asyncio.sleep(0.1)
+            full = await ask(0)
+            assert (full.status_code, full.headers["Retry-After"]) == (503, "2")
+            found = [await one, await two]
+            assert (await ask(0)).status_code == 200, "their places are free again"
+            return found, time.monotonic() - began
+
+    answers, seconds = asyncio.run(run())
+    assert [answer.status_code for answer in answers] == [408, 408]
+    assert "not sent within 0.4 seconds" in answers[0].json()["error"]["message"]
+    assert seconds < 5
+
+
+def unit_rows(random, number):
+    rows = random.standard_normal((number, 384)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def test_equal_documents_keep_their_order_and_have_one_score():
+    """Of matrix products by BLAS the last rows are summed in another way than those before them."""
+    random = np.random.default_rng(0)
+    for number in (5, 7, 11, 13) * 5:
+        query, document, better = unit_rows(random, 3)
+        vectors = np.stack([query, *[document] * number, query + better])
+        ranked = _ranked(Embedded(vectors, range(number + 2), 0, []))
+        equal = [(index, score) for index, score in ranked if index != number]
+        assert [index for index, _ in equal] == list(range(number))
+        assert len({score for _, score in equal}) == 1
+
+
+def test_similarities_are_at_most_one():
+    vectors = unit_rows(np.random.default_rng(0), 300)
+    for row in range(300):
+        ranked = _ranked(Embedded(vectors, [row, *range(300)], 0, []))
+        assert ranked[0][0] == row
+        assert 1 - 1e-6 < ranked[0][1] <= 1
+
+
+def test_a_name_with_a_line_break_is_refused_and_escaped():
+    for name in ("a\nb", "a\u2028b", "a\tb", "a:b"):
+        with pytest.raises(ConfigError, match="name"):
+            parse(ServedModel, {"name": name, "model": "m"})
+    text = _metrics({'a\n"b\\': State(True, {"texts": 1}, 0)})
+    assert 'rayembed_texts_total{model="a\\n\\"b\\\\"} 1\n' in text

@@ -1,7 +1,7 @@
 """A loaded model: texts in, vectors out."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +45,16 @@ class Embedder:
                 characters) the vector of the model's special tokens, in place of an error.
 
         Raises:
+            ArtifactError: the model gives no finite numbers for a text.
             ConfigError: no such role.
             DataError: what is given is no text, or a text has no visible character.
         """
-        from rayembed.models.encoding import encode
+        from rayembed.models.encoding import encode, no_unit_vectors
 
+        if isinstance(texts, Iterable) and not isinstance(texts, str):
+            texts = list(texts)
         with EncodingProgress() as progress:
-            return encode(
+            vectors = encode(
                 self.model,
                 texts,
                 role=role,
@@ -60,6 +63,15 @@ class Embedder:
                 allow_empty=allow_empty,
                 progress=progress,
             )
+        wrong = no_unit_vectors(vectors.reshape(-1, vectors.shape[-1]))
+        if len(wrong):
+            text = texts if isinstance(texts, str) else texts[wrong[0]]
+            raise ArtifactError(
+                f"{self!r} gives numbers that are not finite, or all zero, for {len(wrong)} texts, "
+                f"the first of which is {text[:80]!r}: its weights are damaged, or overflow in its "
+                "number type; load the model again, in float32 where it was trained in that"
+            )
+        return vectors
 
     def encode_query(self, texts: str | Sequence[str], **options: Any) -> "np.ndarray":
         """Vectors of queries; see `encode`."""
@@ -76,8 +88,11 @@ class Embedder:
 
         Options are those of `encode`.
         """
+        import numpy as np
+
         vectors = self.encode_query(queries, **options)
-        found: np.ndarray = vectors @ self.encode_document(documents, **options).T
+        products = vectors @ self.encode_document(documents, **options).T
+        found: np.ndarray = np.clip(products, -1, 1)
         return found
 
     def __repr__(self) -> str:

@@ -18,12 +18,17 @@ class Limits(Settings):
     characters: PositiveInt = 100_000
     """Maximum characters of one text. The model reads the first tokens up to its own maximum
     length; the answer tells which texts were longer, and `truncate` false refuses them."""
-    body_bytes: PositiveInt = 64 * 2**20
-    """Maximum bytes of one request's body."""
+    body_bytes: PositiveInt = 8 * 2**20
+    """Maximum bytes of one request's body: 2,048 texts of 4,000 characters. While a body is parsed
+    the server answers nothing else, for up to a second where its 8 MiB are brackets."""
+    open_bodies: PositiveInt = 64
+    """Maximum requests whose bodies are being read; further ones are told to retry later. With
+    `body_bytes` it bounds the memory of clients that send slowly."""
     waiting_texts: PositiveInt = 16_384
     """Maximum texts queued in a replica; further requests are told to retry later."""
     request_seconds: PositiveFloat = 300.0
-    """Maximum seconds of one request; then it is answered by an error and worked on no longer."""
+    """Maximum seconds of one request, from its first byte on; then it is answered by an error and
+    worked on no longer."""
 
 
 class Autoscaling(Settings):
@@ -38,8 +43,8 @@ class Autoscaling(Settings):
 class ServedModel(Settings):
     """A model of a server, and the copies of it."""
 
-    name: str = Field(pattern="^[^:]+$")
-    """What requests call it."""
+    name: str = Field(pattern=r"^[^:\x00-\x1f\x7f\x85\u2028\u2029]+$")
+    """What requests call it; no colon, line break or other control character."""
     model: ModelReference = Field(min_length=1)
     """`models:/name@alias`, `models:/name/version`, or an asset reference of a model (a folder,
     `hf://org/name@revision`, `s3://…`, `gs://…`, `pypi://…`)."""

@@ -200,17 +200,24 @@ def check_vectors(model: EmbeddingModel, what: str) -> None:
     """
     context = corpus_context(model, PROBES) if model.uses_context else None
     vectors = encode(model, PROBES, role="document", instruction="", context=context)
-    # Infinite sums of squares make vectors of zeros. Written so that NaN fails.
-    right = np.abs(np.linalg.norm(vectors, axis=1) - 1) < _UNIT_ERROR
-    if not right.all():
-        bad = int(np.flatnonzero(~right)[0])
+    wrong = no_unit_vectors(vectors)
+    if len(wrong):
+        bad = int(wrong[0])
         raise ArtifactError(
-            f"{what}: its vectors of {int((~right).sum())} of {len(PROBES)} short texts are no "
+            f"{what}: its vectors of {len(wrong)} of {len(PROBES)} short texts are no "
             f"unit vectors (that of {PROBES[bad]!r} begins with {vectors[bad, :3].tolist()}), "
             "although its weights are finite: they overflow, so nothing can be searched with it "
             "and it is not handed on. Training has diverged, or its start was such: lower the "
             "learning rate, or warm up longer, and train under another --name"
         )
+
+
+def no_unit_vectors(vectors: np.ndarray) -> np.ndarray:
+    """Rows of (N, D) vectors that are not of length 1, as where a pass overflows or gives NaN."""
+    # Infinite sums of squares make vectors of zeros. Written so that NaN fails.
+    right = np.abs(np.linalg.norm(vectors, axis=1) - 1) < _UNIT_ERROR
+    found: np.ndarray = np.flatnonzero(~right)
+    return found
 
 
 def random_documents(documents: Iterable[str], number: int, *, seed: int) -> list[str]:

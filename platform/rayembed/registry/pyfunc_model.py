@@ -76,7 +76,8 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         A mapping, a text or a list of texts in place of a table is one request, too.
 
         Raises:
-            MlflowException: the request does not hold; the message says why (HTTP 400).
+            MlflowException: the request does not hold (HTTP 400), or the model gives no finite
+                numbers (500); the message says why.
         """
         texts: list[str] = []
         all_options: list[EncodeOptions] = []
@@ -103,16 +104,25 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         """Vectors (N, D) float32 of the texts, and the number of tokens read."""
         prompt = self._prompt(options)
         encode = self.model.encode_query if options.role == "query" else self.model.encode_document
-        vectors = np.asarray(
-            encode(texts, prompt=prompt, batch_size=_TEXTS_PER_BATCH, show_progress_bar=False),
-            dtype=np.float32,
+        made = encode(
+            texts,
+            prompt=prompt,
+            batch_size=_TEXTS_PER_BATCH,
+            show_progress_bar=False,
+            normalize_embeddings=self.model.truncate_dim is not None,  # cut vectors are no units
         )
+        vectors = cut(np.asarray(made, dtype=np.float32), options.dimensions)
+        if not np.isfinite(vectors).all():
+            raise MlflowException(
+                "the model gives numbers that are not finite for a text of this request: its "
+                "weights are damaged, or overflow in its number type"
+            )
         num_tokens = 0
         for start in range(0, len(texts), _TEXTS_PER_BATCH):
             part = texts[start : start + _TEXTS_PER_BATCH]
             read = self.model.preprocess(part, prompt=prompt, task=options.role)
             num_tokens += int(read["attention_mask"].sum())
-        return cut(vectors, options.dimensions), num_tokens
+        return vectors, num_tokens
 
     def _prompt(self, options: EncodeOptions) -> str:
         """Literal prompt before each text with these options."""

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from rayembed.config.serving import Limits
 from rayembed.registry.openai_schema import ROLES
@@ -72,29 +73,38 @@ def make_app(
         _check_key(request, key_digests)
         return await services[_bare_name(name, services)].describe()
 
+    bodies = _Bodies(limits)
+
     async def embed(request: Request) -> Response:
         _check_key(request, key_digests)
-        body = _object(await _read(request, limits.body_bytes))
+        ends = asyncio.get_running_loop().time() + limits.request_seconds
+        body = await bodies.read(request, ends)
         if "model" in request.query_params:  # of clients that can set nothing but an address
             body.setdefault("model", request.query_params["model"])
         service = services[_bare_name(body.get("model"), services)]
         work = service.answer(request.url.path, body)
-        return await _answer(request, work, limits.request_seconds)
+        return await _answer(request, work, ends, limits.request_seconds)
 
     for path in ROUTES:
         app.post(path)(embed)
     return app
 
 
-async def _answer(request: Request, work: Awaitable[Answer], seconds: float) -> Response:
+async def _answer(
+    request: Request, work: Awaitable[Answer], ends: float, seconds: float
+) -> Response:
     """The answer, unless its client leaves before or it takes too long: then the work is cancelled.
 
     What fails is answered here: an error that reaches the web server closes the connection.
+
+    Args:
+        ends: time of the loop at which the request has taken too long, which is after `seconds`.
     """
     task = asyncio.ensure_future(work)
     left = asyncio.ensure_future(request.receive())  # the body is read, so this is the end
+    rest = max(0.0, ends - asyncio.get_running_loop().time())
     try:
-        await asyncio.wait({task, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, left}, timeout=rest, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             answer = task.result()
             told = {"X-Truncated-Texts": str(answer.truncated)}
@@ -129,7 +139,7 @@ def _metrics(states: Mapping[str, State]) -> str:
     """Counters of all models in Prometheus' text format."""
     values: dict[tuple[str, str], list[str]] = {}
     for name, state in states.items():
-        label = name.replace("\\", "\\\\").replace('"', '\\"')
+        label = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         for key, number in state.totals.items():
             metric = f"rayembed_{key}_total"
             values.setdefault((metric, "counter"), []).append(f'{{model="{label}"}} {number}')
@@ -179,6 +189,41 @@ def _check_key(request: Request, wanted: Collection[str]) -> None:
             "this server asks for a token: send the header 'Authorization: Bearer <token>'",
             code="invalid_api_key",
         )
+
+
+class _Bodies:
+    """Reads bodies of requests within the limits of their size, number and time."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._open = 0
+
+    async def read(self, request: Request, ends: float) -> dict[str, Any]:
+        """The JSON object in a request's body.
+
+        Args:
+            ends: time of the loop until which it must be there.
+
+        Raises:
+            ServiceError: too large (413), too slow (408), too many at once (503), no object (400).
+        """
+        limits = self._limits
+        if self._open >= limits.open_bodies:
+            raise ServiceError(
+                503, f"{self._open} requests are being sent already; try again later"
+            )
+        self._open += 1
+        try:
+            async with asyncio.timeout_at(ends):
+                return _object(await _read(request, limits.body_bytes))
+        except TimeoutError:
+            raise ServiceError(
+                408, f"the request was not sent within {limits.request_seconds:g} seconds"
+            ) from None
+        except ClientDisconnect:
+            raise ServiceError(499, "the client left") from None  # to nobody
+        finally:
+            self._open -= 1
 
 
 async def _read(request: Request, largest: int) -> bytes:

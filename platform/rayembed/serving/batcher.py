@@ -42,11 +42,16 @@ class Batcher(Generic[Item, Result]):
     """Calls `work` with items of several callers, in one thread, one batch at a time."""
 
     def __init__(
-        self, work: Callable[[Sequence[Item]], Sequence[Result]], *, largest_batch: int
+        self,
+        work: Callable[[Sequence[Item]], Sequence[Result | BaseException]],
+        *,
+        largest_batch: int,
     ) -> None:
-        """Create a batcher; `work` maps the items of a batch to results in the same order.
+        """Create a batcher.
 
         Args:
+            work: maps the items of a batch to results in the same order; an error in the place of
+                a result is raised for the caller of its item alone.
             largest_batch: sum of the costs of a batch's items; a costlier item goes alone.
         """
         self._work = work
@@ -56,7 +61,7 @@ class Batcher(Generic[Item, Result]):
         self._draining: asyncio.Task[None] | None = None
         self._small_ones_before = False
         self.failures = 0
-        """Batches that failed since the last one that did not."""
+        """Batches that failed, for one item or all, since the last one that did not."""
 
     async def __call__(self, items: Sequence[Item], costs: Sequence[int]) -> list[Result]:
         """Result of each item, in their order; raises what `work` raises for one of them.
@@ -150,5 +155,6 @@ class Batcher(Generic[Item, Result]):
                 for (_, place, _), result in zip(own, self._each(own), strict=True):
                     found[id(caller), place] = result
             return [found[id(caller), place] for caller, place, _ in batch]
-        self.failures = 0
+        failed = any(isinstance(result, BaseException) for result in results)
+        self.failures = self.failures + 1 if failed else 0
         return results

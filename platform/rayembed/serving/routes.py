@@ -187,9 +187,13 @@ def _ranking(
 
 
 def _ranked(found: Embedded) -> list[tuple[int, float]]:
-    """Index and cosine similarity of each document, best first."""
+    """Index and cosine similarity of each document, best first, equal ones in their order.
+
+    Each row is summed alone: a product of matrices rounds equal rows otherwise at other places.
+    """
     query, *documents = found.order
-    scores = found.vectors[documents] @ found.vectors[query]
+    products = (found.vectors * found.vectors[query]).sum(axis=1)
+    scores = np.clip(products, -1, 1)[documents]
     best = np.argsort(-scores, kind="stable")
     return [(int(i), float(scores[i])) for i in best]
 

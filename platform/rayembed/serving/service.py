@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import itertools
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from rayembed.config.serving import Limits
 from rayembed.config.types import Role
 from rayembed.errors import DataError
 from rayembed.models.contract import Tokens, cost
-from rayembed.models.encoding import default_budget, encode_tokens
+from rayembed.models.encoding import default_budget, encode_tokens, no_unit_vectors
 from rayembed.models.transformer_model import TransformerModel
 from rayembed.registry.openai_schema import EncodeOptions, RequestError, cut
 from rayembed.serving.batcher import Batcher
@@ -24,6 +25,8 @@ from rayembed.serving.routes import ROUTES, Call, Embedded, Offer, Text
 
 _TEXTS_PER_CALL = 64
 """Texts tokenised at once; a request that was given up ends between two calls."""
+_logger = logging.getLogger(__name__)
+
 _FAILURES = 3
 """Failed batches in a row after which the service counts as broken."""
 
@@ -194,6 +197,8 @@ class EmbeddingService:
         own = [cost(one) for one in tokens]
         rows = await self._batcher(tokens, [n + self._model.added_tokens for n in own])
         vectors = cut(np.stack(rows), call.options.dimensions)
+        if len(no_unit_vectors(vectors)):  # the numbers that are left may all be zero
+            raise _no_vector()
         return Embedded(vectors, order, sum(own[i] for i in order), truncated)
 
     async def _tokenize(
@@ -217,13 +222,22 @@ class EmbeddingService:
                 whole += lengths
         return tokens, whole
 
-    def _embed_together(self, batch: Sequence[Tokens]) -> list[np.ndarray]:
-        """Vector (D,) of each text, of whatever role and instruction."""
+    def _embed_together(self, batch: Sequence[Tokens]) -> list[np.ndarray | BaseException]:
+        """Vector (D,) of each text, of whatever role and instruction; an error for one whose
+        vector is not of length 1.
+        """
         vectors = encode_tokens(self._model, batch)
         self.counts.batches += 1
         self.counts.texts += len(batch)
         self.counts.tokens += sum(cost(one) for one in batch)
-        return list(vectors)
+        found: list[np.ndarray | BaseException] = list(vectors)
+        for i in no_unit_vectors(vectors):
+            found[i] = _no_vector()
+        if wrong := sum(isinstance(one, BaseException) for one in found):
+            _logger.error(
+                "%s gives no unit vectors for %d of %d texts", self.name, wrong, len(found)
+            )
+        return found
 
     def _check_size(self, texts: Sequence[Text]) -> None:
         if len(texts) > self.limits.texts:
@@ -241,6 +255,14 @@ class EmbeddingService:
                     f"{self.limits.characters}",
                     field=_field(one),
                 )
+
+
+def _no_vector() -> ServiceError:
+    return ServiceError(
+        500,
+        "the model gives numbers that are not finite, or all zero, for a text of this request: its "
+        "weights are damaged, or overflow in its number type",
+    )
 
 
 def _field(text: Text) -> str:
