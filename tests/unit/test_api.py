@@ -20,7 +20,7 @@ from tiny_models import save_encoder
 
 import rayembed
 from rayembed import progress as progress_lines
-from rayembed.api import calls
+from rayembed.api import calls, measure
 from rayembed.api.calls import EncodingProgress
 from rayembed.api.training import training_run
 from rayembed.callbacks import Evaluate
@@ -289,6 +289,65 @@ def test_a_set_in_memory_is_scored_as_one_on_disk(trained, folder):
     assert rayembed.evaluate(trained[0].folder, place, output=folder / "out") == here
     with pytest.raises(DataError, match="a set in memory has corpus, qrels, queries"):
         rayembed.evaluate(trained[0], {"queries": {}}, output=folder / "out")
+
+
+def of_sets(judged, folder):
+    """Rows of the files that a set in memory is written to."""
+    place = Path(measure._beir_folder(judged, str(folder)))
+    names = ("corpus.jsonl", "queries.jsonl", "qrels/test.jsonl")
+    return [[json.loads(line) for line in (place / n).read_text().splitlines()] for n in names]
+
+
+def test_ids_and_grades_of_other_types_are_those_of_texts_and_whole_numbers(tmp_path):
+    plain = {
+        "queries": {"1": "one", "b": "two", "3": "three"},
+        "corpus": {"1": "x", "c": "y", '\t"z': "w"},
+        "qrels": {"1": {"1": 1, "c": 0}, "b": {'\t"z': 1, "c": 1}, "3": {"c": 2}},
+    }
+    wanted = of_sets(plain, tmp_path)
+    others = {
+        "queries": pd.Series({1: "one", "b": "two", np.int64(3): np.str_("three")}),
+        "corpus": {np.int32(1): "x", "c": "y", '\t"z': "w"},
+        "qrels": {
+            1.0: {np.int64(1): True, "c": np.bool_(False)},
+            "b": {"c", '\t"z'},
+            3: pd.Series({"c": np.float32(2.0)}),
+        },
+    }
+    assert of_sets(others, tmp_path) == [wanted[0], wanted[1], of_sets(others, tmp_path)[2]]
+    triples = [
+        {(row["query-id"], row["corpus-id"], row["score"]) for row in of_sets(one, tmp_path)[2]}
+        for one in (plain, others)
+    ]
+    assert triples[0] == triples[1]
+    for several in (["c", '\t"z'], ("c", '\t"z'), np.array(["c", '\t"z'])):
+        assert of_sets({**others, "qrels": {**others["qrels"], "b": several}}, tmp_path) == of_sets(
+            others, tmp_path
+        )
+    titled = {**plain, "corpus": {"1": {"title": "t", "text": "x"}, "c": "y"}}
+    assert of_sets(titled, tmp_path)[0][0] == {"_id": "1", "title": "t", "text": "x"}
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("queries", ["one"], r"queries of a set in memory: \['one'\] \(list\)"),
+        ("corpus", pd.DataFrame({"text": ["x"]}), r"(?s)corpus of a set in memory: .*DataFrame"),
+        ("corpus", {"d": 5}, r"corpus: 'd' of a set in memory is 5; wanted is a text, or a dict"),
+        ("queries", {"q": None}, "queries: 'q' of a set in memory is None"),
+        ("queries", {("q",): "x"}, r"queries of a set in memory has the id \('q',\)"),
+        ("queries", {None: "x"}, "has the id None"),
+        ("qrels", {"q": 1}, r"qrels of the query 'q' of a set in memory: 1 \(int\)"),
+        ("qrels", {"q": {"d": 0.5}}, "document 'd' has the grade 0.5; wanted is a whole number"),
+        ("qrels", {"q": {"d": float("nan")}}, "has the grade nan"),
+        ("qrels", {"q": {"d": 2**31}}, "has the grade 2147483648"),
+        ("qrels", {"q": {"d": "high"}}, "has the grade 'high'"),
+    ],
+)
+def test_sets_in_memory_of_other_forms_are_refused(tmp_path, part, value, message):
+    judged = {"queries": {"q": "x"}, "corpus": {"d": "y"}, "qrels": {"q": {"d": 1}}}
+    with pytest.raises(DataError, match=message):
+        rayembed.evaluate("model", {**judged, part: value}, output=tmp_path)
 
 
 ROWS = [{"query": "a", "positive": "b"}, {"query": "c", "positive": "d"}]

@@ -16,6 +16,8 @@ from rayembed.config.settings import parse
 from rayembed.data.given_rows import Rows, rows_file
 from rayembed.errors import DataError
 
+_LARGEST_GRADE = 2**31 - 1
+
 
 def evaluate(
     model: "Embedder | Trained | str | Path",
@@ -30,7 +32,9 @@ def evaluate(
         model: a result of `train` or `load`, or whatever `jobs/evaluate_model.py --model` takes.
         tasks: a benchmark or task of mteb by name, several of them, the folder of a set in BEIR's
             layout, or a set in memory: `{"queries": {id: text}, "corpus": {id: text}, "qrels":
-            {query id: {document id: grade}}}`, whose score is nDCG@10.
+            {query id: {document id: grade}}}`, whose score is nDCG@10. Ids are texts or numbers; a
+            document may be `{"title": …, "text": …}`; a list or set of document ids stands for
+            grades of 1; a Series is taken as the dict of its index and values.
         output: folder or address of object storage for results and embeddings.
         settings: further settings by path, as those of the job's `--set`.
 
@@ -86,16 +90,83 @@ def _beir_folder(given: Mapping[str, Any], storage: str) -> str:
         raise DataError(
             f"a set in memory has {', '.join(sorted(wanted))}, not {', '.join(map(str, given))}"
         )
-    folder = join(storage, "data", "given", f"set-{fingerprint(dict(given))}")
-    if not exists(join(folder, "qrels/test.tsv")):
-        for name in ("corpus", "queries"):
-            lines = [json.dumps({"_id": i, "text": text}) for i, text in given[name].items()]
-            write_atomic(join(folder, f"{name}.jsonl"), "\n".join(lines).encode())
-        judged = given["qrels"].items()
-        rows = [f"{q}\t{d}\t{grade}" for q, of in judged for d, grade in of.items()]
-        text = "\n".join(["query-id\tcorpus-id\tscore", *rows])
-        write_atomic(join(folder, "qrels/test.tsv"), text.encode())
+    rows: dict[str, list[dict[str, Any]]] = {
+        "corpus.jsonl": [_text_row("corpus", *item) for item in _items(given["corpus"], "corpus")],
+        "queries.jsonl": [
+            _text_row("queries", *item) for item in _items(given["queries"], "queries")
+        ],
+        "qrels/test.jsonl": [
+            {"query-id": query, "corpus-id": document, "score": grade}
+            for asked, judged in _items(given["qrels"], "qrels")
+            for query in [_id(asked, "qrels")]
+            for document, grade in _grades(query, judged)
+        ],
+    }
+    folder = join(storage, "data", "given", f"set-{fingerprint(rows)}")
+    for name, lines in rows.items():  # judgements last: a set that was begun is written again
+        if not exists(join(folder, "qrels/test.jsonl")):
+            write_atomic(join(folder, name), "\n".join(map(json.dumps, lines)).encode())
     return folder
+
+
+def _items(given: Any, part: str) -> list[tuple[Any, Any]]:
+    """Ids and values of a mapping or a Series."""
+    if hasattr(given, "items") and not hasattr(given, "columns"):
+        return list(given.items())
+    raise DataError(
+        f"{part} of a set in memory: {repr(given)[:80]} ({type(given).__name__}); wanted is a dict "
+        "or a Series: texts by id, and of qrels {query id: {document id: grade}}"
+    )
+
+
+def _text_row(part: str, name: Any, text: Any) -> dict[str, str]:
+    """Row of a document or query: a text, or for a document title and text."""
+    found = dict(text) if isinstance(text, Mapping) and part == "corpus" else {"text": text}
+    if set(found) - {"title", "text"} or not all(isinstance(t, str) for t in found.values()):
+        or_both = ", or a dict of title and text" if part == "corpus" else ""
+        raise DataError(
+            f"{part}: {name!r} of a set in memory is {repr(text)[:80]}; wanted is a text{or_both}"
+        )
+    return {"_id": _id(name, part), **found}
+
+
+def _id(value: Any, part: str) -> str:
+    """Id as rows of files have it: a text, or the digits of a number."""
+    from rayembed.data.sources.cells import RowError, name_in
+
+    try:
+        name = name_in({"id": _plain(value)}, "id")
+    except RowError:
+        name = None
+    if name is None:
+        raise DataError(
+            f"{part} of a set in memory has the id {repr(value)[:80]}; wanted are texts and numbers"
+        )
+    return name
+
+
+def _grades(query: str, judged: Any) -> list[tuple[str, int]]:
+    """Documents of a query with their grades; documents in a list or a set have the grade 1."""
+    where = f"qrels of the query {query!r}"
+    array = hasattr(judged, "dtype") and not hasattr(judged, "items")
+    if array or isinstance(judged, list | tuple | set | frozenset):
+        return [(name, 1) for name in sorted(_id(one, where) for one in judged)]
+    found = []
+    for document, value in _items(judged, where):
+        grade = _plain(value)
+        whole = isinstance(grade, int) or (isinstance(grade, float) and grade.is_integer())
+        if not whole or abs(grade) > _LARGEST_GRADE:
+            raise DataError(
+                f"{where}: the document {document!r} has the grade {repr(value)[:80]}; wanted is a "
+                f"whole number between -{_LARGEST_GRADE} and {_LARGEST_GRADE}, or True and False"
+            )
+        found.append((_id(document, where), int(grade)))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """The number or text of Python that a value of numpy holds."""
+    return value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
 
 
 def mine(
