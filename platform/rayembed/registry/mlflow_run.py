@@ -15,6 +15,13 @@ from rayembed.registry.run_folder import refuse_other_run
 from rayembed.registry.tracking_uri import sqlite_path
 
 FINGERPRINT_TAG = "rayembed.fingerprint"
+NOTE_TAG = "mlflow.note.content"
+"""MLflow's own tag of a run's description."""
+NOTE_OF_TRAINING = (
+    "`eval/<task>` scores the model in training: the start at step 0, then each stage's. "
+    "`model/<task>` scores the registered model, which may be a mixture of start and trained "
+    "model.\nParameters decide results; tags `placement.…` say where and how the run computed."
+)
 
 # Limits of MLflow's API (mlflow/utils/validation.py).
 METRICS_PER_BATCH = 1000

@@ -28,6 +28,8 @@ from rayembed.registry.metrics_log import (
 )
 from rayembed.registry.mlflow_run import (
     FINGERPRINT_TAG,
+    NOTE_OF_TRAINING,
+    NOTE_TAG,
     PARAMS_PER_BATCH,
     TAG_CHARACTERS,
     allowed_key,
@@ -95,6 +97,7 @@ class Tracker:
         *,
         folder: str | Path,
         total_steps: int,
+        note: str = "",
     ) -> "Tracker":
         """Run with this name and fingerprint, continued if it exists.
 
@@ -104,6 +107,7 @@ class Tracker:
             tags: may change from one time to the next.
             folder: the run's folder on local disk, for what could not be sent yet.
             total_steps: steps of the run, of which at most `MAX_POINTS` are sent.
+            note: description that a new run gets.
 
         Raises:
             TrackingError: MLflow is away (known within seconds) or refuses.
@@ -118,9 +122,8 @@ class Tracker:
             experiment_id = find_experiment(client, experiment, tracking_uri)
             run_id = find_run(client, experiment, experiment_id, run_name, fingerprint)
             if run_id is None:
-                made = client.create_run(
-                    experiment_id, run_name=run_name, tags={FINGERPRINT_TAG: fingerprint}
-                )
+                first = {FINGERPRINT_TAG: fingerprint} | ({NOTE_TAG: note} if note else {})
+                made = client.create_run(experiment_id, run_name=run_name, tags=first)
                 run_id = made.info.run_id
             state = {
                 "tracking_uri": tracking_uri,
@@ -153,6 +156,7 @@ class Tracker:
             {**{f"placement.{name}": str(value) for name, value in placement.items()}, **tags},
             folder=folder,
             total_steps=run.total_steps,
+            note=NOTE_OF_TRAINING,
         )
 
     @classmethod
