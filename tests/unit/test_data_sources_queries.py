@@ -88,6 +88,38 @@ def test_each_document_has_its_queries_and_is_asked_about_once(tmp_path: Path) -
     assert held_out.isdisjoint(record.positives[0] for record in kept)
 
 
+@pytest.mark.parametrize(
+    ("reply", "cause", "advice"),
+    [
+        (Reply(500, "out of memory"), "HTTP 500: out of memory", "see to the server at"),
+        (Reply(429, "slow down"), "HTTP 429: slow down", "see to the server at"),
+        (Reply(200, "<html>a proxy</html>"), "no completion: <html>a proxy", "see to the server"),
+        (Reply(200, '{"choices": ['), 'no completion: {"choices"', "see to the server at"),
+        (Reply(400, "seed is no field"), "HTTP 400: seed is no field", "send_seed"),
+        (completion("I cannot"), "I cannot", "raise data.datasets.d.source.retries or max_tokens"),
+    ],
+)
+def test_an_endpoint_that_gives_nothing_says_why_and_is_not_asked_for_ever(
+    reply: Reply, cause: str, advice: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.jsonl", documents()[:30])
+    with chat_server(reply=lambda body, before: reply) as server:
+        run = run_of(server, path, retries=2)
+        llm = run.data.datasets[0].source.llm.model_copy(update={"max_resends": 3})
+        source = run.data.datasets[0].source.model_copy(update={"llm": llm})
+        dataset = run.data.datasets[0].model_copy(update={"source": source})
+        data = run.data.model_copy(update={"datasets": (dataset,)})
+        with pytest.raises(DataError) as error:
+            prepare(tmp_path / "out", run.model_copy(update={"data": data}))
+        lost = reply.status in (429, 500) or reply.body.startswith(("<", '{"choices": ['))
+        # Either sent again because no answer came, or asked again because it is of no use.
+        assert server.asked.total() == (4 if lost else 3) * len(documents()[:30])
+    told = str(error.value)
+    assert cause in told
+    assert advice in told
+    assert ("max_tokens" in told) == (reply.body == completion("I cannot").body)
+
+
 def test_counts_and_the_page(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", documents())
     with chat_server(reply=writes) as server:

@@ -159,9 +159,7 @@ def test_a_timeout_and_a_closed_port_are_losses() -> None:
         '{"choices": []}',
         '{"choices": [{}]}',
         '{"choices": [{"message": "text"}]}',
-        '{"choices": [{"message": {"content": ["parts"]}}]}',
-        '{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": "many"}}',
-        '{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": Infinity}}',
+        '{"choices": [{"message": {"content": 7}}]}',
         '{"error": "none"}',
         "[" * 100_000,
     ],
@@ -172,6 +170,19 @@ def test_a_body_that_is_no_completion_is_a_loss(body: str) -> None:
     assert found["outcome"] == "lost"
     assert found["problem"].startswith("no completion: ")
     assert len(found["problem"]) <= 300
+
+
+@pytest.mark.parametrize("content", ['"a b"', '["a ", {"type": "text", "text": "b"}, {"x": 1}]'])
+@pytest.mark.parametrize(
+    "usage", ["null", "7", '"many"', '{"prompt_tokens": "many"}', '{"prompt_tokens": Infinity}',
+              '{"prompt_tokens": null}', '{"prompt_tokens": [1]}', "[]"],
+)  # fmt: skip
+def test_an_answer_that_was_paid_for_is_read_and_not_bought_again(content, usage) -> None:
+    body = f'{{"choices": [{{"message": {{"content": {content}}}}}], "usage": {usage}}}'
+    with chat_server(reply=lambda sent, before: Reply(200, body)) as server:
+        (found,) = ask(ChatEndpoint(settings(server.url), None))
+    assert (found["outcome"], found["text"], found["prompt_tokens"]) == ("answered", "a b", 0)
+    assert server.asked.total() == 1
 
 
 def test_odd_completions_fit_a_file() -> None:

@@ -108,8 +108,8 @@ def ask_and_store(
     ask: Ask,
     kept: AnswerStore,
     lost_in_a_row: int = _LOST_IN_A_ROW,
-) -> Counter[str]:
-    """Send requests and store answers; reason → number of requests without one.
+) -> dict[str, str]:
+    """Send requests and store answers; key of each request that got none → the reason.
 
     Args:
         what: names the requests in the log.
@@ -121,7 +121,7 @@ def ask_and_store(
     Raises:
         AssetError: the endpoint refuses all requests, or does not answer any more.
     """
-    lost: Counter[str] = Counter()
+    lost: dict[str, str] = {}
     if not requests:
         return lost
     done = in_a_row = 0
@@ -133,7 +133,7 @@ def ask_and_store(
                     kept.add(answer)
                     in_a_row = 0
                 case "lost":
-                    lost[answer.problem.partition(":")[0]] += 1
+                    lost[answer.key] = answer.problem
                     in_a_row += 1
                 case "stopped":
                     raise AssetError(
@@ -153,9 +153,15 @@ def ask_and_store(
         kept.flush()
     assert done == len(requests), (done, len(requests))
     if lost:
-        reasons = "; ".join(f"{count} × {reason}" for reason, count in lost.most_common(3))
-        log.warning("%s: %d requests got no answer: %s", what, sum(lost.values()), reasons)
+        counts = Counter(map(short_reason, lost.values())).most_common(3)
+        reasons = "; ".join(f"{count} × {reason}" for reason, count in counts)
+        log.warning("%s: %d requests got no answer: %s", what, len(lost), reasons)
     return lost
+
+
+def short_reason(problem: str) -> str:
+    """Kind of a problem without its details: `HTTP 500`, `timeout`."""
+    return problem.partition(":")[0]
 
 
 def _progress(done: int, total: int, seconds: float) -> str:

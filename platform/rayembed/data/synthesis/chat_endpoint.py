@@ -11,6 +11,7 @@ answers of half a second and 64 allowed at once: plain aiohttp had 4 in flight a
 
 import asyncio
 import json
+import math
 import os
 import socket
 from collections.abc import Mapping
@@ -204,12 +205,11 @@ def _read_completion(body: str) -> dict[str, Any]:
     try:
         completion = json.loads(body)
         choice = completion["choices"][0]
-        text = choice["message"]["content"]
-        usage = completion.get("usage") or {}
-        names = ("prompt_tokens", "completion_tokens")
-        tokens = [min(max(int(usage.get(name) or 0), 0), _MOST_TOKENS) for name in names]
+        text = _joined(choice["message"]["content"])
+        usage = completion.get("usage")
+        tokens = [_tokens(usage, name) for name in ("prompt_tokens", "completion_tokens")]
         cut_off = choice.get("finish_reason") == "length"
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return _failed("lost", f"no completion: {body}")
     if text is None:  # a refusal, or a model that only thought
         text = ""
@@ -223,6 +223,24 @@ def _read_completion(body: str) -> dict[str, Any]:
         "prompt_tokens": tokens[0],
         "answer_tokens": tokens[1],
     }
+
+
+def _joined(content: Any) -> Any:
+    """Text of a message's content, which may be a list of parts; other content as it is."""
+    if not isinstance(content, list):
+        return content
+    parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def _tokens(usage: Any, name: str) -> int:
+    """Number of tokens that a completion names; 0 where it names none, as an answer is one without
+    it.
+    """
+    number = usage.get(name) if isinstance(usage, dict) else None
+    if not isinstance(number, int | float) or not math.isfinite(number):
+        return 0
+    return min(max(int(number), 0), _MOST_TOKENS)
 
 
 def _failed(outcome: Outcome, problem: str) -> dict[str, Any]:

@@ -7,13 +7,13 @@ be used, and read from the store.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rayembed.assets.storage import exists, join
 from rayembed.config.chat_endpoint import AskedModel
 from rayembed.config.document import fingerprint
 from rayembed.data.hashes import text_hash
-from rayembed.data.synthesis.answer_store import AnswerStore, ask_and_store
+from rayembed.data.synthesis.answer_store import AnswerStore, ask_and_store, short_reason
 from rayembed.data.synthesis.answers import RejectedAnswer
 from rayembed.data.synthesis.ask_here import ask_here
 from rayembed.data.synthesis.chat_endpoint import check_listens, read_key
@@ -96,6 +96,9 @@ class Interview:
     ) -> list[Reply[ValueT]]:
         """Ask until each question has a usable answer or no try left; its replies.
 
+        A request that got no answer, which was sent again `llm.max_resends` times, is left to the
+        next job.
+
         Args:
             what: names the questions in the log.
             group: as of `replies`.
@@ -106,15 +109,21 @@ class Interview:
             AssetError: the endpoint refuses all requests, or does not answer any more.
         """
         kept = AnswerStore(self.folder)
+        lost: dict[str, str] = {}
         for round_ in range(self.model.retries + 1):
             answers = kept.read(group)
             tries = (self._reply(group, question, answers)[1] for question in questions)
-            open_ = {request.key: request for request in tries if request is not None}
+            open_ = {r.key: r for r in tries if r is not None and r.key not in lost}
             if not open_:
                 break
             told = f"{what}, retry {round_}" if round_ else what
-            ask_and_store(told, list(open_.values()), ask, kept)
-        return self.replies(group, questions)
+            lost |= ask_and_store(told, list(open_.values()), ask, kept)
+        answers = kept.read(group)
+        found = [self._reply(group, question, answers) for question in questions]
+        return [
+            reply if request is None or request.key not in lost else _lost(lost[request.key])
+            for reply, request in found
+        ]
 
     def _reply(
         self, group: str, question: Question[ValueT], answers: Mapping[str, Answer]
@@ -139,6 +148,10 @@ class Interview:
         for attempt in range(self.model.retries + 1):
             seed = text_hash(f"{self.seed}/{attempt}/{prompt}") % 2**31
             yield PromptRequest(group, prompt, seed)
+
+
+def _lost(problem: str) -> Reply[Any]:
+    return Reply(None, f"{NO_ANSWER} ({short_reason(problem)})", problem[:_CHARACTERS_SHOWN])
 
 
 def asker(model: AskedModel, setting: str) -> Ask:
@@ -179,9 +192,31 @@ def check_failed(
     raise DataError(
         f"{lost:,} of {count:,} {of} have no usable answer ({reasons}), more than "
         f"{setting}.max_failed_share {model.max_failed_share:g} allows; for instance {shown!r}. "
-        "Answers are kept: start the job again for those that are missing, raise retries or "
-        "max_tokens for the others, or take another model"
+        f"{_advice(setting, failed)}"
     )
+
+
+def _advice(setting: str, failed: Mapping[str, int]) -> str:
+    """What to do about texts without a usable answer, by the reasons."""
+    away = sum(number for reason, number in failed.items() if reason.startswith(NO_ANSWER))
+    found = ["What was answered is kept."]
+    if away:
+        found.append(
+            f"The endpoint did not answer {away:,} of them: see to the server at {setting}.llm.url "
+            "and its log, lower llm.concurrency or raise llm.timeout_seconds where it is too slow, "
+            "and start the job again, which asks only for these."
+        )
+    if failed.get(REFUSED):
+        found.append(
+            f"The endpoint refused {failed[REFUSED]:,} requests: its answer says why; send_seed "
+            f"and limit_name of {setting}.llm, and max_words, change what is sent."
+        )
+    if Counter(failed).total() > away + failed.get(REFUSED, 0):
+        found.append(
+            f"Where answers cannot be used, raise {setting}.retries or max_tokens, or take another "
+            "model."
+        )
+    return " ".join(found)
 
 
 def answers_folder(model: AskedModel, storage: str) -> str:
