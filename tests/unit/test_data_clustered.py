@@ -184,11 +184,13 @@ def test_false_negatives_are_those_of_the_definition(made: DatasetArtifact) -> N
         for r in batch:
             own = {normalised_hash(text) for text in r.positives}
             query = vector_of(r.query).astype(np.float16).astype(np.float32)
+            # Each positive of a row is trained in its turn, also with the lowest of the own ones.
             score = {
-                other.positives[0]: float(query @ vector_of(other.positives[0]).astype(np.float16))
+                text: float(query @ vector_of(text).astype(np.float16))
                 for other in batch
+                for text in other.positives
             }
-            limit = score[r.positives[0]]
+            limit = min(score[text] for text in r.positives)
             wanted = {
                 normalised_hash(text)
                 for text, found in score.items()
@@ -196,7 +198,9 @@ def test_false_negatives_are_those_of_the_definition(made: DatasetArtifact) -> N
             }
             old = {7, 8} if r.id == "3" else set()
             assert set(r.false_negatives) == wanted | old
-            count = sum(normalised_hash(other.positives[0]) in wanted for other in batch)
+            count = sum(
+                any(normalised_hash(t) in wanted for t in other.positives) for other in batch
+            )
             masked += count
             alone += count == 15
     batches = made.manifest["batches"]

@@ -222,20 +222,23 @@ def test_the_nth_smallest_is_that_of_all_keys() -> None:
 def test_false_negatives_equal_their_definition(seed: int, rows: int, margin: float) -> None:
     rng = np.random.default_rng(seed)
     queries = rng.integers(-2, 3, (rows, 4)).astype(np.float16)
-    texts = rng.integers(1, 15, rows)  # some documents are the same text
     vectors = rng.integers(-2, 3, (15, 4)).astype(np.float16)
-    documents = vectors[texts]
-    positives = [[int(t), int(rng.integers(1, 15))][: 1 + i % 2] for i, t in enumerate(texts)]
+    # Some documents are the same text, and every second row trains two of them in turn.
+    positives = [rng.integers(1, 15, 1 + i % 2).tolist() for i in range(rows)]
+    documents = vectors[[text for of_row in positives for text in of_row]]
     found, counts = false_negatives(queries, documents, positives, margin)
     for i in range(rows):
-        own = float(queries[i] @ documents[i])
+        own = min(float(queries[i] @ vectors[text]) for text in positives[i])
         wanted = [
-            int(texts[j])
-            for j in range(rows)
-            if float(queries[i] @ documents[j]) >= own + margin and texts[j] not in positives[i]
+            [
+                text
+                for text in of_row
+                if float(queries[i] @ vectors[text]) >= own + margin and text not in positives[i]
+            ]
+            for of_row in positives
         ]
-        assert found[i].tolist() == sorted(set(wanted))
-        assert counts[i] == len(wanted)
+        assert found[i].tolist() == sorted({text for of_row in wanted for text in of_row})
+        assert counts[i] == sum(map(bool, wanted))
 
 
 def test_false_negatives_do_not_depend_on_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,20 @@ def test_equals_brute_force(
     assert len(wanted) < 60, "something goes"
 
 
+def test_a_seed_that_divides_nothing_makes_no_other_folder(tmp_path: Path) -> None:
+    records = made_up(60, (None, "de", "en"))
+    parent = prepared(tmp_path, records, 25)
+    most = 20  # rows of each language
+
+    def folders(shard_rows: int) -> set[str]:
+        config = dataset(shard_rows=shard_rows)
+        return {make_filtered(at(tmp_path, seed=seed), config, parent).folder for seed in (0, 1, 2)}
+
+    assert len(folders(60)) == 1
+    assert len(folders(most)) == 1, "three languages of twenty rows"
+    assert len(folders(most - 1)) == 3
+
+
 def test_the_own_text_of_a_query_is_no_rival(tmp_path: Path) -> None:
     """Pairs in both directions: every query stands among the documents too."""
     there = [dataclasses.replace(r, positives=r.positives[:1]) for r in made_up(40)]

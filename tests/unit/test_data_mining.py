@@ -103,6 +103,28 @@ def test_given_negatives_are_filtered(seed, rule, labels, tmp_path_factory) -> N
     assert manifest["candidates"] == sum(len(r.negatives) for r in rows)
 
 
+@pytest.mark.parametrize("pool", ["corpus", "given"])
+def test_every_positive_of_a_row_has_its_scores(pool, tmp_path, monkeypatch) -> None:
+    rows = by_hand.made_up_rows(30, 5, given=True)
+    config = configured(pool=pool, rescoring={"model": "reranker"})
+    task = partial(MineParts, load_cross_encoder=by_hand.load_cross_encoder)
+    monkeypatch.setattr("rayembed.data.mining.mine.MineParts", task)
+    found, _ = mine(tmp_path, rows, config, 3)
+    several = [row for row in found if len(row.positives) > 1]
+    assert several
+    for row in found:
+        query = by_hand.vectors_of([row.query])
+        scores = (query @ by_hand.vectors_of(row.positives).T)[0].tolist()
+        crossed = [by_hand.cross_score(row.query, text) for text in row.positives]
+        assert row.positive_score == scores[0]
+        assert row.positive_cross_score == by_hand.as_float32(crossed[0])
+        if row in several:
+            assert list(row.positive_scores) == scores
+            assert list(row.positive_cross_scores) == [by_hand.as_float32(s) for s in crossed]
+        else:
+            assert row.positive_scores is row.positive_cross_scores is None
+
+
 def test_given_negatives_are_taken_from_no_one_else(tmp_path) -> None:
     rows = [
         Record("1", "q", ("p",), "d", (Negative("x"), Negative("y"))),

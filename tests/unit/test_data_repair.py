@@ -199,9 +199,12 @@ def test_what_each_action_makes_of_a_row() -> None:
     first, *further = repaired(row, verdict, "relabel")
     assert first.positives == ("p", "q", "A ", "c")
     assert first.positive_score == 0.75
-    # Training takes the first positive: each relabelled one is the first of a further row.
+    # The first draw takes the first positive: each relabelled one is that of a further row.
     assert [one.positives for one in further] == [("A ", "p", "q", "c"), ("c", "p", "q", "A ")]
     assert [one.positive_score for one in further] == [0.5, 0.0]
+    # Every row trains its positives in turn, each with its own score; "q" has none.
+    assert first.positive_scores == (0.75, None, 0.5, 0.0)
+    assert further[1].positive_scores == (0.0, 0.75, None, 0.5)
     assert [one.id for one in further] == ["d/1#0", "d/1#2"]
     assert {one.query for one in further} == {"query"}
     assert all([n.text for n in one.negatives] == ["b"] for one in (first, *further))

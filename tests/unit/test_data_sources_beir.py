@@ -52,6 +52,7 @@ def test_equal_to_a_join_by_dictionaries(
     held_out = HeldOut(texts=frozenset([text_hash("query 7")]))
     records, made = made_records(tmp_path / "o", source, root=tmp_path / "in", held_out=held_out)
     documents = {f"d{i}": f"x {i}" if i % 3 else f"T {i} x {i}" for i in range(90)}
+    del documents["d3"]  # two documents have this id
     wanted: dict[str, list[str]] = {}
     for query, document, score in judged:
         if score >= 1 and int(query) < 40 and query != "7" and document in documents:
@@ -64,11 +65,61 @@ def test_equal_to_a_join_by_dictionaries(
     assert rejected["not relevant"] == len(judged) - len(good)
     assert rejected["query is not among the queries"] == sum(int(q) >= 40 for q, _, _ in good)
     assert rejected["document is not in the corpus"] == sum(
-        int(q) < 40 and d not in documents for q, d, _ in good
+        int(q) < 40 and int(d[1:]) >= 90 for q, d, _ in good
+    )
+    assert rejected.get("several documents have its document's id", 0) == sum(
+        int(q) < 40 and d == "d3" for q, d, _ in good
     )
     assert rejected["has a held-out text"] == sum(q == "7" and d in documents for q, d, _ in good)
     assert made.manifest["rows_in"] == len(judged)
     assert {r.language for r in records} == {"en"}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_the_join_loses_is_counted_whatever_the_order(turned: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    corpus = [
+        {"_id": "d1", "title": "", "text": "one"},
+        {"_id": "d1", "title": "", "text": "another one"},
+        {"_id": "d2", "title": "", "text": ""},
+        {"_id": "d3", "title": "", "text": "three"},
+        {"_id": "d3", "title": "", "text": "three"},  # the same again is no other document
+        {"_id": "d4", "title": "", "text": "\u200b"},
+        {"_id": "d5", "title": "", "text": "query 1"},
+        {"title": "", "text": "without an id"},
+        {"_id": "d6", "title": "", "text": {"a": 6}},
+        {"_id": "d7", "title": "", "text": "seven"},
+    ]
+    queries = [
+        {"_id": "q1", "text": "query 1"},
+        {"_id": "q2", "text": "query 2"},
+        {"_id": "q2", "text": "query 2 in other words"},
+        {"text": "a query without an id"},
+    ]
+    judged = [("q1", f"d{i}") for i in range(1, 9)] + [("q2", "d3"), ("q3", "d3")]
+    for name, rows in (("corpus", corpus), ("queries", queries)):
+        ordered = rows[::-1] if turned else rows
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, ordered)))
+    judged = judged[::-1] if turned else judged
+    lines = ["query-id\tcorpus-id\tscore", *(f"{q}\t{d}\t1" for q, d in judged)]
+    (folder / "qrels.tsv").write_text("\n".join(lines))
+    source = {"kind": "beir", "path": "qrels.tsv", "corpus": "corpus.jsonl"}
+    source |= {"queries": "queries.jsonl", "max_rejected_share": 1.0}
+    records, made = made_records(tmp_path / "o", source, root=folder)
+    assert [(r.query, sorted(r.positives)) for r in records] == [("query 1", ["seven", "three"])]
+    assert made.manifest["rejected"] == {
+        "several documents have its document's id": 1,
+        "no positive": 1,
+        "positive has no visible character": 1,
+        "positive equals query": 1,
+        "document is not in the corpus": 2,
+        "several queries have its query's id": 1,
+        "query is not among the queries": 1,
+    }
+    assert (made.manifest["rows_in"], made.manifest["rows_out"]) == (10, 1)
+    assert made.manifest["texts_unread"] == 1
+    assert made.manifest["texts_without_id"] == 2
 
 
 def test_origins_name_judgements_query_and_documents(tmp_path: Path) -> None:

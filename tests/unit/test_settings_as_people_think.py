@@ -10,8 +10,9 @@ from own_pairs import own_run, write_pairs
 
 from rayembed.config.override import override
 from rayembed.data.artifacts import PipelineContext
-from rayembed.data.epochs import with_steps
+from rayembed.data.epochs import with_expected_steps, with_planned_steps
 from rayembed.data.plan.audit import rejected_rows
+from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import prepare
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.rows import read_rows
@@ -29,22 +30,86 @@ def test_epochs_set_the_steps_of_the_rows_that_are_left(tmp_path):
     rows = len((tmp_path / "pairs.jsonl").read_text().splitlines())
     source = f"data.datasets.pairs.source.path={tmp_path}/pairs.jsonl"
     run = override(get_recipe("biencoder"), [source, "stages.finetune.epochs=3"])
-    counted = with_steps(run)
-    assert counted.stages[0].steps == round(3 * (rows - rows // 10) / 64)
-    assert counted.stages[0].epochs is None
-    assert with_steps(counted) is counted
+    expected = with_expected_steps(run)
+    different = len({*(tmp_path / "pairs.jsonl").read_text().splitlines()})
+    assert different < rows
+    assert abs(expected.stages[0].steps - 3 * 0.9 * different / 64) <= 1
+    assert (expected.stages[0].epochs, expected.stages[0].length) == (3, "3 epochs")
+    assert with_expected_steps(expected) is expected
+    assert expected.fingerprint == run.fingerprint, "an estimate is no part of the identity"
     whole = override(run, ["data.datasets.pairs.held_out=null", "evaluation.guard=null"])
-    assert with_steps(whole).stages[0].steps == round(3 * rows / 64)
-    same = override(counted, [])
-    assert same.fingerprint == override(run, [
-        "stages.finetune.epochs=null", f"stages.finetune.steps={counted.stages[0].steps}"
-    ]).fingerprint  # fmt: skip
+    assert with_expected_steps(whole).stages[0].steps == round(3 * different / 64)
+    assert whole.fingerprint != override(whole, ["stages.finetune.epochs=2"]).fingerprint
 
 
-def test_epochs_of_what_is_no_file_are_refused():
+def test_whichever_length_is_set_last_counts():
+    run = get_recipe("biencoder")
+    assert run.stages[0].length == "1 epoch", "a job's default, as that of rayembed.train"
+    fixed = override(run, ["stages.finetune.steps=300"])
+    assert (fixed.stages[0].epochs, fixed.stages[0].length) == (None, "300 steps")
+    both = override(run, ["stages.finetune.steps=300", "stages.finetune.epochs=2"])
+    assert both.stages[0].length == "2 epochs"
+    plain = override(run, ["stages.finetune.epochs=null", "stages.finetune.steps=7"])
+    assert plain.fingerprint == override(run, ["stages.finetune.steps=7"]).fingerprint
+
+
+def test_epochs_of_files_elsewhere_are_counted_when_they_are_prepared():
     run = override(get_recipe("nvembed-v2-public"), ["stages.blend.epochs=1"])
-    with pytest.raises(ConfigError, match=r"stages\.blend\.epochs counts rows of files"):
-        with_steps(run)
+    assert with_expected_steps(run) is run
+
+
+SETTINGS_OF_EPOCHS = {
+    "as it is": [],
+    "num_samples": ["num_samples=60"],
+    "sample_share": ["sample_share=0.1"],
+    "both directions": ["source.both_directions=true"],
+    "a share held out": ["held_out={kind: fraction, share: 0.2, max_queries: 20}"],
+    "groups held out": ["held_out={kind: groups, column: group, share: 0.5}"],
+    "values held out": ["held_out={kind: groups, column: group, values: [g1, g2]}"],
+    "ids held out": [f"held_out={{kind: ids, column: id, values: {[str(i) for i in range(40)]}}}"],
+    "sts": ["source={kind: sts, path: x, first: query, second: positive, score: score}"],
+    "nli": ["source={kind: nli, path: x, premise: group, hypothesis: query, label: label}"],
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "epochs"), [*((what, 1) for what in SETTINGS_OF_EPOCHS), ("num_samples", 2.5)]
+)
+def test_an_epoch_is_every_record_that_is_left_once(tmp_path, what, epochs):
+    rows = [
+        {
+            "id": str(i),
+            "group": f"g{i % 8}" if what != "nli" else f"premise number {i // 3}",
+            "query": f"query {i} of all",
+            "positive": f"the document {i}",
+            "score": i % 6,
+            "label": "0" if i % 3 else "2",
+        }
+        for i in range(240)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = override(get_recipe("biencoder"), [
+        f"data.datasets.pairs.source.path={tmp_path}/pairs.jsonl",
+        "data.datasets.pairs.held_out=null",
+        "evaluation.guard=null",
+        "stages.finetune.batch.global_pairs=4",
+        f"stages.finetune.epochs={epochs}",
+        *(f"data.datasets.pairs.{setting}" for setting in SETTINGS_OF_EPOCHS[what]),
+    ])  # fmt: skip
+    run = override(run, [f"data.datasets.pairs.source.path={tmp_path}/pairs.jsonl"])
+    plans = prepare(run, PipelineContext(str(tmp_path / "out"), run.seed))
+    done = with_planned_steps(run, plans)
+    plan = BatchPlan.open(plans["finetune"])
+    drawn = [r.id for step in range(plan.num_steps) for r in plan.read(step)]
+    records = plan.manifest["datasets"]["pairs"]["rows"]
+    assert done.stages[0].steps == plan.num_steps == round(epochs * records / 4)
+    assert abs(plan.manifest["datasets"]["pairs"]["epochs"] - epochs) < 4 / records
+    if epochs == 1:
+        assert len(set(drawn)) == len(drawn) > records - 4
+    assert done.fingerprint == run.fingerprint
+    expected = with_expected_steps(run).stages[0].steps
+    if what != "nli":  # rows there make no records by themselves
+        assert abs(expected - done.stages[0].steps) <= 0.1 * done.stages[0].steps + 1
 
 
 def test_a_dry_run_counts_the_epochs(tmp_path, capsys):
@@ -53,7 +118,7 @@ def test_a_dry_run_counts_the_epochs(tmp_path, capsys):
     words += ["--set=stages.finetune.epochs=1", "--dry-run", "--recipe=biencoder"]
     run, _ = training_job("biencoder").resolve(words)
     rows = len((tmp_path / "pairs.jsonl").read_text().splitlines())
-    assert run.stages[0].steps == round((rows - rows // 10) / 64)
+    assert abs(run.stages[0].steps - 0.9 * rows / 64) < 0.1 * rows / 64
 
 
 @pytest.mark.parametrize("steps", [1, 2, 47, 1000])
@@ -118,7 +183,8 @@ def test_workers_ask_for_an_announced_end_every_few_quick_steps(monkeypatch, sec
 
 
 def test_a_name_used_before_says_what_differs(tmp_path):
-    run = override(get_recipe("biencoder"), ["model.backbone.dtype=float32"])
+    steps = "stages.finetune.steps=1000"
+    run = override(get_recipe("biencoder"), ["model.backbone.dtype=float32", steps])
     claim_run_folder(tmp_path, run)
     other = override(run, ["stages.finetune.steps=7", "seed=3"])
     with pytest.raises(ArtifactError) as told:

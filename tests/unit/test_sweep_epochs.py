@@ -1,13 +1,15 @@
 """Sweeps over stages whose length is given in epochs."""
 
 import io
+import json
 
 import pytest
 from own_pairs import write_pairs
 
 from rayembed.config.sweep import Sweep, metric_source
-from rayembed.errors import ConfigError, DataError
+from rayembed.errors import ConfigError
 from rayembed.pipeline import sweep_trial
+from rayembed.pipeline.at_hand import check_at_hand
 from rayembed.pipeline.sweep_dry_run import print_sweep
 from rayembed.pipeline.sweep_job import sweep_job
 from rayembed.tuning import trials as of_trials
@@ -27,9 +29,16 @@ def sweep_of(folder, *assignments: str, arguments=()) -> Sweep:
     return sweep_job().resolve([*words, *arguments])[0].sweep
 
 
+def check_at_hand_of(sweep: Sweep) -> str:
+    with pytest.raises(ConfigError) as error:
+        check_at_hand(known_trials(sweep)[0].run)
+    return str(error.value)
+
+
 def steps_of(folder, epochs: float) -> int:
-    rows = len((folder / "pairs.jsonl").read_text().splitlines())
-    return round(epochs * (rows - rows // 10) / 64)
+    rows = [json.loads(line) for line in (folder / "pairs.jsonl").open()]
+    different = len({(row["query"], row["positive"]) for row in rows})
+    return round(epochs * round(0.9 * different) / 64)
 
 
 def test_each_trial_trains_for_its_epochs(tmp_path):
@@ -54,13 +63,13 @@ def test_the_best_trial_is_handed_on_as_it_was_trained(tmp_path, monkeypatch):
 
 
 def test_rows_are_counted_once_and_anew_for_the_next_sweep(tmp_path, monkeypatch):
-    counted, count = [], of_trials.rows_trained_on
+    counted, count = [], of_trials.expected_records
 
-    def count_and_tell(dataset, root, stage):
+    def count_and_tell(dataset, root):
         counted.append(dataset.name)
-        return count(dataset, root, stage)
+        return count(dataset, root)
 
-    monkeypatch.setattr(of_trials, "rows_trained_on", count_and_tell)
+    monkeypatch.setattr(of_trials, "expected_records", count_and_tell)
     sweep = sweep_of(tmp_path, f"{EPOCHS}=grid(1, 2)", "seed=grid(0, 1)")
     check_sweep(sweep)
     (before, *_), keys = known_trials(sweep), [trial.key for trial in known_trials(sweep)]
@@ -119,12 +128,15 @@ def test_asha_on_pairs_alone_takes_what_they_hold_out(tmp_path):
 
 
 def test_lengths_that_cannot_be_are_told(tmp_path):
-    with pytest.raises(ConfigError, match=r"steps is searched and stages\.finetune\.epochs is set"):
-        check_sweep(sweep_of(tmp_path, f"{EPOCHS}=2", "stages.finetune.steps=grid(10, 20)"))
+    steps = "stages.finetune.steps=grid(10, 20)"
+    with pytest.raises(ConfigError, match=r"steps and stages\.finetune\.epochs are both searched"):
+        check_sweep(sweep_of(tmp_path, f"{EPOCHS}=grid(1, 2)", steps))
+    searched = known_trials(sweep_of(tmp_path, f"{EPOCHS}=2", steps))
+    assert [trial.run.stages[0].length for trial in searched] == ["10 steps", "20 steps"]
     warm = "stages.finetune.optimizer.warmup_steps=500"
     none = "stages.finetune.optimizer.warmup_share=null"
     with pytest.raises(ConfigError, match="must be below its"):
         check_sweep(sweep_of(tmp_path, warm, none, f"{EPOCHS}=grid(1, 2)"))
     away = "data.datasets.pairs.source.path=away.jsonl"
-    with pytest.raises(DataError, match=r"away\.jsonl"):
-        check_sweep(sweep_of(tmp_path, away, f"{EPOCHS}=grid(1, 2)"))
+    told = check_at_hand_of(sweep_of(tmp_path, away, f"{EPOCHS}=grid(1, 2)"))
+    assert "away.jsonl" in told

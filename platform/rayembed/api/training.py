@@ -14,7 +14,7 @@ from rayembed.config.loss import LossConfig
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.config.run import Run
-from rayembed.data.epochs import with_steps
+from rayembed.data.epochs import with_expected_steps
 from rayembed.data.given_rows import Rows, rows_file
 from rayembed.errors import ConfigError, DataError
 from rayembed.recipes.building_blocks import OWN_REJECTED_SHARE
@@ -126,7 +126,8 @@ def train(
         loss: a loss of `rayembed.losses`, such as `InfoNCE(temperature=0.02)`, or the name of one
             with its own defaults, such as `"siglip"`; graded pairs have `CoSENT()` without any.
         steps: weight updates; None: by `epochs`.
-        epochs: passes over the rows that are left to train on; one without `steps`.
+        epochs: passes over the records that are left to train on, rounded to whole steps; one
+            without `steps`.
         batch_size: pairs in a step, over all workers; None: 64, or fewer where rows are few.
         learning_rate: its highest; None: the recipe's.
         query_instruction: text before every query, learnt and kept in the model.
@@ -230,13 +231,14 @@ def training_run(
     fitting = min(64, 1 << max(2, left // 2).bit_length() - 1)
     size = fitting if batch_size is None else batch_size
     found |= {"stages.finetune.batch.global_pairs": size}
-    if steps is None:
-        found |= {"stages.finetune.epochs": 1 if epochs is None else epochs}
-    else:
+    if epochs is not None:
+        found |= {"stages.finetune.epochs": epochs}
+    if steps is not None:
         found |= {"stages.finetune.steps": steps}
     if learning_rate is not None:
         found |= {"stages.finetune.optimizer.learning_rate": learning_rate}
-    run = with_steps(override(get_recipe(OWN_PAIRS), assignments_of({**found, **settings})))
+    settled = override(get_recipe(OWN_PAIRS), assignments_of({**found, **settings}))
+    run = with_expected_steps(settled)
     return run.model_copy(update={"name": name or f"pairs-{run.fingerprint}"})
 
 

@@ -21,7 +21,7 @@ def override(run: SettingsT, assignments: Sequence[str]) -> SettingsT:
     be a text or a list, what begins with `[` is the list. Elements of
     lists are named by their index or by their `name` (`stages.blend.steps=10`). Setting the `kind`
     of an alternative drops the settings of the former one; setting below a group that is null
-    starts from the group's defaults.
+    starts from the group's defaults; a setting that `replaces` another one makes it null.
 
     Raises:
         ConfigError: not an assignment, an unknown path (with the nearest name), a wrong value.
@@ -72,6 +72,10 @@ def _assign(cls: type[Settings], values: dict[str, Any], path: str, text: str) -
     if key == "kind" and kind_of(_chosen(here, annotation)) != value:
         here.clear()
     here[key] = value
+    if isinstance(here, dict) and get_origin(annotation) is not dict:
+        replaced = _chosen(here, annotation).replaces.get(key)
+        if replaced is not None:
+            here[replaced] = None
 
 
 def _step(here: Any, annotation: Any, path: str, parts: list[str]) -> tuple[Any, Any, list[str]]:

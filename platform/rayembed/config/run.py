@@ -324,6 +324,8 @@ class Run(Document):
         values["data"] = data_identity(values["data"])
         for stage in values["stages"]:
             del stage["checkpoint_every_steps"]
+            if stage.get("epochs") is not None:  # the records decide the steps
+                del stage["steps"]
         if self.evaluation.validation is not None and self.evaluation.validation.keep == "best":
             values["validation"] = self._what_chooses(self.evaluation.validation)
         return values

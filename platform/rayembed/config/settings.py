@@ -5,7 +5,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -26,6 +26,8 @@ class Settings(BaseModel):
         allow_inf_nan=False,
         hide_input_in_errors=True,  # it may be an address with a password
     )
+    replaces: ClassVar[Mapping[str, str]] = {}
+    """Setting → the setting that `--set` makes null with it, as they say the same in two ways."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
 """One stage of training: batches, loss, optimiser, length."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -42,6 +42,11 @@ class BatchConfig(Settings):
     """Whether other queries' documents count as negatives (stage 1 of NV-Embed: yes)."""
 
 
+def steps_of(epochs: float, rows: int, global_pairs: int) -> int:
+    """Steps of so many passes over rows: the nearest whole number, at least one."""
+    return max(1, round(epochs * rows / global_pairs))
+
+
 class HiddenStates(Settings):
     """Distillation of hidden states from a model that runs in the step (NV-Embed, arXiv 2405.17428,
     appendix A.2), beside the stage's loss.
@@ -58,6 +63,7 @@ class HiddenStates(Settings):
 class StageConfig(Settings):
     """One stage. Optimiser and schedule are reset in each; weights are carried over."""
 
+    replaces: ClassVar = {"steps": "epochs"}
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     """Name, also of the folder of its plan and checkpoints."""
     datasets: SortedDict[str, PositiveFloat] = Field(min_length=1)
@@ -73,10 +79,11 @@ class StageConfig(Settings):
     """Teacher whose hidden states are learnt too, with any loss; None: none are."""
     optimizer: AnyOptimizer
     steps: PositiveInt
-    """Weight updates."""
+    """Weight updates; with `epochs` an estimate, until the prepared records are counted. Setting
+    it drops `epochs`."""
     epochs: PositiveFloat | None = Field(default=None, exclude_if=lambda epochs: epochs is None)
-    """Passes over the rows of the stage's files, which set `steps` when a job reads its settings;
-    None: `steps` is what it says."""
+    """Passes over the records that are left to train on, which decide `steps`, rounded to whole
+    ones, when the data is prepared; None: `steps` is what it says."""
     query_max_length: PositiveInt | None = None
     """Maximum tokens of a query in this stage, if lower than the model's (Nomic Embed v2 pretrains
     with 32); None: the model's."""
@@ -84,6 +91,13 @@ class StageConfig(Settings):
     """Maximum tokens of a document in this stage; see `query_max_length`."""
     checkpoint_every_steps: PositiveInt = 1000
     """Steps between checkpoints, from which a killed run resumes; one is always made at the end."""
+
+    @property
+    def length(self) -> str:
+        """How long the stage is, as it was asked for: `1,000 steps` or `1 epoch`."""
+        if self.epochs is None:
+            return f"{self.steps:,} step{'s' if self.steps != 1 else ''}"
+        return f"{self.epochs:g} epoch{'s' if self.epochs != 1 else ''}"
 
     @property
     def global_rows(self) -> int:

@@ -1,71 +1,115 @@
-"""Stages whose length is given in epochs: rows are counted, and steps follow."""
+"""Lengths in epochs: steps by an estimate of the records, and by their number once it is known."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Callable, Mapping
 
 from rayembed.config.data import DatasetConfig
-from rayembed.config.held_out import HeldOutFraction
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.sources.file_rows import FileRows
-from rayembed.errors import ConfigError
+from rayembed.config.stage import StageConfig, steps_of
+from rayembed.errors import RayembedError
 
-if TYPE_CHECKING:
-    from rayembed.data.sources.files import FilePiece
+log = logging.getLogger(__name__)
 
-CountRows = Callable[[DatasetConfig, str, str], int]
-"""Rows of a data set, given `data.root` and the stage that asks, which errors name."""
+MANY_PASSES = 10
+"""Passes over the records from which on a run says how many they are; 1 to 3 are usual."""
+
+ExpectedRecords = Callable[[DatasetConfig, str], int | None]
+"""Estimates the records of a data set that are trained on, given `data.root`; None: not known."""
 
 
-def rows_trained_on(dataset: DatasetConfig, root: str, stage: str) -> int:
-    """Rows of a data set's files that training may see.
+def expected_records(dataset: DatasetConfig, root: str) -> int | None:
+    """About how many records of a data set are trained on, by a look at files of this machine.
 
-    Raises:
-        ConfigError, DataError: as `with_steps`.
+    Returns:
+        None where the files lie elsewhere or cannot be read, or where their rows make no records
+        by themselves.
     """
-    from rayembed.data.sources.check import check_source
+    from rayembed.data.sources.head import is_here, look
 
-    if not isinstance(dataset.source, FileRows):
-        raise ConfigError(
-            f"stages.{stage}.epochs counts rows of files, and the source of the data set "
-            f"{dataset.name!r} is {dataset.source.kind!r}; set stages.{stage}.steps"
-        )
-    rows = count_rows(check_source(dataset, root).files["path"])
-    if isinstance(dataset.held_out, HeldOutFraction):
-        rows -= min(int(dataset.held_out.share * rows), dataset.held_out.max_queries)
-    return rows
+    if not is_here(dataset, root):
+        return None
+    try:
+        return look(dataset, root).trained_records
+    except RayembedError:  # which the checks of the run tell
+        return None
 
 
-def with_steps(run: Run, count: CountRows = rows_trained_on) -> Run:
-    """The run with `steps` in place of each stage's `epochs`.
+def with_expected_steps(run: Run, expected: ExpectedRecords = expected_records) -> Run:
+    """The run with an estimate of the `steps` of each stage that has `epochs`.
 
-    Of data sets with a held-out share, that share of their rows is left out of the count; rejected
-    rows and duplicates are counted.
+    The steps of a stage stay as they are where the records of a data set cannot be estimated.
 
     Raises:
-        ConfigError: rows of a source that is no file of rows, or a stage that refuses its steps.
-        DataError: the files cannot be read.
+        ConfigError: a stage that refuses its steps.
     """
     if all(stage.epochs is None for stage in run.stages):
         return run
     datasets = {dataset.name: dataset for dataset in run.data.datasets}
-    counts: dict[str, int] = {}
-    stages = []
+    known: dict[str, int | None] = {}
+
+    def steps(stage: StageConfig) -> int:
+        rows = 0
+        for name in stage.datasets:
+            if name not in known:
+                known[name] = expected(datasets[name], run.data.root)
+            if (found := known[name]) is None:
+                return stage.steps
+            rows += found
+        assert stage.epochs is not None
+        return steps_of(stage.epochs, rows, stage.batch.global_pairs)
+
+    return _with_steps(run, {s.name: steps(s) for s in run.stages if s.epochs is not None})
+
+
+def with_planned_steps(run: Run, plans: Mapping[str, str]) -> Run:
+    """The run with the steps of its plans, in which the records of each stage are counted.
+
+    Args:
+        plans: stage → folder of its plan.
+
+    Raises:
+        ConfigError: a stage that refuses its steps.
+        ArtifactError: a plan is missing or broken.
+    """
+    from rayembed.data.plan.batch_plan import BatchPlan
+
+    counted = {}
     for stage in run.stages:
         if stage.epochs is None:
-            stages.append(stage)
             continue
-        for name in stage.datasets:
-            if name in datasets and name not in counts:
-                counts[name] = count(datasets[name], run.data.root, stage.name)
-        rows = sum(counts.get(name, 0) for name in stage.datasets)
-        steps = max(1, round(stage.epochs * rows / stage.batch.global_pairs))
-        stages.append(parse(type(stage), {**dict(stage), "epochs": None, "steps": steps}))
-    return parse(type(run), {**dict(run), "stages": tuple(stages)})
+        plan = BatchPlan.open(plans[stage.name])
+        rows = sum(of["rows"] for of in plan.manifest["datasets"].values())
+        counted[stage.name] = plan.num_steps
+        log.info(
+            "stage %s: %s of %d records, in batches of %d, are %d steps",
+            *(stage.name, stage.length, rows, plan.global_pairs, plan.num_steps),
+        )
+    return _with_steps(run, counted)
 
 
-def count_rows(pieces: "Sequence[FilePiece]") -> int:
-    """Rows of files, those that cannot be used among them."""
-    from rayembed.data.sources.rows import read_rows
+def many_passes(stage: str, length: str, records: int, passes: float, about: str = "") -> list[str]:
+    """Warning of a stage that trains on its records many times, or nothing.
 
-    return sum(sum(1 for _ in read_rows(piece)) for piece in pieces)
+    Args:
+        length: of the stage, in words.
+        about: put before the numbers of an estimate.
+    """
+    if passes <= MANY_PASSES:
+        return []
+    return [
+        f"stage {stage}: {length} are {about}{passes:,.0f} passes over {about}{records:,} records; "
+        f"1 to 3 are usual, and more than {MANY_PASSES} mostly learn the records by heart: lower "
+        f"stages.{stage}.steps, or set stages.{stage}.epochs=1, which counts them"
+    ]
+
+
+def _with_steps(run: Run, steps: Mapping[str, int]) -> Run:
+    """The run with other steps of the stages that are named."""
+    if all(steps.get(stage.name, stage.steps) == stage.steps for stage in run.stages):
+        return run
+    stages = tuple(
+        parse(type(stage), {**dict(stage), "steps": steps.get(stage.name, stage.steps)})
+        for stage in run.stages
+    )
+    return parse(type(run), {**dict(run), "stages": stages})

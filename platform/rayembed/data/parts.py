@@ -59,6 +59,11 @@ OPTIONAL = pa.schema(
     [
         ("similarity", pa.float32()),  # of query and positive in [0, 1], where pairs are graded
         ("positive_cross_score", pa.float32()),  # the same by the cross-encoder, if one rescored
+        (
+            "positive_scores",
+            pa.list_(pa.float32()),
+        ),  # the teacher's of all, where there are several
+        ("positive_cross_scores", pa.list_(pa.float32())),  # the same by the cross-encoder
         ("pair_rule", pa.string()),  # how a source with several ways made the pair
     ]
 )

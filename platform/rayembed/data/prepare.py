@@ -47,7 +47,7 @@ from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
-PLAN_VERSION = 7
+PLAN_VERSION = 8
 """Version of the plan format; bump when the same records yield another plan or manifest."""
 
 
@@ -76,6 +76,7 @@ def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
             global_pairs=stage.batch.global_pairs,
             num_negatives=stage.batch.num_negatives,
             num_steps=stage.steps,
+            epochs=stage.epochs,
             seed=run.seed,
             in_batch_negatives=stage.batch.in_batch_negatives,
             key=stage.name,

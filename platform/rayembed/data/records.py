@@ -46,6 +46,12 @@ class Record:
     """Graded similarity of query and first positive in [0, 1]; None: the positive answers it."""
     positive_cross_score: float | None = None
     """The cross-encoder's score of the first positive, where one rescored."""
+    positive_scores: tuple[float | None, ...] | None = None
+    """The teacher's score of each positive, where one mined and there are several."""
+    positive_cross_scores: tuple[float | None, ...] | None = None
+    """The cross-encoder's score of each positive, where one rescored and there are several."""
+    negatives_copied: int = 0
+    """Number of negatives that were left out as copies of the query or a positive; not stored."""
     pair_rule: str | None = None
     """How the source made the pair, where it has several ways."""
 
@@ -69,6 +75,9 @@ class Record:
         values["negatives"] = tuple(Negative(**dict(n)) for n in row.get("negatives") or ())
         values["origin"] = tuple(row.get("origin") or ())
         values["false_negatives"] = tuple(row.get("false_negatives") or ())
+        for name in ("positive_scores", "positive_cross_scores"):
+            if values.get(name) is not None:
+                values[name] = tuple(values[name])
         return cls(**values)
 
 

@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 from rayembed.data.hashes import text_hash
 
@@ -38,6 +39,14 @@ def normalised_hash(text: str) -> int:
     that reads it otherwise.
     """
     return text_hash(normalised(text))
+
+
+def without_copies(texts: Sequence[str], of: Sequence[str]) -> list[str]:
+    """The texts but those that are one of the others, whatever their case and white space."""
+    if not texts:
+        return []
+    others = set(map(normalised, of))
+    return [text for text in texts if normalised(text) not in others]
 
 
 def words(text: str) -> list[str]:

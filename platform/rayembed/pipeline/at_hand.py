@@ -28,6 +28,7 @@ from rayembed.config.settings import changed, parse
 from rayembed.config.stage import StageConfig
 from rayembed.config.validation import MtebValidation
 from rayembed.cores import num_cores
+from rayembed.data.epochs import many_passes
 from rayembed.data.sources.accepted import accept
 from rayembed.data.sources.check import with_source_path
 from rayembed.data.sources.files import missing
@@ -54,6 +55,12 @@ class AtHand:
     """Why the workers have no room on this machine, where a cluster may have it."""
     warnings: list[str] = field(default_factory=list)
     """What does not stop the run."""
+
+    def expected_records(self, stage: StageConfig) -> int | None:
+        """About how many records the stage trains on; None: not known."""
+        heads = [self.heads.get(name) for name in stage.datasets]
+        known = [None if head is None else head.trained_records for head in heads]
+        return None if None in known else sum(count or 0 for count in known)
 
 
 def check_at_hand(run: Run) -> AtHand:
@@ -93,6 +100,11 @@ def look_at(run: Run) -> AtHand:
     ask(partial(_check_number_types, run))
     ask(partial(_check_storage, run.placement.storage_path))
     found.warnings += unusual(run)
+    for stage in run.stages:
+        records = found.expected_records(stage)
+        if stage.epochs is None and records:
+            passes = stage.steps * stage.batch.global_pairs / records
+            found.warnings += many_passes(stage.name, stage.length, records, passes, "about ")
     try:
         check_room(run.placement)
     except PlacementError as error:

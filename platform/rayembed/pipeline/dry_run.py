@@ -81,7 +81,7 @@ def print_recipes(runs: Iterable[Run], *, out: TextIO) -> None:
     """Write a table of recipes."""
     rows = []
     for run in runs:
-        stages = " → ".join(f"{stage.name} {stage.steps:,}" for stage in run.stages)
+        stages = " → ".join(f"{stage.name} {stage.length}" for stage in run.stages)
         parts = " + ".join(map(_short, run.model.parts.values()))
         rows.append([run.name, run.model.kind, parts, stages])
     console(out).print(Table(["recipe", "model", "backbone", "stages"], rows, title="Recipes"))
@@ -183,17 +183,21 @@ def _stages(run: Run, found: AtHand) -> Table:
     rows = []
     for stage in run.stages:
         load = step_load(run, stage)
+        steps, pairs = f"{stage.steps:,}", f"{stage.steps * stage.batch.global_pairs:,}"
+        if stage.epochs is not None:
+            expected = found.expected_records(stage) is not None
+            steps, pairs = (f"about {steps}", f"about {pairs}") if expected else ("?", "?")
         rows.append(
             [
                 stage.name,
-                f"{stage.steps:,}",
+                steps,
                 f"{stage.batch.global_pairs:,}",
                 stage.batch.num_negatives,
                 "yes" if stage.batch.in_batch_negatives else "no",
                 f"{load.texts:,}",
                 f"{load.tokens:,}",
-                f"{stage.steps * stage.batch.global_pairs:,}",
-                _epochs(stage, found),
+                pairs,
+                f"{stage.epochs:g}" if stage.epochs else _epochs(stage, found),
             ]
         )
     heads = ["stage", "steps", "pairs a step", "hard negatives", "in-batch", "texts a step ≤"]
@@ -226,13 +230,9 @@ def _datasets(run: Run) -> Table:
 
 
 def _epochs(stage: StageConfig, found: AtHand) -> str:
-    """How often the stage trains on each row, where all files are here."""
-    heads = [found.heads.get(name) for name in stage.datasets]
-    rows = [None if head is None else head.trained_rows for head in heads]
-    known = [count for count in rows if count]
-    if len(known) < len(rows):
-        return ""
-    return f"{stage.steps * stage.batch.global_pairs / sum(known):.3g}"
+    """About how often the stage trains on each record, where all files are here."""
+    records = found.expected_records(stage)
+    return f"{stage.steps * stage.batch.global_pairs / records:.3g}" if records else ""
 
 
 def _rows_read(found: AtHand) -> Table:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from rayembed.config.compared import compared_as
+from rayembed.config.run import Run
 from rayembed.config.sweep import Sweep, metric_source
 from rayembed.cores import num_cores
 from rayembed.errors import PlacementError
@@ -62,7 +63,9 @@ def _trials(sweep: Sweep, trials: list[Trial]) -> Table:
     rows = []
     for trial in trials:
         values = [trial.values.get(path, "") for path in paths]
-        steps = f"{trial.run.total_steps:,}"
+        run = trial.run
+        expected = isinstance(run, Run) and any(stage.epochs for stage in run.stages)
+        steps = f"{'about ' if expected else ''}{run.total_steps:,}"
         rows.append([trial.key, trial.label or sweep.base.name, *values, steps])
     title = f"{sweep.name}, fingerprint {sweep.fingerprint}: {len(trials)} trials, compared by "
     heads = ["trial", "run", *paths, "steps"]

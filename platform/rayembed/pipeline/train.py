@@ -11,6 +11,7 @@ from rayembed.assets.storage import write_atomic
 from rayembed.config.data_run import data_of
 from rayembed.config.idle import without_idle_clusters
 from rayembed.config.run import Run
+from rayembed.data.epochs import with_planned_steps
 from rayembed.data.plan.audit import (
     data_provenance,
     data_warnings,
@@ -195,7 +196,7 @@ def _train(
     runtime.check_now(run.placement, validates=validates)
     run = run_settled(run, runtime.precision)
     enter(DATA)
-    plans = prepare(run, runtime.data_context(data_of(run)))
+    run, plans = _prepared(run, runtime)
     check_row_instructions(run, plans, tokenizer)
     held_out = held_out_sets(run, plans)
     check_validated(run, held_out)
@@ -239,6 +240,12 @@ def _train(
         complete = tracker.close(status)
         folders.keep_at_the_end(status)
     return outcome, complete
+
+
+def _prepared(run: Run, runtime: Runtime) -> tuple[Run, dict[str, str]]:
+    """The run with the steps of its plans, and the plans' folders by stage."""
+    plans = prepare(run, runtime.data_context(data_of(run)))
+    return with_planned_steps(run, plans), plans
 
 
 def _checked(run: Run) -> PromptTokenizer:

@@ -57,7 +57,7 @@ def training_job(default_recipe: str) -> Job[Run]:
     )
     return Job(
         options=(*read.options, STAGE),
-        read=lambda args: _with_steps(of_stages(_of_job(read(args), kind), args.stages)),
+        read=lambda args: _with_expected_steps(of_stages(_of_job(read(args), kind), args.stages)),
         run=_train,
         lists=("the recipes", partial(_list, kind)),
         shows=("the resolved run", "what it needs", _show),
@@ -70,12 +70,12 @@ def _of_job(run: Run, kind: str) -> Run:
     return run
 
 
-def _with_steps(run: Run) -> Run:
+def _with_expected_steps(run: Run) -> Run:
     if all(stage.epochs is None for stage in run.stages):
         return run
-    from rayembed.data.epochs import with_steps
+    from rayembed.data.epochs import with_expected_steps
 
-    return with_steps(run)
+    return with_expected_steps(run)
 
 
 def _train(run: Run, _: JobContext) -> None:

@@ -22,7 +22,7 @@ from rayembed.config.sweep import (
     check_metric,
     held_out_decides,
 )
-from rayembed.data.epochs import rows_trained_on, with_steps
+from rayembed.data.epochs import expected_records, with_expected_steps
 from rayembed.data.plan.order import columns_for
 from rayembed.errors import ConfigError
 from rayembed.tuning.trial_store import TrialRecord
@@ -55,8 +55,7 @@ def make_trial(sweep: Sweep, label: str, values: Mapping[str, str]) -> Trial:
     """Build the trial of these values.
 
     Raises:
-        ConfigError: the settings refuse the values, or rows that `epochs` asks for have no number.
-        DataError: files whose rows `epochs` asks for cannot be read.
+        ConfigError: the settings refuse the values.
     """
     run = apply(sweep.runs[label], values)
     name = _name(sweep, label, values, run)
@@ -69,21 +68,21 @@ def _name(sweep: Sweep, label: str, values: Mapping[str, str], run: AnyRun) -> s
 
 
 def counted(run: AnyRun) -> AnyRun:
-    """The run with `steps` in place of its stages' `epochs`, and without clusters that no stage
-    takes; a data set's rows are counted once for all trials.
+    """The run with the steps that its stages' `epochs` are about, and without clusters that no
+    stage takes; a data set is looked at once for all trials.
 
     Raises:
-        ConfigError, DataError: as `with_steps`.
+        ConfigError: as `with_expected_steps`.
     """
     if isinstance(run, Adaptation):
         return run
     run = without_idle_clusters(run)
-    return with_steps(run, lambda data, root, stage: _rows(data.model_dump_json(), root, stage))
+    return with_expected_steps(run, lambda data, root: _records(data.model_dump_json(), root))
 
 
 @lru_cache(maxsize=1024)
-def _rows(dataset: str, root: str, stage: str) -> int:
-    return rows_trained_on(DatasetConfig.model_validate_json(dataset), root, stage)
+def _records(dataset: str, root: str) -> int | None:
+    return expected_records(DatasetConfig.model_validate_json(dataset), root)
 
 
 def key_of(sweep: Sweep, label: str, values: Mapping[str, str]) -> str:
@@ -140,7 +139,7 @@ def check_sweep(sweep: Sweep) -> None:
         ConfigError: a setting, a value, a metric or a scheduler that does not fit.
     """
     check_metric(sweep)
-    _rows.cache_clear()  # files may have changed since an earlier sweep of this process
+    _records.cache_clear()  # files may have changed since an earlier sweep of this process
     _check_lengths(sweep)
     if sweep.base.placement.runtime == "local":
         raise ConfigError(
@@ -164,19 +163,13 @@ def check_sweep(sweep: Sweep) -> None:
 
 
 def _check_lengths(sweep: Sweep) -> None:
-    """Return when no stage has its steps searched and its epochs set, which would decide alone."""
-    epochs = {
-        f"stages.{stage.name}.epochs"
-        for run in sweep.runs.values()
-        for stage in (run.stages if isinstance(run, Run) else ())
-        if stage.epochs is not None
-    }
+    """Return when no stage has both its steps and its epochs searched, of which one decides."""
     for path in sweep.domains:
         longer = f"{path.removesuffix('.steps')}.epochs"
-        if path.endswith(".steps") and longer in {*epochs, *sweep.domains}:
+        if path.endswith(".steps") and longer in sweep.domains:
             raise ConfigError(
-                f"{path} is searched and {longer} is set, from which the steps would follow in "
-                f"all trials; leave {path} out, or set {longer}=null"
+                f"{path} and {longer} are both searched, and the length of a stage is given by "
+                "one of them; leave one out"
             )
 
 
@@ -281,7 +274,7 @@ def _of_run(run: Run) -> tuple[DataFolder, ...]:
         inputs = {name: last[name] for name in stage.datasets}
         batch = stage.batch.model_dump(mode="json")
         teachers = [teacher.model_dump(mode="json") for teacher in stage.teachers]
-        told = [stage.name, stage.datasets, batch, stage.steps, run.seed, inputs]
+        told = [stage.name, stage.datasets, batch, stage.length, run.seed, inputs]
         told += [teachers, columns_for(stage.loss)]
         found.append(DataFolder("plan", stage.name, fingerprint(told)))
     return tuple(found)

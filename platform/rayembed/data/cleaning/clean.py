@@ -21,9 +21,11 @@ from rayembed.data.cleaning.rows import (
     CONTAINED,
     DUPLICATE,
     NEAR_DUPLICATE,
+    NO_SCORES,
     NOT_DRAWN,
     OVERLAP,
     KeepRows,
+    averaged,
     drawn,
     first_of_each,
     rows_of_parts,
@@ -49,6 +51,8 @@ class CleanedRows:
     """Examples from the listing of removed rows."""
     negatives: int = 0
     """Number of hard negatives with benchmark texts that were removed from the rows."""
+    averaged: int = 0
+    """Number of graded pairs whose rows had different scores."""
 
 
 def clean(
@@ -82,6 +86,15 @@ def _clean(
     read_column(parts, "id_hash", id_hash)
     keep = first_of_each(id_hash, scratch)
     dropped = {DUPLICATE: len(keep) - int(keep.sum())}
+    scores = NO_SCORES
+    if dataset.source.is_graded and dropped[DUPLICATE]:
+        scores = averaged(parts, id_hash, keep)
+    if len(scores):
+        log.warning(
+            "data set %s: %d pairs stand in several rows with different scores; each is taken once "
+            "with their mean",
+            *(name, len(scores)),
+        )
     removed: list[dict[str, Any]] = []
     negatives = np.empty((0, 2), dtype=np.int64)
     if (near := dataset.cleaning.near_duplicates) is not None:
@@ -115,9 +128,10 @@ def _clean(
         )
     dropped = {reason: count for reason, count in dropped.items() if count}
     negatives = negatives[keep[negatives[:, 0]]]
+    scores = scores[keep[scores["row"]]]
     if not dropped and not len(negatives):
         return CleanedRows([[part.name, part.rows] for part in parts], {}, [])
-    items = rows_of_parts(parts, keep, negatives)
+    items = rows_of_parts(parts, keep, negatives, scores)
     done = run_resumable(folder, f"select {name}", KeepRows(writer.parts_folder), items, execute)
     made = [item for result in done for item in result["parts"]]
-    return CleanedRows(made, dropped, removed, len(negatives))
+    return CleanedRows(made, dropped, removed, len(negatives), len(scores))

@@ -54,6 +54,34 @@ def first_of_each(id_hash: np.ndarray, scratch: Path) -> np.ndarray:
     return keep
 
 
+def averaged(parts: Sequence[Part], id_hash: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """Kept rows of graded pairs that other rows grade otherwise, with the mean of all scores.
+
+    Args:
+        id_hash: (n,) int64: rows of one hash are one pair.
+        keep: (n,) bool: one row of each pair.
+
+    Returns:
+        (m,) `SCORE` array, ascending by row.
+    """
+    scores = np.full(len(id_hash), np.nan)
+    first = 0
+    for part in parts:
+        column = pc.cast(read_table(part.path, ["id", "similarity"])["similarity"], pa.float64())
+        scores[first : first + part.rows] = column.to_numpy()
+        first += part.rows
+    order = np.lexsort((scores, id_hash))  # by score, so that sums do not depend on the order
+    starts = np.flatnonzero(np.diff(id_hash[order], prepend=np.nan) != 0)
+    rows = np.diff(starts, append=len(order))
+    means = np.add.reduceat(scores[order], starts) / rows
+    of_pair = np.repeat(np.arange(len(starts)), rows)
+    differ = (scores[order][starts] != scores[order][starts + rows - 1])[of_pair]
+    chosen = differ & keep[order]
+    found = np.empty(int(chosen.sum()), SCORE)
+    found["row"], found["score"] = order[chosen], means[of_pair[chosen]]
+    return np.sort(found, order="row")
+
+
 def drawn(id_hash: np.ndarray, keep: np.ndarray, num_samples: int | None, seed: int) -> np.ndarray:
     """(n,) bool mask of a sample of `num_samples` kept rows, drawn by a hash of seed and id.
 
@@ -79,6 +107,11 @@ def drawn(id_hash: np.ndarray, keep: np.ndarray, num_samples: int | None, seed: 
     return chosen
 
 
+SCORE = np.dtype([("row", "<i8"), ("score", "<f4")])
+"""A row and the similarity of its pair."""
+
+NO_SCORES: np.ndarray = np.empty(0, SCORE)
+
 _NO_NEGATIVES: np.ndarray = np.empty((0, 2), dtype=np.int64)
 
 
@@ -93,6 +126,8 @@ class RowsOfPart:
     """Global position of the part's first row."""
     negatives: np.ndarray = field(default_factory=lambda: _NO_NEGATIVES)
     """(m, 2) int64 row number within the part, and place of a negative that is removed from it."""
+    scores: np.ndarray = field(default_factory=lambda: NO_SCORES)
+    """(s,) `SCORE` of rows within the part that get another one."""
 
     @property
     def rows(self) -> np.ndarray:
@@ -103,35 +138,44 @@ class RowsOfPart:
     @property
     def key(self) -> str:
         """Unique name from part, rows and negatives."""
-        named = self.packed + self.negatives.tobytes()
+        named = self.packed + self.negatives.tobytes() + self.scores.tobytes()
         return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(named)}"
 
 
 def rows_of_parts(
-    parts: Sequence[Part], mask: np.ndarray, negatives: np.ndarray = _NO_NEGATIVES
+    parts: Sequence[Part],
+    mask: np.ndarray,
+    negatives: np.ndarray = _NO_NEGATIVES,
+    scores: np.ndarray = NO_SCORES,
 ) -> list[RowsOfPart]:
     """Split a global row mask by part; parts without selected rows are left out.
 
     Args:
         negatives: (m, 2) int64 global position of a row, ascending, and place of a negative that
             is removed from it.
+        scores: (s,) `SCORE` by global position, ascending.
     """
     firsts = np.cumsum([0, *(part.rows for part in parts)]).tolist()
-    edges = np.searchsorted(negatives[:, 0], firsts)
+    edges = np.searchsorted(negatives[:, 0], firsts).tolist()
+    graded = np.searchsorted(scores["row"], firsts).tolist()
     found = []
-    for part, (first, last), (start, stop) in zip(
-        parts, pairwise(firsts), pairwise(edges.tolist()), strict=True
+    for part, (first, last), (start, stop), some in zip(
+        parts, pairwise(firsts), pairwise(edges), pairwise(graded), strict=True
     ):
         if mask[first:last].any():
             packed = np.packbits(mask[first:last]).tobytes()
             gone = negatives[start:stop] - np.array([first, 0])
-            found.append(RowsOfPart(part, packed, first, gone))
+            of_part = scores[slice(*some)].copy()
+            of_part["row"] -= first
+            found.append(RowsOfPart(part, packed, first, gone, of_part))
     return found
 
 
 @dataclass(frozen=True)
 class KeepRows:
-    """Task: rewrite a part with the kept rows, and without negatives that are removed."""
+    """Task: rewrite a part with the kept rows, without negatives that are removed, and with scores
+    that are averaged.
+    """
 
     folder: str
 
@@ -142,6 +186,12 @@ class KeepRows:
             place = table.schema.get_field_index("negatives")
             left = without(table["negatives"].combine_chunks(), item.negatives)
             table = table.set_column(place, table.schema.field(place), left)
+        if len(item.scores):
+            place = table.schema.get_field_index("similarity")
+            similarity = table["similarity"].to_numpy().copy()
+            similarity[item.scores["row"]] = item.scores["score"]
+            field_ = table.schema.field(place)
+            table = table.set_column(place, field_, pa.array(similarity, field_.type))
         table = table.take(pa.array(item.rows))
         part = write_table(self.folder, table)
         return {"parts": [[part.name, part.rows]]}

@@ -45,15 +45,23 @@ def bands(config: NearDuplicates) -> tuple[int, int]:
     return int(index.b), int(index.r)
 
 
-def compared(table: pa.Table, of: str) -> list[str]:
-    """Text of each row that is compared: its query or positives, by `columns`."""
+def sides(table: pa.Table, of: str) -> list[list[str]]:
+    """Texts of the rows that are compared: their queries, their first positives, or both."""
     queries: list[str] = table["query"].to_pylist()
     positives: list[str] = [texts[0] for texts in table["positives"].to_pylist()]
-    if of == "query":
-        return queries
-    if of == "positive":
-        return positives
-    return [f"{query}\n{positive}" for query, positive in zip(queries, positives, strict=True)]
+    return {"query": [queries], "positive": [positives], "pair": [queries, positives]}[of]
+
+
+def grams_of(table: pa.Table, config: NearDuplicates) -> "Shingles":
+    """N-grams of the rows' texts that are compared.
+
+    Of a pair those of the query and of the positive are apart, as if of other words: a row and the
+    same pair the other way round, which is another example, have none in common.
+    """
+    found, *further = [shingles(texts, config.ngram) for texts in sides(table, config.of)]
+    for other in further:
+        found = found.beside(other)
+    return found
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class BandPart:
         """Bands with the rows' positions, and counts of rows."""
         columns = ["id", "query", "positives"]
         table = read_table(item.part.path, columns).take(pa.array(item.rows))
-        keys = band_keys(compared(table, self.config.of), self.config)
+        keys = band_keys(grams_of(table, self.config), self.config)
         number = keys.shape[1]
         ids = np.array([text_hash(text) for text in table["id"].to_pylist()], dtype=np.int64)
         sent = pa.table(
@@ -82,17 +90,16 @@ class BandPart:
         return Sent(sent, bucket.astype(np.int64), counts)
 
 
-def band_keys(texts: Sequence[str], config: NearDuplicates) -> np.ndarray:
-    """(n, bands) int64 band hashes; equal where two MinHash signatures share a band."""
+def band_keys(found: "Shingles", config: NearDuplicates) -> np.ndarray:
+    """(n, bands) int64 band hashes of n texts; equal where two MinHash signatures share a band."""
     number, width = bands(config)
-    found = shingles(texts, config.ngram)
     # Half of each hash is enough for a minimum over at most some thousands.
     short = (found.hashes >> np.uint64(32)).astype(np.uint32)
     sets = np.split(short, found.first[1:-1])
     made = MinHash.generator(
         sets, num_perm=config.permutations, seed=1, hashfunc=int, scheme="affine32"
     )
-    keys = np.empty((len(texts), number), dtype=np.int64)
+    keys = np.empty((len(sets), number), dtype=np.int64)
     for row, sketch in enumerate(made):
         values = sketch.hashvalues
         for band in range(number):
@@ -185,6 +192,15 @@ class Shingles:
     def of(self, text: int) -> np.ndarray:
         """N-grams of one text."""
         return self.hashes[self.first[text] : self.first[text + 1]]
+
+    def beside(self, other: "Shingles") -> "Shingles":
+        """N-grams of each text with those of another one, which are marked as the other side's."""
+        sizes = np.stack([np.diff(self.first), np.diff(other.first)], axis=1).reshape(-1)
+        side = np.repeat(np.arange(len(sizes)) % 2, sizes)
+        hashes = np.empty(len(side), np.uint64)
+        hashes[side == 0] = self.hashes
+        hashes[side == 1] = mixed(other.hashes ^ GRAM_FACTOR)
+        return Shingles(hashes, np.concatenate([[0], np.cumsum(sizes)])[::2])
 
 
 def shingles(texts: Sequence[str], ngram: int) -> Shingles:

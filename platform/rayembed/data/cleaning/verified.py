@@ -14,7 +14,7 @@ from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.rows import NEAR_DUPLICATE, shown, write_removed
-from rayembed.data.cleaning.signatures import compared, shingles
+from rayembed.data.cleaning.signatures import grams_of, sides
 from rayembed.data.exchange import Buckets, Sent
 from rayembed.data.parts import Part, read_table, remedy
 from rayembed.data.shuffle import Bucket
@@ -82,8 +82,8 @@ class SendCandidates:
         distinct, back = np.unique(rows, return_inverse=True)
         columns = ["id", "query", "positives", "origin"]
         table = read_table(item.part.path, columns).take(pa.array(distinct))
-        texts = compared(table, self.config.of)
-        grams = shingles(texts, self.config.ngram)
+        texts = map("\n".join, zip(*sides(table, self.config.of), strict=True))
+        grams = grams_of(table, self.config)
         sent = pa.table(
             {
                 "position": item.first + distinct,

@@ -4,12 +4,13 @@ Vectors are moved with their rows, so that false negatives are found where a bat
 Memory is bounded by an old and a new part.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from rayembed.data.clusters.tasks import false_negatives, mean_similarity, pair_vectors
+from rayembed.data.clusters.tasks import false_negatives, mean_similarity, vectors_of_positives
 from rayembed.data.exchange import Buckets, Sent
 from rayembed.data.parts import SCHEMA, read_table, records_table, write_table
 from rayembed.data.plan.files import Block, placed_rows, read_block
@@ -18,7 +19,7 @@ from rayembed.data.vectors.embed import Vectors
 from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import Result
 
-_QUERY, _DOCUMENT = "query_vector", "document_vector"
+_QUERY, _DOCUMENTS = "query_vector", "document_vectors"
 
 _QUERIES_OF_EXAMPLE = 10
 _SHOWN_CHARACTERS = 160
@@ -35,9 +36,9 @@ class ScatterPairs:
     def __call__(self, item: PartPlaces) -> Sent:
         """Rows by output part; their step is the batch number."""
         table = read_table(item.part.path)
-        queries, documents = pair_vectors(self.vectors, item.part)
-        table = table.append_column(_QUERY, _as_column(queries))
-        table = table.append_column(_DOCUMENT, _as_column(documents))
+        documents = vectors_of_positives(self.vectors, item.part)
+        table = table.append_column(_QUERY, _as_column(self.vectors.queries(item.part)))
+        table = table.append_column(_DOCUMENTS, _as_lists(documents))
         return placed_rows(table, item, self.batch_pairs, self.batches_per_part)
 
 
@@ -61,20 +62,22 @@ class GatherBatches:
         of each shown batch.
         """
         table = read_block(self.buckets, block, self.batch_pairs)
-        queries, documents = _as_vectors(table[_QUERY]), _as_vectors(table[_DOCUMENT])
+        queries = _as_vectors(table[_QUERY])
+        documents = _as_vectors(table[_DOCUMENTS], queries.shape[1])
         positives = [
             [normalised_hash(t) for t in texts] for texts in table["positives"].to_pylist()
         ]
         told = [list(known or ()) for known in table["false_negatives"].to_pylist()]
+        starts = np.cumsum([0, *map(len, positives)])
+        firsts = documents[starts[:-1]]
         similarity, masked, alone = [], 0, 0
         for first in range(0, len(table), self.batch_pairs):
             rows = slice(first, first + self.batch_pairs)
-            similarity.append(round(mean_similarity(queries[rows], documents[rows]), 6))
+            similarity.append(round(mean_similarity(queries[rows], firsts[rows]), 6))
             if self.margin is None:
                 continue
-            found, counts = false_negatives(
-                queries[rows], documents[rows], positives[rows], self.margin
-            )
+            of_batch = documents[starts[first] : starts[min(rows.stop, len(table))]]
+            found, counts = false_negatives(queries[rows], of_batch, positives[rows], self.margin)
             masked += int(counts.sum())
             alone += int((counts == self.batch_pairs - 1).sum())
             for row, hashes in enumerate(found, first):
@@ -109,6 +112,16 @@ def _as_column(vectors: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(kind, len(data), [None, pa.py_buffer(data)])
 
 
-def _as_vectors(column: pa.ChunkedArray) -> np.ndarray:
-    """(n, D) float16 from a column made by `_as_column`, also after row selection."""
-    return np.frombuffer(b"".join(column.to_pylist()), dtype=np.float16).reshape(len(column), -1)
+def _as_lists(vectors: Sequence[np.ndarray]) -> pa.Array:
+    """Some (p, D) float16 vectors of each row as a column of byte strings."""
+    return pa.array([one.tobytes() for one in vectors], pa.large_binary())
+
+
+def _as_vectors(column: pa.ChunkedArray, width: int | None = None) -> np.ndarray:
+    """(n, D) float16 from a column of these functions, row after row, also after row selection.
+
+    Args:
+        width: D; None: a row has one vector.
+    """
+    joined = np.frombuffer(b"".join(column.to_pylist()), dtype=np.float16)
+    return joined.reshape(len(column), -1) if width is None else joined.reshape(-1, width)

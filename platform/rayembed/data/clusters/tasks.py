@@ -73,6 +73,12 @@ def pair_vectors(vectors: Vectors, part: Part) -> tuple[np.ndarray, np.ndarray]:
     return vectors.queries(part), vectors.documents(part)[texts.place[texts.first[:-1]]]
 
 
+def vectors_of_positives(vectors: Vectors, part: Part) -> list[np.ndarray]:
+    """Of each row of a part the (p, D) float16 vectors of its positives, in their order."""
+    texts = vectors.texts(part)
+    return np.split(vectors.documents(part)[texts.place], texts.first[1:-1])
+
+
 def sample_vectors(
     vectors: Vectors, parts: Sequence[Part], sample: Sample
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -238,32 +244,36 @@ def false_negatives(
     """For each pair, the documents of the batch that are false negatives of its query.
 
     Known positives of the query, including its own document, are left out, as they are never
-    negatives.
+    negatives. A pair with several positives trains them in turn, so that each is a document of the
+    batch, and the one with the lowest score is its d.
 
     Args:
         queries: (B, D) of unit length.
-        documents: (B, D) of unit length: the first positive of each pair.
-        positives: (B) `normalised_hash` of all positives of each pair, the document's first.
+        documents: (M, D) of unit length: the positives of each pair, pair after pair.
+        positives: (B) `normalised_hash` of the positives of each pair.
         margin: ε.
 
     Returns:
-        Of each pair the sorted distinct hashes of S(q, d), and (B,) int64: of the other pairs
-        of the batch, those whose document is in S(q, d).
+        Of each pair the sorted distinct `normalised_hash` of S(q, d), and (B,) int64: of the other
+        pairs of the batch, those of which a document is in S(q, d).
     """
     left = np.asarray(queries, dtype=np.float32)
     right = np.asarray(documents, dtype=np.float32)
-    texts = np.array([hashes[0] for hashes in positives], dtype=np.int64)
+    texts = np.array([one for hashes in positives for one in hashes], dtype=np.int64)
+    number = np.array([len(hashes) for hashes in positives], dtype=np.int64)
+    firsts = np.cumsum(number) - number
+    owner = np.repeat(np.arange(len(left)), number)
     found, counts = [], np.zeros(len(left), dtype=np.int64)
     for start in range(0, len(left), _TILE_QUERIES):
         some = left[start : start + _TILE_QUERIES]
         own = np.arange(start, start + len(some))
         scores = some @ right.T
-        # The pair's own score is read from the same product, so that equal vectors tie.
-        limits = scores[np.arange(len(some)), own] + np.float32(margin)
-        reached = scores >= limits[:, None]
+        # The pair's own scores are read from the same product, so that equal vectors tie.
+        mine = np.where(owner == own[:, None], scores, np.float32(np.inf))
+        reached = scores >= mine.min(axis=1, keepdims=True) + np.float32(margin)
         for row in own.tolist():
             false = reached[row - start] & ~np.isin(texts, positives[row])
-            counts[row] = false.sum()
+            counts[row] = np.logical_or.reduceat(false, firsts).sum()
             found.append(np.unique(texts[false]))
     return found, counts
 

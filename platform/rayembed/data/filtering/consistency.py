@@ -5,6 +5,7 @@ folder/working/ranks/    the rank of each row's own document, a file for each sh
 """
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,6 +29,7 @@ from rayembed.data.filtering.shards import (
     Shards,
     gather,
 )
+from rayembed.data.index import index_chunks
 from rayembed.data.parts import Part, PartItem, read_table, remedy, write_table
 from rayembed.data.shuffle import Bucket
 from rayembed.data.vectors.embed import embed_parts
@@ -64,10 +66,21 @@ def make_filtered(
         "teacher": context.teacher_loader.fingerprint(config.teacher),
         "software": context.teacher_loader.version(config.teacher),
         "records": parent.fingerprint,
-        "seed": context.seed,
+        "seed": context.seed if _are_cut(parent.parts, config.shard_rows) else None,
     }
     writer = ArtifactWriter(context.storage, "filtered", dataset.name, inputs, parent)
     return writer.get_or_make(lambda: _filter(context, dataset, parent.parts, writer))
+
+
+def _are_cut(parts: Sequence[Part], shard_rows: int) -> bool:
+    """Whether the rows of a language are more than a shard has, so that a seed divides them."""
+    if sum(part.rows for part in parts) <= shard_rows:
+        return False
+    rows: Counter[int] = Counter()
+    for index in index_chunks(parts):
+        languages, counts = np.unique(index.language_hash, return_counts=True)
+        rows.update(dict(zip(languages.tolist(), counts.tolist(), strict=True)))
+    return max(rows.values()) > shard_rows
 
 
 def _filter(

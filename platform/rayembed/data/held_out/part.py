@@ -15,6 +15,7 @@ are not in the retrieval set, and banning them would cost many times the held-ou
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -216,7 +217,13 @@ def write_graded_set(
     """Write held-out graded pairs, each once and sorted, at most `max_queries` of them; how many
     there are, and the digest of their file as `write_retrieval_set` tells it.
     """
-    pairs = {(r.query.strip(), r.positives[0].strip()): r.similarity for r in _records(parts)}
+    scores: dict[tuple[str, str], list[float]] = {}
+    for one in _records(parts):
+        assert one.similarity is not None
+        pair = one.query.strip(), one.positives[0].strip()
+        scores.setdefault(pair, []).append(one.similarity)
+    # A pair with several scores has their mean, whatever the order of its rows.
+    pairs = {pair: math.fsum(given) / len(given) for pair, given in scores.items()}
     hashes = {text_hash("\n".join(pair)): pair for pair in pairs}
     order = _array(set(hashes))
     keys = seeded_keys(order, held_out.seed, "held-out queries")

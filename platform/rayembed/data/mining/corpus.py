@@ -26,10 +26,10 @@ from rayembed.assets.array_files import load_array, map_array, save_array
 from rayembed.assets.cache import cache_folder, filled, mark_used, remove_unused
 from rayembed.assets.local_copies import UNUSED_SECONDS, read_copied
 from rayembed.assets.storage import file_name
-from rayembed.data.hashes import mixed
-from rayembed.data.index import read_column
+from rayembed.data.hashes import mixed, text_hash
 from rayembed.data.parts import Part, read_table
 from rayembed.data.vectors.embed import PartTexts, Vectors
+from rayembed.data.words import normalised
 from rayembed.errors import PlacementError
 from rayembed.hardware import free_memory
 
@@ -37,7 +37,7 @@ MOST_SHARED = 1000
 """Maximum number of positives that rows with the same query share. A query with more ("Untitled")
 says nothing about them, and they would be read for every part that has it."""
 
-VERSION = 1
+VERSION = 2
 """Version of the metadata in the cache; bump when the same files yield others."""
 
 _MAPPED_DOCUMENTS = 1 << 20
@@ -94,12 +94,12 @@ class Corpus:
     classes: np.ndarray
     """Sorted uint64 hashes of text and class, one for each class of a text; see `of_class`."""
     shared_query: np.ndarray
-    """(S,) int64, sorted: hash of a query that several rows have, repeated for each of its
+    """(S,) int64, sorted: `query_key` of a query of several rows, repeated for each of its
     positives; only queries with at most `MOST_SHARED`."""
     shared_document: np.ndarray
     """(S,) int64 hash of a positive of that query."""
     vague_query: np.ndarray
-    """int64, sorted: hashes of the queries with more positives than `MOST_SHARED`."""
+    """int64, sorted: `query_key` of the queries with more positives than `MOST_SHARED`."""
 
     @property
     def num_documents(self) -> int:
@@ -288,8 +288,12 @@ def _in_turn(pool: ThreadPoolExecutor, files: CorpusFiles) -> Iterator[PartTexts
 
 
 def _queries(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
-    """int64 hashes of the queries of all rows, and, sorted, those that several rows have."""
-    asked = read_column(parts, "query_hash")
+    """int64 `query_key` of the queries of all rows, and, sorted, those that several rows have."""
+    keys = [
+        np.array(list(map(query_key, read_table(part.path, ["query"])["query"].to_pylist())))
+        for part in parts
+    ]
+    asked = np.concatenate([np.empty(0, np.int64), *keys])
     ordered = np.sort(asked)
     return asked, np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 
@@ -315,6 +319,11 @@ def _read_column(part: Part, name: str) -> pa.ChunkedArray:
 
     column: pa.ChunkedArray = read_copied(part.path, read)
     return column
+
+
+def query_key(query: str) -> int:
+    """Hash of a query's normalised text: queries with the same one ask the same."""
+    return text_hash(normalised(query))
 
 
 def among(wanted: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -35,7 +35,7 @@ from rayembed.data.work_items import Execute, Needs, run_resumable, run_tasks
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 7
+CODE_VERSION = 8
 """Code version of mining; bump when the same inputs yield other negatives or scores."""
 
 _LOW_RECALL = 0.9

@@ -12,7 +12,7 @@ import numpy as np
 
 from rayembed.config.mining import Teacher
 from rayembed.data.hashes import label_hash, text_hash
-from rayembed.data.mining.corpus import Corpus
+from rayembed.data.mining.corpus import Corpus, query_key
 from rayembed.data.parts import PartItem, read_records
 from rayembed.data.records import Record
 from rayembed.data.vectors.embed import Vectors, finite
@@ -27,6 +27,8 @@ class Queries:
 
     query_hash: np.ndarray
     """(N,) int64 hash of the query's text."""
+    asked_hash: np.ndarray
+    """(N,) int64 `query_key` of the query: rows that ask the same share their positives."""
     label_hash: np.ndarray
     """(N,) int64 class hash, `NO_HASH` without a class."""
     of_row: np.ndarray
@@ -37,8 +39,10 @@ class Queries:
     """(P,) int64, sorted: query number of each positive; every query occurs."""
     positive: np.ndarray
     """(P,) int64 document ids, distinct and sorted within a query."""
-    first_positive: np.ndarray
-    """(N,) int64 place of each row's own first positive among the P."""
+    own_of: np.ndarray
+    """(O,) int64, sorted: row of each row's own positives, in the rows' order."""
+    own_positive: np.ndarray
+    """(O,) int64 places of these among the P."""
     given_of: np.ndarray
     """(G,) int64, sorted: row of each own negative."""
     given_hash: np.ndarray
@@ -48,11 +52,14 @@ class Queries:
 def queries_of(records: Sequence[Record], corpus: Corpus) -> Queries:
     """Queries of the records, which must be rows of the corpus.
 
+    Queries that differ by case and white space are several, with the positives of all of them.
+
     A query with too many positives in the corpus is treated as a separate query in each of its
     rows, with that row's positives.
     """
     query_hash = _array([text_hash(record.query) for record in records])
-    shared = corpus.shares(query_hash)
+    asked_hash = _array([query_key(record.query) for record in records])
+    shared = corpus.shares(asked_hash)
     asked = np.arange(len(records))
     _, places, same = np.unique(query_hash[shared], return_index=True, return_inverse=True)
     asked[shared] = np.flatnonzero(shared)[places][same]
@@ -62,22 +69,27 @@ def queries_of(records: Sequence[Record], corpus: Corpus) -> Queries:
         [[text_hash(t) for t in records[row].positives] for row in first_row[alone]]
     )
     several = np.flatnonzero(shared[first_row])
-    shared_of, shared_positive = corpus.positives_of(query_hash[first_row[several]])
+    shared_of, shared_positive = corpus.positives_of(asked_hash[first_row[several]])
     of = np.concatenate([alone[own_of], several[shared_of]])
     positive_of, positive = np.unique(
         np.stack([of, np.concatenate([corpus.ids_of(own), shared_positive])]), axis=1
     )
     given_of, given = _flat([[text_hash(n.text) for n in r.negatives] for r in records])
-    first = corpus.ids_of(_array([text_hash(record.positives[0]) for record in records]))
+    rows_of, texts = _flat([[text_hash(t) for t in record.positives] for record in records])
+    own_ids = corpus.ids_of(texts)
     width = len(corpus.text_hash)
     return Queries(
         query_hash=query_hash,
+        asked_hash=asked_hash,
         label_hash=_array([label_hash(record.label) for record in records]),
         of_row=of_row,
         first_row=first_row,
         positive_of=positive_of,
         positive=positive,
-        first_positive=np.searchsorted(positive_of * width + positive, of_row * width + first),
+        own_of=rows_of,
+        own_positive=np.searchsorted(
+            positive_of * width + positive, of_row[rows_of] * width + own_ids
+        ),
         given_of=given_of,
         given_hash=given,
     )
@@ -119,6 +131,16 @@ def positive_scores(
     scores = np.empty(len(order), dtype=np.float32)
     scores[order] = np.concatenate(found)
     return scores
+
+
+def of_own_positives(queries: Queries, scores: np.ndarray) -> list[list[float]]:
+    """Scores of each row's own positives, in their order.
+
+    Args:
+        scores: (P,) of all positives.
+    """
+    edges = np.flatnonzero(np.diff(queries.own_of))
+    return [one.tolist() for one in np.split(scores[queries.own_positive], edges + 1)]
 
 
 def lowest_of_queries(query: np.ndarray, scores: np.ndarray) -> np.ndarray:

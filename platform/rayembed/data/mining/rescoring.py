@@ -119,8 +119,8 @@ def rescore(
         query_of: the query of each row.
         queries: texts, by query.
         positives: texts of each query.
-        similarity: Jaccard similarity from which a candidate is a copy of a positive; copies are
-            refused and not scored.
+        similarity: Jaccard similarity from which a candidate is a copy of a positive, as in
+            `copies_among`; copies are refused and not scored.
 
     Returns:
         The lists without copies of positives; for each (N, C) float32 scores in [0, 1], `-inf`
@@ -136,9 +136,8 @@ def rescore(
         rows = by_query[slice(*edges)].tolist()
         open_ = {row: _open_documents(lists, row) for row in rows}
         texts = read_texts(set().union(*open_.values()))
-        if similarity is not None:
-            refused = copies_among(open_, texts, query_of, positives, similarity)
-            open_ = {row: documents - refused[row] for row, documents in open_.items()}
+        refused = copies_among(open_, texts, query_of, queries, positives, similarity)
+        open_ = {row: documents - refused[row] for row, documents in open_.items()}
         pairs = sorted({(int(query_of[row]), document) for row in rows for document in open_[row]})
         with piece(0.0, _OF_CANDIDATES):
             found = score([(queries[query], texts[document]) for query, document in pairs])

@@ -1,10 +1,10 @@
 """Selection of negatives from open candidates: teachers take turns, copies of positives are
 skipped.
 
-Whether a candidate is a copy of a positive shows only in its text, and reading texts is the main
-cost. So queries first select without this check, the texts of the selected documents are read, and
-queries that selected a copy select again until none did. The result equals that of checking all
-candidates. Copies are told by shared word trigrams.
+Whether a candidate is a copy of a positive or of the query shows only in its text, and reading
+texts is the main cost. So queries first select without this check, the texts of the selected
+documents are read, and queries that selected a copy select again until none did. The result equals
+that of checking all candidates. Copies are told by shared word trigrams.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayembed.data.words import words
+from rayembed.data.words import normalised, words
 
 Copies = Callable[[Mapping[int, Collection[int]]], dict[int, set[int]]]
 """Finds, among documents that queries may take (row → ids), near-copies of their positives."""
@@ -117,21 +117,29 @@ def copies_among(
     asked: Mapping[int, Collection[int]],
     texts: Mapping[int, str],
     query_of: np.ndarray,
+    queries: Sequence[str],
     positives: Sequence[Sequence[str]],
-    similarity: float,
+    similarity: float | None,
 ) -> dict[int, set[int]]:
-    """Documents among the requested ones (row → ids) that nearly duplicate a positive of the row.
+    """Documents among the requested ones (row → ids) that are the query or a positive of the row,
+    whatever their case and white space, or nearly duplicate a positive.
 
     Args:
         texts: of the documents by id.
         query_of: the query of each row; what rows of one query ask about is compared once.
+        queries: text of each query.
         positives: texts of each query.
+        similarity: from which on a document is a near-duplicate; None: none is.
     """
     by_query: dict[int, set[int]] = {}
     for row, documents in asked.items():
         by_query.setdefault(int(query_of[row]), set()).update(documents)
     copies = {}
     for query, wanted in by_query.items():
-        own = [trigrams(text) for text in positives[query]]
-        copies[query] = {d for d in wanted if is_near_duplicate(texts[d], own, similarity)}
+        equal = set(map(normalised, (queries[query], *positives[query])))
+        copies[query] = {d for d in wanted if normalised(texts[d]) in equal}
+        if similarity is not None:
+            near = [trigrams(text) for text in positives[query]]
+            left = wanted - copies[query]
+            copies[query] |= {d for d in left if is_near_duplicate(texts[d], near, similarity)}
     return {row: copies[int(query_of[row])].intersection(ids) for row, ids in asked.items()}

@@ -41,6 +41,7 @@ from rayembed.data.mining.queries import (
     given_lists,
     given_texts,
     lowest_of_queries,
+    of_own_positives,
     positive_scores,
     positive_texts,
     queries_of,
@@ -48,8 +49,10 @@ from rayembed.data.mining.queries import (
 from rayembed.data.mining.rescoring import Scorer, load_cross_encoder, rescore
 from rayembed.data.mining.selection import SelectedNegative, copies_among, select_negatives
 from rayembed.data.parts import Part, read_records, write_part
+from rayembed.data.plan.teacher_scores import scores_of_positives
 from rayembed.data.records import Negative, Record
 from rayembed.data.vectors.embed import Vectors
+from rayembed.data.words import normalised
 from rayembed.data.work_items import Result
 from rayembed.search.exact import TopK
 from rayembed.shares import piece, pieces
@@ -81,10 +84,10 @@ class _MinedPart:
     """Own negatives that are positives of the same query in any row."""
     lists: list[Candidates]
     """Candidates by teacher, without certain non-negatives."""
-    first: np.ndarray
-    """(N,) float32 score of each row's first positive by the first teacher."""
-    first_crossed: np.ndarray | None
-    """(N,) float32 score of the same by the cross-encoder, if there is one."""
+    own: list[list[float]]
+    """Scores of each row's positives by the first teacher."""
+    crossed: list[list[float]] | None
+    """Scores of the same by the cross-encoder, if there is one."""
     decided: list[RankedCandidates]
     positives: list[tuple[str, ...]]
     """Texts of each query's positives."""
@@ -140,7 +143,7 @@ class MineParts:
         records = read_records(part.path)
         corpus = open_corpus(self.search.files)
         queries = queries_of(records, corpus)
-        lists, lowest, first = [], [], []
+        lists, lowest, own = [], [], []
         given = self.config.pool == "given"
         for teacher, of_corpus in zip(self.teachers, found, strict=True):
             vectors = teacher.vectors.queries(part)
@@ -157,13 +160,11 @@ class MineParts:
             )
             scores = positive_scores(queries, vectors, corpus, teacher.vectors)
             lowest.append(lowest_of_queries(queries.positive_of, scores)[queries.of_row])
-            first.append(scores[queries.first_positive])
+            own.append(of_own_positives(queries, scores))
         positives = positive_texts(records, queries, corpus)
         read = _reader(records, corpus, given)
-        decided, first_crossed = self._decided(
-            records, queries, lists, lowest, positives, read, device
-        )
-        kept, dropped = self._kept(records, queries, corpus)
+        decided, crossed = self._decided(records, queries, lists, lowest, positives, read, device)
+        kept, dropped = self._kept(records, queries, corpus, positives)
         return _MinedPart(
             records,
             queries,
@@ -171,8 +172,8 @@ class MineParts:
             kept,
             dropped,
             lists,
-            first[0],
-            first_crossed,
+            own[0],
+            crossed,
             decided,
             positives,
         )
@@ -192,9 +193,8 @@ class MineParts:
                         *part.kept[row],
                         *(self._negative(part, texts, row, one) for one in of_part[row]),
                     ),
-                    positive_score=float(part.first[row]),
-                    positive_cross_score=(
-                        None if part.first_crossed is None else float(part.first_crossed[row])
+                    **scores_of_positives(
+                        part.own[row], None if part.crossed is None else part.crossed[row]
                     ),
                 )
                 for row, record in enumerate(part.records)
@@ -216,20 +216,34 @@ class MineParts:
             "refused": refused_counts(
                 [one.candidates for one in decided], copies, sum(part.dropped for part in parts)
             ),
-            "vague": sum(int(p.corpus.is_vague(p.queries.query_hash).sum()) for p in parts),
+            "vague": sum(int(p.corpus.is_vague(p.queries.asked_hash).sum()) for p in parts),
             "histograms": _histograms([part.decided for part in parts], chosen),
         }
         return result, shown
 
     def _kept(
-        self, records: Sequence[Record], queries: Queries, corpus: Corpus
+        self,
+        records: Sequence[Record],
+        queries: Queries,
+        corpus: Corpus,
+        positives: Sequence[Sequence[str]],
     ) -> tuple[list[tuple[Negative, ...]], int]:
-        """Own negatives that each row keeps, and the number refused as positives of the same query
-        in any row.
+        """Own negatives that each row keeps, and the number refused as the query or as positives
+        of it in any row.
         """
         if self.config.pool == "given":
             return [()] * len(records), 0
-        bad = given_positives(queries, corpus)
+        own = [
+            set(map(normalised, (records[row].query, *texts)))
+            for row, texts in zip(queries.first_row.tolist(), positives, strict=True)
+        ]
+        asker = queries.of_row.tolist()
+        copied = [
+            normalised(negative.text) in own[asker[row]]
+            for row, record in enumerate(records)
+            for negative in record.negatives
+        ]
+        bad = given_positives(queries, corpus) | np.array(copied, dtype=bool)
         by_row = np.split(bad, np.searchsorted(queries.given_of, np.arange(1, len(records))))
         kept = [
             tuple(n for n, refused in zip(record.negatives, of_row, strict=True) if not refused)
@@ -246,10 +260,10 @@ class MineParts:
         positives: Sequence[Sequence[str]],
         read: ReadTexts,
         device: str,
-    ) -> tuple[list[RankedCandidates], np.ndarray | None]:
-        """Lists after the rule by teacher, and the cross-encoder's scores of first positives."""
+    ) -> tuple[list[RankedCandidates], list[list[float]] | None]:
+        """Lists after the rule by teacher, and the cross-encoder's scores of rows' positives."""
         scores: Sequence[np.ndarray | None] = [None] * len(lists)
-        first = None
+        crossed = None
         if self.config.rescoring is not None:
             asked = [records[row].query for row in queries.first_row]
             score = self.load_cross_encoder(self.config.rescoring, self.cross_encoder, device)
@@ -260,16 +274,16 @@ class MineParts:
             count = np.array([len(texts) for texts in positives])
             of_queries = lowest_of_queries(np.repeat(np.arange(len(count)), count), of_positives)
             lowest = [of_queries[queries.of_row]] * len(lists)
-            place = [
-                positives[query].index(record.positives[0])
-                for query, record in zip(queries.of_row.tolist(), records, strict=True)
+            firsts = (count.cumsum() - count).tolist()
+            crossed = [
+                [float(of_positives[firsts[q] + positives[q].index(t)]) for t in record.positives]
+                for q, record in zip(queries.of_row.tolist(), records, strict=True)
             ]
-            first = of_positives[(count.cumsum() - count)[queries.of_row] + place]
         decided = [
             rank_candidates(*of_teacher, self.config, salts(records, self.seed, number))
             for number, of_teacher in enumerate(zip(lists, scores, lowest, strict=True))
         ]
-        return decided, first
+        return decided, crossed
 
     def _chosen(
         self, parts: Sequence[_MinedPart], read: ReadTexts
@@ -280,18 +294,18 @@ class MineParts:
         of_row = [part.queries.of_row + n for part, n in zip(parts, first_query, strict=False)]
         query_of = np.concatenate(of_row)
         positives = [texts_of for part in parts for texts_of in part.positives]
+        queries = [part.records[row].query for part in parts for row in part.queries.first_row]
 
         def add(documents: Collection[int]) -> None:
             texts.update(read([one for one in documents if one not in texts]))
 
         def copies(asked: Mapping[int, Collection[int]]) -> dict[int, set[int]]:
             add(set().union(*asked.values()))
-            assert similarity is not None
-            return copies_among(asked, texts, query_of, positives, similarity)
+            return copies_among(asked, texts, query_of, queries, positives, similarity)
 
         similarity = self.config.near_duplicate
         # Rescoring read all texts and took the copies out.
-        checked = similarity is None or self.config.rescoring is not None
+        checked = self.config.rescoring is not None
         wanted = [
             max(self.config.num_negatives - len(negatives), 0)
             for part in parts

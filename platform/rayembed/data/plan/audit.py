@@ -16,6 +16,7 @@ from rayembed.config.data_run import Step
 from rayembed.config.sources import SOURCES
 from rayembed.data.artifacts import MANIFEST, DatasetArtifact, open_artifact, root_of
 from rayembed.data.audit import AUDIT
+from rayembed.data.epochs import many_passes
 from rayembed.data.parts import Part, read_records
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.records import Negative, Record
@@ -93,10 +94,32 @@ def scores_warning(plan: BatchPlan) -> str | None:
     )
 
 
+def positives_warning(plan: BatchPlan) -> str | None:
+    """One line about positives that no step trains; None if every one is trained."""
+    told = [
+        f"{name} {drawn['positives']['trained']:,} of {drawn['positives']['all']:,}"
+        for name, drawn in plan.manifest["datasets"].items()
+        if "positives" in drawn and drawn["positives"]["trained"] < drawn["positives"]["all"]
+    ]
+    if not told:
+        return None
+    return (
+        f"stage {plan.manifest['key']} trains some of the positives of its rows: "
+        f"{'; '.join(told)}. A row trains one of them each time it is drawn, the next one the next "
+        "time: more steps or epochs train the others"
+    )
+
+
 def plan_warnings(plan: BatchPlan) -> list[str]:
-    """Warnings about what the stage's settings request and its rows lack."""
-    lines = [negatives_warning(plan), scores_warning(plan)]
-    return [line for line in lines if line is not None]
+    """Warnings about what the stage's settings request and its rows lack or have too few of."""
+    lines = [negatives_warning(plan), scores_warning(plan), positives_warning(plan)]
+    found = [line for line in lines if line is not None]
+    if plan.manifest.get("epochs") is None:
+        rows = sum(of["rows"] for of in plan.manifest["datasets"].values())
+        passes = plan.num_steps * plan.global_pairs / rows
+        length = f"{plan.num_steps:,} steps"
+        found += many_passes(plan.manifest["key"], length, rows, passes)
+    return found
 
 
 def audit_dataset(
@@ -125,6 +148,7 @@ def audit_dataset(
         f"- rows: {drawn['rows']:,} usable of {manifest['rows_in']:,}; {drawn['drawn']:,} drawn, "
         f"{drawn['epochs']} epochs",
         *_steps(plan, drawn),
+        *_positives(drawn),
         f"- rejected: {', '.join(f'{c:,} × {r}' for r, c in rejected.items()) or 'none'}",
         f"- with negatives: {(negatives > 0).mean():.1%} of rows, {negatives.mean():.2f} a row",
         *_negatives(plan, drawn),
@@ -140,6 +164,17 @@ def audit_dataset(
     for number, place in enumerate(places, 1):
         lines += ["", *_example(number, records[place])]
     return "\n".join([*lines, ""])
+
+
+def _positives(drawn: Mapping[str, Any]) -> list[str]:
+    """Positives that are trained, where drawn rows have several."""
+    counts = drawn["positives"]
+    if counts["all"] <= min(drawn["drawn"], drawn["rows"]):
+        return []
+    return [
+        f"- positives: the rows that are drawn have {counts['all']:,}, of which "
+        f"{counts['trained']:,} are trained: one each time a row is drawn, in turn"
+    ]
 
 
 def _negatives(plan: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,11 @@ from rayembed.data.parts import NEGATIVE, OPTIONAL, SCHEMA, read_table
 from rayembed.data.plan.balance import balanced_steps
 from rayembed.data.plan.batch_plan import write_steps
 from rayembed.data.plan.places import PartPlaces
-from rayembed.data.plan.teacher_scores import SCORES_COLUMN, score_counts
+from rayembed.data.plan.teacher_scores import (
+    SCORES_COLUMN,
+    SCORES_OF_POSITIVES,
+    score_counts,
+)
 from rayembed.data.work_items import Result
 from rayembed.errors import ArtifactError
 
@@ -33,16 +37,69 @@ ROWS_PER_FILE = 8192
 
 @dataclass(frozen=True)
 class SendRows:
-    """Task: send a part's rows to the plan files of their positions."""
+    """Task: send a part's rows to the plan files of their positions, each with the positive that is
+    trained there at the front.
+
+    Of a row with n positives the k-th place, from 0, trains the positive k mod n.
+    """
 
     rows_per_step: int
     steps_per_file: int
     num_negatives: int
 
     def __call__(self, item: PartPlaces) -> Sent:
-        """Rows with their positions, by plan file."""
+        """Rows with their positions, by plan file; `positives` and `trained`: numbers of positives
+        of the rows, and of those that a place trains.
+        """
         table = _trim(read_table(item.part.path), self.num_negatives)
-        return placed_rows(table, item, self.rows_per_step, self.steps_per_file)
+        sent = placed_rows(table, item, self.rows_per_step, self.steps_per_file)
+        turns = item.turns()
+        count = pc.list_value_length(sent.table["positives"]).to_numpy().astype(np.int64)
+        counts = {
+            "dataset": table["dataset"][0].as_py(),
+            "positives": int(count[turns == 0].sum()),
+            "trained": int((turns < count).sum()),
+        }
+        return Sent(with_next_positives(sent.table, turns), sent.bucket, counts)
+
+
+def with_next_positives(table: pa.Table, turns: np.ndarray) -> pa.Table:
+    """Rows whose positives begin with the one of their turn, with its scores, the others behind it.
+
+    A positive that nothing scored has no score.
+
+    Args:
+        table: n records.
+        turns: (n,) int64 how often each was placed before.
+    """
+    positives = table["positives"].combine_chunks()
+    count = pc.list_value_length(positives).to_numpy(zero_copy_only=False).astype(np.int64)
+    shift = turns % np.maximum(count, 1)
+    changed = np.flatnonzero(shift)
+    if len(changed):
+        starts = np.repeat(np.cumsum(count) - count, count)
+        inside = np.arange(len(starts)) - starts
+        order = starts + (inside + np.repeat(shift, count)) % np.repeat(count, count)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(count)]), pa.int32())
+        flat = positives.flatten().take(pa.array(order))
+        table = _with_column(table, "positives", pa.ListArray.from_arrays(offsets, flat))
+        for name, every in SCORES_OF_POSITIVES.items():
+            if name not in table.column_names:
+                continue
+            scores = table[name].to_pylist()
+            of_all = (
+                table[every].to_pylist() if every in table.column_names else [None] * len(shift)
+            )
+            for row in changed.tolist():
+                scores[row] = of_all[row][shift[row]] if of_all[row] is not None else None
+            table = _with_column(table, name, pa.array(scores, pa.float32()))
+    gone = [name for name in SCORES_OF_POSITIVES.values() if name in table.column_names]
+    return table.drop_columns(gone) if gone else table
+
+
+def _with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    place = table.schema.get_field_index(name)
+    return table.set_column(place, table.schema.field(name), values)
 
 
 @dataclass(frozen=True)
@@ -162,9 +219,8 @@ def _planned(table: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 def _trim(table: pa.Table, num_negatives: int) -> pa.Table:
     """Table with at most the first `num_negatives` negatives of each row."""
-    place = table.schema.get_field_index("negatives")
     if num_negatives:
         trimmed = pc.list_slice(table["negatives"], 0, num_negatives)
     else:
         trimmed = pa.array([[]] * len(table), pa.list_(NEGATIVE))
-    return table.set_column(place, SCHEMA.field("negatives"), trimmed.cast(pa.list_(NEGATIVE)))
+    return _with_column(table, "negatives", trimmed.cast(pa.list_(NEGATIVE)))

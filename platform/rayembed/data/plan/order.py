@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rayembed.config.loss import LossConfig, Need
+from rayembed.config.stage import steps_of
 from rayembed.data.index import PartIndex, index_chunks
 from rayembed.data.parts import Part, read_table
 from rayembed.data.plan.policies import blended, clustered, homogeneous
@@ -53,6 +54,8 @@ class PlanConfig:
     policy: Literal["blended", "homogeneous", "clustered"] = "blended"
     temperature: float | None = None
     """Temperature T of `BatchConfig`."""
+    epochs: float | None = None
+    """Passes over the usable rows, which decide `num_steps`; None: `num_steps` is what it says."""
     columns: tuple[str, ...] = ()
     """Columns of `parts.OPTIONAL` that the stage's loss asks for; see `columns_for`."""
     teachers: tuple[str, ...] = ()
@@ -62,7 +65,14 @@ class PlanConfig:
     def values(self) -> dict[str, Any]:
         """The settings as plain values; no columns are not named, as in plans without any."""
         kept = {name: value for name, value in vars(self).items() if value != ()}
+        del kept["epochs" if self.epochs is None else "num_steps"]
         return {**kept, "weights": dict(sorted(self.weights.items()))}
+
+    def steps_of(self, rows: int) -> int:
+        """Number of steps over so many usable rows."""
+        if self.epochs is None:
+            return self.num_steps
+        return steps_of(self.epochs, rows, self.global_pairs)
 
 
 @dataclass(frozen=True)

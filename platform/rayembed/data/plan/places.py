@@ -52,15 +52,26 @@ class PartPlaces:
         return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(named.encode())}"
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """(m,) int64 row numbers of the part, ascending, and (m,) int64 positions.
+        """(m,) int64 row numbers of the part, ascending, and (m,) int64 positions, those of a row
+        in the order in which they were added.
 
         Raises:
             ArtifactError: the file is missing or broken.
         """
+        table = self._of_part().slice(self.first, self.last - self.first)
+        return table["row"].to_numpy().astype(np.int64), table["position"].to_numpy()
+
+    def turns(self) -> np.ndarray:
+        """(m,) int64: for each place of `read`, how many places of its row were added earlier."""
+        row = self._of_part()["row"].to_numpy()
+        starts = np.flatnonzero(np.diff(row, prepend=-1))
+        turn = np.arange(len(row)) - np.repeat(starts, np.diff(starts, append=len(row)))
+        return np.asarray(turn[self.first : self.last], np.int64)
+
+    def _of_part(self) -> pa.Table:
         (table,) = read_bucket([self.file], self.number)
         assert table is not None
-        table = table.slice(self.first, self.last - self.first)
-        return table["row"].to_numpy().astype(np.int64), table["position"].to_numpy()
+        return table
 
 
 class PlaceWriter:

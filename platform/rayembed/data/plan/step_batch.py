@@ -78,6 +78,9 @@ def make_step_batch(
 ) -> StepBatch:
     """Build the step batch of records, each with its first positive and first `num_negatives`.
 
+    The plan has put at the front which of a record's positives the step trains; all others are
+    known as no negatives.
+
     Args:
         teachers: give the vectors of all texts.
 

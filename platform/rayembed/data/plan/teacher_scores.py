@@ -13,12 +13,42 @@ from rayembed.errors import DataError
 SCORES_COLUMN = "positive_cross_score"
 """Column of `parts.OPTIONAL` that plans of losses over a teacher's scores have."""
 
+SCORES_OF_POSITIVES = {
+    "positive_score": "positive_scores",
+    SCORES_COLUMN: "positive_cross_scores",
+}
+"""Column with the score of a row's first positive → the one with those of all, where it has several
+(`parts.OPTIONAL`)."""
+
 
 def teacher_scores(record: Record) -> tuple[float | None, list[float | None]]:
-    """Scores of the record's positive and of its negatives, all by the same model."""
+    """Scores of the record's first positive and of its negatives, all by the same model."""
     if record.positive_cross_score is not None:
         return record.positive_cross_score, [n.cross_score for n in record.negatives]
     return record.positive_score, [n.score for n in record.negatives]
+
+
+def scores_of_positives(
+    own: Sequence[float | None], crossed: Sequence[float | None] | None
+) -> dict[str, Any]:
+    """Fields of a record with the scores of its positives.
+
+    Args:
+        own: the teacher's, in the order of the positives.
+        crossed: the cross-encoder's; None: there is none.
+    """
+    crossed = [None] * len(own) if crossed is None else crossed
+
+    def of_several(scores: Sequence[float | None]) -> tuple[float | None, ...] | None:
+        known = any(score is not None for score in scores)
+        return tuple(scores) if len(scores) > 1 and known else None
+
+    return {
+        "positive_score": own[0],
+        "positive_cross_score": crossed[0],
+        "positive_scores": of_several(own),
+        "positive_cross_scores": of_several(crossed),
+    }
 
 
 def scored_rows(table: pa.Table) -> np.ndarray:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +120,13 @@ def _write(
     steps_per_file = max(1, ROWS_PER_FILE // config.global_pairs)
     sent = join(work, "scattered")
     rows = sum(part.rows for name in datasets for part in parts[name])
-    size = _BYTES_OF_A_ROW * rows + BYTES_OF_A_PLACE * config.num_steps * config.global_pairs
+    most = config.steps_of(rows)
+    size = _BYTES_OF_A_ROW * rows + BYTES_OF_A_PLACE * most * config.global_pairs
     size += max(scratch_of_index(parts[name]) for name in datasets)
     with scratch_folder(f"the order of stage {config.key!r}", size) as scratch:
         usable = usable_rows(parts, config, batch_pairs or {}, scratch)
+        num_steps = config.steps_of(sum(of.count for of in usable.values()))
+        asked, config = config, replace(config, num_steps=num_steps)
         every = [part for name in usable for part in parts[name]]
         with PlaceWriter(scratch, sent, every) as writer:
             draws = draw_rows(usable, config, writer.add)
@@ -130,12 +134,16 @@ def _write(
         told = describe(usable, draws, config, parts)
     send = SendRows(config.global_pairs, steps_per_file, config.num_negatives)
     count = num_blocks(config.num_steps, steps_per_file)
-    buckets, _ = exchange(sent, f"plan {config.key} scatter", send, places, count, execute)
+    buckets, placed = exchange(sent, f"plan {config.key} scatter", send, places, count, execute)
     blocks = blocks_of(buckets, config.num_steps, steps_per_file)
     gather = Gather(work, buckets, config.global_pairs, config.columns)
     gathered = run_resumable(work, f"plan {config.key} gather", gather, blocks, execute)
     steps = [step for result in gathered for step in result["steps"]]
     for name in datasets:
+        told[name]["positives"] = {
+            kind: sum(int(of[key]) for of in placed if of["dataset"] == name)
+            for kind, key in (("all", "positives"), ("trained", "trained"))
+        }
         written = sum(int(result["rows_by_dataset"].get(name, 0)) for result in gathered)
         assert written == told[name]["drawn"], (name, written, told[name])
         if SCORES_COLUMN in config.columns:
@@ -153,7 +161,8 @@ def _write(
     content = "".join([*steps, *config.teachers])
     manifest = {
         "version": VERSION,
-        **config.values(),
+        **asked.values(),
+        "num_steps": num_steps,
         "steps_per_file": steps_per_file,
         "fingerprint": hashlib.sha256(content.encode()).hexdigest()[:12],
         "made_of": wanted,

@@ -1,13 +1,14 @@
 """The repair step: a judge finds false negatives among hard ones, which are then no negatives.
 
-Training takes a row's first positive. So a relabelled negative becomes a further positive of its
-row, which only keeps it from being a negative anywhere in the batch, and the first positive of a
-further row, which teaches it (RLHN, arXiv 2505.16967; its three ways are the actions).
+An epoch trains one positive of a row, the first one first. So a relabelled negative becomes a
+further positive of its row, which keeps it from being a negative anywhere in the batch, and the
+first positive of a further row, which teaches it in the same epoch (RLHN, arXiv 2505.16967; its
+three ways are the actions).
 """
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from rayembed.config.repair import Action
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.mining.counts import rows_to_show, shown_examples, write_examples
 from rayembed.data.parts import PartItem, read_records, write_part
+from rayembed.data.plan.teacher_scores import scores_of_positives
 from rayembed.data.records import Record
 from rayembed.data.repair.verdicts import Decide, JudgeWork, Verdict
 from rayembed.data.words import normalised_hash
@@ -233,18 +235,27 @@ def repaired(record: Record, verdict: Verdict, action: Action) -> list[Record]:
         known = tuple(dict.fromkeys((*record.false_negatives, *hashes)))
         return [replace(record, negatives=left, false_negatives=known)]
     texts = tuple(dict.fromkeys((*record.positives, *(one.text for _, one in false))))
-    further = [
-        replace(
-            record,
-            id=f"{record.id}#{place}",
-            positives=(negative.text, *(text for text in texts if text != negative.text)),
-            negatives=left,
-            positive_score=negative.score,
-            positive_cross_score=negative.cross_score,
+    scores = _scores(record, "positive_score", {n.text: n.score for _, n in false})
+    crossed = _scores(record, "positive_cross_score", {n.text: n.cross_score for _, n in false})
+
+    def row(name: str, first: str) -> Record:
+        order = (first, *(text for text in texts if text != first))
+        of_order = scores_of_positives(
+            [scores[text] for text in order], [crossed[text] for text in order]
         )
-        for place, negative in false
-    ]
-    return [replace(record, positives=texts, negatives=left), *further]
+        return replace(record, id=name, positives=order, negatives=left, **of_order)
+
+    further = [row(f"{record.id}#{place}", negative.text) for place, negative in false]
+    return [row(record.id, record.positives[0]), *further]
+
+
+def _scores(
+    record: Record, name: str, of_false: Mapping[str, float | None]
+) -> dict[str, float | None]:
+    """Score of each positive and of each false negative, None where nothing scored it."""
+    known = getattr(record, f"{name}s") or (getattr(record, name),)
+    own = dict.fromkeys(record.positives) | dict(zip(record.positives, known, strict=False))
+    return {**of_false, **own}
 
 
 def _to_show(pairs: Sequence[tuple[Record, Verdict]]) -> list[tuple[int, int]]:

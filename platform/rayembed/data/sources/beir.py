@@ -110,13 +110,17 @@ class BeirSource(FileRows):
             conversion.held_out,
         )
         made = conversion.run("records", task, [Bucket(number) for number in range(buckets)])
-        if unread := sum(result["unread"] for result in (*queries, *documents)):
+        lost = {
+            name: sum(result[name] for result in (*queries, *documents))
+            for name in tasks.LOST_TEXTS
+        }
+        if any(lost.values()):
             log.warning(
-                "data set %s: %d rows of its corpus and queries could not be read; judgements that "
-                "need them are rejected",
-                *(dataset.name, unread),
+                "data set %s: of its corpus and queries %d rows could not be read and %d have no "
+                "id; judgements that need them are rejected",
+                *(dataset.name, *lost.values()),
             )
-        return [*judged, *made]
+        return [*judged, {**made[0], **lost}, *made[1:]]
 
     def judgement(self, row: Mapping[str, Any]) -> tuple[str, str]:
         """Query and document ids of a judgement, if its score is high enough.

@@ -23,6 +23,7 @@ from rayembed.config.data import DatasetConfig
 from rayembed.data.exchange import Buckets
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import remedy
+from rayembed.data.records import reject_reason
 from rayembed.data.shuffle import Bucket, Scatter, bucket_of
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
@@ -33,10 +34,15 @@ from rayembed.data.work_items import Result
 
 NO_QUERY = "query is not among the queries"
 NO_DOCUMENT = "document is not in the corpus"
+SEVERAL_QUERIES = "several queries have its query's id"
+SEVERAL_DOCUMENTS = "several documents have its document's id"
 
 BYTES_OF_JUDGEMENTS_PER_BUCKET = 1 << 20
 """Bytes of judgements in a bucket: about 40,000 of them; their documents are a hundred times as
 large."""
+
+LOST_TEXTS = ("texts_unread", "texts_without_id")
+"""Counts of rows of a corpus and its queries that no judgement can name."""
 
 IDS = ("_id", "id")
 """Column names of document and query ids: BEIR's, and mteb's newer one."""
@@ -106,11 +112,13 @@ class ScatterTexts:
     """Path of the list of needed documents; None if the rows are queries."""
 
     def __call__(self, item: FilePiece) -> Result:
-        """Report file names in `scattered`, and the number of `unread` (unreadable) rows."""
+        """Report file names in `scattered`, and the numbers of rows that are unreadable
+        (`texts_unread`) and that have no id (`texts_without_id`).
+        """
         shared, language = self.shared, self.shared.language
         of = "queries" if self.needed is None else "documents"
         scatter = Scatter(join(shared.scattered, of), _TEXTS, shared.buckets)
-        unread = 0
+        unread = without_id = 0
         columns = [*IDS, self.column, *([language] if language and not self.needed else [])]
         for row in read_rows(item, columns):
             if isinstance(row, BadRow):
@@ -120,8 +128,11 @@ class ScatterTexts:
                 name = id_of(row.values)
                 if name and not is_unicode(name):
                     raise RowError("not valid Unicode")
-                buckets = list(self._buckets(name)) if name else []
-                if not name or not buckets:
+                if not name:
+                    without_id += 1
+                    continue
+                buckets = list(self._buckets(name))
+                if not buckets:
                     continue
                 told = {"id": name, "text": text_in(row.values, self.column)}
                 if language and not self.needed:
@@ -133,7 +144,8 @@ class ScatterTexts:
                 continue
             for bucket in buckets:
                 scatter.add(bucket, told)
-        return {"scattered": scatter.finish(), "unread": unread}
+        counts = {"texts_unread": unread, "texts_without_id": without_id}
+        return {"scattered": scatter.finish(), **counts}
 
     def _buckets(self, name: str) -> Iterator[int]:
         if self.needed is None:
@@ -159,22 +171,27 @@ class ConvertJudged:
 
     def __call__(self, item: Bucket) -> Result:
         """Report `parts`, counts and examples of rejected judgements."""
-        queries = _first_by_id(self.queries.records(item.number))
-        documents = _first_by_id(self.documents.records(item.number))
+        queries = _by_id(self.queries.records(item.number))
+        documents = _by_id(self.documents.records(item.number))
         by_query: dict[str, list[dict[str, Any]]] = {}
         for row in self.judgements.records(item.number):
             by_query.setdefault(row["query"], []).append(row)
         writer = RecordWriter(self.shared.folder, self.held_out)
         for name, rows in by_query.items():
-            if name not in queries:
-                writer.reject(NO_QUERY, rows[0], len(rows))
+            query = queries.get(name)
+            if query is None:
+                why = SEVERAL_QUERIES if name in queries else NO_QUERY
+                writer.reject(why, rows[0], len(rows))
                 continue
-            known = [row for row in rows if row["document"] in documents]
+            known = []
             for row in rows:
-                if row["document"] not in documents:
-                    writer.reject(NO_DOCUMENT, row)
+                problem = _problem(query, row["document"], documents)
+                if problem is None:
+                    known.append(row)
+                else:
+                    writer.reject(problem, row)
             if known:
-                self._take(writer, queries[name], known, documents)
+                self._take(writer, query, known, documents)
         return writer.finish()
 
     def _take(
@@ -182,17 +199,17 @@ class ConvertJudged:
         writer: RecordWriter,
         query: Mapping[str, Any],
         rows: Sequence[Mapping[str, Any]],
-        documents: Mapping[str, Mapping[str, Any]],
+        documents: "_ById",
     ) -> None:
         found = dict.fromkeys(row["document"] for row in rows)
-        texts = [documents[name]["text"] for name in found]
+        texts = [document["text"] for name in found if (document := documents[name])]
         origin = [row["origin"] for row in rows]
         origin += [f"query {query['id']}", *(f"document {name}" for name in found)]
         try:
             made = record_of(
                 self.shared.dataset,
                 query["text"],
-                [text for text in texts if text is not None],
+                texts,
                 origin=origin,
                 language=query["language"],
             )
@@ -220,11 +237,27 @@ def id_of(row: Mapping[str, Any]) -> str | None:
     return next((name for column in IDS if (name := name_in(row, column)) is not None), None)
 
 
-def _first_by_id(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+_ById = Mapping[str, Mapping[str, Any] | None]
+"""Id → the row that has it; None: several rows have it, with different texts."""
+
+
+def _by_id(rows: Sequence[Mapping[str, Any]]) -> _ById:
+    found: dict[str, Mapping[str, Any] | None] = {}
     for row in rows:
-        found.setdefault(row["id"], row)
+        same = found.setdefault(row["id"], row)
+        if same != row:
+            found[row["id"]] = None
     return found
+
+
+def _problem(query: Mapping[str, Any], document: str, documents: _ById) -> str | None:
+    """Why a judgement gives no positive; None: it gives one."""
+    if document not in documents:
+        return NO_DOCUMENT
+    found = documents[document]
+    if found is None:
+        return SEVERAL_DOCUMENTS
+    return reject_reason({"query": query["text"], "positives": [found["text"]]})
 
 
 def _read(path: str) -> np.ndarray:

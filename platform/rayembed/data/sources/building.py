@@ -11,6 +11,7 @@ import xxhash
 from rayembed.config.types import has_content
 from rayembed.data.records import Negative, Record, reject_reason
 from rayembed.data.sources.cells import RowError, is_unicode
+from rayembed.data.words import without_copies
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
@@ -31,9 +32,9 @@ def record_of(
 ) -> Record:
     """Build a record from texts.
 
-    Texts without a visible character, positives equal to the query, and negatives equal to the
-    query or a positive are dropped. Equal texts get equal ids if their class and language are
-    equal, too.
+    Texts without a visible character, positives equal to the query, and negatives that are the
+    query or a positive but for case and white space are dropped, the latter counted. Equal texts
+    get equal ids if their class and language are equal, too.
 
     Args:
         rule: how the negatives were chosen.
@@ -47,8 +48,8 @@ def record_of(
     if reason or query is None:
         raise RowError(reason or "no query")
     kept = [t for t in dict.fromkeys(positives) if t != query and has_content(t)]
-    asked = {query, *kept}
-    wrong = [t for t in dict.fromkeys(negatives) if t not in asked and has_content(t)]
+    given = [t for t in dict.fromkeys(negatives) if has_content(t)]
+    wrong = without_copies(given, (query, *kept))
     told = (instruction or "", label or "", language or "", name or "")
     if not all(map(is_unicode, (query, *kept, *wrong, *told))):
         raise RowError("not valid Unicode")
@@ -69,6 +70,7 @@ def record_of(
         label=label,
         language=language,
         origin=tuple(origin),
+        negatives_copied=len(given) - len(wrong),
     )
 
 

@@ -22,7 +22,7 @@ from rayembed.data.sources.tasks import HeldOut
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 8
+CODE_VERSION = 9
 """Code version of conversion and cleaning; bump when the same inputs yield other records."""
 
 
@@ -94,11 +94,21 @@ def _converted_and_cleaned(
     more: dict[str, Any] = {"unread_columns": dict(checked.unread)} if checked.unread else {}
     if part is not None:
         more["held_out"] = held_out_entry(context.storage, part)
-    if lost := sum(result.get("negatives_held_out", 0) for result in results):
-        more["negatives_held_out"] = lost
+    counts = ("negatives_held_out", "negatives_copied", "texts_unread", "texts_without_id")
+    for name in counts:
+        if lost := sum(result.get(name, 0) for result in results):
+            more[name] = lost
+    if "negatives_copied" in more:
+        log.info(
+            "records %s: %d negatives are the query or a positive of their row, but for case and "
+            "white space, and are left out",
+            *(dataset.name, more["negatives_copied"]),
+        )
     if rules := sum((Counter(result.get("pair_rules", {})) for result in results), Counter()):
         more["pair_rules"] = dict(sorted(rules.items()))
         log.info("records %s: pairs by rule: %s", dataset.name, counts_of(more["pair_rules"]))
+    if cleaned.averaged:
+        more["scores_averaged"] = cleaned.averaged
     if cleaned.negatives:
         more["negatives_overlap"] = cleaned.negatives
     return writer.finish(results, cleaned.parts, cleaned.dropped, removed=cleaned.removed, **more)

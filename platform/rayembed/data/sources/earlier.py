@@ -148,9 +148,16 @@ class TakeRecords:
         return writer.finish()
 
     def _taken(self, record: Record) -> Record:
+        from rayembed.data.words import without_copies
+
         given = self.dataset
+        texts = [negative.text for negative in record.negatives]
+        kept = set(without_copies(texts, (record.query, *record.positives)))
+        negatives = tuple(one for one in record.negatives if one.text in kept)
         return replace(
             record,
+            negatives=negatives,
+            negatives_copied=len(record.negatives) - len(negatives),
             dataset=given.name,
             query_instruction=given.query_instruction or record.query_instruction,
             document_instruction=given.document_instruction or record.document_instruction,

@@ -14,8 +14,10 @@ from typing import Any
 from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.reading import open_source
 from rayembed.config.data import DatasetConfig
-from rayembed.config.held_out import HeldOutFraction
+from rayembed.config.held_out import HeldOutFraction, HeldOutGroups, HeldOutIds
+from rayembed.data.held_out.choice import listed_values
 from rayembed.data.records import Record
+from rayembed.data.sources.cells import RowError, name_in
 from rayembed.data.sources.check import with_source_path
 from rayembed.data.sources.file_rows import FileRows
 from rayembed.data.sources.files import FilePiece
@@ -56,6 +58,10 @@ class Head:
     """Reason and beginning of some rejected rows."""
     records: int | None = None
     """Different records of the rows read; None where rows give none by themselves."""
+    documents: int = 0
+    """Different positives of these records."""
+    listed: int = 0
+    """Rows read that the settings hold out by their name in a column."""
     instructions: tuple[str, ...] = ()
     """Different instructions that rows bring along."""
     unread: dict[str, str] = field(default_factory=dict)
@@ -73,13 +79,26 @@ class Head:
         return sum(n for reason, n in self.rejected.items() if reason not in tolerated)
 
     @property
-    def trained_rows(self) -> int | None:
-        """About how many rows are trained on; None: not known."""
-        rows, held_out = self.rows, self.dataset.held_out
-        if rows is not None and isinstance(held_out, HeldOutFraction):
-            rows -= min(int(held_out.share * rows), held_out.max_queries)
+    def trained_records(self) -> int | None:
+        """About how many records are trained on; None: not known."""
+        if self.rows is None or self.records is None or not self.read:
+            return None
+        all_of_read = self.rows / self.read
+        left = self.records * all_of_read
+        match self.dataset.held_out:
+            case HeldOutFraction(share=share, max_queries=most):
+                documents = self.documents * all_of_read
+                left *= 1 - min(share * documents, most) / max(documents, 1)
+            case HeldOutGroups(share=float() as share):
+                left *= 1 - share
+            case HeldOutGroups() | HeldOutIds():
+                left *= 1 - self.listed / self.read
+            case None:
+                pass
+        if self.dataset.sample_share is not None:
+            left *= self.dataset.sample_share
         drawn = self.dataset.num_samples
-        return min(rows, drawn) if rows is not None and drawn is not None else rows
+        return round(left if drawn is None else min(left, drawn))
 
 
 def is_here(dataset: DatasetConfig, root: str) -> bool:
@@ -102,19 +121,21 @@ def look(dataset: DatasetConfig, root: str) -> Head:
     try:
         files = source.find(versions=False)
         source.check_found(whole, files)
-        return _head(whole, source, files["path"])
+        return _head(whole, source, files["path"], root)
     except RayembedError as error:
         told = str(error)
         raise type(error)(told if told.startswith("data.datasets.") else f"{at}: {told}") from error
 
 
-def _head(dataset: DatasetConfig, source: FileRows, pieces: Sequence[FilePiece]) -> Head:
+def _head(dataset: DatasetConfig, source: FileRows, pieces: Sequence[FilePiece], root: str) -> Head:
     size = sum(piece.size for piece in pieces)
     whole = size <= _WHOLE_BYTES
     if any(piece.name.endswith(".gz") for piece in pieces):
         whole = size <= _WHOLE_BYTES // 8
     columns = source.columns_looked_up(dataset)
     first = next((row for row in _rows(pieces) if isinstance(row, Row)), None)
+    named = getattr(dataset.held_out, "column", None)
+    values = frozenset(listed_values(dataset.held_out, root)) if named else frozenset[str]()
     made = _made(dataset, source, pieces, columns, _WHOLE_ROWS + 1 if whole else _FIRST_ROWS)
     whole, read = whole and len(made) <= _WHOLE_ROWS, len(made)
     rows, exact = (read, True) if whole else _count(pieces, read)
@@ -137,9 +158,19 @@ def _head(dataset: DatasetConfig, source: FileRows, pieces: Sequence[FilePiece])
         dict(Counter(why for why, _ in rejected)),
         tuple((why, _cut(row)) for why, row in shown.items()),
         len({record.id for record in records}) if own else None,
+        len({positive for record in records for positive in record.positives}),
+        sum(_named(row, named) in values for row, _ in made) if values and named else 0,
         tuple(sorted({record.query_instruction for record in records if asks})),
         unread_columns(pieces, columns),
     )
+
+
+def _named(row: Row | BadRow, column: str) -> str | None:
+    """Name of a row in a column; None: it has none."""
+    try:
+        return name_in(row.values, column) if isinstance(row, Row) else None
+    except RowError:
+        return None
 
 
 Made = list[tuple[Row | BadRow, list[Record] | str]]

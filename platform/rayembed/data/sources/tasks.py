@@ -86,6 +86,7 @@ class RecordWriter:
         self.rejected: dict[str, int] = {}
         self.pair_rules: Counter[str] = Counter()
         self.negatives_held_out = 0
+        self.negatives_copied = 0
         self.examples: list[dict[str, str]] = []
 
     def take(self, records: Sequence[Record], shown: Any, rows: int = 1) -> None:
@@ -103,6 +104,7 @@ class RecordWriter:
         for record in records:
             kept, lost = self.held_out.without_negatives(record)
             self.negatives_held_out += lost
+            self.negatives_copied += record.negatives_copied
             if record.pair_rule is not None:
                 self.pair_rules[record.pair_rule] += 1
             self.waiting.append(kept)
@@ -126,6 +128,7 @@ class RecordWriter:
             "rows_out": sum(part.rows for part in self.parts),
             "rejected": self.rejected,
             "negatives_held_out": self.negatives_held_out,
+            "negatives_copied": self.negatives_copied,
             "pair_rules": self.pair_rules,
             "examples": self.examples,
             "parts": [[part.name, part.rows] for part in self.parts],

@@ -181,7 +181,31 @@ def embed_parts(
         _note_software(context, vectors, teacher)
     name = f"embed {dataset} {file_name(vectors.folder)}"
     run_tasks(name, task, missing, context.execute, "gpu or machine")
+    _warn_if_collapsed(dataset, teacher, vectors, parts)
     return vectors
+
+
+_FEWEST_DOCUMENTS = 10
+_SAME = 1e-3
+"""Largest difference of equal vectors, relative to their largest component: that of float16."""
+
+
+def _warn_if_collapsed(
+    dataset: str, teacher: Teacher, vectors: Vectors, parts: Sequence[Part]
+) -> None:
+    """Warn where a teacher gives all documents of a part one vector, and so finds nothing."""
+    for part in parts:
+        documents = vectors.documents(part).astype(np.float32)
+        if len(documents) < _FEWEST_DOCUMENTS:
+            continue
+        if np.abs(documents - documents[0]).max() <= _SAME * np.abs(documents).max():
+            log.warning(
+                "data set %s: the teacher %r gives the same vector for all of %d different "
+                "documents, so that it tells none from another: a consistency filter lets every "
+                "row pass, and hard negatives are any documents. Take another teacher",
+                *(dataset, teacher.teacher, len(documents)),
+            )
+        return
 
 
 def vectors_of(context: PipelineContext, teacher: Teacher) -> Vectors:

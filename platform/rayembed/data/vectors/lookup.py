@@ -29,7 +29,7 @@ from rayembed.errors import ArtifactError, AssetError, DataError
 KIND: Final = "teacher_vectors"
 """Kind of the folder, see `artifacts`."""
 
-VERSION = 1
+VERSION = 2
 """Version of its layout; bump when the same inputs yield another."""
 
 ROLES: tuple[Role, ...] = ("query", "document")

@@ -351,7 +351,7 @@ def _texts(record: Record, role: Role, num_negatives: int) -> list[str]:
     """Texts of a record that a step reads in a role."""
     if role == "query":
         return [record.query]
-    return [record.positives[0], *(one.text for one in record.negatives[:num_negatives])]
+    return [*record.positives, *(one.text for one in record.negatives[:num_negatives])]
 
 
 def _index(files: Sequence[VectorFile]) -> TextIndex:
