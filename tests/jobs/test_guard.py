@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import mlflow
 import numpy as np
@@ -41,37 +42,64 @@ def guarded(folder, guard):
     )
 
 
-def test_the_kept_model_is_the_registered_one_and_a_harmful_one_is_no_candidate(tmp_path, capsys):
-    outcome = train(guarded(tmp_path, "{most_loss: 1.0}"))
+def models(folder):
+    return sorted(path.name for path in (folder / "outputs" / "runs" / "own" / "models").iterdir())
+
+
+def test_the_kept_model_is_the_registered_one_and_another_share_is_taken_without_training(
+    tmp_path, capsys
+):
+    run = guarded(tmp_path, "{most_loss: 1.0}")
+    outcome = train(run)
     told = capsys.readouterr().out
     verdict = outcome.verdict
-    assert re.match(r"Guard +\S.* is kept: own data \+", told.splitlines()[-1])
+    last = told.splitlines()[-1]
+    assert re.match(
+        r"Guard +trained: own [+-]\d+\.\d, general [+-]\d+\.\d.*; 75 %: .* ← kept", last
+    )
+    assert "without training again: the same command with --set evaluation.guard.take=0.5" in last
     mixed = [f"merged, {share}% trained" for share in (75, 50, 25)]
     assert list(outcome.table.rows) == ["untrained", "stage 1: finetune", *mixed]
     assert set(outcome.table.rows["untrained"]) == {"general", "pairs-held-out"}
     assert all(f"│ {name}" in told for name in ["stage 1: finetune", *mixed])
-    mixture = tmp_path / "outputs" / "runs" / "own" / "models" / "finetune-merged-0.5"
-    assert json.loads((mixture / MERGE_FILE).read_text())["shares"] == [0.5, 0.5]
-    folders = [mixture.parent / name for name in ("untrained", "finetune")]
-    base, trained, mixed = (
-        load_model(f, dtype="float32").state_dict() for f in [*folders, mixture]
-    )
-    for name, value in mixed.items():
-        if value.is_floating_point():
-            np.testing.assert_allclose(value, (base[name] + trained[name]) / 2, atol=1e-6)
+    assert re.search(r"Own\s*\W\s*General", told)
     best = max(verdict.judged, key=lambda one: one.own.mean)
     assert best.own.mean > 0, "otherwise nothing below is tested"
-    assert verdict.kept == best.key
-    share = "" if best.key.share is None else f"-merged-{best.key.share:g}"
+    share = "" if verdict.kept.share is None else f"-merged-{verdict.kept.share:g}"
     assert outcome.model_folder.endswith(f"/finetune{share}")
     assert candidates(tmp_path) == {"candidate": 1}
     assert all(one.own.interval is not None for one in verdict.judged)
     card = (tmp_path / "outputs" / "runs" / "own" / "scores.md").read_text()
     assert "Guard: " in card
+    assert models(tmp_path) == sorted({"untrained", "finetune", f"finetune{share}"})
+
+    other = 0.25 if verdict.kept.share == 0.5 else 0.5
+    steps = (tmp_path / "outputs" / "runs" / "own" / "metrics.jsonl").read_text()
+    taken = Trained(outcome).take(other)
+    assert (tmp_path / "outputs" / "runs" / "own" / "metrics.jsonl").read_text() == steps
+    assert taken.verdict.endswith("← kept")
+    assert taken.folder.endswith(f"/finetune-merged-{other:g}")
+    assert json.loads((Path(taken.folder) / MERGE_FILE).read_text())["shares"] == [1 - other, other]
+    folders = [Path(taken.folder).parent / name for name in ("untrained", "finetune")]
+    base, trained, mixture = (
+        load_model(f, dtype="float32").state_dict() for f in [*folders, taken.folder]
+    )
+    for name, value in mixture.items():
+        if value.is_floating_point():
+            expected = (1 - other) * base[name] + other * trained[name]
+            np.testing.assert_allclose(value, expected, atol=1e-6)
+    assert candidates(tmp_path) == {"candidate": 2}
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/outputs/mlflow.db")
+    registered = client.get_model_version("own", "2")
+    score = outcome.table.rows[f"merged, {other:.0%} trained"]["pairs-held-out"]
+    assert float(registered.tags["score.pairs-held-out"]) == pytest.approx(score, abs=1e-5)
+    whole = train(override(run, ["evaluation.guard.take=1"]))
+    assert whole.model_folder.endswith("/finetune")
+    assert whole.verdict.summary.startswith("trained: own ")
 
 
 def test_a_model_that_is_no_better_than_its_base_is_no_candidate(tmp_path, capsys):
-    run = guarded(tmp_path, "{shares: [0.5], most_loss: 0.0}")
+    run = guarded(tmp_path, "{shares: [0.5]}")
     worse = override(run, ["stages.finetune.optimizer.learning_rate=1.0"])
     outcome = train(worse)
     assert outcome.verdict.kept == UNTRAINED
@@ -81,5 +109,6 @@ def test_a_model_that_is_no_better_than_its_base_is_no_candidate(tmp_path, capsy
     assert trained.verdict == outcome.verdict.summary
     assert f"Guard: {trained.verdict}" in trained._repr_markdown_()
     last = told.splitlines()[-1]
-    assert last.startswith("Guard      training gives no better model than its base: own data ")
+    assert last.startswith("Guard      trained: own -")
+    assert "; start ← kept: no candidate gains on own data beyond chance" in last
     assert "no candidate: no better than its base" in told

@@ -74,14 +74,33 @@ def test_scores_that_print_alike_are_both_the_best():
 
 
 def test_the_mean_is_of_complete_rows_only():
-    assert TABLE.mean("untrained") == pytest.approx(0.375)
-    assert TABLE.mean("BM25") is None
+    means = TABLE.with_means()
+    assert means.score("untrained", "Mean") == pytest.approx(0.375)
+    assert means.score("BM25", "Mean") is None
+
+
+def test_own_and_general_tasks_have_a_mean_each():
+    rows = {
+        "untrained": {"a": 0.5, "b": 0.7, "mine": 0.2},
+        "trained": {"a": 0.4, "b": 0.6, "mine": 0.4},
+        "BM25": {"a": 0.3, "mine": 0.25},
+    }
+    shown = show(
+        score_table(ScoreTable(rows, "untrained", own=["mine"]), with_mean=True), "markdown"
+    )
+    head, _, untrained, trained, bm25 = shown.splitlines()
+    assert head == "| Model | a | b | mine | Own | General |"
+    assert untrained.endswith("| 0.200 | 0.200 | **0.600** |")
+    assert trained.endswith("| **0.400** (+0.200) | **0.400** (+0.200) | 0.500 (-0.100) |")
+    assert bm25.endswith(f"| 0.250 (+0.050) | 0.250 (+0.050) | {MISSING} |")
+    one_kind = score_table(ScoreTable(rows, own=["a", "b", "mine"]), with_mean=True)
+    assert one_kind.heads[-1] == "Mean"
 
 
 def test_a_score_that_is_no_number_counts_as_missing():
     table = ScoreTable({"a": {"x": float("nan")}, "b": {"x": 0.2}}, base="b")
     assert table.best("x") == 0.2
-    assert table.mean("a") is table.difference("a", "x") is None
+    assert table.with_means().score("a", "Mean") is table.difference("a", "x") is None
     assert f"| a | {MISSING} |" in show(score_table(table), "markdown")
 
 

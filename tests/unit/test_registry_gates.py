@@ -159,6 +159,19 @@ def test_means_and_summary():
     assert summary([]) == {}
 
 
+def test_own_and_general_tasks_have_a_mean_each():
+    mine = replace(SCORES[0], task="Tickets", value=0.2, dataset="own/Tickets")
+    sample = replace(SCORES[0], task="WikiSTS", value=0.7, dataset="sample/WikiSTS")
+    scores = (*SCORES, sample, mine)
+    figures = summary(scores)
+    assert "mean" not in figures
+    assert (figures["mean/own"], figures["mean/general"]) == (0.2, pytest.approx(2.4 / 4))
+    gates = [parse_requirement(f"mean/{kind}>=0.5") for kind in ("own", "general")]
+    assert [check.holds for check in decide("m/1", scores, gates, None).checks] == [False, True]
+    with pytest.raises(ConfigError, match="cannot be judged"):
+        decide("m/1", SCORES, gates, None)
+
+
 def test_scores_survive_their_file():
     scores = (*SCORES, score("SciFact", math.nan, parts=("test/b", "test/a")))
     again = from_json(to_json(scores))

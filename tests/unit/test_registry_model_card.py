@@ -212,6 +212,9 @@ def test_front_matter_is_what_hubs_read():
     own = dataclasses.replace(RESULTS[0], task="Tickets", dataset="own/Tickets")
     (result,) = ModelCard(card(parse(Run, values), results=[own])).data.eval_results
     assert result.dataset_name == "Tickets"  # mteb has no such task
+    both = card(parse(Run, values), results=[*RESULTS[:1], own])
+    assert "| own data | 1 |" in both
+    assert "| general | 1 |" in both
     # Written again from what was read, nothing is lost.
     assert yaml.safe_load(data.to_yaml()) == front_matter(text)
 

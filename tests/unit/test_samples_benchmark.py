@@ -59,6 +59,9 @@ class Tickets:
     def own_sets(self, sizes, tasks=None):
         return (RetrievalSet(name="Answers", path=f"sample://tickets/{sizes.get('year', '2026')}"),)
 
+    def in_language(self, own, language):
+        return own
+
     def num_tokens(self, own):
         return 7.0
 

@@ -62,11 +62,29 @@ class Trained:
 
     @property
     def verdict(self) -> str | None:
-        """What the guard found, in a sentence, such as that the start is better than `model`; None
-        without a guard.
+        """What the guard found, in points: own and general gains of the trained model and of
+        mixtures, and which is kept, `start` where none is better; None without a guard.
         """
         verdict = self.outcome.verdict
         return None if verdict is None else verdict.summary
+
+    def take(self, share: float) -> "Trained":
+        """Keep and register another share of the trained model, without training again.
+
+        Args:
+            share: of the trained model in its mixture with the start, above 0; 1: the model itself.
+
+        Raises:
+            ConfigError: the run has no guard, or no such share.
+            RayembedError: as `train`.
+        """
+        if self.run.evaluation.guard is None:
+            raise ConfigError(
+                "take: this run has evaluation.guard=null, so that the trained model is kept; its "
+                "start lies beside it. Call the same train with settings={'evaluation.guard': {}} "
+                "for mixtures of the two"
+            )
+        return trained_by(override(self.run, [f"evaluation.guard.take={float(share)!r}"]))
 
     @property
     def run(self) -> Run:
@@ -109,11 +127,11 @@ def train(
 ) -> Trained:
     """Fine-tune an encoder on pairs, score it beside its start, register it.
 
-    Mixtures of the two are scored too, on general tasks as well, and that model is kept which gains
-    most on a held-out part of the pairs and loses at most 0.3 points on the mean of general tasks
-    (docs/evaluation.md); `verdict` names single tasks that lose more. Where none does, the trained
-    one is given, is no `candidate`, and `verdict` says so. The run is the recipe for own pairs with
-    what is given here. The same call goes on where a former one stopped, and does nothing twice.
+    Mixtures of the two are scored too, on general tasks as well, and the one is kept that gains
+    most on a held-out part of the pairs and loses less in general (docs/evaluation.md); `verdict`
+    shows the trade, and `take` takes another share. Where none does, the trained one is given, is
+    no `candidate`, and `verdict` says so. The run is the recipe for own pairs with what is given
+    here. The same call goes on where a former one stopped, and does nothing twice.
     One worker trains in this process, several on Ray.
 
     Args:

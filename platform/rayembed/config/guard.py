@@ -10,14 +10,15 @@ from rayembed.config.types import Distinct
 if TYPE_CHECKING:
     from rayembed.config.run_evaluation import EvaluationConfig
 
-_SAMPLE = "sample://"
+SAMPLE = "sample://"
+"""How references of a sample's files begin."""
 
 _Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class GuardConfig(Settings):
-    """After training, the model before and after it and mixtures of both are scored; that one is
-    kept which gains the most on own data and loses no more than stated elsewhere.
+    """After training, the model before and after it and mixtures of both are scored; kept is the
+    one that gains most on own data among those that lose less elsewhere.
 
     Own data are the held-out parts of the data sets and `evaluation.own_sets` but for those of a
     sample; all other tasks of the run are general ones.
@@ -32,20 +33,30 @@ class GuardConfig(Settings):
     own_sets: Distinct[str] | None = None
     """Names of the `evaluation.own_sets` that are own data; None: all but those of a sample
     (`sample://…`), which benchmarks are made of."""
-    most_loss: float = Field(default=0.003, ge=0.0, le=1.0)
-    """How much lower the mean score of general tasks may be than before training, of 1. Single
-    tasks that lose more are named in the verdict."""
+    most_loss: float | None = Field(default=None, ge=0.0, le=1.0)
+    """How much lower the mean score of general tasks may be than before training, of 1; None: less
+    than the gain on own data, and less than 0.03."""
+    take: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Share of the trained model that is kept whatever the scores say, 1 being the trained model
+    itself; None: the scores decide. A run that is done takes it without training again."""
+
+    @property
+    def mixed(self) -> tuple[float, ...]:
+        """Shares of the mixtures that are made: that which is taken, or all candidates."""
+        if self.take is None:
+            return self.shares
+        return (self.take,) if self.take < 1 else ()
 
 
 def own_sets_of(guard: GuardConfig, evaluation: "EvaluationConfig") -> tuple[str, ...]:
     """Names of the own sets that are own data."""
     if guard.own_sets is not None:
         return guard.own_sets
-    return tuple(s.name for s in evaluation.own_sets if not s.path.startswith(_SAMPLE))
+    return tuple(s.name for s in evaluation.own_sets if not s.path.startswith(SAMPLE))
 
 
 def check_guard(guard: GuardConfig, evaluation: "EvaluationConfig", holds_out: bool) -> None:
-    """Return when there is something to compare, on own data and elsewhere.
+    """Return when there are own data to compare models on.
 
     Args:
         holds_out: whether a data set of the run holds a part out.
@@ -71,10 +82,4 @@ def check_guard(guard: GuardConfig, evaluation: "EvaluationConfig", holds_out: b
             "evaluation.guard compares models on own data, and nothing is held out; set "
             "evaluation.guard=null too, or name judged sets of your own in evaluation.own_sets, or "
             "hold a part out (data.datasets.NAME.held_out={kind: fraction})"
-        )
-    if not (evaluation.benchmarks or evaluation.tasks or sets.difference(own)):
-        raise ValueError(
-            "evaluation.guard needs general tasks beside the own ones; set "
-            "evaluation.benchmarks=[NanoBEIR], or without a hub [wikipedia], or "
-            "evaluation.guard=null"
         )

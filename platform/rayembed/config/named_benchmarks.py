@@ -56,6 +56,12 @@ class NamedBenchmark(Protocol):
         """
         ...
 
+    def in_language(self, own: OwnSet, language: str) -> OwnSet | None:
+        """One of its sets in a language, of mteb's codes (`fra-Latn`); itself where it names a
+        language, None where there are no such texts.
+        """
+        ...
+
     def num_tokens(self, own: OwnSet) -> float:
         """About how many tokens the texts of one of its sets have."""
         ...

@@ -35,8 +35,8 @@ class EvaluationConfig(Scores):
     """Scores while training goes on, by which weights are chosen; None: there are none."""
     # Left out while it says nothing, so that fingerprints of runs from before it was there stay.
     guard: GuardConfig | None = Field(default=None, exclude_if=lambda guard: guard is None)
-    """Keeps that mixture of the models before and after training which gains most on own data and
-    loses little on the mean of general tasks; None: the trained model is kept, whatever its
+    """Keeps the trained model or a mixture with its start, whichever gains most on own data and
+    loses less on the mean of general tasks; None: the trained model is kept, whatever its
     scores."""
 
     @model_validator(mode="after")
@@ -56,7 +56,7 @@ class EvaluationConfig(Scores):
     @property
     def num_mixtures(self) -> int:
         """Number of mixtures that the guard has made and scored."""
-        return 0 if self.guard is None else len(self.guard.shares)
+        return 0 if self.guard is None else len(self.guard.mixed)
 
     @model_validator(mode="before")
     @classmethod

@@ -1,6 +1,9 @@
-"""Which of a trained model, its base and their mixtures is kept, and how sure its gain is."""
+"""Which of a trained model, its base and their mixtures is kept, and how sure its gain is.
 
-from collections.abc import Collection, Mapping, Sequence
+The base is the model before training, the start.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
@@ -20,6 +23,13 @@ _ROUNDING = 1e-9
 """Error of a float that a difference of scores, which have five decimals, may have."""
 _NAMED = 3
 """Losing tasks that a verdict names at most."""
+_NOTED = 0.003
+"""Loss of a single general task above which the verdict names it."""
+_MOST_LOSS = 0.03
+"""General loss from which on no gain on own data makes up for it."""
+_LEAST_OF_BEST = 0.8
+"""Share of the best own gain below which no smaller loss makes up for the rest: with few queries
+half the gain may be within noise."""
 
 Queries = Mapping[str, Sequence[Sequence[float]]]
 """Task → score of each query of each of its subsets, in an order that all models share."""
@@ -45,11 +55,6 @@ class Gain:
     drawn: str = ""
     """Which tasks queries were drawn of, where not of all."""
 
-    @property
-    def is_sure(self) -> bool:
-        """Whether chance alone would hardly give so much, either way."""
-        return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
-
     def __str__(self) -> str:
         """`+0.034 (95 %: +0.021 to +0.047)`."""
         if self.interval is None:
@@ -60,28 +65,49 @@ class Gain:
 
 @dataclass(frozen=True)
 class Judged:
-    """A model beside its base, on own and on general tasks."""
+    """A candidate beside the base, on own and on general tasks."""
 
     key: ScoreKey
     own: Gain
-    general: Gain
+    general: Gain | None
+    """None: the run has no general tasks."""
     lost: Mapping[str, float]
-    """General task → score less that of the base, where it is lower by more than `most_loss`; the
+    """General task → score less that of the base, where it is lower by more than `_NOTED`; the
     greatest loss first."""
 
-    def in_general(self, named: int | None = None) -> str:
+    @property
+    def loss(self) -> float:
+        """By how much the mean of general tasks is lower than the base's; 0 where it is not."""
+        return 0.0 if self.general is None or self.general.mean > 0 else -self.general.mean
+
+    @property
+    def gains(self) -> bool:
+        """Whether own data gain beyond chance; without scores of queries, whether they gain."""
+        low = self.own.mean if self.own.interval is None else self.own.interval[0]
+        return self.own.mean > _ROUNDING and low > _ROUNDING
+
+    def is_affordable(self, most_loss: float | None) -> bool:
+        """Whether the general loss is within the budget; without one, smaller than the own gain
+        and than 0.03.
+        """
+        if most_loss is not None:
+            return self.loss <= most_loss + _ROUNDING
+        return self.loss < min(self.own.mean, _MOST_LOSS) - _ROUNDING
+
+    @property
+    def name(self) -> str:
+        """`trained`, or the share of it in a mixture: `75 %`."""
+        return "trained" if self.key.share is None else f"{100 * self.key.share:g} %"
+
+    def in_general(self) -> str:
         """The general gain, and what the mean of tasks hides: `+0.009; but Topics -0.034`, or
         `-0.009; of these Topics -0.034`.
-
-        Args:
-            named: of the tasks that lose; None: all of them.
         """
-        worst = [f"{task} {apart:+.3f}" for task, apart in self.lost.items()]
-        shown = worst[:named]
-        if len(shown) < len(worst):
-            shown.append(f"{len(worst) - len(shown)} more")
+        if self.general is None:
+            return "none"
+        worst = ", ".join(f"{task} {apart:+.3f}" for task, apart in self.lost.items())
         link = "but" if self.general.mean > 0 else "of these"
-        return f"{self.general}; {link} {', '.join(shown)}" if worst else str(self.general)
+        return f"{self.general}; {link} {worst}" if worst else str(self.general)
 
 
 @dataclass(frozen=True)
@@ -92,25 +118,33 @@ class Verdict:
     """The trained model, then mixtures."""
     kept: ScoreKey
     """Model that is kept; `UNTRAINED`: none is better than the base."""
-    most_loss: float
 
     @property
     def summary(self) -> str:
-        """The verdict in a sentence."""
+        """The trade in points of 100, and what it hides.
+
+        `trained: own +5.1, general -1.0; 75 %: +5.2, -0.7 ← kept; 50 %: +3.9, -0.4`.
+        """
+        shown = [self._trade(number, one) for number, one in enumerate(self.judged)]
         if self.kept == UNTRAINED:
-            trained = self.judged[0]
             return (
-                f"training gives no better model than its base: own data {trained.own}, general "
-                f"tasks {trained.in_general(_NAMED)}; nor does a mixture gain on own data and lose "
-                f"at most {self.most_loss:g} in general. Use the base, or train with more pairs, "
-                "fewer steps or a lower rate"
+                f"{'; '.join(shown)}; start ← kept: no candidate gains on own data beyond chance "
+                "at a small enough loss in general. Use the start, or train with more pairs, fewer "
+                "steps or a lower rate"
             )
         (found,) = (one for one in self.judged if one.key == self.kept)
-        share = "" if found.key.share is None else f"the mixture with {found.key.share:.0%} of "
-        told = found.own.interval is None or found.own.is_sure
-        unsure = "" if told else "; so small a gain on own data may be chance"
-        kept = f"{share}the trained model is kept"
-        return f"{kept}: own data {found.own}, general tasks {found.in_general(_NAMED)}{unsure}"
+        worst = [f"{task} {100 * apart:+.1f}" for task, apart in found.lost.items()]
+        named = worst[:_NAMED]
+        if len(named) < len(worst):
+            named.append(f"{len(worst) - len(named)} more")
+        lost = f" ({found.name} loses most on {', '.join(named)})" if worst else ""
+        return "; ".join(shown) + lost
+
+    def _trade(self, number: int, one: Judged) -> str:
+        own, general = ("own ", "general ") if number == 0 else ("", "")
+        elsewhere = "" if one.general is None else f", {general}{100 * one.general.mean:+.1f}"
+        mark = " ← kept" if one.key == self.kept else ""
+        return f"{one.name}: {own}{100 * one.own.mean:+.1f}{elsewhere}{mark}"
 
     def table(self, stages: Sequence[str]) -> Table:
         """Gains on the base, a row for each model."""
@@ -141,9 +175,7 @@ def scored_by(scored: ModelScores) -> Scored:
 def verdict(
     models: Mapping[ScoreKey, Scored], trained: ScoreKey, own: Collection[str], guard: GuardConfig
 ) -> Verdict:
-    """The model to keep: the highest mean on own tasks among those that gain there at all and
-    lose no more than `most_loss` on the mean of the others; the first of equals, the trained one
-    first. Which single tasks lose more decides nothing and is told.
+    """The model to keep, by `choice`, or the share that the guard is to take.
 
     Args:
         models: the untrained model, the trained one and mixtures, all scored on the same tasks.
@@ -157,27 +189,62 @@ def verdict(
         Judged(
             key,
             gain(models[key], base, mine),
-            gain(models[key], base, general),
-            _lost(models[key], base, general, guard.most_loss),
+            gain(models[key], base, general) if general else None,
+            _lost(models[key], base, general),
         )
         for key in (trained, *mixtures)
     )
-    fit = [one for one in judged if one.own.mean > 0 and one.general.mean >= -guard.most_loss]
-    kept = max(fit, key=lambda one: one.own.mean).key if fit else UNTRAINED
-    return Verdict(judged, kept, guard.most_loss)
+
+    def near(one: Judged, other: Judged) -> bool:
+        apart = gain(models[one.key], models[other.key], mine).interval
+        return apart is not None and apart[0] <= _ROUNDING
+
+    if guard.take is not None:
+        share = guard.take if guard.take < 1 else None
+        return Verdict(judged, ScoreKey(trained.stage, share=share))
+    kept = choice(judged, near, guard.most_loss)
+    return Verdict(judged, UNTRAINED if kept is None else kept.key)
 
 
-def _lost(model: Scored, base: Scored, tasks: Sequence[str], most: float) -> dict[str, float]:
-    """Task → score less the base's, of several tasks that lose more than `most`, the worst first:
+def choice(
+    candidates: Sequence[Judged], near: Callable[[Judged, Judged], bool], most_loss: float | None
+) -> Judged | None:
+    """The candidate that is kept; None: the base is.
+
+    Left are those that gain on own data beyond chance and whose general loss is smaller than that
+    gain and than 0.03, or with `most_loss` at most that. Of these the highest own gain is the best.
+    Of the best and all that queries do not tell from it and that have at least 0.8 of its gain, the
+    smallest general loss is kept; of equal losses the highest own gain, of equal gains the first.
+
+    Args:
+        candidates: in an order that decides between equal ones.
+        near: whether queries do not tell a candidate from another one with a lower own gain.
+    """
+    left = [one for one in candidates if one.gains and one.is_affordable(most_loss)]
+    if not left:
+        return None
+    best = _first_highest(left)
+    enough = _LEAST_OF_BEST * best.own.mean - _ROUNDING
+    left = [one for one in left if one is best or (one.own.mean >= enough and near(best, one))]
+    least = min(one.loss for one in left)
+    return _first_highest([one for one in left if one.loss <= least + _ROUNDING])
+
+
+def _first_highest(candidates: Sequence[Judged]) -> Judged:
+    """The first of those with the highest own gain."""
+    highest = max(one.own.mean for one in candidates)
+    return next(one for one in candidates if one.own.mean >= highest - _ROUNDING)
+
+
+def _lost(model: Scored, base: Scored, tasks: Sequence[str]) -> dict[str, float]:
+    """Task → score less the base's, of several tasks that lose more than `_NOTED`, the worst first:
     what a single one loses is the mean.
     """
     if len(tasks) == 1:
         return {}
-    most += _ROUNDING
     apart = {task: model.scores[task] - base.scores[task] for task in tasks}
-    return {
-        task: apart[task] for task in sorted(apart, key=apart.__getitem__) if apart[task] < -most
-    }
+    lost = [task for task in tasks if apart[task] < -(_NOTED + _ROUNDING)]
+    return {task: apart[task] for task in sorted(lost, key=apart.__getitem__)}
 
 
 def gain(model: Scored, base: Scored, tasks: Sequence[str]) -> Gain:

@@ -30,6 +30,7 @@ from rayembed.assets.arrow_files import read_stream
 from rayembed.assets.cache import cache_folder, filled
 from rayembed.assets.storage import join
 from rayembed.config.document import fingerprint
+from rayembed.config.guard import SAMPLE
 from rayembed.config.own_sets import (
     ClassificationSet,
     ClusteringSet,
@@ -164,6 +165,16 @@ def tables_of(own: OwnSet) -> tuple[Path, AboutTables]:
         splits["train"] = own.train
     folder = _written_tables(tuple(splits.items()), _FORMS[type(own)])
     return folder, read_about_tables(folder)
+
+
+def texts_of(own: OwnSet) -> list[str]:
+    """Queries of a retrieval set, first texts of pairs, or texts with a class."""
+    if isinstance(own, RetrievalSet):
+        files = [(folder / QUERIES, "text") for folder in retrieval_folders(own).values()]
+    else:
+        column = "text" if _FORMS[type(own)] == "classes" else "sentence1"
+        files = [(table_file(tables_of(own)[0], "test"), column)]
+    return [text for file, column in files for text in Dataset.from_file(str(file))[column]]
 
 
 @lru_cache(maxsize=64)
@@ -316,13 +327,14 @@ def _metadata(own: OwnSet, content: Any, *, split: str = "test") -> TaskMetadata
     if measured := own.model_dump(mode="json", exclude=_OF_THE_DATA):
         told["settings"] = measured
     prompt = own.instruction or None
+    whose = "sample" if own.path.startswith(SAMPLE) else "own"
     return TaskMetadata(
         name=own.name,
         description=f"Own data for {own.kind.replace('_', ' ')}, split {split}.",
         type=kind,
         category="t2c" if kind in ("Classification", "Clustering") else "t2t",
         main_score=main_score,
-        dataset={"path": f"own/{own.name}", "revision": fingerprint(told)},
+        dataset={"path": f"{whose}/{own.name}", "revision": fingerprint(told)},
         prompt={"query": prompt} if prompt and kind == "Retrieval" else prompt,
         eval_splits=[split],
         eval_langs=[own.language],

@@ -1,10 +1,11 @@
 """Tables of scores: models in rows, tasks in columns."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rayembed.config.small_vectors import Precision
+from rayembed.registry.scores import MEAN, OF_GENERAL, OF_OWN, means
 from rayembed.tables import Cell, Table, best_of, show
 
 _HEADINGS: Mapping[str, tuple[str, str]] = {
@@ -27,6 +28,10 @@ _NARROW: Mapping[str, tuple[str, str]] = {
     "WikiCrossLingualRetrieval": ("Cross-\nlingual", "nDCG@10"),
 }
 """Headings for the terminal, where six of them share a line."""
+
+
+_MEANS = {MEAN: "Mean", OF_OWN: "Own", OF_GENERAL: "General"}
+"""Headings of the means over tasks."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,8 @@ class ScoreTable:
     """Model label → task name → main score; a missing task has no score."""
     base: str | None = None
     """Label of the row from which differences are taken; None: none are shown."""
+    own: Collection[str] = ()
+    """Names of the tasks on the user's own data, which have a mean of their own."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -102,11 +109,22 @@ class ScoreTable:
         best = score is not None and round(score, 3) == self.best(task)
         return Cell(score, self.difference(label, task), best)
 
-    def mean(self, label: str) -> float | None:
-        """Mean over all tasks of a row; None where a task is missing."""
-        scores = [self.score(label, task) for task in self.tasks]
-        known = [score for score in scores if score is not None]
-        return sum(known) / len(known) if known and len(known) == len(scores) else None
+    def with_means(self) -> "ScoreTable":
+        """The means in place of the tasks: of own and of general ones where there are both; None
+        of them where a task is missing.
+        """
+        kinds = means(self.tasks, self.own)
+
+        def of(label: str) -> dict[str, float]:
+            scores = {n: [self.score(label, t) for t in tasks] for n, tasks in kinds.items()}
+            whole = {n: [v for v in values if v is not None] for n, values in scores.items()}
+            return {
+                _MEANS[name]: sum(values) / len(values)
+                for name, values in whole.items()
+                if len(values) == len(kinds[name])
+            }
+
+        return ScoreTable({label: of(label) for label in self.rows}, self.base)
 
     def difference(self, label: str, task: str) -> float | None:
         """Score less the base's score; None for the base itself and where either is missing."""
@@ -116,10 +134,14 @@ class ScoreTable:
         return None if score is None or base is None else score - base
 
 
-def run_table(scores: RunScores, stages: Sequence[str]) -> ScoreTable:
-    """The table of a run, with differences from the untrained model."""
+def run_table(scores: RunScores, stages: Sequence[str], own: Collection[str] = ()) -> ScoreTable:
+    """The table of a run, with differences from the untrained model.
+
+    Args:
+        own: names of the tasks on own data.
+    """
     rows = {key.label(stages): tasks for key, tasks in scores.items()}
-    return ScoreTable(rows, UNTRAINED.label(stages) if UNTRAINED in scores else None)
+    return ScoreTable(rows, UNTRAINED.label(stages) if UNTRAINED in scores else None, own)
 
 
 def heading(task: str) -> tuple[str, str]:
@@ -133,34 +155,24 @@ def score_table(table: ScoreTable, *, title: str = "", with_mean: bool = False) 
     In the terminal five models on six tasks fit into 80 columns.
 
     Args:
-        with_mean: whether the mean over all tasks is the last column.
+        with_mean: whether the means over tasks are the last columns.
     """
     heads = [" ".join(filter(None, heading(task))) for task in table.tasks]
     narrow = ["\n".join(filter(None, _NARROW.get(task, heading(task)))) for task in table.tasks]
-    means = {label: table.mean(label) for label in table.rows}
-    best, base = best_of(means.values(), 3), means.get(table.base or "")
-
-    def mean(label: str) -> Cell:
-        value = means[label]
-        if value is None:
-            return Cell(None)
-        difference = None if base is None or label == table.base else value - base
-        return Cell(value, difference, round(value, 3) == best)
-
-    last = ("Mean",) if with_mean else ()
+    last = table.with_means() if with_mean else ScoreTable({})
     return Table(
-        ["Model", *heads, *last],
+        ["Model", *heads, *last.tasks],
         [
             [
                 label,
                 *(table.cell(label, task) for task in table.tasks),
-                *(mean(label) for _ in last),
+                *(last.cell(label, mean) for mean in last.tasks),
             ]
             for label in table.rows
         ],
         title=title,
         align="lr",
-        narrow=["Model", *narrow, *last],
+        narrow=["Model", *narrow, *last.tasks],
         look="lined",
         folds=True,
     )

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import join, read_bytes
-from rayembed.config.guard import own_sets_of
+from rayembed.assets.storage import join, read_bytes, remove_folder
+from rayembed.config.guard import GuardConfig, own_sets_of
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
 from rayembed.evaluation.guard import Verdict, scored_by, verdict
@@ -36,7 +36,7 @@ def mixtures(
     found: dict[ScoreKey, ModelScores] = {}
     if guard is None:
         return found
-    for share in guard.shares:
+    for share in guard.mixed:
         key = ScoreKey(last, share=share)
         folder = folder_of(folders, key)
         mix = partial(save_mixture, folders.model(scorer.untrained), guard.method, share)
@@ -44,6 +44,15 @@ def mixtures(
             runtime.export(mix, run, folders.model(last), folder)
         found[key] = scorer.score(folder, f"{last}-merged-{share:g}")
     return found
+
+
+def remove_mixtures(run: Run, folders: RunFolders, kept: ScoreKey) -> None:
+    """Remove the mixtures that were made and are not kept; they are made again where asked for."""
+    assert run.evaluation.guard is not None
+    for share in run.evaluation.guard.mixed:
+        key = ScoreKey(run.stages[-1].name, share=share)
+        if key != kept:
+            remove_folder(folder_of(folders, key))
 
 
 def folder_of(folders: RunFolders, key: ScoreKey) -> str:
@@ -86,6 +95,10 @@ def judge(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> Verdict | None:
         for key, scored in scores.items()
         if key == ScoreKey(key.stage, share=key.share)
     }
-    held_out = map(held_out_set, (dataset.name for dataset in run.held_out_datasets))
-    own = [*held_out, *own_sets_of(guard, run.evaluation)]
-    return verdict(models, trained, own, guard)
+    return verdict(models, trained, own_tasks(run), guard)
+
+
+def own_tasks(run: Run) -> tuple[str, ...]:
+    """Names of the tasks on the user's own data; all others are general."""
+    held_out = (held_out_set(dataset.name) for dataset in run.held_out_datasets)
+    return (*held_out, *own_sets_of(run.evaluation.guard or GuardConfig(), run.evaluation))

@@ -17,6 +17,12 @@ MLFLOW_AWAY = (
 )
 """Last line of the driver where MLflow has not got everything."""
 
+TAKE_ANOTHER = (
+    "Another share without training again: the same command with --set evaluation.guard.take=0.5 "
+    "(1: the trained model), in Python trained.take(0.5)"
+)
+"""What to do where the guard's trade is not the one that is wanted."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -78,7 +84,7 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
     else:
         out.print(f"MLflow     mlflow ui --backend-store-uri {shlex.quote(outcome.tracking_uri)}")
     if verdict is not None:  # last, where it is seen
-        out.print(f"Guard      {verdict.summary}")
+        out.print(f"Guard      {verdict.summary}. {TAKE_ANOTHER}")
 
 
 def _why_no_candidate(outcome: Outcome) -> str | None:

@@ -31,7 +31,8 @@ from rayembed.pipeline.checks import (
     check_row_instructions,
 )
 from rayembed.pipeline.estimate import estimate, gpu_hours
-from rayembed.pipeline.guard import folder_of, judge, mixtures
+from rayembed.pipeline.general_tasks import with_fitting_tasks
+from rayembed.pipeline.guard import folder_of, judge, mixtures, own_tasks, remove_mixtures
 from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.on_ray import OnRay
 from rayembed.pipeline.precision import as_begun, run_settled
@@ -199,6 +200,7 @@ def _train(
     run, plans = _prepared(run, runtime)
     check_row_instructions(run, plans, tokenizer)
     held_out = held_out_sets(run, plans)
+    run = with_fitting_tasks(run, held_out)
     check_validated(run, held_out)
     runtime.check(run.placement, validates=validates)
     # Only now the name is taken: a mistake in the settings must not use it up.
@@ -214,8 +216,10 @@ def _train(
         found = collect_provenance(runtime.hardware(run.placement))
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
         found |= provenance_of_teachers(run, plans)
-        found["data_warnings"] = _of_plans(data_warnings, plans)
-        found["rejected_rows"] = _of_plans(rejected_rows, plans)
+        found |= {
+            "data_warnings": _of_plans(data_warnings, plans),
+            "rejected_rows": _of_plans(rejected_rows, plans),
+        }
         found["held_out"] = [{"summary": one.summary, "path": one.path} for one in held_out]
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
@@ -356,7 +360,7 @@ def _register(
     kept = trained if verdict is None or hurts else verdict.kept
     model = folder_of(folders, kept)
     by_model = {key: scored.scores for key, scored in scores.items()}
-    table = run_table(by_model, [stage.name for stage in run.stages])
+    table = run_table(by_model, [stage.name for stage in run.stages], own_tasks(run))
     markdown = show(score_table(table), "markdown") if scores else ""
     if scores:
         markdown += "".join(f"\n{one['summary']}\n" for one in found["held_out"])
@@ -384,6 +388,8 @@ def _register(
         scored.local if scored else None,
         may_be_candidate=not hurts,
     )
+    if verdict is not None:
+        remove_mixtures(run, folders, kept)
     return Outcome(
         run=run,
         table=table if scores else None,

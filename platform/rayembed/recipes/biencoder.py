@@ -34,8 +34,8 @@ def own_pairs() -> Run:
     with `--set model.backbone.path=…`, its prefixes with `--set 'model.query_prefix=query: '`.
     Each pair is trained once; `stages.finetune.epochs=3` or `stages.finetune.steps=2000` trains
     longer. A tenth of the documents is held out and scored, unless
-    `data.datasets.pairs.held_out=null` and `evaluation.guard=null`. Kept is the model that gains
-    most there and loses at most 0.3 points on the mean of general tasks.
+    `data.datasets.pairs.held_out=null` and `evaluation.guard=null`. The model is kept that
+    gains most there and loses less than that on the mean of general tasks.
     """
     return Run(
         name="biencoder",
@@ -60,8 +60,8 @@ def own_corpus() -> Run:
     The documents are named with `--set data.datasets.corpus.source.path=articles.jsonl`. Each gives
     a pair by its structure, of which those stay that MiniLM finds; MiniLM mines hard negatives, and
     its scores are distilled beside InfoNCE. A reranker's are distilled in their place with
-    `--set data.datasets.corpus.mining.rescoring.model=…`. Kept is the model that gains most on the
-    held-out part and loses at most 0.3 points on the mean of general tasks.
+    `--set data.datasets.corpus.mining.rescoring.model=…`. The model is kept that
+    gains most on the held-out part and loses less on the mean of general tasks.
     """
     source = StructureSource(path="corpus.jsonl", max_rejected_share=OWN_REJECTED_SHARE)
     dataset = DatasetConfig(

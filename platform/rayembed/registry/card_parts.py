@@ -9,8 +9,18 @@ from collections.abc import Iterable, Sequence
 from huggingface_hub import EvalResult, ModelCardData
 
 from rayembed.registry.aliases import CANDIDATE
-from rayembed.registry.scores import TaskScore, by_category, mean
+from rayembed.registry.scores import (
+    MEAN,
+    OF_GENERAL,
+    OF_OWN,
+    TaskScore,
+    by_category,
+    mean,
+    score_means,
+)
 from rayembed.tables import Cell, Table, show
+
+_MEANS = {MEAN: "all", OF_OWN: "own data", OF_GENERAL: "general"}
 
 _LICENCE_ID = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
@@ -70,8 +80,8 @@ def _eval_results(results: Sequence[TaskScore]) -> list[EvalResult]:
 
 
 def _dataset_name(score: TaskScore) -> str:
-    """Name of a task's data as hubs show it: mteb's say so, own sets are no part of it."""
-    return score.task if score.dataset.startswith("own/") else f"MTEB {score.task}"
+    """Name of a task's data as hubs show it: `MTEB …` where they are mteb's."""
+    return score.task if score.dataset.startswith(("own/", "sample/")) else f"MTEB {score.task}"
 
 
 def _single(values: Iterable[str]) -> str | None:
@@ -100,7 +110,8 @@ def score_section(table: str, results: Sequence[TaskScore], reference: str) -> s
         rows = [
             [name, numbers[name], Cell(v, digits=4)] for name, v in by_category(results).items()
         ]
-        rows.append(["all", len(results), Cell(mean(results), digits=4)])
+        for name, of in score_means(results).items():
+            rows.append([_MEANS[name], len(of), Cell(mean(of), digits=4)])
         heads = ["category", "tasks", "mean"]
         parts.append(show(Table(heads, rows, align="lr"), "markdown").rstrip())
         versions = sorted({score.mteb_version for score in results if score.mteb_version})

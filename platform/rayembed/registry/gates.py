@@ -8,11 +8,16 @@ from dataclasses import asdict, dataclass
 
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
-from rayembed.registry.scores import TaskScore, by_category, mean
+from rayembed.registry.scores import (
+    MEAN,
+    OF_GENERAL,
+    OF_OWN,
+    TaskScore,
+    by_category,
+    mean,
+    score_means,
+)
 from rayembed.tables import Cell, Table, show
-
-MEAN = "mean"
-"""Name of the mean over all tasks in a requirement."""
 
 ROUNDING = 1e-6
 """Score tolerance: result files keep six decimals, so smaller differences are ties."""
@@ -25,7 +30,8 @@ class Requirement:
     """Minimum score that a version must reach."""
 
     name: str
-    """Name of a task, of a category of tasks, or `mean`."""
+    """Name of a task, of a category of tasks, `mean` over all tasks, or `mean/own` or
+    `mean/general` over one kind of them."""
     minimum: float
     metric: str | None = None
     """Metric name; None for the main score of each task."""
@@ -128,7 +134,8 @@ def check_names(requirements: Sequence[Requirement], scores: Sequence[TaskScore]
     Raises:
         ConfigError: it names a task or category that was not scored, or a metric that it lacks.
     """
-    known = {score.task for score in scores} | {score.category for score in scores} | {MEAN}
+    known = {score.task for score in scores} | {score.category for score in scores}
+    known |= {MEAN, *score_means(scores)}
     for requirement in requirements:
         if requirement.name not in known:
             raise ConfigError(
@@ -243,6 +250,8 @@ def _meant(requirement: Requirement, scores: Sequence[TaskScore]) -> list[TaskSc
     """Scores that a requirement refers to; task names take precedence over categories."""
     if requirement.name == MEAN:
         return list(scores)
+    if requirement.name in (OF_OWN, OF_GENERAL):
+        return score_means(scores)[requirement.name]
     named = [score for score in scores if score.task == requirement.name]
     return named or [score for score in scores if score.category == requirement.name]
 
@@ -254,10 +263,10 @@ def _value(score: TaskScore, metric: str | None) -> float | None:
 
 
 def summary(scores: Sequence[TaskScore]) -> dict[str, float]:
-    """Figures of all tasks, of `category/<name>` and of `mean`, for MLflow."""
+    """Figures of all tasks, of `category/<name>` and of the means, for MLflow."""
     figures = {score.task: score.value for score in scores}
     figures |= {f"category/{name}": value for name, value in by_category(scores).items()}
-    return figures | {MEAN: mean(scores)} if figures else {}
+    return figures | {name: mean(of) for name, of in score_means(scores).items()}
 
 
 def _finite(figure: float | None) -> float | None:

@@ -156,8 +156,9 @@ def keep_scores(
 ) -> tuple[TaskScore, ...]:
     """Merge new scores into those of the version; all scores.
 
-    They become metrics `model/<task>`, `model/category/<category>` and `model/mean` of its run and
-    of its logged model, tags `score.…` of the version, and artifacts. Doing it twice adds nothing.
+    They become metrics `model/<task>`, `model/category/<category>` and `model/mean` (of own and
+    general tasks `model/mean/own` and `model/mean/general`) of its run and of its logged model,
+    tags `score.…` of the version, and artifacts. Doing it twice adds nothing.
 
     Args:
         files: folder with the result files that the scores were read from; kept as they are.

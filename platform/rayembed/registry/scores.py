@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from rayembed.errors import ArtifactError
 
 OTHER = "Other"
 """Category of tasks without a known category."""
+
+MEAN, OF_OWN, OF_GENERAL = "mean", "mean/own", "mean/general"
+"""Names of means over tasks: over all of one kind, over own ones and over general ones."""
 
 _META = "model_meta.json"
 
@@ -36,7 +39,8 @@ class TaskFacts:
     metric: str
     """Name of the main score."""
     dataset: str
-    """Hub path of the data set, `org/name`; `own/name` of the user's own."""
+    """Hub path of the data set, `org/name`; `own/name` of the user's own, `sample/name` of a
+    sample's."""
 
 
 Describe = Callable[[str], TaskFacts | None]
@@ -66,6 +70,11 @@ class TaskScore:
     measured_with: Mapping[str, str] = field(default_factory=dict)
     """Number type, lengths, width, context and the prompts of the task's sides, by name; empty:
     not recorded."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it was measured on the user's own data."""
+        return self.dataset.startswith("own/")
 
     @property
     def measured_on(self) -> tuple[str, str, tuple[str, ...]]:
@@ -287,6 +296,27 @@ def by_category(scores: Iterable[TaskScore]) -> dict[str, float]:
     for score in scores:
         groups.setdefault(score.category, []).append(score.value)
     return {name: sum(values) / len(values) for name, values in sorted(groups.items())}
+
+
+def means(tasks: Iterable[str], own: Collection[str]) -> dict[str, list[str]]:
+    """Name of a mean → tasks that it is over: own and general ones apart where there are both.
+
+    Args:
+        own: names of own tasks, others among them.
+    """
+    tasks = list(tasks)
+    kinds = {
+        OF_OWN: [task for task in tasks if task in own],
+        OF_GENERAL: [task for task in tasks if task not in own],
+    }
+    return kinds if all(kinds.values()) else {MEAN: tasks} if tasks else {}
+
+
+def score_means(scores: Sequence[TaskScore]) -> dict[str, list[TaskScore]]:
+    """Name of a mean → scores that it is over, as `means`."""
+    by_task = {score.task: score for score in scores}
+    found = means(by_task, {score.task for score in scores if score.is_own})
+    return {name: [by_task[task] for task in tasks] for name, tasks in found.items()}
 
 
 def mean(scores: Iterable[TaskScore]) -> float:

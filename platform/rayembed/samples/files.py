@@ -63,12 +63,12 @@ def fetch_sample(reference: str, cache: Path) -> Path:
 
 
 def held_out_articles(sizes: ScoreSizes) -> list[Article]:
-    """The English articles that the sets of the scores are made of.
+    """The articles that the sets of the scores are made of.
 
     Raises:
         DataError: fewer than the documents of a corpus.
     """
-    articles = summaries(sizes, "en")
+    articles = summaries(sizes, sizes.language or "en")
     ordered = held_out_in_order(articles, sizes.first + sizes.held_out, sizes.seed)
     titles = set(ordered[sizes.first :])
     kept = [article for article in articles if article.title in titles]

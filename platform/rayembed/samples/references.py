@@ -121,6 +121,8 @@ class ScoreSizes(SampleFile):
     """Other languages of the sample, whose articles find those of the same title."""
     topic: str = ""
     """Topic of the articles; empty: all topics."""
+    language: Language | Literal[""] = ""
+    """Language of the articles; empty: English, or in a guarded run that of its own data."""
 
     @model_validator(mode="after")
     def _there_are_as_many(self) -> "ScoreSizes":
@@ -145,7 +147,7 @@ class TaskFolder(ScoreSizes):
     @property
     def read(self) -> tuple[Language, ...]:
         """Languages whose summaries decide the files."""
-        return ("en", *self.languages)
+        return (self.language or "en", *self.languages)
 
     @model_validator(mode="after")
     def _languages_cross(self) -> "TaskFolder":
@@ -224,10 +226,11 @@ def _decides_task(task: TaskName) -> tuple[str, ...]:
             "queries",
             "max_length",
             "topic",
+            "language",
         )
     if task == CROSS_LINGUAL:
         return (*_decides_task(RETRIEVAL_TASKS[0]), "languages")
-    return ("source", "held_out", "first", "seed", "max_length", "topic")
+    return ("source", "held_out", "first", "seed", "max_length", "topic", "language")
 
 
 def _reference(path: str, part: SampleFile, names: tuple[str, ...]) -> str:

@@ -153,17 +153,20 @@ def sizes_of(sets: Iterable[OwnSet]) -> ScoreSizes | None:
 def _own_set(name: TaskName, sizes: ScoreSizes) -> OwnSet:
     values = {**dict(sizes), "languages": sizes.languages if name == CROSS_LINGUAL else ()}
     part = TaskFolder(task=name, **values)
+    language = LANGUAGE_CODES[sizes.language or "en"]
     if name == CROSS_LINGUAL or name in RETRIEVAL_TASKS:
         return RetrievalSet(
             name=name,
             path=task_reference(part),
             instruction=_INSTRUCTIONS[name],
+            language=language,
             languages=tuple(sorted(LANGUAGE_CODES[code] for code in part.languages)),
         )
     common: dict[str, Any] = {
         "name": name,
         "path": task_reference(part, "test.jsonl"),
         "instruction": _INSTRUCTIONS.get(name),
+        "language": language,
     }
     match name:
         case "WikiTopicClassification":
@@ -194,6 +197,22 @@ class WikipediaBenchmark:
             ConfigError: an unknown size.
         """
         return own_sets(parse(ScoreSizes, sizes), tasks)
+
+    def in_language(self, own: OwnSet, language: str) -> OwnSet | None:
+        """One of the sets in a language, of mteb's codes; itself where it names a language, None
+        where the sample has no such texts.
+        """
+        part = parse_reference(own.path).part
+        assert isinstance(part, TaskFolder)
+        if part.language or part.task == CROSS_LINGUAL:
+            return own
+        found = [code for code, name in LANGUAGE_CODES.items() if name == language]
+        if not found:
+            return None
+        sizes = {name: getattr(part, name) for name in ScoreSizes.model_fields}
+        other = _own_set(part.task, ScoreSizes(**{**sizes, "language": found[0]}))
+        places = {n: getattr(other, n) for n in ("path", "train", "language") if hasattr(other, n)}
+        return changed(own, **places)
 
     def num_tokens(self, own: OwnSet) -> float:
         """About how many tokens the texts of one of the sets have."""

@@ -1,0 +1,117 @@
+"""General tasks of a guarded run: in the language and of the kind of its own data."""
+
+import json
+import logging
+
+import pytest
+from made_up_articles import HELD_OUT, write_articles
+from own_pairs import own_run
+from run_scoring import tasks_of
+
+from rayembed.config.named_benchmarks import with_named_benchmarks
+from rayembed.config.override import override
+from rayembed.pipeline.general_tasks import language_of, with_fitting_tasks
+from rayembed.samples.references import LANGUAGE_CODES, TASK_NAMES, parse_reference
+
+TEXTS = {
+    "eng-Latn": ["how do I reset my password", "where is the invoice of last month"],
+    "fra-Latn": ["comment changer le mot de passe", "où est la facture du mois dernier"],
+    "spa-Latn": ["cómo puedo cambiar mi contraseña", "dónde está la factura del mes pasado"],
+    "deu-Latn": ["wie kann ich mein Passwort ändern", "wo liegt mir die Rechnung von dem Monat"],
+    "ita-Latn": ["come posso cambiare la mia password", "dove trovo la fattura del mese scorso"],
+    "por-Latn": ["como posso mudar a minha senha", "onde está a fatura do mês passado"],
+    "nld-Latn": ["hoe kan ik mijn wachtwoord wijzigen", "waar is de factuur van het jaar"],
+}
+
+
+@pytest.mark.parametrize("language", TEXTS)
+def test_the_language_is_told_by_frequent_words(language):
+    assert language_of(TEXTS[language]) == language
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [],
+        ["忘れた場合はどうしますか"],
+        ["x86 simd popcount"],
+        [*TEXTS["fra-Latn"], *TEXTS["eng-Latn"]],
+    ],
+)
+def test_no_language_is_told_where_none_is_clear(texts):
+    assert language_of(texts) == ""
+
+
+def own_set(folder, texts, kind):
+    """An own set whose queries or first texts these are."""
+    if kind == "sts":
+        rows = [
+            {"sentence1": text, "sentence2": text[::-1], "score": i} for i, text in enumerate(texts)
+        ]
+        (folder / "graded.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return f"{{name: mine, kind: sts, path: {folder}/graded.jsonl}}"
+    judged = folder / "judged"
+    (judged / "qrels").mkdir(parents=True)
+    for name in ("corpus", "queries"):
+        rows = [{"_id": f"{i}", "text": text} for i, text in enumerate(texts)]
+        (judged / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    grades = "".join(f"{i}\t{i}\t1\n" for i in range(len(texts)))
+    (judged / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + grades)
+    return f"{{name: mine, path: {judged}}}"
+
+
+def fitted(folder, language, kind="retrieval", named="", guard="{}"):
+    """A run with an own set and the sample's tasks, before and after."""
+    for name in ("en-us", "fr-fr", "es-es"):
+        write_articles(folder / f"{name}.json")
+    source = f"{folder}/{{language}}.json"
+    sizes = f"source={source}&held_out={HELD_OUT}&documents=100&queries=50{named}"
+    run = with_named_benchmarks(
+        own_run(
+            folder,
+            f"evaluation.own_sets=[{own_set(folder, TEXTS[language], kind)}]",
+            f'evaluation.benchmarks=["wikipedia?{sizes}"]',
+            f"evaluation.guard={guard}",
+        )
+    )
+    return run, with_fitting_tasks(run, [])
+
+
+@pytest.mark.parametrize(
+    ("language", "kind", "taken", "told"),
+    [
+        ("fra-Latn", "retrieval", "fr", "in the language of the own data (fra-Latn)"),
+        ("spa-Latn", "sts", "es", "in the language of the own data (spa-Latn)"),
+        ("eng-Latn", "retrieval", "", "in the language of the own data (eng-Latn)"),
+        ("deu-Latn", "retrieval", "", "in English, as the sample has none in deu-Latn"),
+    ],
+)
+def test_tasks_are_of_the_language_and_kind_of_the_own_data(
+    tmp_path, caplog, language, kind, taken, told
+):
+    caplog.set_level(logging.INFO)
+    _, run = fitted(tmp_path, language, kind)
+    general = [own for own in run.evaluation.own_sets if own.name != "mine"]
+    expected = TASK_NAMES[:2] if kind == "retrieval" else TASK_NAMES[2:]
+    assert [own.name for own in general] == list(expected)
+    assert {parse_reference(own.path).part.language or "en" for own in general} == {taken or "en"}
+    code = LANGUAGE_CODES[taken or "en"]
+    assert {own.language for own in general} == {code}
+    assert told in caplog.text
+    assert {task.metadata.eval_langs[0] for task in tasks_of(run)} >= {code}
+    whole = [own for own in general if hasattr(own, "train")]
+    assert all(parse_reference(own.train).part.language == taken for own in whole)
+
+
+@pytest.mark.parametrize("changes", [{"named": "&language=en"}, {"guard": "null"}])
+def test_tasks_that_name_a_language_and_runs_without_a_guard_stay_as_they_are(tmp_path, changes):
+    before, after = fitted(tmp_path, "fra-Latn", **changes)
+    assert after is before
+
+
+def test_a_sample_set_that_is_own_data_stays(tmp_path):
+    run, _ = fitted(tmp_path, "fra-Latn")
+    own = override(run, ["evaluation.guard.own_sets=[mine, WikiTopicClustering]"])
+    names = [one.name for one in with_fitting_tasks(own, []).evaluation.own_sets]
+    assert "WikiTopicClustering" in names
+    assert "WikiTopicClassification" not in names
