@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from own_pairs import own_run
 
+import rayembed
 from rayembed.api.training import Trained
 from rayembed.config.override import override
 from rayembed.evaluation.tables import UNTRAINED
@@ -98,7 +99,7 @@ def test_the_kept_model_is_the_registered_one_and_another_share_is_taken_without
     assert whole.verdict.summary.startswith("trained: own ")
 
 
-def test_a_model_that_is_no_better_than_its_base_is_no_candidate(tmp_path, capsys):
+def test_of_a_model_that_is_no_better_the_start_is_kept(tmp_path, capsys):
     run = guarded(tmp_path, "{shares: [0.5]}")
     worse = override(run, ["stages.finetune.optimizer.learning_rate=1.0"])
     outcome = train(worse)
@@ -111,4 +112,13 @@ def test_a_model_that_is_no_better_than_its_base_is_no_candidate(tmp_path, capsy
     last = told.splitlines()[-1]
     assert last.startswith("Guard      trained: own -")
     assert "; start ← kept: no candidate gains on own data beyond chance" in last
-    assert "no candidate: no better than its base" in told
+    assert "the start, no candidate: the guard found no better model" in told
+    assert trained.folder.endswith("/untrained")
+    start = rayembed.load(run.model.backbone.path)
+    texts = ["red fox", "a blue bird"]
+    np.testing.assert_allclose(trained.model.encode(texts), start.encode(texts), atol=1e-6)
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/outputs/mlflow.db")
+    registered = client.get_model_version("own", "1")
+    score = outcome.table.rows["untrained"]["pairs-held-out"]
+    assert float(registered.tags["score.pairs-held-out"]) == pytest.approx(score, abs=1e-5)
+    assert Trained(outcome).take(1).folder.endswith("/finetune")

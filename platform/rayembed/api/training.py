@@ -51,7 +51,7 @@ class Trained:
 
     @cached_property
     def model(self) -> Embedder:
-        """The trained model, loaded when it is first used."""
+        """The model that is kept, loaded when it is first used."""
         return load(self.folder)
 
     @property
@@ -129,8 +129,8 @@ def train(
 
     Mixtures of the two are scored too, on general tasks as well, and the one is kept that gains
     most on a held-out part of the pairs and loses less in general (docs/evaluation.md); `verdict`
-    shows the trade, and `take` takes another share. Where none does, the trained one is given, is
-    no `candidate`, and `verdict` says so. The run is the recipe for own pairs with what is given
+    shows the trade, and `take` takes another share. Where none does, the start is kept, no
+    version becomes `candidate`, and `verdict` says so. The run is the recipe for own pairs with what is given
     here. The same call goes on where a former one stopped, and does nothing twice.
     One worker trains in this process, several on Ray.
 

@@ -56,8 +56,9 @@ def remove_mixtures(run: Run, folders: RunFolders, kept: ScoreKey) -> None:
 
 
 def folder_of(folders: RunFolders, key: ScoreKey) -> str:
-    """Folder of a stage's model, or of its mixture with the untrained one."""
-    assert key.stage is not None
+    """Folder of a stage's model, of its mixture with the untrained one, or of the untrained one."""
+    if key.stage is None:
+        return folders.model(RunScorer.untrained)
     return folders.model(key.stage if key.share is None else f"{key.stage}-merged-{key.share:g}")
 
 

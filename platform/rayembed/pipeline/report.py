@@ -91,7 +91,7 @@ def _why_no_candidate(outcome: Outcome) -> str | None:
     """Why the registered version is no candidate; None: it is one."""
     version, placement = outcome.version, outcome.run.placement
     if outcome.verdict is not None and outcome.verdict.kept == UNTRAINED:
-        return "the trained model, no candidate: no better than its base"
+        return "the start, no candidate: the guard found no better model"
     if version.alias_uri != version.uri:
         return None
     how = how_to_score(

@@ -356,8 +356,7 @@ def _register(
     enter(REGISTRY)
     trained = ScoreKey(run.stages[-1].name)
     verdict = judge(run, scores)
-    hurts = verdict is not None and verdict.kept == UNTRAINED
-    kept = trained if verdict is None or hurts else verdict.kept
+    kept = trained if verdict is None else verdict.kept
     model = folder_of(folders, kept)
     by_model = {key: scored.scores for key, scored in scores.items()}
     table = run_table(by_model, [stage.name for stage in run.stages], own_tasks(run))
@@ -386,7 +385,7 @@ def _register(
         model,
         tracker,
         scored.local if scored else None,
-        may_be_candidate=not hurts,
+        may_be_candidate=kept != UNTRAINED,
     )
     if verdict is not None:
         remove_mixtures(run, folders, kept)
