@@ -76,7 +76,7 @@ MINED = "stages.finetune.batch.num_negatives=1"
 def test_a_setting_takes_a_short_name_for_what_it_stands_for(assignments):
     """The run is the same one, under the same fingerprint."""
     short, whole = (
-        override(get_recipe("biencoder"), [one.replace("NAME", repr(name)) for one in assignments])
+        override(get_recipe("biencoder"), [one.replace("NAME", name) for one in assignments])
         for name in (SHORT, WHOLE)
     )
     assert short == whole
