@@ -8,11 +8,13 @@ names the setting.
 import json
 import random
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from mlflow.exceptions import MlflowException
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
@@ -30,6 +32,7 @@ from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model, check_buildable
 from rayembed.models.encoding import encode
 from rayembed.models.load import check_loadable, load_model, saved_widths
+from rayembed.registry.pyfunc_model import OpenAIEmbeddings
 
 TOLERANCE = 2e-6
 """Of unit vectors in fp32: sums run over other numbers of padded tokens."""
@@ -38,6 +41,7 @@ TEXTS = [
     "are Cats larger than dogs and where do they live",
     "7 wonders [MASK] </s> of the ancient world",
     " ".join(f"the quick brown fox jumps over {i} lazy dogs" for i in range(12)),
+    "  Paris,\tFrance \n",
     *("the world " * i + "fox" for i in range(1, 5)),
 ]
 TOP, TRANSFORMER, POOLING, DENSE, NORMALIZE, TOKENIZER, CONFIG, MODULES = (
@@ -124,8 +128,10 @@ OTHERS = [
     (TOKENIZER, "padding_side", "left"),
     (TOKENIZER, "split_special_tokens", True),
     (TOKENIZER, "model_input_names", ["input_ids"]),
+    (CONFIG, "pad_token_id", 5),
 ]
-"""Settings that are refused, or applied where they change nothing, as padding on the left."""
+"""Settings that are refused, or change nothing there, as padding on the left of relative positions.
+"""
 
 
 def _tokens(tokenizer):
@@ -270,7 +276,7 @@ def test_each_setting_alone_is_applied_or_refused(folders, tmp_path, family):
     refused = [key for key in map(json.dumps, SETTINGS) if seen[key] == "refused"]
     assert refused == []
     ignored = {setting[1] for setting in OTHERS if seen[json.dumps(setting)] == "equal"}
-    assert ignored <= {"padding_side"}
+    assert ignored <= {"padding_side", "pad_token_id"}
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -318,9 +324,29 @@ def test_a_cut_model_is_cut_wherever_it_is_used(folders, tmp_path):
     spec = make_spec(ModelUnderTest(reference=str(folder)), on="cpu")
     of_evaluation = spec.load("cpu")(TEXTS, EncodeSpec("document", ""))
     np.testing.assert_allclose(of_evaluation, expected, atol=TOLERANCE)
-    cut.model.save(tmp_path / "saved")
-    assert json.loads((tmp_path / "saved" / TOP).read_text())["truncate_dim"] == 8
-    assert saved_widths(tmp_path / "saved") == (8,)
+    saved = tmp_path / "saved"
+    cut.model.save(saved)
+    assert json.loads((saved / TOP).read_text())["truncate_dim"] == 8
+    assert saved_widths(saved) == (8,)
+    for place in (folder, saved):
+        registered = _registered(place)
+        answer = registered.predict(None, {"input": TEXTS})["data"]
+        np.testing.assert_allclose([one["embedding"] for one in answer], expected, atol=TOLERANCE)
+
+
+def _registered(folder):
+    """The model as MLflow serves it."""
+    model = OpenAIEmbeddings()
+    model.load_context(SimpleNamespace(model_config={}, artifacts={"model": str(folder)}))
+    return model
+
+
+def test_a_registered_model_hands_out_no_numbers_that_are_not_finite(folders):
+    model = _registered(folders["bert"])
+    with torch.no_grad():
+        model.model[0].auto_model.get_input_embeddings().weight.fill_(float("nan"))
+    with pytest.raises(MlflowException, match="not finite"):
+        model.predict(None, {"input": TEXTS})
 
 
 @pytest.mark.parametrize(
@@ -386,9 +412,8 @@ def test_tokens_without_an_embedding_are_refused_at_load(folders, tmp_path, spec
     folder = _copy(folders, "bert", tmp_path / "one")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     rows = json.loads((folder / CONFIG).read_text())["vocab_size"]
-    tokenizer.add_tokens(
-        [f"<new{i}>" for i in range(rows + 1 - len(tokenizer))], special_tokens=special
-    )
+    tokenizer.add_tokens([f"<new{i}>" for i in range(rows - len(tokenizer))])
+    tokenizer.add_tokens(["<behind>"], special_tokens=special)
     tokenizer.save_pretrained(folder)
     config = BiEncoderConfig(
         backbone=BackboneConfig(path=str(folder), dtype="float32"),
@@ -402,13 +427,20 @@ def test_tokens_without_an_embedding_are_refused_at_load(folders, tmp_path, spec
         lambda at: build_model(config, at, seed=0),
         lambda at: check_buildable(config, at),
     ):
-        with pytest.raises(ArtifactError, match=r"1 tokens behind the model's 200 embeddings.*new"):
+        with pytest.raises(ArtifactError, match=r"1 tokens behind the model's 200 emb.*behind"):
             load(folder)
-    # A placeholder of images, as Gemma 3's text models have, fails in texts that hold it alone.
-    last = f"<new{rows - len(wordpiece_tokenizer())}>"
-    _put(folder, [(TOKENIZER, "image_token", last)])
+
+
+def test_placeholders_of_images_without_an_embedding_fail_texts_that_hold_them(folders, tmp_path):
+    """As that of EmbeddingGemma, whose tokenizer has one token more than the model embeddings."""
+    folder = _copy(folders, "bert", tmp_path / "one")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = json.loads((folder / CONFIG).read_text())["vocab_size"]
+    tokenizer.add_tokens([f"<new{i}>" for i in range(rows - len(tokenizer))])
+    tokenizer.add_tokens(["<image_soft_token>"], special_tokens=True)
+    tokenizer.save_pretrained(folder)
     check_loadable(folder)
     model = load_model(folder)
     encode(model, TEXTS, role="query")
-    with pytest.raises(DataError, match=r"one of the tokens \['<new.*no embedding"):
-        encode(model, [f"a fox {last}"], role="query")
+    with pytest.raises(DataError, match=r"one of the tokens \['<image_soft_token>'\].*no embedd"):
+        encode(model, ["a fox <image_soft_token>"], role="query")

@@ -12,7 +12,7 @@ from small_room import room_for_files
 from rayembed.errors import ArtifactError, ConfigError, TrackingError
 from rayembed.registry import tracking
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
-from rayembed.registry.mlflow_run import batches, flatten
+from rayembed.registry.mlflow_run import NOTE_OF_TRAINING, NOTE_TAG, batches, flatten
 from rayembed.registry.tracking import SENT_TAG, Tracker, send_metrics
 from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
 
@@ -103,6 +103,13 @@ def test_same_run_goes_on_and_each_step_is_there_once(opened, tmp_path):
     assert run_of(again).info.status == "FINISHED"
     third = opened()
     assert run_of(third).info.status == "RUNNING"
+
+
+def test_a_new_run_says_what_its_names_mean_and_keeps_what_a_user_writes(opened, uri):
+    tracker = opened(note=NOTE_OF_TRAINING)
+    assert "`model/<task>` scores the registered model" in run_of(tracker).data.tags[NOTE_TAG]
+    MlflowClient(uri, uri).set_tag(tracker.run_id, NOTE_TAG, "my own")
+    assert run_of(opened(note=NOTE_OF_TRAINING)).data.tags[NOTE_TAG] == "my own"
 
 
 def test_process_killed_between_metrics_and_tag_sends_no_point_twice(opened, tmp_path):

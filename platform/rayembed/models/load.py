@@ -27,9 +27,8 @@ from rayembed.models.saved_folder import (
     saved_dimensions,
 )
 from rayembed.models.sentence_folder import Stated, check_default_prompt, read_stated
-from rayembed.models.tokens import check_vocabulary
 from rayembed.models.transformer_model import TransformerModel
-from rayembed.models.vocabulary import check_words
+from rayembed.models.vocabulary import check_vocabulary, check_words
 
 
 def load_model(

@@ -54,7 +54,7 @@ class TextTokenizer:
         self._template = template
         self.prefixes: dict[Role, str] = dict(prefixes or {})
         self.without_embedding: frozenset[int] = frozenset()
-        """Ids that fail a pass, see `check_vocabulary`."""
+        """Ids that fail a pass, see `vocabulary.check_vocabulary`."""
         for role, length in max_lengths.items():
             if length <= len(prefix) + len(suffix):
                 raise ConfigError(
@@ -335,7 +335,9 @@ def append_stated_eos(pretrained: Any, folder: Path) -> None:
     )
 
 
-def check_tokenizer(pretrained: Any, folder: Path, positions: int | None) -> None:
+def check_tokenizer(
+    pretrained: Any, folder: Path, *, row_positions: int | None, padding: int | None
+) -> None:
     """Raise for tokenizer settings by which transformers makes inputs that are not made here.
 
     Here texts are cut at their end, read behind each other or with padding behind them, and are of
@@ -343,8 +345,9 @@ def check_tokenizer(pretrained: Any, folder: Path, positions: int | None) -> Non
 
     Args:
         pretrained: as read from the folder.
-        positions: learnt positions of the model that are counted from the row's start, padding
+        row_positions: learnt positions of the model that are counted from the row's start, padding
             included; None: it has none.
+        padding: id that the model leaves out when it counts positions; None: it counts all.
 
     Raises:
         ArtifactError: such a setting, by its name.
@@ -356,7 +359,11 @@ def check_tokenizer(pretrained: Any, folder: Path, positions: int | None) -> Non
         "truncation_side": (pretrained.truncation_side, pretrained.truncation_side != "right"),
         "padding_side": (
             pretrained.padding_side,
-            pretrained.padding_side != "right" and positions is not None,
+            pretrained.padding_side != "right" and row_positions is not None,
+        ),
+        "pad_token_id": (
+            pretrained.pad_token_id,
+            padding is not None and pretrained.pad_token_id != padding,
         ),
         "split_special_tokens": (True, pretrained.split_special_tokens),
         "model_input_names": (names, not {"input_ids", "attention_mask"} <= set(names)),
@@ -366,43 +373,11 @@ def check_tokenizer(pretrained: Any, folder: Path, positions: int | None) -> Non
     for name, (value, refused) in wrong.items():
         if refused:
             raise ArtifactError(
-                f"the tokenizer in {str(folder)!r} has {name}={value!r} (tokenizer_config.json or "
-                "tokenizer.json), by which transformers makes other inputs of a text than rayembed "
-                "does; evaluate it as it is by the reference `st:` and its path, or save the "
-                "tokenizer with its default"
+                f"the tokenizer in {str(folder)!r} has {name}={value!r} (tokenizer_config.json, "
+                "tokenizer.json, config.json), by which transformers makes other inputs of a text "
+                "than rayembed does; evaluate it as it is by the reference `st:` and its path, or "
+                "save the tokenizer with its default"
             )
-
-
-def check_vocabulary(pretrained: Any, words: int, where: str) -> frozenset[int]:
-    """Ids of placeholders for images and the like, in texts alone, that have no embedding.
-
-    Such ids fail a pass: Gemma 3's text models have tokenizers with one for images.
-
-    Args:
-        words: number of the model's embeddings.
-        where: what to call the model in messages.
-
-    Raises:
-        ArtifactError: other tokens have no embedding.
-    """
-    added = pretrained.added_tokens_decoder
-    largest = max(
-        [pretrained.backend_tokenizer.get_vocab_size(with_added_tokens=False) - 1, *added]
-    )
-    if largest < words:
-        return frozenset()
-    kinds = ("image", "audio", "video")
-    placeholders = {getattr(pretrained, f"{kind}_token_id", None) for kind in kinds}
-    missing = [i for i in range(words, largest + 1) if i not in placeholders]
-    if missing:
-        shown = [pretrained.convert_ids_to_tokens(i) for i in missing[:3]]
-        raise ArtifactError(
-            f"the tokenizer of {where} has {len(missing)} tokens behind the model's {words} "
-            f"embeddings, such as {shown}; resize the model's embeddings "
-            "(resize_token_embeddings in transformers), or take the tokenizer that it was "
-            "trained with"
-        )
-    return frozenset(range(words, largest + 1))
 
 
 def shown(text: str) -> str:

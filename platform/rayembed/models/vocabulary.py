@@ -1,4 +1,4 @@
-"""Tokenizer facts for packing and masking. Independent of torch."""
+"""Tokenizer facts for packing, masking and embedding. Independent of torch."""
 
 import hashlib
 import json
@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayembed.errors import ArtifactError
-from rayembed.models.tokens import (
-    TextTokenizer,
-    check_vocabulary,
-    special_layout,
-    without_settings,
-)
+from rayembed.models.tokens import TextTokenizer, special_layout, without_settings
 
 
 @dataclass(frozen=True)
@@ -54,6 +49,42 @@ def vocabulary_of(pretrained: Any, where: str) -> Vocabulary:
         special_ids=tuple(sorted(map(int, pretrained.all_special_ids))),
         num_words=len(pretrained),
     )
+
+
+def check_vocabulary(pretrained: Any, words: int, where: str) -> frozenset[int]:
+    """Ids of placeholders for images and the like, in texts alone, that have no embedding.
+
+    Such ids fail a pass: Gemma 3's text models have tokenizers with one for images.
+
+    Args:
+        words: number of the model's embeddings.
+        where: what to call the model in messages.
+
+    Raises:
+        ArtifactError: other tokens have no embedding.
+    """
+    added = pretrained.added_tokens_decoder
+    largest = max(
+        [pretrained.backend_tokenizer.get_vocab_size(with_added_tokens=False) - 1, *added]
+    )
+    if largest < words:
+        return frozenset()
+    kinds = ("image", "audio", "video")
+    placeholders = {
+        number
+        for number, token in added.items()
+        if token.special and any(kind in token.content for kind in kinds)
+    }
+    missing = [i for i in range(words, largest + 1) if i not in placeholders]
+    if missing:
+        shown = [pretrained.convert_ids_to_tokens(i) for i in missing[:3]]
+        raise ArtifactError(
+            f"the tokenizer of {where} has {len(missing)} tokens behind the model's {words} "
+            f"embeddings, such as {shown}; resize the model's embeddings "
+            "(resize_token_embeddings in transformers), or take the tokenizer that it was "
+            "trained with"
+        )
+    return frozenset(range(words, largest + 1))
 
 
 def check_words(model: Any) -> None:

@@ -19,6 +19,7 @@ from rayembed.models.architecture import (
 )
 from rayembed.models.backbones import (
     empty_backbone,
+    first_position,
     load_backbone,
     row_positions,
     torch_dtype,
@@ -116,9 +117,9 @@ class BiEncoderArchitecture(Architecture):
         )
 
     def _check(self, found: EncoderFolder) -> None:
-        backbone = empty_backbone(found.transformer, found.config.backbone, mask="own")
-        check_tokenizer(
-            pretrained_tokenizer(found.transformer), found.transformer, row_positions(backbone)
+        _check_tokens(
+            found.transformer,
+            empty_backbone(found.transformer, found.config.backbone, mask="own"),
         )
 
     def check_sentence_files(self, config: BiEncoderConfig, folder: Path) -> None:
@@ -151,8 +152,7 @@ class BiEncoderArchitecture(Architecture):
     def _load(self, found: EncoderFolder) -> BiEncoder:
         config, transformer, dense = found
         parts = {"backbone": load_backbone(transformer, config.backbone, mask="own")}
-        pretrained = pretrained_tokenizer(transformer)
-        check_tokenizer(pretrained, transformer, row_positions(parts["backbone"]))
+        _check_tokens(transformer, parts["backbone"])
         head = self.build_head(config, {"backbone": parts["backbone"].config})
         load_projections(head, dense)
         head.to(torch_dtype(config.backbone.dtype))
@@ -162,6 +162,16 @@ class BiEncoderArchitecture(Architecture):
     def write_sentence_files(self, model: BiEncoder, folder: Path) -> list[SentenceModule]:
         """Plain format of sentence-transformers."""
         return write_plain_format(model, folder)
+
+
+def _check_tokens(folder: Path, backbone: Any) -> None:
+    """Raise for a tokenizer that makes other inputs with sentence-transformers than here."""
+    check_tokenizer(
+        pretrained_tokenizer(folder),
+        folder,
+        row_positions=row_positions(backbone),
+        padding=first_position(backbone) - 1 if first_position(backbone) else None,
+    )
 
 
 BI_ENCODER = BiEncoderArchitecture()
