@@ -1,8 +1,11 @@
 """The guard's verdict, and the interval of a gain over queries."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from rayembed.api.training import Trained
 from rayembed.config.guard import GuardConfig, own_sets_of
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
@@ -184,6 +187,14 @@ def test_the_share_that_is_taken_is_kept_whatever_the_scores_say(take, kept, mix
     base = {"base": (0.5, 0.6), "trained": (0.4, 0.5), "half": (0.8, 0.6), "quarter": (0.4, 0.6)}
     assert judged(guard, **base).kept == kept
     assert guard.mixed == mixed
+
+
+def test_no_share_can_be_taken_of_a_run_without_a_guard():
+    run = override(get_recipe("biencoder"), ["evaluation.guard=null"])
+    with pytest.raises(ConfigError, match=r"evaluation\.guard=null, so that the trained model"):
+        Trained(SimpleNamespace(run=run)).take(0.5)
+    with pytest.raises(ConfigError, match=r"evaluation\.guard\.take"):
+        Trained(SimpleNamespace(run=get_recipe("biencoder"))).take(1.5)
 
 
 def in_general(*gains):

@@ -109,22 +109,30 @@ class ScoreTable:
         best = score is not None and round(score, 3) == self.best(task)
         return Cell(score, self.difference(label, task), best)
 
-    def with_means(self) -> "ScoreTable":
-        """The means in place of the tasks: of own and of general ones where there are both; None
-        of them where a task is missing.
+    @property
+    def kinds(self) -> dict[str, list[str]]:
+        """Heading of a mean → tasks that it is over: `Own` and `General` where there are both, in
+        this order; else `Mean`.
         """
-        kinds = means(self.tasks, self.own)
+        return {_MEANS[name]: tasks for name, tasks in means(self.tasks, self.own).items()}
 
-        def of(label: str) -> dict[str, float]:
-            scores = {n: [self.score(label, t) for t in tasks] for n, tasks in kinds.items()}
-            whole = {n: [v for v in values if v is not None] for n, values in scores.items()}
-            return {
-                _MEANS[name]: sum(values) / len(values)
-                for name, values in whole.items()
-                if len(values) == len(kinds[name])
-            }
+    def mean(self, label: str, tasks: Sequence[str]) -> float | None:
+        """Mean over tasks of a row; None where one is missing."""
+        scores = [self.score(label, task) for task in tasks]
+        known = [score for score in scores if score is not None]
+        return sum(known) / len(known) if known and len(known) == len(scores) else None
 
-        return ScoreTable({label: of(label) for label in self.rows}, self.base)
+    def with_means(self) -> "ScoreTable":
+        """The means in place of the tasks; none where a task is missing."""
+        found = {
+            label: {name: self.mean(label, tasks) for name, tasks in self.kinds.items()}
+            for label in self.rows
+        }
+        known = {
+            label: {name: mean for name, mean in row.items() if mean is not None}
+            for label, row in found.items()
+        }
+        return ScoreTable(known, self.base)
 
     def difference(self, label: str, task: str) -> float | None:
         """Score less the base's score; None for the base itself and where either is missing."""
@@ -159,20 +167,20 @@ def score_table(table: ScoreTable, *, title: str = "", with_mean: bool = False) 
     """
     heads = [" ".join(filter(None, heading(task))) for task in table.tasks]
     narrow = ["\n".join(filter(None, _NARROW.get(task, heading(task)))) for task in table.tasks]
-    last = table.with_means() if with_mean else ScoreTable({})
+    averages, last = table.with_means(), list(table.kinds) if with_mean else []
     return Table(
-        ["Model", *heads, *last.tasks],
+        ["Model", *heads, *last],
         [
             [
                 label,
                 *(table.cell(label, task) for task in table.tasks),
-                *(last.cell(label, mean) for mean in last.tasks),
+                *(averages.cell(label, mean) for mean in last),
             ]
             for label in table.rows
         ],
         title=title,
         align="lr",
-        narrow=["Model", *narrow, *last.tasks],
+        narrow=["Model", *narrow, *last],
         look="lined",
         folds=True,
     )

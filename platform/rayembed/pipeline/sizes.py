@@ -244,7 +244,9 @@ def _cut(run: Run, size: Size, folder: Path, texts: Sequence[CalibrationText]) -
 
 
 def _mean(table: ScoreTable, label: str) -> float | None:
-    return table.mean(label)
+    """Mean over the own tasks, or over all where none is own."""
+    tasks = next(iter(table.kinds.values()), [])
+    return table.mean(label, tasks)
 
 
 def _folder(run: Run) -> str:
