@@ -23,6 +23,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Code that takes all cores, as a teacher does, has its threads sleep while they wait: on a busy
 # machine spinning ones held up a tiny layer for a hundred times as long as it takes.
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+# What `auto` takes else depends on what runs beside a test, and with it the last bits of a sum.
+os.environ["RAYEMBED_THREADS"] = "1"
 os.environ["TESTS_SUPPORT"] = str(Path(__file__).parent / "support")
 
 # Ray reads once, when it is first imported, whether and with which token it authenticates: all

@@ -64,13 +64,13 @@ MINED = "stages.finetune.batch.num_negatives=1"
     "assignments",
     [
         ["model.backbone.path=NAME"],
-        ["evaluation.baselines=[bm25, NAME]"],
-        ["stages.finetune.hidden_states={teacher: NAME}"],
+        ["evaluation.baselines=[bm25, 'NAME']"],
+        ["stages.finetune.hidden_states={teacher: 'NAME'}"],
         [PAIRS + "consistency.teacher=NAME"],
-        [PAIRS + "clusters={teacher: NAME, batch_pairs: 64}"],
+        [PAIRS + "clusters={teacher: 'NAME', batch_pairs: 64}"],
         [PAIRS + "mining.teacher=NAME", MINED],
-        [PAIRS + "mining={teacher: x, further_teachers: [{teacher: NAME}]}", MINED],
-        [PAIRS + "mining={teacher: x, rescoring: {model: NAME}}", MINED],
+        [PAIRS + "mining={teacher: x, further_teachers: [{teacher: 'NAME'}]}", MINED],
+        [PAIRS + "mining={teacher: x, rescoring: {model: 'NAME'}}", MINED],
     ],
 )
 def test_a_setting_takes_a_short_name_for_what_it_stands_for(assignments):

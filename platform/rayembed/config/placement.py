@@ -80,6 +80,10 @@ class UnitLimit(Settings):
     k-means."""
 
 
+AUTO_THREADS = 2
+"""Maximum of `Placement.threads_per_worker=auto`."""
+
+
 class Placement(UnitLimit, RuntimeSettings):
     """Execution settings of a run. None of them may change the trained weights.
 
@@ -108,8 +112,10 @@ class Placement(UnitLimit, RuntimeSettings):
     wait_for_nodes_seconds: float = Field(default=0.0, ge=0.0)
     """Maximum seconds to wait for nodes when the workers do not fit, on a cluster that adds nodes
     (KubeRay, `ray up`), possibly from none; 0: workers that do not fit are refused."""
-    threads_per_worker: PositiveInt | None = None
-    """Torch threads of each worker; None: `cpus_per_worker`, rounded down."""
+    threads_per_worker: PositiveInt | Literal["auto"] | None = None
+    """Torch threads of each worker. None: `cpus_per_worker`, rounded down. `auto`: two, or one
+    where other processes keep this machine's cores busy when the run begins, which says what it
+    took and has the number in its `run.yaml`; on a cluster of several nodes two."""
     step_processes: int | None = Field(default=None, ge=0)
     """Ray Data processes that read and tokenise each worker's batches ahead, on any CPUs of the
     cluster; 0: a thread of the worker. None: 2 to 4 with `use_gpu`, as the machine has 8 to 16 CPUs
@@ -227,7 +233,9 @@ class Placement(UnitLimit, RuntimeSettings):
 
     @property
     def threads(self) -> int:
-        """Torch threads of each worker."""
+        """Torch threads of each worker; of `auto` their maximum, until the run begins."""
+        if self.threads_per_worker == "auto":
+            return AUTO_THREADS
         return self.threads_per_worker or max(1, int(self.cpus_per_worker))
 
     @property

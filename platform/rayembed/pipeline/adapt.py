@@ -23,7 +23,7 @@ from rayembed.pipeline.on_ray import OnRay
 from rayembed.pipeline.precision import as_begun, run_settled
 from rayembed.pipeline.report import MLFLOW_AWAY, dropped_line
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
-from rayembed.pipeline.runtime import Runtime, runtime_of
+from rayembed.pipeline.runtime import Runtime, runtime_of, with_threads
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.train import DATA, START, Tell, TrialOf
 from rayembed.pipeline.validation import SCORE
@@ -126,7 +126,7 @@ def _adapt(
     check_encoder(run)
     runtime.start()
     runtime.check_now(run.placement)
-    run = run_settled(run, runtime.precision)
+    run = with_threads(run_settled(run, runtime.precision), runtime)
     enter(DATA)
     context = PipelineContext(run.placement.storage_path, run.seed, runtime.execute)
     plan = SequencePlan.open(prepare_sequences(run, context, find_corpus(run)))

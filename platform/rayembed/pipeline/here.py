@@ -70,6 +70,10 @@ class Here:
         """Number type that this machine computes fast."""
         return auto_precision("cuda" if placement.use_gpu else "cpu")
 
+    def is_here(self) -> bool:
+        """Always: this process does the work."""
+        return True
+
     def hardware(self, placement: Placement) -> dict[str, Any]:
         """Hardware of this machine."""
         return node_hardware()

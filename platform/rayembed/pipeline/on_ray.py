@@ -148,6 +148,12 @@ class OnRay:
         self.start()
         return worker_precision(placement)
 
+    def is_here(self) -> bool:
+        """Whether this machine is the cluster's only node."""
+        import ray
+
+        return sum(node["Alive"] for node in ray.nodes()) == 1
+
     def data_context(self, run: DataRun) -> "PipelineContext":
         """Context whose tasks the whole cluster runs."""
         from rayembed.data.on_ray import ray_pipeline_context

@@ -41,7 +41,7 @@ class RunScorer:
             Workers(
                 number=placement.fewest_workers,
                 cpus=placement.cpus_per_worker,
-                threads=placement.threads_per_worker,
+                threads=placement.threads if placement.threads_per_worker else None,
                 gpu=placement.use_gpu,
             )
         )

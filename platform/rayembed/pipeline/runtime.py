@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rayembed.config.data_run import DataRun
 from rayembed.config.evaluation_run import EvaluationPlacement
 from rayembed.config.placement import Placement, RuntimeSettings
+from rayembed.cores import Threads, free_threads
 from rayembed.data.work_items import Execute
+from rayembed.pipeline.precision import AnyRun
 
 if TYPE_CHECKING:
     from rayembed.data.artifacts import PipelineContext
@@ -45,6 +47,10 @@ class Runtime(Protocol):
 
     def precision(self, placement: Placement | EvaluationPlacement) -> "Precision":
         """Number type that a worker computes fast; joins the cluster that is named."""
+        ...
+
+    def is_here(self) -> bool:
+        """Whether all work is done on this machine."""
         ...
 
     def hardware(self, placement: Placement) -> dict[str, Any] | None:
@@ -86,6 +92,20 @@ class Runtime(Protocol):
     def pool(self, workers: "Workers") -> "Pool":
         """Pool that does jobs of an evaluation."""
         ...
+
+
+def with_threads(run: AnyRun, runtime: Runtime) -> AnyRun:
+    """The run with the number of threads that `auto` stands for, said in one line."""
+    placement = run.placement
+    if placement.threads_per_worker != "auto":
+        return run
+    chosen = Threads(placement.threads, "the workers are on other machines")
+    if runtime.is_here():
+        chosen = free_threads(placement.threads)
+    number, why = chosen
+    logger.info("%d thread(s) a worker: %s (placement.threads_per_worker=auto)", number, why)
+    settled = placement.model_copy(update={"threads_per_worker": number})
+    return run.model_copy(update={"placement": settled})
 
 
 def runtime_of(placement: RuntimeSettings) -> Runtime:

@@ -40,7 +40,7 @@ from rayembed.pipeline.registration import Training, register_trained
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.run_scorer import RunScorer
-from rayembed.pipeline.runtime import Runtime, runtime_of
+from rayembed.pipeline.runtime import Runtime, runtime_of, with_threads
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.validation import (
     VALIDATION_FILE,
@@ -195,7 +195,7 @@ def _train(
     runtime.start()
     validates = run.evaluation.validation is not None
     runtime.check_now(run.placement, validates=validates)
-    run = run_settled(run, runtime.precision)
+    run = with_threads(run_settled(run, runtime.precision), runtime)
     enter(DATA)
     run, plans = _prepared(run, runtime)
     check_row_instructions(run, plans, tokenizer)

@@ -111,7 +111,7 @@ def quickstart() -> Adaptation:
         placement=Placement(
             workers=1,
             cpus_per_worker=1.0,
-            threads_per_worker=2,
+            threads_per_worker="auto",
             zero_stage=2,
             micro_batch_tokens=1024,
         ),

@@ -61,11 +61,11 @@ def own_dataset() -> DatasetConfig:
 
 
 def on_a_laptop(*, micro_batch_tokens: int | None = None) -> Placement:
-    """One worker on two CPU cores; micro-batch size by hardware if none is given."""
+    """One worker on the free ones of two CPU cores; micro-batch size by hardware if none is given."""
     return Placement(
         workers=1,
         cpus_per_worker=1.0,
-        threads_per_worker=2,
+        threads_per_worker="auto",
         zero_stage=2,
         micro_batch_tokens=micro_batch_tokens,
     )

@@ -48,7 +48,7 @@ def with_cores_of_their_own(sweep: Sweep, at_once: int) -> Sweep:
     """
     placement = sweep.base.placement
     cpus = max(1, int(placement.cpus_per_worker))
-    if at_once == 1 or (placement.threads_per_worker or 0) <= cpus:
+    if at_once == 1 or placement.threads <= cpus:
         return sweep
     return sweep.placed(threads_per_worker=cpus)
 

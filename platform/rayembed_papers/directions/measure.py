@@ -13,6 +13,7 @@ from typing import Any
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.document import fingerprint
 from rayembed.config.override import override
+from rayembed.config.placement import AUTO_THREADS
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError
 from rayembed.hardware import settled
@@ -123,7 +124,10 @@ class Results:
         """
         if task.preparation is not None:
             task.preparation.make(self.storage)
-        run, began = task.run, time.monotonic()
+        # Both sides of a difference take the same number of threads, whatever else runs.
+        placement = task.run.placement.model_copy(update={"threads_per_worker": AUTO_THREADS})
+        run = task.run.model_copy(update={"placement": placement})
+        began = time.monotonic()
         was_there = exists(join(run.placement.storage_path, "runs", run.name, METRICS_FILE))
         outcome = train(run)
         assert outcome.table is not None

@@ -158,7 +158,8 @@ def _score(
 
     logging.basicConfig(level="WARNING", format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
     wanted = validation_resources(run.placement)
-    torch.set_num_threads(run.placement.threads_per_worker or max(1, int(wanted["CPU"])))
+    of_task = max(1, int(wanted["CPU"]))
+    torch.set_num_threads(run.placement.threads if run.placement.threads_per_worker else of_task)
     began = time.monotonic()
     scores = score(run, weights, "cuda" if wanted.get("GPU") else "cpu")
     return scores, time.monotonic() - began
