@@ -61,7 +61,11 @@ def own_dataset() -> DatasetConfig:
 
 
 def on_a_laptop(*, micro_batch_tokens: int | None = None) -> Placement:
-    """One worker on the free ones of two CPU cores; micro-batch size by hardware if none is given."""
+    """One worker on two CPU cores, as far as they are free.
+
+    Args:
+        micro_batch_tokens: None: by hardware.
+    """
     return Placement(
         workers=1,
         cpus_per_worker=1.0,
