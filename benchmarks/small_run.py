@@ -225,10 +225,9 @@ def main():
         else:
             one_side(job)
         return
-    from rayembed.api.calls import MODELS
     from rayembed.assets.resolver import resolve, resolve_model
 
-    model = str(resolve_model(MODELS.get(given.model, given.model)))
+    model = str(resolve_model(given.model))
     lines = resolve(given.pairs or "sample://wikipedia/sentence.jsonl").read_text().splitlines()
     pairs = [(row["query"], row["positive"]) for row in map(json.loads, lines)]
     random.Random(0).shuffle(pairs)

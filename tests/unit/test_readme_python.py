@@ -8,7 +8,7 @@ import numpy as np
 from own_pairs import UNGUARDED, write_pairs
 from tiny_models import save_encoder
 
-from rayembed.api import calls
+from rayembed.config.types import SHORT_NAMES
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
@@ -49,7 +49,7 @@ def test_a_dirty_file_becomes_a_better_model(tmp_path, monkeypatch, capsys):
     dirt = [{"query": "", "positive": "x"}, {"query": "y", "positive": None}, {"query": "z"}]
     lines = [json.dumps(row) for row in [*rows[:50], *dirt[:2], *rows[50:], rows[0], dirt[2]]]
     (tmp_path / "pairs.jsonl").write_text("\ufeff" + "\n".join(lines))
-    monkeypatch.setitem(calls.MODELS, "all-MiniLM-L6-v2", str(save_encoder(tmp_path / "encoder")))
+    monkeypatch.setitem(SHORT_NAMES, "all-MiniLM-L6-v2", str(save_encoder(tmp_path / "encoder")))
     monkeypatch.chdir(tmp_path)
     names = {"UNGUARDED": UNGUARDED, "pairs": str(tmp_path / "pairs.jsonl")}
     exec(first_block(), names)

@@ -99,7 +99,7 @@ def test_a_worker_without_a_step_tells_where_its_training_stands(caplog):
         ("/home/me/rayembed/deepspeed/comm/own.py", "torch.distributedly", False),
     ],
 )
-def test_a_name_in_a_path_makes_no_frame_the_librarys_own(file, module, waits):
+def test_a_name_in_a_path_makes_no_frame_one_of_the_library(file, module, waits):
     """Nor does it make one of a collective: a checkout may be called by any name."""
     calls, told = "def {}(work):\n    work()", []
     ours, other = {}, {"__name__": module}

@@ -248,6 +248,7 @@ def random_documents(documents: Iterable[str], number: int, *, seed: int) -> lis
 def _check(texts: Sequence[object], role: str, allow_empty: bool) -> None:
     if role not in get_args(Role):
         raise ConfigError(f"role = {role!r}: {nearest(str(role), get_args(Role))}")
+    empty: list[int] = []
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise DataError(
@@ -261,7 +262,8 @@ def _check(texts: Sequence[object], role: str, allow_empty: bool) -> None:
                 f"texts[{place}] ({text[:40]!r}) holds half of a surrogate pair, which is no "
                 "character; mend it or leave it out"
             ) from None
-    empty = [] if allow_empty else [i for i, text in enumerate(texts) if not has_content(text)]
+        if not (allow_empty or has_content(text)):
+            empty.append(place)
     if empty:
         named = ", ".join(f"texts[{place}]" for place in empty[:_EMPTY_NAMED])
         more = f" and {len(empty) - _EMPTY_NAMED} more" if len(empty) > _EMPTY_NAMED else ""

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rayembed.config.data_run import DataRun
 from rayembed.config.evaluation_run import EvaluationPlacement
@@ -104,8 +104,8 @@ def with_threads(run: AnyRun, runtime: Runtime) -> AnyRun:
         chosen = free_threads(placement.threads)
     number, why = chosen
     logger.info("%d thread(s) a worker: %s (placement.threads_per_worker=auto)", number, why)
-    settled = placement.model_copy(update={"threads_per_worker": number})
-    return run.model_copy(update={"placement": settled})
+    update = {"placement": placement.model_copy(update={"threads_per_worker": number})}
+    return cast(AnyRun, run.model_copy(update=update))
 
 
 def runtime_of(placement: RuntimeSettings) -> Runtime:
