@@ -13,6 +13,8 @@ from rayembed.config.compared import first_score
 from rayembed.config.override import override
 from rayembed.config.sweep import metric_source
 from rayembed.errors import ConfigError
+from rayembed.hardware import Precision
+from rayembed.pipeline.precision import sweep_settled
 from rayembed.pipeline.sweep_dry_run import print_sweep
 from rayembed.pipeline.sweep_job import sweep_job
 from rayembed.tuning.trials import check_sweep, known_trials
@@ -135,7 +137,10 @@ def test_what_a_dry_run_prints_is_read_back(tmp_path):
     path.write_text(out.getvalue())
     assert sweep_job().resolve(["--sweep", str(path)])[0].sweep == sweep
     told = tables.getvalue()
-    for trial in known_trials(sweep):
+    # as the sweep names them once it has asked its nodes for the number type
+    run = sweep_settled(sweep, lambda _: Precision("float32", "this CPU emulates bfloat16"))
+    assert len(known_trials(run)) == 4
+    for trial in known_trials(run):
         assert trial.key in told
     assert "4 results of preparation for 2 different plans" in told
     assert "a trial takes" in told

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from rayembed.config.compared import compared_as
+from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.sweep import Sweep, metric_source
 from rayembed.cores import num_cores
 from rayembed.errors import PlacementError
+from rayembed.hardware import Precision, auto_precision
 from rayembed.pipeline.estimate import estimate_trials, gpu_hours
+from rayembed.pipeline.precision import sweep_settled
 from rayembed.tables import Table, console, facts_table
 from rayembed.training.capacity import validation_resources, worker_resources
 from rayembed.tuning.concurrency import trials_at_once
@@ -27,11 +30,16 @@ def print_sweep(sweep: Sweep, *, out: TextIO, tables: TextIO) -> None:
     out.write(f"# sweep {sweep.name}, fingerprint {sweep.fingerprint}\n{sweep.to_yaml()}")
     out.flush()
     printer = console(tables)
-    trials = known_trials(sweep)
+    # Names of trials hold the number type, which the sweep asks its nodes for.
+    trials = known_trials(sweep_settled(sweep, _precision_here))
     printer.print(_trials(sweep, trials))
     printer.print(_data(sweep, trials))
     printer.print(_at_once(sweep))
     printer.print(expected_time(sweep, trials, len(trials) or _number(sweep)))
+
+
+def _precision_here(placement: Placement) -> Precision:
+    return auto_precision("cuda" if placement.use_gpu else "cpu")
 
 
 def expected_time(sweep: Sweep, trials: Sequence[Trial], number: int) -> str:
