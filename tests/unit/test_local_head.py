@@ -222,12 +222,28 @@ def test_a_runtime_environment_that_cannot_be_used(tmp_path):
     assert read_runtime_env(file, tmp_path)["py_modules"] == ["s3://bucket/rayembed.zip"]
 
 
-def test_the_command_that_does_the_same():
+def test_the_command_that_does_the_same_from_any_folder(tmp_path):
+    checkout, other, programs = (tmp_path / name for name in ("my ü rayembed", "other", "bin"))
+    for folder in (checkout, other, programs):
+        folder.mkdir()
+    ray = programs / "ray"
+    ray.write_text('#!/bin/sh\npwd\necho "$RAY_AUTH_MODE"\nprintf "%s\\n" "$@"\n')
+    ray.chmod(0o755)
     entrypoint = ["python", "jobs/x.py", "--set", "data.root=a b"]
-    assert submit_command(entrypoint, address="http://h:1", runtime_env="c/r.yaml") == (
-        "RAY_AUTH_MODE=token ray job submit --address http://h:1 --working-dir . "
-        "--runtime-env c/r.yaml -- python jobs/x.py --set 'data.root=a b'"
+    command = submit_command(entrypoint, checkout, address="http://h:1", runtime_env="c/r.yaml")
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-c", command],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=other,
+        env={**os.environ, "PATH": path},
     )
+    assert done.stdout.splitlines() == [
+        *(str(checkout), "token", "job", "submit", "--address", "http://h:1"),
+        *("--working-dir", ".", "--runtime-env", "c/r.yaml", "--", *entrypoint),
+    ]
 
 
 @pytest.mark.parametrize(("named", "family"), [([], "nvembed"), (["causal2vec"], "causal2vec")])

@@ -152,7 +152,7 @@ class OnRay:
         """Whether this machine is the cluster's only node."""
         import ray
 
-        return sum(node["Alive"] for node in ray.nodes()) == 1
+        return len([node for node in ray.nodes() if node["Alive"]]) == 1
 
     def data_context(self, run: DataRun) -> "PipelineContext":
         """Context whose tasks the whole cluster runs."""
@@ -270,7 +270,7 @@ def run_job(
         logging.getLogger(name).setLevel(logging.ERROR)
     environment = read_runtime_env(checkout / runtime_env, checkout)
     entrypoint = with_commit(entrypoint, checkout / "platform" / "rayembed")
-    command = submit_command(entrypoint, address=address, runtime_env=runtime_env)
+    command = submit_command(entrypoint, checkout, address=address, runtime_env=runtime_env)
     echo(f"Dashboard: {address}\nThe same by hand:\n  {command}\n")
     try:
         client = JobSubmissionClient(address)
@@ -298,10 +298,16 @@ def _submit(client: Any, entrypoint: str, environment: Mapping[str, Any]) -> str
         time.sleep(1.0)
 
 
-def submit_command(entrypoint: Sequence[str], *, address: str, runtime_env: str) -> str:
-    """The `ray job submit` command that does what `run_job` does, to be run in the checkout."""
-    options = f"--address {address} --working-dir . --runtime-env {runtime_env}"
-    return f"RAY_AUTH_MODE=token ray job submit {options} -- {shlex.join(entrypoint)}"
+def submit_command(
+    entrypoint: Sequence[str], checkout: Path, *, address: str, runtime_env: str
+) -> str:
+    """The shell command that does what `run_job` does, from any folder.
+
+    Ray takes the paths in a runtime environment from the folder in which it is called.
+    """
+    options = f"--address {address} --working-dir . --runtime-env {shlex.quote(runtime_env)}"
+    submit = f"RAY_AUTH_MODE=token ray job submit {options} -- {shlex.join(entrypoint)}"
+    return f"(cd {shlex.quote(str(checkout))} && {submit})"
 
 
 def read_runtime_env(path: Path, checkout: Path) -> dict[str, Any]:
