@@ -315,6 +315,16 @@ def test_the_prompt_of_texts_without_a_role_is_that_of_documents(folders, tmp_pa
         assert _outcome(_copy(folders, "bert", tmp_path / "one"), drawn) == outcome
 
 
+@pytest.mark.parametrize("unpadded", ["always", "never"])
+def test_a_padding_token_that_a_text_spells_out_has_no_position(folders, unpadded):
+    texts = ["a [PAD] fox [PAD] and [PAD] [PAD] the lazy dog", "[PAD]", *TEXTS]
+    model = load_model(folders["roberta"], dtype="float32")
+    model.unpadded = unpadded
+    reference = SentenceTransformer(str(folders["roberta"]), device="cpu").encode(texts)
+    found = encode(model, texts, role="document")
+    np.testing.assert_allclose(found, _unit(reference), atol=TOLERANCE)
+
+
 def test_a_cut_model_is_cut_wherever_it_is_used(folders, tmp_path):
     folder = _copy(folders, "bert", tmp_path / "one")
     whole = load_model(folder)

@@ -11,9 +11,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 import transformers
 from mteb.models.model_implementations import MODEL_REGISTRY
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tiny_folders import save_biencoder, save_nvembed
+from tiny_models import save_encoder
 
 from rayembed.assets.sentence_modules import (
     OWN_MODULE,
@@ -44,6 +50,32 @@ def made(tmp_path_factory):
     save_nvembed(home / "nvembed", seed=1)
     save_biencoder(home / "biencoder", seed=1)
     return home
+
+
+class Trap:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.parametrize("place", ["", "2_Dense"])
+def test_a_pickle_with_objects_is_refused_without_advice_to_run_it(tmp_path, place):
+    encoder = save_encoder(tmp_path / "encoder")
+    modules = [Transformer(str(encoder)), Pooling(32), Dense(32, 8)]
+    folder = tmp_path / "model"
+    SentenceTransformer(modules=modules, device="cpu").save(str(folder))
+    weights = safetensors.torch.load_file(folder / place / "model.safetensors")
+    (folder / place / "model.safetensors").unlink()
+    marker = tmp_path / "was-run"
+    torch.save({**weights, "more": Trap(marker)}, folder / place / "pytorch_model.bin")
+    with pytest.raises(ArtifactError, match="which are never run; save the model as safe") as told:
+        load_model(folder)
+    assert "weights_only" not in str(told.value)
+    assert not marker.exists()
 
 
 @pytest.fixture

@@ -292,6 +292,25 @@ def check_positions(setting: str, length: int, part: Any, what: str, added: int 
         )
 
 
+def check_word_width(part: Any, kind: str, reference: str) -> None:
+    """Check that vectors inserted among a backbone's word embeddings have their width.
+
+    Args:
+        kind: the model's kind, for the message.
+        reference: the backbone's.
+
+    Raises:
+        ConfigError: its words are narrower than its states (OPT-350m, ALBERT, small ELECTRA).
+    """
+    width, hidden = part.get_input_embeddings().embedding_dim, part.config.hidden_size
+    if width != hidden:
+        raise ConfigError(
+            f"model.backbone.path {reference!r}: its words are {width} wide and its "
+            f"states {hidden}, and a {kind} puts vectors with the width of states among its "
+            "words; take a model in which both are the same"
+        )
+
+
 @cache
 def _loaded(reference: str) -> Architecture:
     found: Architecture = load(reference)

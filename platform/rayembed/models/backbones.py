@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from rayembed.assets.finite import UNREADABLE, why_unreadable
 from rayembed.assets.sentence_modules import is_own_format
 from rayembed.config.backbone import BackboneConfig, DtypeSetting
 from rayembed.config.model import architecture_classes
@@ -80,8 +81,9 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
                 attn_implementation="sdpa",
                 output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
-        raise ArtifactError(f"cannot load the model in {str(folder)!r}: {error}") from error
+    except (*UNREADABLE, safetensors.SafetensorError) as error:
+        why = why_unreadable(error)
+        raise ArtifactError(f"cannot load the model in {str(folder)!r}: {why}") from error
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
         raise ArtifactError(
@@ -397,23 +399,4 @@ def check_bidirectional(setting: str, model: Any, folder: Path) -> None:
         raise ConfigError(
             f"{setting} {str(folder)!r} is a model of the family {model.config.model_type!r}, "
             "whose tokens do not see later ones; take a bidirectional encoder"
-        )
-
-
-def check_word_width(part: Any, kind: str, reference: str) -> None:
-    """Check that vectors inserted among a backbone's word embeddings have their width.
-
-    Args:
-        kind: the model's kind, for the message.
-        reference: the backbone's.
-
-    Raises:
-        ConfigError: its words are narrower than its states (OPT-350m, ALBERT, small ELECTRA).
-    """
-    width, hidden = part.get_input_embeddings().embedding_dim, part.config.hidden_size
-    if width != hidden:
-        raise ConfigError(
-            f"model.backbone.path {reference!r}: its words are {width} wide and its "
-            f"states {hidden}, and a {kind} puts vectors with the width of states among its "
-            "words; take a model in which both are the same"
         )

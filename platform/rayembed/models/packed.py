@@ -101,6 +101,26 @@ def joined(rows: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.concatenate(rows).astype(np.int64))
 
 
+def counted_positions(ids: Tensor, positions: Tensor, first: int) -> Tensor:
+    """(T,) position ids of packed tokens, as a model counts them.
+
+    RoBERTa and its like count from behind the padding's id, which has no place of its own, also
+    where a text spells it out.
+
+    Args:
+        ids: (T,) tokens.
+        positions: (T,) places of the tokens within their texts.
+        first: position of a text's first token, see `backbones.first_position`.
+    """
+    if not first:
+        return positions
+    left_out = ids == first - 1
+    sums = left_out.cumsum(0)
+    starts = torch.arange(len(ids), device=ids.device) - positions
+    in_text = sums - (sums - left_out.long())[starts]
+    return (first + positions - in_text).masked_fill(left_out, first - 1)
+
+
 def packed_states(
     part: Any,
     packed: Packed,

@@ -2,12 +2,12 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from pickle import UnpicklingError
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
+from rayembed.assets.finite import UNREADABLE, why_unreadable
 from rayembed.assets.names import below
 from rayembed.config.backbone import Dtype
 from rayembed.config.pooling import (
@@ -126,8 +126,9 @@ def load_projections(head: nn.Module, files: Sequence[Path]) -> None:
             else:
                 state = torch.load(path, map_location="cpu", weights_only=True)
             projection.load_state_dict(state)
-        except (OSError, RuntimeError, UnpicklingError, safetensors.SafetensorError) as error:
-            raise ArtifactError(f"cannot load the Dense module {str(path)!r}: {error}") from error
+        except (*UNREADABLE, safetensors.SafetensorError) as error:
+            why = why_unreadable(error)
+            raise ArtifactError(f"cannot load the Dense module {str(path)!r}: {why}") from error
 
 
 def _dense_weights(folder: Path) -> Path:

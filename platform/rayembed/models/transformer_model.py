@@ -16,7 +16,7 @@ from rayembed.models.contract import (
 )
 from rayembed.models.encoding import check_vectors
 from rayembed.models.layers import compile_layers
-from rayembed.models.packed import Packed, packed_states
+from rayembed.models.packed import Packed, counted_positions, packed_states
 from rayembed.models.pooling import Layout, pooled_width
 from rayembed.models.unpadded import why_part_padded
 
@@ -124,7 +124,7 @@ class PooledTransformer(TransformerModel):
             states = self.backbone(input_ids=ids, attention_mask=layout).last_hidden_state
         else:
             layout = packed
-            positions = self._first_position + batch["position_ids"]
+            positions = counted_positions(ids, batch["position_ids"], self._first_position)
             states = packed_states(self.backbone, packed, positions, input_ids=ids)
         pooled = self.pooling(states, layout, batch["pool_mask"])
         if pooled.shape[1] > self.dimensions[0]:

@@ -2,8 +2,15 @@
 
 from torch import nn
 
-from rayembed.models.architecture import Architecture, Folders, Parts, Shapes, check_positions
-from rayembed.models.backbones import Mask, check_bidirectional, check_word_width
+from rayembed.models.architecture import (
+    Architecture,
+    Folders,
+    Parts,
+    Shapes,
+    check_positions,
+    check_word_width,
+)
+from rayembed.models.backbones import Mask, check_bidirectional
 from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.causal2vec.contextual_tokens import (
     ContextualTokens,

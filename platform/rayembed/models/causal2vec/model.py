@@ -16,7 +16,7 @@ from rayembed.models.causal2vec.config import Causal2VecConfig, Representation
 from rayembed.models.causal2vec.contextual_tokens import ContextualTokens
 from rayembed.models.causal2vec.tokens import Causal2VecTokenizer
 from rayembed.models.contract import EmbedOutput, Tokens
-from rayembed.models.packed import Packed, packed_states
+from rayembed.models.packed import Packed, counted_positions, packed_states
 from rayembed.models.passes import passes
 from rayembed.models.pooling import Layout, eos, masked_mean
 from rayembed.models.transformer_model import TransformerModel
@@ -117,7 +117,9 @@ class Causal2Vec(TransformerModel):
                 states = self.encoder(input_ids=ids, attention_mask=layout).last_hidden_state
             else:
                 layout = packed
-                positions = self._first_position + batch["encoder_position_ids"]
+                positions = counted_positions(
+                    ids, batch["encoder_position_ids"], self._first_position
+                )
                 states = packed_states(self.encoder, packed, positions, input_ids=ids)
         read: Tensor = self.contextual.reader(states, layout)
         return read

@@ -12,8 +12,9 @@ from rayembed.models.architecture import (
     Published,
     Shapes,
     check_positions,
+    check_word_width,
 )
-from rayembed.models.backbones import check_bidirectional, check_word_width
+from rayembed.models.backbones import check_bidirectional
 from rayembed.models.cde.checkpoint import (
     CORPUS_FILE,
     is_published_cde,

@@ -18,7 +18,7 @@ from rayembed.models.cde.config import CDEConfig
 from rayembed.models.cde.layers import ContextLayers
 from rayembed.models.cde.positions import SequenceLayout
 from rayembed.models.contract import EmbedOutput
-from rayembed.models.packed import Packed, packed_states
+from rayembed.models.packed import Packed, counted_positions, packed_states
 from rayembed.models.pooling import Layout, every_token, masked_mean
 from rayembed.models.tokens import PrefixTokenizer
 from rayembed.models.transformer_model import TransformerModel
@@ -86,7 +86,7 @@ class CDE(TransformerModel):
             states = self.encoder(input_ids=ids, attention_mask=layout).last_hidden_state
         else:
             layout = packed
-            positions = self._first_position + batch["position_ids"]
+            positions = counted_positions(ids, batch["position_ids"], self._first_position)
             states = packed_states(self.encoder, packed, positions, input_ids=ids)
         return self.layers.context(masked_mean(states, every_token(states, layout), layout))
 

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from zipfile import is_zipfile
 
 import torch
 from torch import Tensor
 
+from rayembed.assets.finite import UNREADABLE, why_unreadable
 from rayembed.errors import ArtifactError
 from rayembed.models.files import load_weights, read_header, weight_paths
 from rayembed.models.nomic_moe.encoder import NomicEncoder
@@ -28,8 +28,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         found: dict[str, Tensor] = torch.load(
             path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)
         )
-    except (OSError, RuntimeError, ValueError, UnpicklingError) as error:
-        raise ArtifactError(f"cannot read the weights {str(path)!r}: {error}") from error
+    except UNREADABLE as error:
+        why = why_unreadable(error)
+        raise ArtifactError(f"cannot read the weights {str(path)!r}: {why}") from error
     return found
 
 
