@@ -19,15 +19,18 @@ from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.models.files import weights_fingerprint
 from rayembed.registry.tracking import Tracker
+from rayembed.registry.tracking_uri import resolve_tracking_uri
 
 SCIFACT = mteb.get_task("SciFact").metadata
 
 
 @pytest.fixture(scope="module")
 def tracker(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("storage")
+    # The other folder's name is what the first one's would be if it were taken for a part of a URL.
+    folder = tmp_path_factory.mktemp("storage") / "a%20b?c#d"
+    (folder.parent / "a b?c#d").mkdir()
     return Tracker.open(
-        f"sqlite:///{folder / 'mlflow.db'}",
+        resolve_tracking_uri(None, str(folder)),
         "tests",
         "run",
         "abcabcabcabc",

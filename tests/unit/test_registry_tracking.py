@@ -1,20 +1,40 @@
 import logging
 import os
+import sqlite3
+import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from alembic.util.exc import CommandError
 from mlflow import MlflowClient
 from small_room import room_for_files
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
 
-from rayembed.errors import ArtifactError, ConfigError, TrackingError
-from rayembed.registry import tracking
+from rayembed.errors import ArtifactError, ConfigError, PlacementError, TrackingError
+from rayembed.pipeline.storage import absolute_storage
+from rayembed.pipeline.training_job import training_job
+from rayembed.registry import mlflow_run, tracking, tracking_uri
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
-from rayembed.registry.mlflow_run import NOTE_OF_TRAINING, NOTE_TAG, batches, flatten
+from rayembed.registry.mlflow_run import (
+    NOTE_OF_TRAINING,
+    NOTE_TAG,
+    batches,
+    flatten,
+    open_client,
+)
 from rayembed.registry.tracking import SENT_TAG, Tracker, send_metrics
-from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+from rayembed.registry.tracking_uri import (
+    check_reachable,
+    database_lock,
+    resolve_tracking_uri,
+    sqlite_path,
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +66,8 @@ def away(monkeypatch):
         if switch["away"]:
             raise TrackingError(f"no MLflow server at {uri}")
 
-    monkeypatch.setattr(tracking, "check_reachable", check)
+    for module in (tracking, mlflow_run):
+        monkeypatch.setattr(module, "check_reachable", check)
     return switch
 
 
@@ -359,6 +380,126 @@ def test_addresses(tmp_path, monkeypatch):
 def test_wrong_addresses_are_refused(uri, storage, message):
     with pytest.raises(ConfigError, match=message):
         resolve_tracking_uri(uri, storage)
+
+
+ODD = ("a%20b", "a b", "a?b", "a#b", "a%", "100%25", "a+b", "ä ö", "a:b", "a&b=c")
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_folder_of_any_name_has_its_own_database(name, tmp_path):
+    uri = resolve_tracking_uri(None, str(tmp_path / name))
+    assert sqlite_path(uri) == tmp_path / name / "mlflow.db"
+    assert resolve_tracking_uri(uri, "elsewhere") == uri
+    assert Path(make_url(uri).database) == tmp_path / name / "mlflow.db"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(("name", "seen"), [("a*b", "pattern"), ("a\nb", "line break")])
+def test_a_storage_path_that_cannot_be_named_is_refused_by_a_dry_run(name, seen, tmp_path, capsys):
+    argv = ["--set", f"placement.storage_path={tmp_path / name}", "--dry-run"]
+    assert training_job("biencoder-quickstart")(argv) == 2
+    assert seen in capsys.readouterr().err
+    with pytest.raises(PlacementError, match=seen):  # of options, and of a folder above
+        absolute_storage(str(tmp_path / name / "outputs"))
+    assert absolute_storage("s3://bucket/x?region=*") == "s3://bucket/x?region=*"
+
+
+_FIRST_JOB = """
+import sys
+from pathlib import Path
+from rayembed.registry.tracking import Tracker
+import mlflow
+uri, folder, name = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+tracker = Tracker.open(uri, "first", name, "f", {}, {}, folder=Path(folder), total_steps=1)
+tracker.log_resolved_run("name: x")
+raise SystemExit(0 if tracker.close("FINISHED") else 3)
+"""
+
+
+def test_two_first_jobs_of_a_storage_make_one_database(tmp_path):
+    """In a folder whose name is another folder's in quotes, beside that folder."""
+    storage, other = tmp_path / "a%20b?c#d", tmp_path / "a b?c#d"
+    other.mkdir()
+    uri = resolve_tracking_uri(None, str(storage))
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", _FIRST_JOB, uri, str(storage / name), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "two")
+    ]
+    for job in jobs:
+        assert job.stdout.readline() == "ready\n"
+    for job in jobs:
+        job.stdin.write("\n")
+        job.stdin.flush()
+    ends = [(job.communicate(timeout=120)[1], job.returncode) for job in jobs]
+    assert [code for _, code in ends] == [0, 0], ends
+    client = MlflowClient(uri, uri)
+    experiment = client.get_experiment_by_name("first")
+    runs = client.search_runs([experiment.experiment_id])
+    assert sorted(run.info.run_name for run in runs) == ["one", "two"]
+    for run in runs:
+        assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["run.yaml"]
+    assert len(list((storage / "mlflow_artifacts").rglob("run.yaml"))) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([storage.name, other.name])
+    assert list(other.iterdir()) == []
+
+
+def half_made(path, *statements):
+    with closing(sqlite3.connect(path)) as database, database:
+        for statement in statements:
+            database.execute(statement)
+    return f"sqlite:///{path}"
+
+
+def test_a_database_that_was_left_half_made_is_recognised(tmp_path):
+    left = half_made(
+        tmp_path / "left.db",
+        "create table runs (run_uuid text, lifecycle_stage text)",
+        "insert into runs values ('a', 'active')",
+        "create table _alembic_tmp_experiments (id integer)",
+    )
+    for look in (check_reachable, open_client):
+        with pytest.raises(TrackingError, match=r"half made: .*_alembic_tmp_experiments.* 1 runs"):
+            look(left)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OperationalError("alter …", None, Exception("duplicate column name: step")),
+        OperationalError("create …", None, Exception("table runs already exists")),
+        CommandError("Online migration expected to match one row; 0 found"),
+    ],
+)
+def test_tables_that_cannot_be_made_are_told_of_as_half_made(error, tmp_path, monkeypatch):
+    monkeypatch.setattr("mlflow.MlflowClient", Mock(side_effect=error))
+    with pytest.raises(TrackingError, match=r"half made: .*holds no runs\. Move it away and"):
+        open_client(f"sqlite:///{tmp_path / 'x.db'}")
+
+
+def test_what_is_wrong_with_a_database_otherwise_is_not_called_half_made(tmp_path):
+    (tmp_path / "x.db").write_bytes(b"no database at all" * 100)
+    with pytest.raises(TrackingError, match="is no SQLite database") as error:
+        open_client(f"sqlite:///{tmp_path / 'x.db'}")
+    assert "half made" not in str(error.value)
+
+
+def test_a_database_is_waited_for_a_limited_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking_uri, "LOCK_SECONDS", 0.05)
+    path = tmp_path / "x.db"
+    with (
+        database_lock(path),
+        pytest.raises(TrackingError, match="another process"),
+        database_lock(path),
+    ):
+        pass
 
 
 def test_folder_without_tracking_is_refused(tmp_path):

@@ -17,7 +17,10 @@ from tiny_folders import save_nvembed
 import rayembed
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import exists, open_storage_for_ray, read_bytes
+from rayembed.config.document import without_places
+from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.override import override
+from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.pipeline.at_hand import AtHand
 from rayembed.pipeline.dry_run import print_dry_run
@@ -67,9 +70,9 @@ def record(run, folder: Path) -> str:
     claim_run_folder(run_folder, run)
     tracker = Tracker.open_for_run(run, uri, run_folder, tags={})
     provenance = collect_provenance(node_hardware())
-    tracker.log_resolved_run(run.to_yaml())
-    tracker.log_provenance(provenance)
-    tracker.log_artifact(run_folder / "run.yaml")
+    tracker.log_resolved_run(run.published())
+    tracker.log_provenance({**provenance, "data": {"x": [{"folder": f"{folder}/data/records/x"}]}})
+    tracker.set_tags({"rayembed.results": f"{folder}/results/model"})
     assert tracker.close("FINISHED")
     card = model_card(
         run, dimensions=32, scores="", provenance=provenance, registered_model=run.name, results=()
@@ -128,6 +131,78 @@ def test_a_registered_model_names_no_place_of_the_machine(at_home, tmp_path):
         found = set(files_with(store, place))
         # The database says where the store itself lies, which who reads it has found.
         assert found <= ({"mlflow.db"} if place == str(tmp_path) else set()), (place, found)
+
+
+def test_what_a_run_sends_names_no_place_of_the_machine(at_home, tmp_path):
+    """Its params, tags, settings and provenance: paths are those below the storage, or a name."""
+    storage = at_home / "project" / "outputs"
+    settings = [
+        f"placement.storage_path={storage}",
+        f"placement.tracking_uri=sqlite:///{storage}/mlflow.db",
+        f"model.backbone.path={at_home}/models/start",
+        f"data.datasets.wiki-description.source.path={at_home}/pairs of mine.jsonl",
+        f"model.query_prefix=see /{SECRET}",
+    ]
+    run = override(get_recipe("biencoder-quickstart"), settings)
+    record(run, storage)
+    uri = resolve_tracking_uri(None, str(storage))
+    client = MlflowClient(uri, uri)
+    (found,) = client.search_runs([client.get_experiment_by_name("rayembed").experiment_id])
+    told = {**found.data.params, **found.data.tags}
+    assert told["model.backbone.path"] == "start"
+    assert told["rayembed.results"] == "results/model"
+    assert told["placement.storage_path"] == "outputs"
+    artifacts = storage / "mlflow_artifacts"
+    assert "pairs of mine.jsonl" in "".join(told.values())
+    assert set(files_with(artifacts, "data/records/x")) == {"provenance.json"}
+    assert set(files_with(artifacts, f"see /{SECRET}")) == {"run.yaml"}
+    assert "jane-doe" not in "".join(told.values())
+    assert list(files_with(artifacts, "jane-doe")) == []
+    # The control: the run's own folder has the settings as they were given.
+    assert "run.yaml" in set(files_with(storage / "runs", str(at_home)))
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("/home/jo/out/data/records/x", "data/records/x"),
+        ("/home/jo/out", "out"),
+        ("/home/jo/models/my model", "my model"),
+        ("st:/home/jo/m", "m"),
+        ("file:///home/jo/out/a/b", "a/b"),
+        ("sqlite:////home/jo/out/mlflow.db", "mlflow.db"),
+        ("sqlite+pysqlite:////home/jo/a%2520b/mlflow.db", "mlflow.db"),
+        ("~/models/m", "m"),
+        ("~jo/models/m", "m"),
+        ("/home/jo/output/x", "x"),
+        # No local paths.
+        ("data/x", "data/x"),
+        ("s3://bucket/home/jo", "s3://bucket/home/jo"),
+        ("models:/name/3", "models:/name/3"),
+        ("query: a/b", "query: a/b"),
+        ("/ or / and", "/ or / and"),
+        ("//", "//"),
+        ("~", "~"),
+        (3, 3),
+        (None, None),
+        ({"/home/jo/k": ["/home/jo/v", {"a": "/home/jo/out/w"}]}, {"k": ["v", {"a": "w"}]}),
+    ],
+)
+def test_local_paths_are_sent_by_what_is_below_the_storage(given, sent):
+    assert without_places(given, "/home/jo/out") == sent
+    assert without_places(given, "") == without_places(given, "s3://bucket/runs")
+
+
+def test_the_files_of_an_evaluation_name_no_place_of_the_machine(at_home):
+    values = {
+        "model": {"reference": f"{at_home}/models/m"},
+        "tasks": ["NFCorpus"],
+        "placement": {"storage_path": f"{at_home}/outputs"},
+    }
+    text = parse(EvaluationRun, values).published()
+    assert "jane-doe" not in text
+    assert "storage_path: outputs" in text
+    assert "NFCorpus" in text
 
 
 ADDRESS = f"s3://KEYID:{SECRET}@bucket/folder"

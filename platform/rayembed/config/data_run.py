@@ -10,7 +10,7 @@ from rayembed.config.document import Document, read_mapping
 from rayembed.config.placement import RuntimeSettings, UnitLimit
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings, parse
-from rayembed.config.types import FileName, Reference, Seed
+from rayembed.config.types import FileName, Seed, StoragePath
 
 Step = Literal["records", "filtered", "mined", "repaired", "clustered"]
 """Steps of the preparation of a data set in their order; also the names of their result folders."""
@@ -19,7 +19,7 @@ Step = Literal["records", "filtered", "mined", "repaired", "clustered"]
 class DataPlacement(Settings):
     """Result storage of a data job."""
 
-    storage_path: Reference = Field(default="outputs", min_length=1)
+    storage_path: StoragePath = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix; with a training run's `placement.storage_path`, each reuses
     the other's results."""
 

@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -10,6 +13,10 @@ import yaml
 from rayembed.config.settings import Settings, parse
 from rayembed.config.yaml_text import read_yaml, write_yaml
 from rayembed.errors import ConfigError
+
+# As a setting, also of a loader (`st:/…`) or a database, or a line of a record: from its first sign
+# to its last.
+_LOCAL = re.compile(r"(?:(?:st|mteb):|file://|sqlite(?:\+\w+)?:///)?((?:/|~[\w.-]*/)[^\s/][^\n]*)")
 
 AnyDocument = TypeVar("AnyDocument", bound="Document")
 
@@ -30,6 +37,12 @@ class Document(Settings):
         """All settings as YAML."""
         return write_yaml(self.model_dump(mode="json"))
 
+    def published(self) -> str:
+        """All settings as YAML for readers elsewhere; see `without_places`."""
+        values = self.model_dump(mode="json")
+        storage = (values.get("placement") or {}).get("storage_path", "")
+        return write_yaml(without_places(values, storage))
+
     @classmethod
     def read(cls, path: str | Path) -> Self:
         """Read settings from a YAML file written by `to_yaml` or a user.
@@ -38,6 +51,30 @@ class Document(Settings):
             ConfigError: no such file, not YAML, or settings that do not hold.
         """
         return parse(cls, read_mapping(path))
+
+
+def without_places(values: Any, storage: str = "") -> Any:
+    """Plain values with each absolute local path made relative to the storage, or reduced to its
+    last part where it lies elsewhere: for what leaves the machine.
+
+    Args:
+        storage: folder that the run's results lie in; the storage itself becomes its last part.
+    """
+    if isinstance(values, Mapping):
+        return {
+            without_places(key, storage): without_places(value, storage)
+            for key, value in values.items()
+        }
+    if isinstance(values, list | tuple):
+        return [without_places(value, storage) for value in values]
+    match = _LOCAL.fullmatch(values) if isinstance(values, str) else None
+    if match is None:
+        return values
+    path, root = (Path(os.path.expanduser(each)) for each in (match[1], storage))  # noqa: PTH111
+    root = root.absolute()
+    if storage and "://" not in storage and path != root and path.is_relative_to(root):
+        return path.relative_to(root).as_posix()
+    return path.name
 
 
 def fingerprint(values: Any) -> str:

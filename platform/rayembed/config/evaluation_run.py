@@ -9,13 +9,13 @@ from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.placement import RuntimeSettings
 from rayembed.config.scores import Scores
 from rayembed.config.settings import Settings
-from rayembed.config.types import Reference
+from rayembed.config.types import Reference, StoragePath
 
 
 class EvaluationPlacement(RuntimeSettings):
     """Placement of an evaluation. Nothing here changes a score beyond rounding."""
 
-    storage_path: Reference = Field(default="outputs", min_length=1)
+    storage_path: StoragePath = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for results and kept embeddings."""
     workers: PositiveInt = 1
     """Processes that hold the model."""

@@ -14,7 +14,7 @@ from pydantic import (
 
 from rayembed.config.gpus import known_gpu
 from rayembed.config.settings import Settings
-from rayembed.config.types import Reference, Unpadded
+from rayembed.config.types import Reference, StoragePath, Unpadded
 
 
 def check_model_name(name: str) -> str:
@@ -92,7 +92,7 @@ class Placement(UnitLimit, RuntimeSettings):
     on from its checkpoints with other workers and another ZeRO stage.
     """
 
-    storage_path: Reference = Field(default="outputs", min_length=1)
+    storage_path: StoragePath = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for data, plans, checkpoints, models and results."""
     workers: PositiveInt = 1
     """Data-parallel training processes; their maximum with `min_workers`."""

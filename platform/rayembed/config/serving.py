@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.backbone import DtypeSetting
 from rayembed.config.settings import Settings
-from rayembed.config.types import ModelReference, Reference, unique_names
+from rayembed.config.types import ModelReference, Reference, StoragePath, unique_names
 
 
 class Limits(Settings):
@@ -108,5 +108,5 @@ class ServingConfig(Settings):
     limits: Limits = Limits()
     tracking_uri: Reference | None = None
     """MLflow's address for `models:/…`; None: the SQLite file in `storage_path`."""
-    storage_path: Reference = Field(default="outputs", min_length=1)
+    storage_path: StoragePath = Field(default="outputs", min_length=1)
     """Result storage of training jobs, which holds MLflow's SQLite file."""

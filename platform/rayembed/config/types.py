@@ -70,6 +70,26 @@ def expanded_name(reference: str) -> str:
 ModelReference = Annotated[Reference, AfterValidator(expanded_name)]
 """`Reference` of a model, or its short name."""
 
+
+def check_storage_path(path: str) -> str:
+    """Return the path of a storage unchanged; raise if files below it cannot be named.
+
+    Raises:
+        ValueError: it holds a `*` or a control character.
+    """
+    place = path.partition("?")[0] if "://" in path else path
+    if "*" in place:
+        seen = "a '*', which makes a pattern of every path below it"
+    elif any(ord(sign) < ord(" ") for sign in place):
+        seen = "a line break or another control character"
+    else:
+        return path
+    raise ValueError(f"{path!r} holds {seen}; choose a folder of another name")
+
+
+StoragePath = Annotated[Reference, AfterValidator(check_storage_path)]
+"""Folder or object-storage prefix for results."""
+
 Template = Annotated[str, AfterValidator(check_template)]
 """Template of an instruction, with one `{instruction}` and no other braces."""
 

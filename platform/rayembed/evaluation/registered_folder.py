@@ -10,9 +10,8 @@ from rayembed.assets.cache import cache_folder, filled
 from rayembed.assets.names import check_inside, folder_name
 from rayembed.config.credentials import check_address
 from rayembed.errors import AssetError, ConfigError
-from rayembed.registry.mlflow_run import as_tracking_error
+from rayembed.registry.mlflow_run import as_tracking_error, open_client
 from rayembed.registry.register import MODEL_ID_TAG
-from rayembed.registry.tracking_uri import check_reachable, limit_retries
 
 _REFERENCE = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
@@ -126,8 +125,6 @@ def _found(
 
 
 def _client(reference: str, tracking_uri: str | None) -> tuple[Any, str]:
-    from mlflow import MlflowClient
-
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         raise ConfigError(
@@ -135,7 +132,4 @@ def _client(reference: str, tracking_uri: str | None) -> tuple[Any, str]:
             "tracking address (http://host:port or sqlite:///path/to/mlflow.db)"
         )
     check_address(uri, "the address of MLflow")
-    limit_retries()
-    check_reachable(uri)
-    with as_tracking_error(uri):
-        return MlflowClient(uri, uri), uri
+    return open_client(uri), uri

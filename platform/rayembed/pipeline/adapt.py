@@ -141,7 +141,7 @@ def _adapt(
     try:
         found = collect_provenance(runtime.hardware(run.placement))
         found["data"] = dict(plan.manifest)
-        tracker.log_resolved_run(run.to_yaml())
+        tracker.log_resolved_run(run.published())
         tracker.log_provenance(found)
         tracker.start_forwarding(MetricsLog(folders.local / METRICS_FILE))
         outcome = _train(run, plan, folders, tracker, runtime, trial)

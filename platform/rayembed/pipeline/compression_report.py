@@ -10,6 +10,7 @@ from typing import TextIO
 from rayembed.assets.cache import cache_folder
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.compression_run import CompressionRun
+from rayembed.config.model import without_place
 from rayembed.evaluation.tables import ScoreTable, score_table
 from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
 from rayembed.pipeline.compress import ORIGINAL, CompressionResult, Variant
@@ -44,7 +45,7 @@ def variants_table(result: CompressionResult) -> Table:
         if original.scores:
             row += [Cell(variant.mean, digits=4), _of_original(variant, original)]
         rows.append(row)
-    return Table(heads, rows, title=f"Variants of {original.reference}", align="lr")
+    return Table(heads, rows, title=f"Variants of {without_place(original.reference)}", align="lr")
 
 
 def tables(result: CompressionResult) -> list[Table]:
@@ -126,7 +127,7 @@ def _files(result: CompressionResult) -> dict[str, bytes]:
     text = "\n".join(show(table, "markdown") for table in tables(result))
     picture = score_by_bytes(result)
     return {
-        "compression.yaml": result.run.to_yaml().encode(),
+        "compression.yaml": result.run.published().encode(),
         "variants.md": text.encode(),
         "variants.csv": show(variants_table(result), "csv").encode(),
         **({} if picture is None else {"variants.png": picture}),
@@ -149,6 +150,7 @@ def open_tracker(run: CompressionRun, tracking_uri: str) -> Tracker:
         {},
         folder=_kept(run),
         total_steps=1,
+        storage=run.placement.storage_path,
     )
 
 
@@ -205,7 +207,10 @@ def _registered(result: CompressionResult, variant: Variant, tracker: Tracker) -
         tracking_uri=tracker.tracking_uri,
     )
     made = put(client, candidate, name, lambda: nullcontext(tracker), may_be_candidate=False)
-    tags = {"compression": variant.label, "compressed_from": result.run.model.reference}
+    tags = {
+        "compression": variant.label,
+        "compressed_from": without_place(result.run.model.reference),
+    }
     tags |= {key: f"{value:.6g}" for key, value in _figures(variant).items()}
     for key, value in tags.items():
         client.set_model_version_tag(name, str(made.version), allowed_key(key), value)

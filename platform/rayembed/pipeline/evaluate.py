@@ -101,7 +101,7 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
         "float32" if keep == "none" else keep,
     )
     # No JSON: mteb takes every JSON file there for the result of a task.
-    about = {"evaluation.yaml": run.to_yaml()}
+    about = {"evaluation.yaml": run.published()}
     scored = score(model, factories, pool, store, about=about, beside=list(air), on_done=take)
     evaluated = EvaluationResult(run, scored, list(air.values()))
     _write_dev_scores(evaluated.air_bench)

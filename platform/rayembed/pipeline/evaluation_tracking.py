@@ -7,6 +7,7 @@ from rayembed.config.document import fingerprint
 from rayembed.evaluation.air_bench.scores import read_dev_scores
 from rayembed.pipeline.evaluate import EvaluationResult, dev_places
 from rayembed.pipeline.evaluation_report import benchmark_averages
+from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.tracking import Status, Tracker
@@ -37,6 +38,7 @@ def track(evaluated: EvaluationResult, tracking_uri: str) -> bool:
         },
         folder=cache_folder() / "evaluation-runs" / place,
         total_steps=1,
+        storage=absolute_storage(run.placement.storage_path),
     )
     status: Status = "FAILED"
     complete = False

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rayembed.assets.storage import is_remote
 from rayembed.config.document import AnyDocument
+from rayembed.config.types import check_storage_path
 from rayembed.errors import PlacementError
 
 
@@ -25,9 +26,14 @@ def absolute_storage(path: str) -> str:
 
     Raises:
         ConfigError: it is an address with a password, key or token.
-        PlacementError: a relative path in a submitted job, which works in a copy of the checkout
-            that is removed.
+        PlacementError: a path with a `*` or a control character, or a relative path in a submitted
+            job, which works in a copy of the checkout that is removed.
     """
+    place = path if is_remote(path) else str(Path(path).expanduser().absolute())
+    try:
+        check_storage_path(place)
+    except ValueError as error:
+        raise PlacementError(f"the storage path {error}") from None
     if is_remote(path) or Path(path).expanduser().is_absolute():
         return path
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:

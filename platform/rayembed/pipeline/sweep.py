@@ -159,6 +159,7 @@ def _sweep(
         {"rayembed.kind": "sweep"},
         folder=files.local,
         total_steps=0,
+        storage=placement.storage_path,
     )
     status: Status = "FAILED"
     try:

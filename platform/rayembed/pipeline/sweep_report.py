@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from rayembed.assets.storage import join, write_atomic
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.adaptation import Adaptation
+from rayembed.config.document import without_places
 from rayembed.config.sweep import GridSearch, Sweep, metric_source
 from rayembed.pipeline.adapt import AdaptedEncoder, next_command
 from rayembed.pipeline.report import MLFLOW_AWAY, Outcome
@@ -90,7 +91,8 @@ def report_text(
         f"{begun}\n",
     ]
     if found is not None and found.final is not None:
-        values = "".join(f"- `{path}={value}`\n" for path, value in found.values.items())
+        shown = without_places(found.values)
+        values = "".join(f"- `{path}={value}`\n" for path, value in shown.items())
         why = _of_the_best_row(rows, found) if SEED in sweep.domains else ""
         parts.append(f"## Best trial\n\n`{found.key}`: {found.final.score:.4f}{why}\n\n{values}")
     if _has_rows(sweep):

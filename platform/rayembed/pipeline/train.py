@@ -221,7 +221,7 @@ def _train(
             "rejected_rows": _of_plans(rejected_rows, plans),
         }
         found["held_out"] = [{"summary": one.summary, "path": one.path} for one in held_out]
-        tracker.log_resolved_run(run.to_yaml())
+        tracker.log_resolved_run(run.published())
         tracker.log_provenance(found)
         tracker.start_forwarding(metrics)
 

@@ -12,7 +12,13 @@ from rayembed.errors import TrackingError
 from rayembed.registry.metrics_log import Record
 from rayembed.registry.outbox import Entry
 from rayembed.registry.run_folder import refuse_other_run
-from rayembed.registry.tracking_uri import sqlite_path
+from rayembed.registry.tracking_uri import (
+    check_reachable,
+    database_lock,
+    half_made,
+    limit_retries,
+    sqlite_path,
+)
 
 FINGERPRINT_TAG = "rayembed.fingerprint"
 NOTE_TAG = "mlflow.note.content"
@@ -28,6 +34,9 @@ METRICS_PER_BATCH = 1000
 PARAMS_PER_BATCH = 100
 PARAM_CHARACTERS = 6000
 TAG_CHARACTERS = 8000
+
+_OF_TABLES = re.compile(r"already exists|duplicate column|no such (table|column|index)")
+"""What SQLite says of tables that were left half made."""
 
 _logger = logging.getLogger(__name__)
 
@@ -79,6 +88,8 @@ def find_experiment(client: Any, name: str, tracking_uri: str) -> str:
     """Id of the experiment, created if missing; for a SQLite store its artifacts are beside the
     file.
     """
+    from mlflow.exceptions import MlflowException
+
     found = client.get_experiment_by_name(name)
     if found is not None:
         if found.lifecycle_stage != "active":
@@ -89,7 +100,13 @@ def find_experiment(client: Any, name: str, tracking_uri: str) -> str:
         return str(found.experiment_id)
     database = sqlite_path(tracking_uri)
     location = None if database is None else (database.parent / "mlflow_artifacts").as_uri()
-    return str(client.create_experiment(name, artifact_location=location))
+    try:
+        return str(client.create_experiment(name, artifact_location=location))
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    # Another process was first.
+    return str(client.get_experiment_by_name(name).experiment_id)
 
 
 def find_run(
@@ -155,13 +172,47 @@ def param_text(value: Any) -> str:
     return text[:PARAM_CHARACTERS] or '""'
 
 
+def open_client(tracking_uri: str) -> Any:
+    """MLflow's client of a store that is reachable and has its tables.
+
+    The only place that makes a client: the tables of a SQLite file are made or upgraded at its
+    first use, one process at a time.
+
+    Args:
+        tracking_uri: as `resolve_tracking_uri` gives it.
+
+    Raises:
+        TrackingError: MLflow is away, or the tables of its SQLite file are half made.
+    """
+    limit_retries()
+    check_reachable(tracking_uri)
+    database = sqlite_path(tracking_uri)
+    with as_tracking_error(tracking_uri):
+        from alembic.util.exc import CommandError
+        from mlflow import MlflowClient
+        from sqlalchemy.exc import SQLAlchemyError
+
+        if database is None:
+            return MlflowClient(tracking_uri, tracking_uri)
+        with database_lock(database):
+            try:
+                client = MlflowClient(tracking_uri, tracking_uri)
+                client.search_registered_models(max_results=1)  # tables of its second store
+            except (CommandError, SQLAlchemyError) as error:
+                if isinstance(error, SQLAlchemyError) and not _OF_TABLES.search(str(error)):
+                    raise  # no room, no rights, or no database
+                raise half_made(database, str(error).partition("\n")[0]) from error
+        return client
+
+
 @contextmanager
 def as_tracking_error(tracking_uri: str) -> Iterator[None]:
     """Context manager that converts errors of MLflow's client to TrackingError."""
+    from alembic.util.exc import CommandError
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
+    except (MlflowException, SQLAlchemyError, CommandError, OSError) as error:
         raise TrackingError(f"MLflow at {tracking_uri} failed: {error}") from error

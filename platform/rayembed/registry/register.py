@@ -15,11 +15,11 @@ from rayembed.registry.mlflow_run import (
     allowed_key,
     as_tracking_error,
     find_model_versions,
+    open_client,
     quoted,
 )
 from rayembed.registry.model_requirements import format_requirements, pip_requirements
 from rayembed.registry.tracking import Tracker
-from rayembed.registry.tracking_uri import check_reachable, limit_retries
 
 TASK = "llm/v1/embeddings"
 """MLflow's task name of OpenAI's embeddings schema, stored in the model's metadata."""
@@ -78,12 +78,8 @@ def make_version(
             "missing)"
         )
     check_finite_files(folder)
-    limit_retries()
-    check_reachable(tracker.tracking_uri)
+    client = open_client(tracker.tracking_uri)
     with as_tracking_error(tracker.tracking_uri):
-        from mlflow import MlflowClient
-
-        client = MlflowClient(tracker.tracking_uri, tracker.tracking_uri)
         run_tags = client.get_run(tracker.run_id).data.tags
         tags = {
             **{allowed_key(f"score.{task}"): f"{score:.6g}" for task, score in scores.items()},

@@ -20,12 +20,12 @@ from rayembed.registry.gates import summary
 from rayembed.registry.mlflow_run import (
     METRICS_PER_BATCH,
     allowed_key,
-    as_tracking_error,
     find_model_versions,
+    open_client,
 )
 from rayembed.registry.register import MODEL_ID_TAG, WEIGHTS_TAG
 from rayembed.registry.scores import TaskScore, from_json, to_json
-from rayembed.registry.tracking_uri import check_reachable, limit_retries, sqlite_path
+from rayembed.registry.tracking_uri import sqlite_path
 
 SCHEME = "models:/"
 
@@ -79,12 +79,7 @@ def connect(tracking_uri: str, *, made: bool = True) -> Any:
             "--tracking-uri (sqlite:///path/to/mlflow.db or http://host:port)"
         )
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    limit_retries()
-    check_reachable(tracking_uri)
-    with as_tracking_error(tracking_uri):
-        from mlflow import MlflowClient
-
-        return MlflowClient(tracking_uri, tracking_uri)
+    return open_client(tracking_uri)
 
 
 def get_version(client: Any, reference: ModelReference) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from rayembed.assets.storage import write_atomic
 from rayembed.config.adaptation import AnyRun
+from rayembed.config.document import without_places
 from rayembed.errors import ArtifactError, TrackingError
 from rayembed.registry.metrics_log import (
     KEYS,
@@ -38,11 +39,12 @@ from rayembed.registry.mlflow_run import (
     find_experiment,
     find_run,
     flatten,
+    open_client,
     param_text,
     send_entry,
 )
 from rayembed.registry.outbox import Entry, Outbox
-from rayembed.registry.tracking_uri import check_reachable, limit_retries
+from rayembed.registry.tracking_uri import check_reachable
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -66,14 +68,13 @@ class Tracker:
     """One MLflow run, written by this process only. Made by `open`, `open_for_run` or `reopen`."""
 
     def __init__(self, folder: Path, state: Mapping[str, Any]) -> None:
-        from mlflow import MlflowClient
-
         self.folder = folder
+        self._storage = ""
         self.tracking_uri: str = state["tracking_uri"]
         self.run_id: str = state["run_id"]
         self.experiment_id: str = state["experiment_id"]
         self._every_steps: int = state["every_steps"]
-        self._client = MlflowClient(self.tracking_uri, self.tracking_uri)
+        self._client = open_client(self.tracking_uri)
         self._outbox = Outbox(folder / "mlflow_outbox.jsonl")
         self._lock = threading.RLock()
         self._away = False
@@ -98,6 +99,7 @@ class Tracker:
         folder: str | Path,
         total_steps: int,
         note: str = "",
+        storage: str = "",
     ) -> "Tracker":
         """Run with this name and fingerprint, continued if it exists.
 
@@ -108,17 +110,15 @@ class Tracker:
             folder: the run's folder on local disk, for what could not be sent yet.
             total_steps: steps of the run, of which at most `MAX_POINTS` are sent.
             note: description that a new run gets.
+            storage: folder of all results. Local paths among params, tags and provenance are sent
+                relative to it, others by their last part.
 
         Raises:
             TrackingError: MLflow is away (known within seconds) or refuses.
             ArtifactError: MLflow has a run of that name with another fingerprint.
         """
-        limit_retries()
-        check_reachable(tracking_uri)
+        client = open_client(tracking_uri)
         with as_tracking_error(tracking_uri):
-            from mlflow import MlflowClient
-
-            client = MlflowClient(tracking_uri, tracking_uri)
             experiment_id = find_experiment(client, experiment, tracking_uri)
             run_id = find_run(client, experiment, experiment_id, run_name, fingerprint)
             if run_id is None:
@@ -135,9 +135,10 @@ class Tracker:
                 "every_steps": max(1, math.ceil(total_steps / MAX_POINTS)),
             }
             tracker = cls(Path(folder), state)
+            tracker._storage = storage
             tracker._take_over(state)
-            tracker._log_params(params)
-            for key, value in tags.items():
+            tracker._log_params(without_places(params, storage))
+            for key, value in without_places(tags, storage).items():
                 client.set_tag(run_id, allowed_key(key), str(value)[:TAG_CHARACTERS])
         return tracker
 
@@ -146,7 +147,8 @@ class Tracker:
         cls, run: AnyRun, tracking_uri: str, folder: str | Path, tags: Mapping[str, str]
     ) -> "Tracker":
         """Call `open` for a run: identity as params, placement as tags. Raises as `open`."""
-        placement = run.placement.model_dump(mode="json")
+        storage = run.placement.storage_path
+        placement = without_places(run.placement.model_dump(mode="json"), storage)
         return cls.open(
             tracking_uri,
             run.placement.experiment,
@@ -157,6 +159,7 @@ class Tracker:
             folder=folder,
             total_steps=run.total_steps,
             note=NOTE_OF_TRAINING,
+            storage=storage,
         )
 
     @classmethod
@@ -180,10 +183,7 @@ class Tracker:
             ) from None
         if tracking_uri is not None:
             state["tracking_uri"] = tracking_uri
-        limit_retries()
-        check_reachable(state["tracking_uri"])
-        with as_tracking_error(state["tracking_uri"]):
-            return cls(Path(folder), state)
+        return cls(Path(folder), state)
 
     def forward(self, log: MetricsLog) -> int:
         """Send pending steps; their number. Steps already in MLflow are skipped.
@@ -240,7 +240,8 @@ class Tracker:
 
     def log_provenance(self, provenance: Mapping[str, Any]) -> None:
         """Log `collect_provenance`'s values as `provenance.json`, with the commit as tags."""
-        text = json.dumps(provenance, indent=2, ensure_ascii=False)
+        told = without_places(provenance, self._storage)
+        text = json.dumps(told, indent=2, ensure_ascii=False)
         self._tell({"kind": "text", "text": text, "name": "provenance.json"})
         code = provenance.get("code") or {}
         tags = {"rayembed.version": str(code.get("version", ""))}
@@ -251,7 +252,7 @@ class Tracker:
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
-        self._tell({"kind": "tags", "tags": dict(tags)})
+        self._tell({"kind": "tags", "tags": without_places(tags, self._storage)})
 
     def close(self, status: Status) -> bool:
         """Whether MLflow has everything; otherwise warns where the rest is and how to send it.

@@ -1,9 +1,16 @@
 """MLflow address of a run, and a check that it is reachable."""
 
+import errno
 import os
 import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from filelock import FileLock, Timeout
 
 from rayembed.config.credentials import check_address
 from rayembed.errors import ConfigError, TrackingError
@@ -13,6 +20,9 @@ PROBE_SECONDS = 5
 
 MAX_RETRIES = "3"
 """Retries of one request, about 15 s; MLflow's default of 7 waits for minutes on a dead server."""
+
+LOCK_SECONDS = 300
+"""Maximum seconds to wait for another process that makes the tables of a SQLite file."""
 
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
@@ -41,7 +51,7 @@ def resolve_tracking_uri(uri: str | None, storage_path: str, *, make_folder: boo
                 "object storage, where no SQLite file can lie; set placement.tracking_uri to an "
                 "MLflow server (http://…) or to sqlite:///… on a disk"
             )
-        uri = f"sqlite:///{Path(storage_path).absolute() / 'mlflow.db'}"
+        uri = sqlite_uri(Path(storage_path).absolute() / "mlflow.db")
     if uri == "databricks" or uri.startswith("databricks://"):
         return uri
     scheme = uri.partition("://")[0] if "://" in uri else ""
@@ -65,8 +75,7 @@ def resolve_tracking_uri(uri: str | None, storage_path: str, *, make_folder: boo
             raise ConfigError(
                 f"placement.tracking_uri = {uri!r}: its folder cannot be made: {error}"
             ) from None
-        _, question, options = uri.partition("?")
-        return f"{scheme}:///{path}{question}{options}"
+        return sqlite_uri(path, scheme) + "".join(uri.partition("?")[1:])
     return uri
 
 
@@ -82,10 +91,105 @@ def reachable_tracking_uri(uri: str | None, storage_path: str) -> str:
     return resolved
 
 
+def sqlite_uri(path: Path, scheme: str = "sqlite") -> str:
+    """SQLite address of a file, whose path may hold any character.
+
+    SQLAlchemy reads `%` as the beginning of an escape and `?` as the end of the path. MLflow makes
+    the folder of a `sqlite:` address as it is written, escapes and all, so such a path has the
+    driver in its scheme.
+    """
+    quoted = str(path).replace("%", "%25").replace("?", "%3F")
+    if quoted != str(path) and scheme == "sqlite":
+        scheme = "sqlite+pysqlite"
+    return f"{scheme}:///{quoted}"
+
+
 def sqlite_path(uri: str) -> Path | None:
     """Absolute path of a SQLite address; None for other stores and in-memory databases."""
     match = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", uri)
-    return Path(match[1]).absolute() if match and match[1] != ":memory:" else None
+    return Path(unquote(match[1])).absolute() if match and match[1] != ":memory:" else None
+
+
+@contextmanager
+def database_lock(path: Path) -> Iterator[None]:
+    """Context manager in which no other process makes or upgrades the tables of a SQLite file.
+
+    MLflow does so at its first use, and two at once break them. Where no lock can lie beside the
+    file, nobody can write the file either.
+
+    Raises:
+        TrackingError: another process has the lock for `LOCK_SECONDS`.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_SECONDS)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise TrackingError(
+            f"another process has been making the tables of {str(path)!r} for {LOCK_SECONDS} s; "
+            "wait for it, or stop it, and give the same command again"
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def check_tables(path: Path) -> None:
+    """Check that a SQLite file, if there is one, is a database whose tables are whole.
+
+    Raises:
+        TrackingError: it is none, or a change of its tables was broken off in the middle.
+    """
+    if not _unfinished(path):
+        return
+    with database_lock(path):  # else another process may be at it now
+        if (left := _unfinished(path)) is not None:
+            raise half_made(path, f"it holds the table {left!r} of an unfinished change")
+
+
+def half_made(path: Path, seen: str) -> TrackingError:
+    """Error for a SQLite file whose tables cannot be made or upgraded."""
+    runs = _first(path, "select count(*) from runs where lifecycle_stage is not null")
+    held = "no runs" if not runs else f"{runs} runs"
+    kept = "" if not runs else ", put back a copy from before, if there is one"
+    return TrackingError(
+        f"MLflow's database {str(path)!r} is half made: {seen}. A process was stopped while it "
+        f"made or changed the tables, and MLflow cannot go on from there. The file holds {held}. "
+        f"Move it away{kept} and give the same command again: it makes a new database where there "
+        "is none and writes its run into it. Or set placement.tracking_uri to another one"
+    )
+
+
+def _unfinished(path: Path) -> str | None:
+    """Table that a change which was broken off left in a SQLite file; None without one."""
+    query = "select name from sqlite_master where name like '\\_alembic\\_tmp\\_%' escape '\\'"
+    return None if (name := _first(path, query)) is None else str(name)
+
+
+def _first(path: Path, query: str) -> Any:
+    """First value of a query; None without a row, a table or a file.
+
+    Raises:
+        TrackingError: the file is no database.
+    """
+    if not path.is_file():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=1)) as opened:
+            row = opened.execute(query).fetchone()
+    except sqlite3.OperationalError:  # locked, or no such table
+        return None
+    except sqlite3.DatabaseError as error:  # MLflow would try for two minutes
+        raise TrackingError(
+            f"{str(path)!r} is no SQLite database: {error}. Correct placement.tracking_uri, or "
+            "move the file away"
+        ) from None
+    return None if row is None else row[0]
 
 
 def limit_retries() -> None:
@@ -94,12 +198,15 @@ def limit_retries() -> None:
 
 
 def check_reachable(uri: str) -> None:
-    """Check that the server answers within a few seconds; other stores are not probed.
+    """Check that a server answers within a few seconds, and that a SQLite file is whole.
 
     Raises:
-        TrackingError: no answer, or the answer of a gateway whose server is away.
+        TrackingError: no answer, the answer of a gateway whose server is away, or tables that were
+            left half made.
     """
-    if urlsplit(uri).scheme not in ("http", "https"):
+    if (database := sqlite_path(uri)) is not None:
+        check_tables(database)
+    if uri.partition("://")[0] not in ("http", "https"):
         return
     from mlflow.exceptions import MlflowException
     from mlflow.utils.credentials import get_default_host_creds
