@@ -117,8 +117,8 @@ def arm_settings(name, arm, reranker, address):
 
 def shares(name, folders):
     """How many of the planted negatives and of the others were dropped from training rows."""
-    from rayembed.data.hashes import text_hash
     from rayembed.data.parts import read_records
+    from rayembed.data.words import normalised_hash
 
     paths = [path for folder in folders for path in folder.glob("**/*.parquet")]
     records = {record.query: record for path in paths for record in read_records(str(path))}
@@ -127,7 +127,7 @@ def shares(name, folders):
     for query, _, negatives in rows:
         for text in negatives if query in records else ():
             count = counts["planted" if (query, text) in false else "others"]
-            count[0] += text_hash(text) in records[query].false_negatives
+            count[0] += normalised_hash(text) in records[query].false_negatives
             count[1] += 1
     return "; ".join(f"{hit} of {all_} {kind}" for kind, (hit, all_) in counts.items())
 

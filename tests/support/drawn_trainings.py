@@ -35,6 +35,7 @@ from rayembed.data.plan.batch_plan import TRAINING, BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.plan.write import write_plan
+from rayembed.data.records import reject_reason
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
@@ -377,6 +378,7 @@ def _write_plan(folder: Path, training: Training) -> None:
                 similarity=draw.randint(0, 4) / 4,
             )
             for record in made
+            if reject_reason(record.to_row()) is None  # some words are drawn for both sides
         ]
         parts[name] = [write_part(str(folder / training.name), records)]
     config = PlanConfig(
