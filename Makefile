@@ -71,13 +71,13 @@ PATHS := tests/distributed/test_hangs.py $(addprefix tests/unit/test_,$(addsuffi
   training_hangs import_circles platform_folder local_head cluster_commands security_code quiet stopping))
 
 test: $(STAMP) ## all tests
-	@export TESTS_PREPARED_FOR=$$$$; status=0; log=$$(mktemp); trap 'kill $$beside 2>/dev/null; rm -f $$log' EXIT; \
+	@export TESTS_PREPARED_FOR=$$$$; status=0; log=$$(mktemp); trap 'kill $$beside 2>/dev/null; rm -f "$$log"' EXIT; \
 	$(BIN)/python -m pytest $(DISTRIBUTED) $(CORES) $(ARGS) || status=$$?; \
 	$(BIN)/python -m pytest $(RUNTIMES) -n logical --maxprocesses 8 $(ARGS) || status=$$?; \
 	echo 'Beside the next ones: $(BESIDE); what they print follows at the end.'; \
-	nice $(BIN)/python -m pytest $(BESIDE) $(CORES) $(ARGS) > $$log 2>&1 & beside=$$!; \
+	nice $(BIN)/python -m pytest $(BESIDE) $(CORES) $(ARGS) > "$$log" 2>&1 & beside=$$!; \
 	$(BIN)/python -m pytest $(SERIAL) $(ARGS) || status=$$?; \
-	wait $$beside || status=$$?; cat $$log; \
+	wait $$beside || status=$$?; cat "$$log"; \
 	exit $$status
 
 paths: $(STAMP) ## the tests that look at paths, from a copy with an awkward one

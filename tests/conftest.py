@@ -91,6 +91,7 @@ WHOLE = {
         *("gpu_benchmarks", "gpu_roofline", "models_layers", "papers_directions"),
         *("pipeline_estimate_memory", "register_job", "registry_promote", "registry_requirements"),
         *("runtime_here", "samples_frozen", "training_hidden_states", "training_host_waits"),
+        "stopped_program",
     )
 }
 """Files of whole trainings, evaluations, jobs and scripts: more than ten CPU seconds each by

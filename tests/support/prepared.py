@@ -16,6 +16,7 @@ import json
 import os
 import runpy
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -142,7 +143,7 @@ def run(
 def python_of_a_fork() -> str:
     """Words of a command that does what `python` does, in a fork."""
     prepare()
-    return f"{sys.executable} {__file__} run"
+    return shlex.join([sys.executable, __file__, "run"])
 
 
 def prepare(environment: Mapping[str, str] | None = None) -> str:

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
+from rayembed import hardware
 from rayembed.cores import free_threads, num_cores
 from rayembed.errors import ConfigError
 from rayembed.pipeline.runtime import with_threads
@@ -72,6 +74,18 @@ def test_threads_that_find_a_core_are_taken(monkeypatch, cores, own, load, prese
     assert chosen.number == number
     assert f"load {load}" in chosen.why or f"load is {load}" in chosen.why
     assert len(looks) <= (0 if load < 0.5 and own > 1 else 1), "an idle machine costs no time"
+
+
+@pytest.mark.parametrize(("present", "number"), [(0.0, 4), (3.2, 1)])
+def test_a_teacher_leaves_cores_that_others_take(monkeypatch, caplog, present, number):
+    machine(monkeypatch, cores=4, own=4, load=3.5, present=present)
+    monkeypatch.setattr("rayembed.hardware.num_cores", lambda: 4)
+    caplog.set_level(logging.INFO, logger="rayembed")
+    hardware.say_once.cache_clear()
+    hardware.take_free_threads("a teacher")
+    assert torch.get_num_threads() == number
+    told = [line for line in caplog.messages if line.startswith("1 of 4 threads for a teacher: ")]
+    assert len(told) == (number < 4)
 
 
 def test_a_variable_names_the_threads(monkeypatch):

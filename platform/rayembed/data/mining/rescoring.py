@@ -14,11 +14,10 @@ from safetensors import SafetensorError, safe_open
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.mining import CrossEncoder
-from rayembed.cores import num_cores
 from rayembed.data.mining.candidates import Candidates, without_near_duplicates
 from rayembed.data.mining.selection import copies_among
 from rayembed.errors import AssetError, DataError
-from rayembed.hardware import wide_enough
+from rayembed.hardware import take_free_threads, wide_enough
 from rayembed.models.backbones import num_positions
 from rayembed.shares import piece, pieces, tell
 
@@ -168,7 +167,7 @@ def _load(reference: str, weights: str, max_length: int, device: str) -> Scorer:
     from sentence_transformers import CrossEncoder as Model
 
     if device == "cpu":
-        torch.set_num_threads(num_cores())  # as for a teacher
+        take_free_threads("a reranker")  # as a teacher
     folder = resolve_model(reference)
     check_cross_encoder(folder, reference)
     model = Model(str(folder), device=device, local_files_only=True)

@@ -16,14 +16,13 @@ from rayembed.config.document import fingerprint
 from rayembed.config.instructions import instruction_in
 from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
-from rayembed.cores import num_cores
 from rayembed.data.vectors.software import (
     cross_encoders_software,
     differences,
     teachers_software,
 )
 from rayembed.errors import ArtifactError
-from rayembed.hardware import Precision, auto_precision, settled
+from rayembed.hardware import Precision, auto_precision, settled, take_free_threads
 from rayembed.models.encoding import encode
 from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import load_as_saved, load_model
@@ -155,7 +154,7 @@ def _load(
         )
     # Ray gives each of its processes one thread for each CPU that it reserves; the teacher runs
     # alone on its machine.
-    torch.set_num_threads(num_cores())
+    take_free_threads("a teacher")
     halved = dtype == "bfloat16"
     model = load_as_saved(folder) if halved else load_model(folder, dtype=dtype)
     if halved:
