@@ -18,7 +18,11 @@ STAY_AND_FALL = [
     f"{STAGE}.optimizer.schedule.kind=wsd",
     f"{STAGE}.optimizer.schedule.decay_share=0.5",
 ]
-LONGER = [f"{STAGE}.steps=12", "placement.storage_path={folder}/{name}"]
+LONGER = [
+    f"{STAGE}.steps=12",
+    "placement.storage_path={folder}/{name}",
+    "placement.keep_states=true",
+]
 
 
 def train(folder: Path, name: str, *settings: str) -> Path:

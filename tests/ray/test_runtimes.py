@@ -24,7 +24,8 @@ DROPOUT = "model.backbone.hidden_dropout=0.3"
 def trained(folder: Path, out: str, *settings: str) -> dict[str, torch.Tensor]:
     """Weights of a run whose storage is `out`; it goes on with what lies there."""
     always = f"stages.finetune.steps={STEPS}", f"stages.finetune.checkpoint_every_steps={EVERY}"
-    places = f"placement.storage_path={folder / out}", "evaluation.baselines=[]", EPS
+    places = f"placement.storage_path={folder / out}", "placement.keep_states=true"
+    always = *always, "evaluation.baselines=[]", EPS
     train(own_run(folder, *always, *places, *settings))
     return safetensors.torch.load_file(folder / out / "runs/own/finetune/weights.safetensors")
 

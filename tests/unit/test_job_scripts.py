@@ -20,6 +20,7 @@ DRY_RUNS = {
     **{name: [[]] for name in SCRIPTS if name.startswith("train_")},
     "adapt_encoder": [[]],
     "adapt_to_corpus": [[]],
+    "clean_runs": [[], ["--free", "states", "--free", "data", "--free", "temporary"]],
     "cluster_pairs": [["--recipe", "cde-quickstart"]],
     "evaluate_model": [["--model", "bm25", "--tasks", "NFCorpus"]],
     "filter_pairs": [["--set", "data.datasets.pairs.consistency.teacher=hf://owner/model"]],
@@ -41,7 +42,10 @@ DRY_RUNS = {
 """Arguments beside `--dry-run`. A dry run of register_model needs a registry, and its own tests
 compare that before and after."""
 
-LISTS = {*DRY_RUNS, "compress_model", "papers/compare_with_papers"} - {"synthesize_pairs"}
+LISTS = {*DRY_RUNS, "compress_model", "papers/compare_with_papers"} - {
+    "synthesize_pairs",
+    "clean_runs",
+}
 
 
 def commands_of(script):

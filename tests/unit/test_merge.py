@@ -102,6 +102,7 @@ def models(tmp_path_factory):
     run = own_run(
         folder,
         *("stages.finetune.steps=8", "stages.finetune.checkpoint_every_steps=4"),
+        "placement.keep_states=true",
         "model.lora={rank: 2, alpha: 4, target_modules: [dense, key, query, value]}",
     )
     (folder / "run.yaml").write_text(run.to_yaml())
@@ -190,6 +191,9 @@ def test_a_checkpoint_that_is_damaged_elsewhere_or_of_other_settings_is_refused(
     assert not (tmp_path / "outputs/runs/own/models" / f"finetune-{checkpoints[0].name}").exists()
     with pytest.raises(AssetError, match="missing"):
         models_of([str(checkpoints[1]), str(tmp_path / "missing")])
+    gone = checkpoints[1].with_name("step-0000099")
+    with pytest.raises(ArtifactError, match=r"no checkpoint .*placement\.keep_states=true"):
+        models_of([str(gone)])
     assert not any((tmp_path / "outputs/runs/own/models").glob("finetune-step-*"))
 
 

@@ -7,6 +7,7 @@ import mlflow
 import pytest
 from tiny_job import make_run
 
+from rayembed.assets.storage import write_atomic
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.config.run import Run
@@ -21,6 +22,7 @@ from rayembed.recipes.adaptation import get_adaptation
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import resolve_tracking_uri
+from rayembed.training.checkpoint_list import CHECKPOINTS
 from rayembed.tuning.importance import importance
 from rayembed.tuning.results import rows_of
 from rayembed.tuning.trial_store import Report, TrialRecord
@@ -103,6 +105,8 @@ def test_runs_in_mlflow_end_as_their_trials_did(tmp_path, caplog, monkeypatch):
         folder.mkdir(parents=True)
         tracker = Tracker.open(uri, "unit", name, name, {}, {}, folder=folder, total_steps=10)
         ids[name] = tracker.run_id
+        for stage in ("retrieval", "blend"):
+            write_atomic(folder / stage / CHECKPOINTS / "step-0000004" / "position.json", b"{}")
     records = [
         record("stopped", state="stopped", reports=[report(4)]),
         record("failed", state="failed", reports=[report(2)], problem="made up"),
@@ -117,6 +121,9 @@ def test_runs_in_mlflow_end_as_their_trials_did(tmp_path, caplog, monkeypatch):
     }
     tags = {name: run.data.tags.get(job.ENDED_TAG) for name, run in runs.items()}
     assert tags == {"stopped": "4", "failed": None}
+    # The scheduler's word is final, an error's is not: that trial goes on from its checkpoints.
+    left = {path.relative_to(storage).parts[1:4] for path in Path(storage).rglob("position.json")}
+    assert left == {("failed", stage, CHECKPOINTS) for stage in ("retrieval", "blend")}
     assert "gone was ended" in caplog.text
     assert "never-begun" not in caplog.text
 

@@ -173,6 +173,10 @@ class Placement(UnitLimit, RuntimeSettings):
     keep_checkpoints: PositiveInt = 2
     """Number of latest checkpoints kept in each stage; if one is damaged, the previous one is used.
     """
+    keep_states: bool = False
+    """Whether the checkpoints of all stages (weights with the optimiser's states) stay when the run
+    is done, for instance to merge them. False: they are removed then; models, weights and scores
+    stay, and the same command finds the run done."""
     validation_cpus: PositiveFloat | None = None
     """CPUs of a task that scores weights during training; None: `cpus_per_worker`."""
     validation_gpus: float | None = Field(default=None, ge=0.0)

@@ -34,7 +34,7 @@ from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import console
-from rayembed.training.checkpoint_list import newest_step
+from rayembed.training.checkpoint_list import newest_step, remove_states
 from rayembed.training.masked import HELD_OUT, PERPLEXITY, AdaptationJob, export_encoder
 
 logger = logging.getLogger(__name__)
@@ -133,6 +133,7 @@ def _adapt(
     runtime.check(run.placement)
     # Only now the name is taken: a mistake in the settings must not use it up.
     claim_run_folder(folders.local, run)
+    folders.keep_plans({run.training.name: plan.files.folder})
     folders.files.keep()
     tracker = Tracker.open_for_run(
         run, tracking_uri, folders.local, tags=trial.tags if trial else {}
@@ -152,6 +153,7 @@ def _adapt(
     finally:
         complete = tracker.close(status)
         folders.keep_at_the_end(status)
+    remove_states(run, folders.storage)  # only now: what a later call reads is in storage
     return outcome, plan, complete
 
 

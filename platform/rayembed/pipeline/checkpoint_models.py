@@ -34,8 +34,21 @@ def models_of(references: Sequence[str]) -> list[str]:
     found = {one: _STORAGE.match(one) is not None and is_checkpoint(one) for one in references}
     for reference, has_checkpoint in found.items():
         if not has_checkpoint:
+            _check_no_removed_checkpoint(reference)
             resolve_model(reference)  # before anything is exported
     return [_exported(one) if found[one] else one for one in references]
+
+
+def _check_no_removed_checkpoint(reference: str) -> None:
+    """Raise where the reference names a checkpoint that went when its run was done."""
+    named = _PLACE.fullmatch(reference) if _STORAGE.match(reference) else None
+    if named is None or exists(reference) or not exists(join(named["run"], RUN_FILE)):
+        return
+    raise ArtifactError(
+        f"there is no checkpoint {reference!r}: a run that is done keeps its models and weights "
+        "alone. Train it with placement.keep_states=true under another --name to merge its "
+        f"checkpoints, or name its model, {join(named['run'], 'models', named['stage'])}"
+    )
 
 
 def _exported(checkpoint: str) -> str:

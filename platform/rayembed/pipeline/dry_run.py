@@ -114,8 +114,9 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
             facts |= _of_gpu(run, size, states, of)
         else:
             facts["memory a worker"] = f"{_gib(memory.total)} and activations: {states} {of}"
+        until = "" if placement.keep_states else " until the run is done"
         facts["disk"] = (
-            f"checkpoints {_gib(checkpoint_bytes(run, size))}, "
+            f"checkpoints {_gib(checkpoint_bytes(run, size))}{until}, "
             f"models {_gib(export_bytes(run, size))}, and the prepared data"
         )
     teachers = {d.mining.teacher for d in run.data.datasets if d.mining is not None}

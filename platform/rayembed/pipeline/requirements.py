@@ -277,9 +277,10 @@ def machines(placement: Placement) -> str:
 
 
 def checkpoint_bytes(run: Run, size: ModelSize) -> int:
-    """Bytes of the checkpoints and the trained weights that lie in storage when the run is done.
+    """Bytes of the checkpoints and the trained weights that lie in storage at the end of training.
 
-    A checkpoint holds what the optimiser has; of each stage the newest `keep_checkpoints` stay. The
+    A checkpoint holds what the optimiser has; of each stage the newest `keep_checkpoints` stay
+    until the run is done, and with `keep_states` for good. The
     weights, in the model's dtype, stay as well.
     """
     states = sum(

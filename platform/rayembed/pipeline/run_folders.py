@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from rayembed.assets.cache import cache_folder
-from rayembed.assets.lease import Lease, holder, refused, this_machine
+from rayembed.assets.lease import LEASE_SECONDS, Lease, holder, refused, this_machine
 from rayembed.assets.names import check_inside
 from rayembed.assets.storage import (
     check_writable,
     exists,
     file_name,
+    file_times,
     is_remote,
     join,
     read_bytes,
@@ -36,6 +38,9 @@ logger = logging.getLogger(__name__)
 PLANS_FILE = "plans.json"
 """File of a run: stage → name of its batch plan's folder in storage."""
 
+
+RUNS, SWEEPS = "runs", "sweeps"
+"""Folders of the storage with a folder for each run and sweep."""
 
 LEASES = "leases"
 """Folder of the storage with a folder of claims for each run and sweep that is at work."""
@@ -107,7 +112,7 @@ def plan_of(run: Run, stage: str) -> str:
         StorageError: the storage cannot be read.
     """
     storage = absolute_storage(run.placement.storage_path)
-    path = join(storage, "runs", run.name, PLANS_FILE)
+    path = join(storage, RUNS, run.name, PLANS_FILE)
     try:
         plans = json.loads(read_bytes(path)) if exists(path) else {}
     except ValueError as error:
@@ -135,7 +140,7 @@ def locked_folders(run: AnyRun, *, wait: bool = False) -> Iterator[RunFolders]:
         ArtifactError: another job has them right now.
     """
     what = f"trains the run {run.name!r}"
-    with _locked(run.placement.storage_path, "runs", run.name, what, wait=wait) as files:
+    with locked_place(run.placement.storage_path, RUNS, run.name, what, wait=wait) as files:
         yield RunFolders(files)
 
 
@@ -148,16 +153,24 @@ def locked_sweep(sweep: Sweep) -> Iterator[StoredFolder]:
         ArtifactError: another job has them right now.
     """
     what = f"runs the sweep {sweep.name!r}"
-    with _locked(sweep.base.placement.storage_path, "sweeps", sweep.name, what) as files:
+    with locked_place(sweep.base.placement.storage_path, SWEEPS, sweep.name, what) as files:
         yield files
 
 
 @contextmanager
-def _locked(
+def locked_place(
     storage: str, kind: str, name: str, what: str, *, wait: bool = False
 ) -> Iterator[StoredFolder]:
-    """The files under a lock of this machine, which ends with its process whatever ends it, and
-    under a lease in storage, which holds for all machines.
+    """The files of a run or a sweep under a lock of this machine, which ends with its process
+    whatever ends it, and under a lease in storage, which holds for all machines.
+
+    Args:
+        kind: `RUNS` or `SWEEPS`.
+        what: what the other job does that has them, after `another job `.
+
+    Raises:
+        PlacementError: the storage cannot be written.
+        ArtifactError: another job has them right now.
     """
     files = _files(storage, kind, name)
     claims = join(storage, LEASES, kind, name)
@@ -176,15 +189,31 @@ def _locked(
         lock.release()
 
 
+def is_locked(storage: str, kind: str, name: str) -> bool:
+    """Whether a job has the files of a run or a sweep and renews its lease; changes nothing.
+
+    Raises:
+        StorageError: the storage cannot be read.
+    """
+    times = file_times(join(storage, LEASES, kind, name))
+    now = time.time_ns()
+    return any(now - written < LEASE_SECONDS * 1e9 for written in times.values())
+
+
 def fetched_folder(run: AnyRun) -> Path:
     """Folder of the run's small files on this machine, with what storage has of them.
 
     Raises:
         ArtifactError: the storage cannot be read.
     """
-    files = _files(run.placement.storage_path, "runs", run.name)
+    files = _files(run.placement.storage_path, RUNS, run.name)
     files.fetch()
     return files.local
+
+
+def run_place(run: AnyRun) -> str:
+    """Folder of the run in storage."""
+    return join(run.placement.storage_path, RUNS, run.name)
 
 
 def _files(storage: str, kind: str, name: str) -> StoredFolder:

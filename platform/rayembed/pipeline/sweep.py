@@ -21,7 +21,7 @@ from rayembed.pipeline.adapt import AdaptedEncoder
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.precision import sweep_as_begun, sweep_settled
 from rayembed.pipeline.report import Outcome
-from rayembed.pipeline.run_folders import fetched_folder, locked_sweep
+from rayembed.pipeline.run_folders import fetched_folder, locked_sweep, run_place
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.pipeline.sweep_dry_run import expected_time
 from rayembed.pipeline.sweep_report import print_swept, write_report
@@ -29,6 +29,7 @@ from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
+from rayembed.training.checkpoint_list import remove_states
 from rayembed.training.elastic.on_ray import free_nodes
 from rayembed.training.on_ray import check_placement, check_placement_now, worker_precision
 from rayembed.tuning.concurrency import trials_at_once
@@ -237,7 +238,7 @@ def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
         name, status = record.key, statuses.get(record.state)
         if status is None:
             continue
-        run = sweep.base.model_copy(update={"name": name})
+        run = sweep.runs[record.label].model_copy(update={"name": name})
         try:
             folder = fetched_folder(run)
             tracker = Tracker.reopen(folder)
@@ -251,6 +252,8 @@ def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
         if status == "KILLED":
             tracker.set_tags({ENDED_TAG: str(record.last_step)})
         tracker.close(status)
+        if status == "KILLED":  # the scheduler's word is final: the trial never goes on
+            remove_states(run, run_place(run))
 
 
 def _hand_on_best(

@@ -59,7 +59,7 @@ from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import show
-from rayembed.training.checkpoint_list import newest_step
+from rayembed.training.checkpoint_list import newest_step, remove_states
 from rayembed.training.export import export
 from rayembed.training.job import StageJob
 from rayembed.training.trainer import Callback
@@ -121,6 +121,7 @@ def train(run: Run, *, callbacks: Sequence[Callback] = ()) -> Outcome:
         guarded = [MIXTURES] if run.evaluation.guard is not None else []
         with overview([*_phases(run), *guarded, REGISTRY]):
             outcome, complete = _train(claimed, folders, _register, runtime, None, callbacks)
+        remove_states(claimed, folders.storage)  # only now: what a later call reads is in storage
         print_outcome(outcome, mlflow_complete=complete)
         return outcome
 
@@ -151,7 +152,9 @@ def train_trial(run: Run, trial: TrialOf) -> TrialResult:
         )
 
     with _claimed(run, wait=True) as (claimed, folders), overview(_phases(run)):
-        return _train(claimed, folders, end, OnRay(), trial)[0]
+        result, _ = _train(claimed, folders, end, OnRay(), trial)
+        remove_states(claimed, folders.storage)
+        return result
 
 
 def _phases(run: Run) -> list[str]:

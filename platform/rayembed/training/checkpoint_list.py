@@ -13,6 +13,7 @@ from typing import Any
 
 from rayembed.assets.storage import (
     exists,
+    file_sizes,
     join,
     list_files,
     read_bytes,
@@ -20,6 +21,9 @@ from rayembed.assets.storage import (
     remove_folder,
     write_atomic,
 )
+from rayembed.config.adaptation import AnyRun
+from rayembed.config.run import Run
+from rayembed.errors import StorageError
 from rayembed.training.checkpoint import find_damage
 
 logger = logging.getLogger(__name__)
@@ -88,6 +92,31 @@ def list_newest(folder: str, keep: int, ray_version: str) -> None:
     for name in there:
         if name not in whole[-keep:]:
             remove_folder(join(folder, name))
+
+
+def remove_states(run: AnyRun, run_folder: str) -> None:
+    """Remove the checkpoints of a run that is done, unless `placement.keep_states`.
+
+    Nothing reads them any more: the weights of each stage in storage say that it is done. A storage
+    that refuses is only warned of.
+    """
+    if run.placement.keep_states:
+        return
+    num_bytes = 0
+    try:
+        for stage in run.stages if isinstance(run, Run) else (run.training,):
+            folder = join(run_folder, stage.name, CHECKPOINTS)
+            if sizes := file_sizes(folder, recursive=True):
+                remove_folder(folder)
+                num_bytes += sum(sizes.values())
+    except StorageError as error:
+        logger.warning("%s; the same command, given again, tries again", error)
+    if num_bytes:
+        logger.info(
+            "run %s is done: %.1f MB of checkpoints are removed (placement.keep_states=true keeps "
+            "them)",
+            *(run.name, num_bytes / 1e6),
+        )
 
 
 def listed_checkpoints(folder: str) -> list[str]:
