@@ -14,7 +14,7 @@ from s3_server import BUCKET, s3_server
 from rayembed.assets import lease
 from rayembed.assets.cache import CACHE_VARIABLE
 from rayembed.assets.lease import Lease, holder, this_machine
-from rayembed.assets.storage import list_files
+from rayembed.assets.storage import join, list_files, remove_file, write_atomic
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, StorageError
@@ -191,6 +191,51 @@ def test_a_holder_that_was_stopped_ends_when_another_has_taken_the_lease(tmp_pat
     assert "this job has lost the lease" in message
     assert f"another job trains the run 'tiny' now (process {os.getpid()} on" in message
     assert not list(tmp_path.iterdir())
+
+
+def test_a_holder_whose_claim_another_job_took_and_gave_back_ends(folder):
+    """It was away for as long as the other one worked, so what it would write is old."""
+    lost = threading.Event()
+    told = []
+
+    def on_lost(message):
+        told.append(message)
+        lost.set()
+
+    with Lease(folder, WHAT, "first", on_lost=on_lost):
+        (name,) = list_files(folder, recursive=False)
+        remove_file(join(folder, name))
+        assert lost.wait(10)
+        assert list_files(folder, recursive=False) == []
+    assert "another job has taken it since and given it back" in told[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"machine": "m", "host": "h", "process": 3, "since": "s", "held_from": 5, "later": 1}',
+        '{"machine": "m", "later": true}',
+        "[]",
+        "not JSON",
+    ],
+)
+def test_a_claim_that_this_version_cannot_read_is_another_jobs(content, tmp_path):
+    ended = threading.Event()
+
+    def renew():
+        while not ended.wait(0.1):
+            write_atomic(tmp_path / "other.claim", content.encode())
+
+    write_atomic(tmp_path / "other.claim", content.encode())
+    renewing = threading.Thread(target=renew)
+    renewing.start()
+    try:
+        with pytest.raises(ArtifactError, match="another job trains the run"):
+            Lease(str(tmp_path), WHAT, "second").__enter__()
+    finally:
+        ended.set()
+        renewing.join()
+    assert [path.name for path in tmp_path.iterdir()] == ["other.claim"]
 
 
 def test_two_machines_cannot_work_on_one_run_in_object_storage(environment, monkeypatch, tmp_path):

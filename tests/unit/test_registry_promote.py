@@ -278,11 +278,68 @@ def test_a_lock_that_is_renewed_is_waited_for_and_then_told(client, monkeypatch)
     monkeypatch.setattr(aliases, "WAIT_SECONDS", 0.3)
     client.create_registered_model(lock_name(NAME), tags={"rayembed.holder": "another"})
     with (
-        pytest.raises(TrackingError, match="are being moved by others"),
+        pytest.raises(TrackingError, match="is being changed by others"),
         aliases.turn(client, NAME),
     ):
         pass
     assert client.get_registered_model(lock_name(NAME)).tags == {"rayembed.holder": "another"}
+
+
+class SlowToDelete:
+    """The client of a process that is held up just before it removes the lock."""
+
+    def __init__(self, client):
+        self._client = client
+
+    def __getattr__(self, name):
+        if name == "delete_registered_model":
+            time.sleep(0.3)
+        return getattr(self._client, name)
+
+
+def test_one_of_several_takes_over_from_a_process_that_died(client, monkeypatch):
+    monkeypatch.setattr(aliases, "LEASE_SECONDS", 3.0)
+    client.create_registered_model(lock_name(NAME), tags={"rayembed.holder": "dead"})
+    monkeypatch.setattr(aliases, "POLL_SECONDS", 0.01)
+    inside, most, failed = 0, [], []
+    waited = aliases._take_over
+
+    def take_over(*arguments):
+        return waited(SlowToDelete(arguments[0]), *arguments[1:])
+
+    monkeypatch.setattr(aliases, "_take_over", take_over)
+
+    def run():
+        nonlocal inside
+        try:
+            with aliases.turn(client, NAME):
+                inside += 1
+                most.append(inside)
+                time.sleep(0.4)
+                inside -= 1
+        except TrackingError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert most == [1] * 4
+    assert [model.name for model in client.search_registered_models()] == [NAME]
+
+
+def test_a_process_that_died_while_it_took_over_is_followed(client, clock):
+    put(client, 1, 0.5)
+    lock = lock_name(NAME)
+    client.create_registered_model(lock, tags={"rayembed.holder": "dead"})
+    after = aliases._successor(lock, "dead")
+    client.create_registered_model(after, tags={"rayembed.holder": "died too"})
+    with aliases.turn(client, NAME) as move:
+        move(aliases.Move(2, 1, 1))
+    assert held(client) == (2, 1)
+    assert [model.name for model in client.search_registered_models()] == [NAME]
 
 
 def test_a_process_that_was_asleep_for_too_long_moves_nothing(client, clock):

@@ -12,6 +12,7 @@ from registered import register
 
 from rayembed.errors import ArtifactError, TrackingError
 from rayembed.quantisation import to_bits, to_int8
+from rayembed.registry import register as module
 from rayembed.registry.mlflow_run import FINGERPRINT_TAG, find_model_versions, find_run, quoted
 from rayembed.registry.register import MODEL_ID_TAG, TASK, WEIGHTS_TAG
 from rayembed.registry.tracking import Tracker
@@ -69,7 +70,7 @@ def tracker(tmp_path_factory):
         )
 
 
-def put(folder, tracker, **changes):
+def put(folder, tracker, name="tiny", **changes):
     arguments = {
         "tracker": tracker,
         "scores": {"Wiki (en)": 0.75},
@@ -78,7 +79,7 @@ def put(folder, tracker, **changes):
         "instruction_template": TEMPLATE,
         "global_step": 7,
     }
-    return register(folder, "tiny", **{**arguments, **changes})
+    return register(folder, name, **{**arguments, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +245,27 @@ def test_same_weights_make_no_second_version(folder, tracker, registered):
     assert other.version == 2
     assert client.get_model_version_by_alias("tiny", "candidate").version == 2
     assert sorted(p.name for p in folder.parent.iterdir() if p.name.startswith(".mlflow")) == []
+
+
+def test_the_same_weights_registered_twice_at_once_are_one_version(folder, tracker, monkeypatch):
+    """Another process is faster, between this one's look and its version."""
+    client = MlflowClient(tracker.tracking_uri, tracker.tracking_uri)
+    log_model, numbers = module._log_model, []
+
+    def slower(*arguments):
+        monkeypatch.setattr(module, "_log_model", log_model)
+        made = log_model(*arguments)
+        numbers.append(put(folder, tracker, name="twice", weights_fingerprint="333").version)
+        return made
+
+    monkeypatch.setattr(module, "_log_model", slower)
+    # Else the other process's look finds the model that this one has sent.
+    monkeypatch.setattr(module, "_find_logged_model", lambda *_: None)
+    numbers.append(put(folder, tracker, name="twice", weights_fingerprint="333").version)
+    assert numbers == [1, 1]
+    assert len(client.search_model_versions("name='twice'")) == 1
+    names = {model.name for model in client.search_registered_models()}
+    assert not any("being" in name for name in names)
 
 
 @pytest.mark.parametrize("name", ["it's", 'a"b', "plain"])

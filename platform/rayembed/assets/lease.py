@@ -8,8 +8,9 @@ file systems list what was written before. A job that sees another's claim takes
 
 The holder writes its claim anew every `RENEWAL_SECONDS`. One that was not renewed for
 `LEASE_SECONDS`, by the clock of the storage, is over, and the next job removes it. A holder that
-could not renew (its machine slept, the storage was away) goes on unless another job has taken the
-lease meanwhile. Then it is ended, at the next renewal: both may have been at work for so long.
+could not renew (its machine slept, the storage was away) goes on if its claim is still there. If
+another job has removed it, the holder is ended at the next renewal, whether the other has the lease
+now or has come to its end: both may have been at work for so long.
 """
 
 import json
@@ -186,7 +187,10 @@ class Lease:
         away_since: float | None = None
         while not self._ended.wait(RENEWAL_SECONDS):
             try:
-                self._write()
+                # Looked for first: written again, a claim that another job removed would be back.
+                gone = self._name not in self._times()
+                if not gone:
+                    self._write()
                 other = self._taken_by()
             except ArtifactError as error:
                 if away_since is None:
@@ -202,12 +206,19 @@ class Lease:
                     "the lease in %s is renewed again, after %.0f s", *(self._folder, seconds)
                 )
                 away_since = None
-            if other is not None:
+            if other is not None or gone:
                 self._withdraw()
+                taken = (
+                    "another job has taken it since and given it back, or its claim was removed. "
+                    "This one ends here and writes nothing more; the same command goes on from the "
+                    "last checkpoint"
+                    if other is None
+                    else f"another job {self._what} now ({other}). This one ends here and writes "
+                    "nothing more; the other goes on from the last checkpoint"
+                )
                 self._on_lost(
                     f"this job has lost the lease in {self._folder!r}: it did not renew it for "
-                    f"{LEASE_SECONDS:g} s, and another job {self._what} now ({other}). This one "
-                    "ends here and writes nothing more; the other goes on from the last checkpoint"
+                    f"{LEASE_SECONDS:g} s, and {taken}"
                 )
                 return
 
@@ -250,13 +261,28 @@ def refused(what: str, place: str, other: Claim | None) -> str:
 
 
 def _read(path: str) -> Claim | None:
-    """A claim; None if it has gone meanwhile, or is of nobody knows whom."""
+    """A claim; None if it has gone meanwhile.
+
+    One that this version cannot read is another's: a later version may write it.
+    """
     try:
-        return Claim(**json.loads(read_bytes(path)))
+        content = read_bytes(path)
     except StorageError:
         raise
-    except (ArtifactError, ValueError, TypeError):
+    except ArtifactError:
         return None
+    try:
+        told = json.loads(content)
+        held_from = told.get("held_from")
+        return Claim(
+            machine=str(told["machine"]),
+            host=str(told["host"]),
+            process=int(told["process"]),
+            since=str(told["since"]),
+            held_from=None if held_from is None else int(held_from),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Claim("", "a machine that is not named", 0, "a time that is not named", held_from=0)
 
 
 def _remove(path: str) -> None:

@@ -8,8 +8,9 @@ before it. What it does have is a name that only one process can create. What is
 - One move at a time, whichever machines want one: who moves holds a registered model of a set name
   (`lock_name`), which the store creates for one of them and refuses to the others.
 - What a move is going to do stands in that lock before an alias is touched. A process that dies
-  leaves the lock; the next one that finds it unchanged for `LEASE_SECONDS` finishes the move and
-  removes it. Waiting is timed by the waiter's clock alone.
+  leaves the lock; one that finds it unchanged for `LEASE_SECONDS` finishes the move and removes it.
+  Of several that find it so, one may: who does holds a second name, made of the dead holder's id,
+  which no lock has twice. Waiting is timed by the waiter's clock alone.
 
 Not guaranteed: tools that set aliases without asking for the lock, and a process that stops for
 longer than the lease between asking for the time and its next write.
@@ -66,6 +67,21 @@ def lock_name(name: str) -> str:
     return f"{name}-aliases-being-moved"
 
 
+@contextmanager
+def version_turn(client: Any, name: str) -> Iterator[None]:
+    """Context manager in which no other process makes a version of a registered model.
+
+    Raises:
+        TrackingError: others have not come to an end within `WAIT_SECONDS`.
+    """
+    lock, holder = f"{name}-version-being-made", uuid.uuid4().hex
+    _take(client, name, lock, holder)
+    try:
+        yield
+    finally:
+        _release(client, lock, holder)
+
+
 def alias_version(client: Any, name: str, alias: str) -> int | None:
     """Version number of an alias; None if there is no such alias."""
     from mlflow.exceptions import MlflowException
@@ -90,85 +106,124 @@ def turn(client: Any, name: str) -> Iterator[Callable[[Move], None]]:
         TrackingError: others have not come to an end within `WAIT_SECONDS`, or this process took
             longer than its lease allows.
     """
-    holder = uuid.uuid4().hex
-    _take(client, name, holder)
+    lock, holder = lock_name(name), uuid.uuid4().hex
+    _take(client, name, lock, holder)
     end = time.monotonic() + LEASE_SECONDS / 2
     unfinished = False
 
     def move(wanted: Move) -> None:
         nonlocal unfinished
-        if time.monotonic() > end or _holder(client, name) != holder:
+        if time.monotonic() > end or _holder(client, lock) != holder:
             raise TrackingError(
                 f"MLflow answers too slowly to move the aliases of {name!r} safely; nothing was "
                 "changed, run this again"
             )
         # From here on the move is finished, by this process or the next one.
         unfinished = True
-        client.set_registered_model_tag(lock_name(name), _MOVE_TAG, json.dumps(asdict(wanted)))
+        client.set_registered_model_tag(lock, _MOVE_TAG, json.dumps(asdict(wanted)))
         _apply(client, name, wanted, end=end)
         unfinished = False
 
     try:
         yield move
     finally:
-        if not unfinished and _holder(client, name) == holder:
-            client.delete_registered_model(lock_name(name))
+        if not unfinished:
+            _release(client, lock, holder)
 
 
-def _take(client: Any, name: str, holder: str) -> None:
+def _create(client: Any, lock: str, holder: str) -> bool:
+    """Whether the lock was free and is the holder's now."""
     from mlflow.exceptions import MlflowException
 
+    told = "Exists while a model of the registry is changed; removed by itself."
+    try:
+        client.create_registered_model(lock, tags={_HOLDER_TAG: holder}, description=told)
+    except MlflowException as error:
+        # The store reads the one that it found, which may be gone by then.
+        if error.error_code not in ("RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST"):
+            raise
+        return False
+    return True
+
+
+def _release(client: Any, lock: str, holder: str) -> None:
+    """Remove the lock, unless another process has it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        if _holder(client, lock) == holder:
+            client.delete_registered_model(lock)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+
+
+def _take(client: Any, name: str, lock: str, holder: str) -> None:
+    """Wait for the lock; one that a dead process left is taken over.
+
+    Raises:
+        TrackingError: others have it for `WAIT_SECONDS`.
+    """
     began = time.monotonic()
-    seen, since = None, began
-    while True:
-        try:
-            client.create_registered_model(
-                lock_name(name),
-                tags={_HOLDER_TAG: holder},
-                description=f"Exists while the aliases of {name} are moved; removed by itself.",
-            )
-            return
-        except MlflowException as error:
-            # The store reads the one that it found, which may be gone by then.
-            if error.error_code not in ("RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST"):
-                raise
-        other, now = _holder(client, name), time.monotonic()
+    watched, seen, since = lock, None, began
+    while not _create(client, lock, holder):
+        other, now = _holder(client, watched), time.monotonic()
         if other != seen:
             seen, since = other, now
         elif other is not None and now - since > LEASE_SECONDS:
-            _finish_for(client, name, other)
+            # Another process may be at it, and may die of it: then its lock is the one to watch.
+            done = _take_over(client, name, lock, watched, other)
+            watched, seen = (lock if done else _successor(lock, other)), None
             continue
+        if other is None:
+            watched = lock
         if now - began > WAIT_SECONDS:
             raise TrackingError(
-                f"the aliases of {name!r} are being moved by others, for {WAIT_SECONDS:.0f} s now; "
-                "nothing was changed, run this again later"
+                f"the registered model {name!r} is being changed by others ({lock}), for "
+                f"{WAIT_SECONDS:.0f} s now; nothing was changed, run this again later"
             )
         time.sleep(POLL_SECONDS)
 
 
-def _finish_for(client: Any, name: str, holder: str) -> None:
-    """Complete the move of a dead process and remove its lock."""
-    from mlflow.exceptions import MlflowException
+def _successor(lock: str, holder: str) -> str:
+    """Name that the one process holds which takes over from a holder that died."""
+    return f"{lock}-after-{holder}"
 
+
+def _take_over(client: Any, name: str, lock: str, watched: str, dead: str) -> bool:
+    """Whether this process may remove what a dead one left, and has.
+
+    Args:
+        watched: the lock itself, or the name of a successor that died.
+        dead: its holder.
+    """
+    mine, successor = uuid.uuid4().hex, _successor(lock, dead)
+    if not _create(client, successor, mine):
+        return False
     try:
-        tags = client.get_registered_model(lock_name(name)).tags
-        if tags.get(_HOLDER_TAG) != holder:
-            return
-        if _MOVE_TAG in tags:
-            move = Move(**json.loads(tags[_MOVE_TAG]))
-            if alias_version(client, name, CHAMPION) in (move.former, move.champion):
-                _logger.warning(
-                    "finishing what a process that died was doing: the champion of %s is version "
-                    "%d",
-                    name,
-                    move.champion,
-                )
-                _apply(client, name, move, end=time.monotonic() + LEASE_SECONDS / 2)
-        if _holder(client, name) == holder:
-            client.delete_registered_model(lock_name(name))
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
+        # Nobody else removes it from here on: another may have done so before.
+        if _holder(client, watched) == dead:
+            if watched == lock_name(name):
+                _finish(client, name)
+            _release(client, watched, dead)
+    finally:
+        _release(client, successor, mine)
+    return True
+
+
+def _finish(client: Any, name: str) -> None:
+    """Complete the move of a dead process."""
+    tags = client.get_registered_model(lock_name(name)).tags
+    if _MOVE_TAG not in tags:
+        return
+    move = Move(**json.loads(tags[_MOVE_TAG]))
+    if alias_version(client, name, CHAMPION) in (move.former, move.champion):
+        _logger.warning(
+            "finishing what a process that died was doing: the champion of %s is version %d",
+            name,
+            move.champion,
+        )
+        _apply(client, name, move, end=time.monotonic() + LEASE_SECONDS / 2)
 
 
 def _apply(client: Any, name: str, move: Move, *, end: float) -> None:
@@ -195,12 +250,12 @@ def _apply(client: Any, name: str, move: Move, *, end: float) -> None:
         client.delete_model_version_tag(name, str(move.champion), ROLLED_BACK_TAG)
 
 
-def _holder(client: Any, name: str) -> str | None:
+def _holder(client: Any, lock: str) -> str | None:
     """Holder of the lock; None if it is free."""
     from mlflow.exceptions import MlflowException
 
     try:
-        tags = client.get_registered_model(lock_name(name)).tags
+        tags = client.get_registered_model(lock).tags
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None

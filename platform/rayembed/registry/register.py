@@ -10,6 +10,7 @@ from typing import Any
 
 from rayembed.assets.finite import check_finite_files
 from rayembed.errors import ArtifactError
+from rayembed.registry.aliases import version_turn
 from rayembed.registry.mlflow_run import (
     FINGERPRINT_TAG,
     allowed_key,
@@ -98,7 +99,11 @@ def make_version(
                 model_id = _log_model(
                     client, tracker, folder, name, config, scores, tags, global_step
                 )
-            return _make_version(client, tracker, name, model_id, tags)
+            with version_turn(client, name):
+                # Another process may have registered the same weights meanwhile.
+                number = find_version(client, name, weights_fingerprint)
+                if number is None:
+                    return _make_version(client, tracker, name, model_id, tags)
         _logger.info("version %d of %s has these weights already", number, name)
         for key, value in tags.items():
             client.set_model_version_tag(name, str(number), key, value)
