@@ -4,6 +4,7 @@ Vectors are small whole numbers drawn by the text: exact in float16 and full of 
 """
 
 import re
+import unicodedata
 import zlib
 
 import numpy as np
@@ -105,9 +106,14 @@ def limit(rule, positive):
     return positive - (1 - rule.max_relative_score) * abs(positive)
 
 
+def same(text):
+    """The text without its case, width and white space."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
 def positives_of(row, rows, most_shared=1000):
     """The row's positives and those of other rows that ask the same, unless these are too many."""
-    positives = {t for r in rows if r.query == row.query for t in r.positives}
+    positives = {t for r in rows if same(r.query) == same(row.query) for t in r.positives}
     return positives if len(positives) <= most_shared else set(row.positives)
 
 
@@ -133,9 +139,10 @@ def allowed(rows, config, teacher, more=(), most_shared=1000):
         if config.pool == "corpus":
             window = window[config.skip : config.candidates]
         lowest = min(map(score, positives))
+        refused = {same(text) for text in (row.query, *positives)}
         left = []
         for rank, text in window:
-            if text == row.query or text in positives:
+            if same(text) in refused:
                 continue
             if config.pool == "corpus" and text in own:
                 continue
@@ -168,7 +175,8 @@ def mined(rows, config, more=(), most_shared=1000):
     result = []
     for number, row in enumerate(rows):
         positives = positives_of(row, rows, most_shared)
-        own = [n.text for n in row.negatives if n.text not in positives]
+        refused = {same(text) for text in (row.query, *positives)}
+        own = [n.text for n in row.negatives if same(n.text) not in refused]
         kept = [] if config.pool == "given" else own
         negatives = [(text, None, None, "given", None, None) for text in kept]
         waiting = [list(of_teacher[number][0]) for of_teacher in by_teacher]

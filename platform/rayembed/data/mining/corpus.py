@@ -27,6 +27,7 @@ from rayembed.assets.cache import cache_folder, filled, mark_used, remove_unused
 from rayembed.assets.local_copies import UNUSED_SECONDS, read_copied
 from rayembed.assets.storage import file_name
 from rayembed.data.hashes import mixed, text_hash
+from rayembed.data.index import read_column
 from rayembed.data.parts import Part, read_table
 from rayembed.data.vectors.embed import PartTexts, Vectors
 from rayembed.data.words import normalised
@@ -289,11 +290,14 @@ def _in_turn(pool: ThreadPoolExecutor, files: CorpusFiles) -> Iterator[PartTexts
 
 def _queries(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
     """int64 `query_key` of the queries of all rows, and, sorted, those that several rows have."""
-    keys = [
-        np.array(list(map(query_key, read_table(part.path, ["query"])["query"].to_pylist())))
-        for part in parts
-    ]
-    asked = np.concatenate([np.empty(0, np.int64), *keys])
+    asked, first = read_column(parts, "query_hash"), 0
+    for part in parts:
+        texts = read_table(part.path, ["query"])["query"]
+        of_part = asked[first : first + part.rows]  # equal texts are normalised once
+        _, places, same = np.unique(of_part, return_index=True, return_inverse=True)
+        keys = map(query_key, texts.take(pa.array(places)).to_pylist())
+        of_part[:] = np.array(list(keys), dtype=np.int64)[same]
+        first += part.rows
     ordered = np.sort(asked)
     return asked, np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 

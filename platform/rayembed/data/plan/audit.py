@@ -168,9 +168,9 @@ def audit_dataset(
 
 def _positives(drawn: Mapping[str, Any]) -> list[str]:
     """Positives that are trained, where drawn rows have several."""
-    counts = drawn["positives"]
-    if counts["all"] <= min(drawn["drawn"], drawn["rows"]):
+    if "positives" not in drawn:
         return []
+    counts = drawn["positives"]
     return [
         f"- positives: the rows that are drawn have {counts['all']:,}, of which "
         f"{counts['trained']:,} are trained: one each time a row is drawn, in turn"

@@ -48,8 +48,8 @@ class SendRows:
     num_negatives: int
 
     def __call__(self, item: PartPlaces) -> Sent:
-        """Rows with their positions, by plan file; `positives` and `trained`: numbers of positives
-        of the rows, and of those that a place trains.
+        """Rows with their positions, by plan file; `rows`, `positives` and `trained`: numbers of
+        different rows, of their positives, and of those that a place trains.
         """
         table = _trim(read_table(item.part.path), self.num_negatives)
         sent = placed_rows(table, item, self.rows_per_step, self.steps_per_file)
@@ -57,6 +57,7 @@ class SendRows:
         count = pc.list_value_length(sent.table["positives"]).to_numpy().astype(np.int64)
         counts = {
             "dataset": table["dataset"][0].as_py(),
+            "rows": int((turns == 0).sum()),
             "positives": int(count[turns == 0].sum()),
             "trained": int((turns < count).sum()),
         }

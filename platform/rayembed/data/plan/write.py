@@ -140,10 +140,12 @@ def _write(
     gathered = run_resumable(work, f"plan {config.key} gather", gather, blocks, execute)
     steps = [step for result in gathered for step in result["steps"]]
     for name in datasets:
-        told[name]["positives"] = {
-            kind: sum(int(of[key]) for of in placed if of["dataset"] == name)
-            for kind, key in (("all", "positives"), ("trained", "trained"))
-        }
+        rows, positives, trained = (
+            sum(int(of[key]) for of in placed if of["dataset"] == name)
+            for key in ("rows", "positives", "trained")
+        )
+        if positives > rows:
+            told[name]["positives"] = {"all": positives, "trained": trained}
         written = sum(int(result["rows_by_dataset"].get(name, 0)) for result in gathered)
         assert written == told[name]["drawn"], (name, written, told[name])
         if SCORES_COLUMN in config.columns:
