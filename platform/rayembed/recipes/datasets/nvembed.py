@@ -11,7 +11,7 @@ How the table is read where it leaves room:
   evaluates them with others). What the paper prints is kept, so that the recipe is the paper's.
 - Counts such as "16k" are taken as round numbers. Some count judgements rather than queries (the
   170k of HotpotQA are two each of 85k questions); a data set with fewer records gives all it has,
-  and its weight in a stage is the table's.
+  its weight in a stage is the table's, and a query that is drawn twice trains two of its positives.
 - MIRACL and Mr.TyDi have the size of their English parts.
 - Version 1 has no positive-aware mining. Its negatives are those that public copies of the data
   bring; where none does, the first ones that the teacher finds, whatever they score.
