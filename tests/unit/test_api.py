@@ -25,10 +25,12 @@ from rayembed.api.calls import EncodingProgress
 from rayembed.api.training import training_run
 from rayembed.callbacks import Evaluate
 from rayembed.data.given_rows import rows_file, table_of_rows
+from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.errors import ArtifactError, ConfigError, DataError, TrackingError
 from rayembed.losses.cosent import CoSENT
 from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.siglip import SigLIP
+from rayembed.pipeline.run_folders import plan_of
 from rayembed.pipeline.training_job import training_job
 from rayembed.registry.openai_schema import RequestError, read_texts
 from rayembed.training.trainer import Callback
@@ -85,7 +87,11 @@ def test_pairs_become_a_better_model_with_scores(trained):
     scores = {name: row["pairs-held-out"] for name, row in made.scores.items()}
     assert scores["stage 1: finetune"] > scores["untrained"] + 0.1
     assert steps.seen == list(range(1, made.run.stages[0].steps + 1))
-    assert made.run.stages[0].steps == round(3 * (249 - 24) / 16)
+    plan = BatchPlan.open(plan_of(made.run, "finetune"))
+    records = plan.manifest["datasets"]["pairs"]["rows"]
+    assert records < 249 - 24, "copies are trained once"
+    assert made.run.stages[0].steps == plan.num_steps == round(3 * records / 16)
+    assert made.run.stages[0].epochs == 3
     assert made.version.startswith(f"models:/{made.run.name}/")
     assert "| stage 1: finetune |" in made._repr_markdown_()
 

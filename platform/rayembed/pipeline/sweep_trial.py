@@ -74,8 +74,8 @@ def run_trial(
             tell(Event("score", step, deciding(sweep, scores), scores))
 
     trained = train_trial(run, TrialOf(tags, on_scores))
-    scores = _of_kept_weights(run, trained) if validated else trained.scores
-    tell(Event("final", run.total_steps, deciding(sweep, scores), scores, trained.scores))
+    scores = _of_kept_weights(trained) if validated else trained.scores
+    tell(Event("final", trained.run.total_steps, deciding(sweep, scores), scores, trained.scores))
 
 
 def register_best(sweep: Sweep, found: TrialRecord) -> Outcome:
@@ -92,8 +92,9 @@ def register_best(sweep: Sweep, found: TrialRecord) -> Outcome:
     return train(run.model_copy(update={"name": found.key, "placement": placement}))
 
 
-def _of_kept_weights(run: Run, trained: TrialResult) -> dict[str, float]:
+def _of_kept_weights(trained: TrialResult) -> dict[str, float]:
     """Validation's scores of the weights that the last stage hands on, with their mean."""
+    run = trained.run
     stage = run.stages[-1]
     step = int(kept_step(trained.last_weights) or stage.steps)
     folder = join(run.placement.storage_path, "runs", run.name, stage.name)

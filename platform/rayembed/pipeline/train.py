@@ -93,6 +93,8 @@ class TrialOf:
 class TrialResult:
     """Result of a trial."""
 
+    run: Run
+    """The run as it was trained, with the steps of its plans."""
     scores: dict[str, float]
     """Scores of its last stage on the tasks after training; empty without them."""
     model_folder: str
@@ -145,6 +147,7 @@ def train_trial(run: Run, trial: TrialOf) -> TrialResult:
     ) -> TrialResult:
         scored = scores.get(ScoreKey(last))
         return TrialResult(
+            run,
             scored.scores if scored else {},
             folders.model(last),
             folders.weights(last),
