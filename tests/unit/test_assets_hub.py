@@ -196,6 +196,8 @@ def test_references(caplog):
     assert parse_hub_reference("hf://org/name@v1") == HubReference("model", "org/name", "", "v1")
     inside = parse_hub_reference("hf://datasets/org/name/a/b.json@refs/pr/1")
     assert inside == HubReference("dataset", "org/name", "a/b.json", "refs/pr/1")
+    escaped = parse_hub_reference("hf://datasets/org/name@refs%2Fpr%2F1/a%20b/c.json")
+    assert escaped == HubReference("dataset", "org/name", "a%20b/c.json", "refs/pr/1")
     assert not caplog.messages
     assert parse_hub_reference("hf://org/name").revision == "main"
     assert "names no revision" in caplog.text

@@ -33,6 +33,7 @@ from rayembed.assets.storage import (
     list_files,
     move_file,
     open_storage,
+    open_storage_for_ray,
     read_bytes,
     remove_file,
     remove_folder,
@@ -45,9 +46,12 @@ from rayembed.config.held_out import HeldOutIds
 from rayembed.data import shuffle
 from rayembed.data.held_out.choice import listed_values
 from rayembed.data.sources.earlier import RecordsSource
+from rayembed.data.sources.files import list_pieces
+from rayembed.data.sources.rows import read_rows
 from rayembed.errors import (
     ArtifactError,
     AssetError,
+    DataError,
     PlacementError,
     StorageError,
     StorageFullError,
@@ -331,10 +335,46 @@ def test_threads_that_begin_together_share_a_client(place):
     assert all(one is found[0] for one in found)
 
 
-def test_names_with_spaces_and_escapes(place):
-    write_atomic(join(place, "a b%20c"), b"one")
-    assert list_files(place, recursive=True) == ["a b c"]
-    assert read_bytes(join(place, "a b c")) == b"one"
+NAMES = ("a b", "a%20b", "100%", "day=2024-01-01 00%3A00", "what?", "who?.jsonl", "a+b&c#d", "*")
+"""Names of objects that an address or a pattern might take for more."""
+
+
+@pytest.mark.parametrize("options", ["", "?region=us-east-1"])
+def test_a_key_is_the_one_that_is_named(place, options):
+    place = f"{place}{len(options)}{options}"
+    for name in NAMES:
+        write_atomic(join(place, name, name), name.encode())
+    assert list_files(place, recursive=True) == sorted(f"{name}/{name}" for name in NAMES)
+    for name in NAMES:
+        assert read_bytes(join(place, name, name)) == name.encode()
+        assert list_files(join(place, name), recursive=True) == [name]
+        filesystem, inside = open_storage_for_ray(join(place, name, name))
+        with filesystem.open_input_stream(inside) as stream:
+            assert stream.read() == name.encode()
+        assert (resolve(join(place, name)) / name).read_bytes() == name.encode()
+        remove_file(join(place, name, name))
+        assert not exists(join(place, name, name))
+
+
+def test_rows_below_a_prefix_are_those_of_the_listed_keys(place):
+    for name in NAMES:
+        row = json.dumps({"query": name, "positive": "p"})
+        write_atomic(join(place, name, "part-0.jsonl"), row.encode())
+    for path in (place, f"{place}?region=us-east-1", f"{place}/*/part-*.jsonl"):
+        rows = [row for piece in list_pieces(path) for row in read_rows(piece)]
+        assert sorted(row.values["query"] for row in rows) == sorted(NAMES)
+    for name in NAMES:
+        (piece,) = list_pieces(join(place, name, "part-0.jsonl"))
+        assert [row.values["query"] for row in read_rows(piece)] == [name]
+
+
+def test_rows_that_change_in_object_storage_are_told(place):
+    write_atomic(join(place, "a.jsonl"), b'{"query": "q"}\n')
+    (piece,) = list_pieces(join(place, "a.jsonl"))
+    assert len(list(read_rows(piece))) == 1
+    write_atomic(join(place, "a.jsonl"), b'{"query": "q"}\n{"query": "r"}\n')
+    with pytest.raises(DataError, match=r"'a\.jsonl' changed after this job had looked at it"):
+        list(read_rows(piece))
 
 
 def test_endpoint_and_region_in_the_address(place, environment, monkeypatch):

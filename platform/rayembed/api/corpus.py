@@ -1,6 +1,6 @@
 """Adapting an encoder to documents without a label, to a registered model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -106,19 +106,27 @@ def corpus_run(
 
 def _documents(corpus: Rows) -> Rows:
     """Rows with the columns `title` and `text` of what are texts or tuples."""
-    if not isinstance(corpus, Sequence) or isinstance(corpus, str) or not corpus:
+    is_table = hasattr(corpus, "column_names") or hasattr(corpus, "iloc")
+    if isinstance(corpus, str | Path | Mapping) or is_table or not isinstance(corpus, Iterable):
         return corpus
-    if isinstance(corpus[0], str):
-        return [{"text": text} for text in corpus]
-    if isinstance(corpus[0], tuple):
-        if any(len(one) != 2 for one in corpus):
-            raise DataError("documents are texts, tuples (title, text), or dicts")
-        return [{"title": title, "text": text} for title, text in corpus]
-    return corpus
+    documents = list(corpus)
+    for number, one in enumerate(documents):
+        kind = str if isinstance(one, str) else tuple if isinstance(one, tuple) else Mapping
+        pair = kind is not tuple or len(one) == 2
+        if not isinstance(one, kind) or not isinstance(documents[0], kind) or not pair:
+            raise DataError(
+                f"document {number} is {one!r:.80}; documents are texts, tuples (title, text), or "
+                "dicts, all of one kind"
+            )
+    if documents and isinstance(documents[0], str):
+        return [{"text": text} for text in documents]
+    if documents and isinstance(documents[0], tuple):
+        return [{"title": title, "text": text} for title, text in documents]
+    return documents
 
 
 def _columns(path: str) -> set[str]:
-    """Columns of the first row.
+    """Columns that any row has; rows are read until one has a title.
 
     Raises:
         DataError: there are no rows at the path.
@@ -126,7 +134,11 @@ def _columns(path: str) -> set[str]:
     from rayembed.data.sources.files import list_pieces
     from rayembed.data.sources.rows import Row, read_rows
 
-    pieces = list_pieces(path, versions=False, texts=True)
-    rows = (row for piece in pieces for row in read_rows(piece))
-    first = next(islice((row for row in rows if isinstance(row, Row)), 1), None)
-    return set() if first is None else set(first.values)
+    found: set[str] = set()
+    for piece in list_pieces(path, versions=False, texts=True):
+        rows = (row for row in read_rows(piece) if isinstance(row, Row))
+        for row in rows if piece.kind == "jsonl" else islice(rows, 1):  # else all have the same
+            found.update(row.values)
+            if "title" in found:
+                return found
+    return found

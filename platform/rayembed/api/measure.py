@@ -1,6 +1,7 @@
 """Scores of a model, and hard negatives by one."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.override import overridden, override
 from rayembed.config.settings import parse
 from rayembed.data.given_rows import Rows, rows_file
+from rayembed.data.sources.cells import is_unicode
 from rayembed.errors import DataError
 
 _LARGEST_GRADE = 2**31 - 1
+_OF_JUDGEMENTS = ["query-id", "corpus-id"]
 
 
 def evaluate(
@@ -102,6 +105,15 @@ def _beir_folder(given: Mapping[str, Any], storage: str) -> str:
             for document, grade in _grades(query, judged)
         ],
     }
+    for part, keys in (("corpus", ["_id"]), ("queries", ["_id"]), ("qrels/test", _OF_JUDGEMENTS)):
+        counts = Counter(tuple(row[key] for key in keys) for row in rows[f"{part}.jsonl"])
+        for name, count in counts.items():
+            if count > 1:
+                named = " with ".join(map(repr, name))
+                raise DataError(
+                    f"{part} of a set in memory has {named} {count} times, as a number and as a "
+                    "text, or twice in a list; give it once"
+                )
     folder = join(storage, "data", "given", f"set-{fingerprint(rows)}")
     for name, lines in rows.items():  # judgements last: a set that was begun is written again
         if not exists(join(folder, "qrels/test.jsonl")):
@@ -122,10 +134,12 @@ def _items(given: Any, part: str) -> list[tuple[Any, Any]]:
 def _text_row(part: str, name: Any, text: Any) -> dict[str, str]:
     """Row of a document or query: a text, or for a document title and text."""
     found = dict(text) if isinstance(text, Mapping) and part == "corpus" else {"text": text}
-    if set(found) - {"title", "text"} or not all(isinstance(t, str) for t in found.values()):
+    texts = all(isinstance(t, str) and is_unicode(t) for t in found.values())
+    if set(found) - {"title", "text"} or not texts:
         or_both = ", or a dict of title and text" if part == "corpus" else ""
         raise DataError(
-            f"{part}: {name!r} of a set in memory is {repr(text)[:80]}; wanted is a text{or_both}"
+            f"{part}: {name!r} of a set in memory is {repr(text)[:80]}; wanted is a text of valid "
+            f"Unicode{or_both}"
         )
     return {"_id": _id(name, part), **found}
 
@@ -138,7 +152,7 @@ def _id(value: Any, part: str) -> str:
         name = name_in({"id": _plain(value)}, "id")
     except RowError:
         name = None
-    if name is None:
+    if name is None or not is_unicode(name):
         raise DataError(
             f"{part} of a set in memory has the id {repr(value)[:80]}; wanted are texts and numbers"
         )

@@ -21,12 +21,16 @@ from rayembed.recipes.building_blocks import OWN_REJECTED_SHARE
 from rayembed.recipes.catalogue import OWN_PAIRS, get_recipe
 
 if TYPE_CHECKING:
+    from rayembed.data.sources.rows import Row
     from rayembed.pipeline.report import Outcome
     from rayembed.training.trainer import Callback
 
 logger = logging.getLogger(__name__)
 
 _DATASET = "data.datasets.pairs"
+_MOST_NEGATIVES = 7
+"""Negatives of a row that are trained with."""
+
 _HELD_OUT = 10
 """Documents that are held out at least; fewer would say nothing of retrieval."""
 
@@ -130,8 +134,8 @@ def train(
     Mixtures of the two are scored too, on general tasks as well, and the one is kept that gains
     most on a held-out part of the pairs and loses less in general (docs/evaluation.md); `verdict`
     shows the trade, and `take` takes another share. Where none does, the start is kept, no
-    version becomes `candidate`, and `verdict` says so. The run is the recipe for own pairs with what is given
-    here. The same call goes on where a former one stopped, and does nothing twice.
+    version becomes `candidate`, and `verdict` says so. The run is the recipe for own pairs with
+    what is given here. The same call goes on where a former one stopped, and does nothing twice.
     One worker trains in this process, several on Ray.
 
     Args:
@@ -288,9 +292,9 @@ class _Look:
 
     rows: int = 0
     columns: set[str] = field(default_factory=set)
-    """Names of the columns of the first row."""
+    """Names of the columns that any row has."""
     negatives: int = 0
-    """Largest number of negatives of one of the first thousand rows, in a column `negatives`."""
+    """Largest number of negatives of a row, in a column `negatives`; at most 7."""
     documents: int = 0
     """Number of distinct cells of the column `positive`, of graded pairs `sentence2`."""
 
@@ -310,16 +314,24 @@ def _look_at(path: str, *, delimiter: str | None, encoding: str | None) -> _Look
             look.rows += 1
             if not isinstance(row, Row):
                 continue
-            look.columns = look.columns or set(row.values)
+            look.columns.update(row.values)
             second = row.values.get("sentence2", look.rows)
             seen.add(hash(str(row.values.get("positive", second))))
-            given = row.values.get("negatives")
-            if look.rows <= 1000 and isinstance(given, list):
-                look.negatives = max(look.negatives, min(len(given), 7))
+            look.negatives = max(look.negatives, min(_negatives_in(row), _MOST_NEGATIVES))
     if not look.rows:
         raise DataError(f"there are no rows at {path!r}")
     look.documents = len(seen)
     return look
+
+
+def _negatives_in(row: "Row") -> int:
+    """Number of texts in a row's column `negatives`; conversion rejects a cell that has none."""
+    from rayembed.data.sources.cells import RowError, texts_in
+
+    try:
+        return len(texts_in(row.values, "negatives", json_lists=row.json_lists))
+    except RowError:
+        return 0
 
 
 def _share(documents: int) -> float | None:

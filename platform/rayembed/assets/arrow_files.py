@@ -210,8 +210,8 @@ def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
         options: of `pyarrow.parquet.ParquetFile`.
 
     Raises:
-        pyarrow.ArrowInvalid: it is none, its footer is not what was written, or a column has a type
-            as the module names them.
+        pyarrow.ArrowInvalid: it is none, its footer is not what was written, two columns have one
+            name, or a column has a type as the module names them.
         OSError: it cannot be read.
     """
     try:
@@ -221,6 +221,7 @@ def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
     except UnicodeDecodeError as error:
         raise pa.ArrowInvalid(f"the name of a column is not UTF-8: {error}") from error
     check_plain(file.schema_arrow)
+    _check_names(file.schema_arrow.names)
     return file
 
 
@@ -258,6 +259,20 @@ def check_plain(schema: pa.Schema) -> None:
                 "when they are read (Ray's are pickles, which can run any); write the column as "
                 "plain texts, numbers or lists"
             )
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Raise if two columns have one name: readers take either of them.
+
+    Raises:
+        pyarrow.ArrowInvalid: two have.
+    """
+    if len(set(names)) < len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise pa.ArrowInvalid(
+            f"two columns are named {twice!r}, and one of them would be left out; rename or remove "
+            "one"
+        )
 
 
 def _foreign(dtype: pa.DataType) -> str | None:

@@ -4,6 +4,7 @@ pyarrow's own would try a server that accepts connections and never answers for 
 """
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs
 
 import pyarrow.fs
 
@@ -65,8 +66,30 @@ at every answer of a busy server. Measured with 30 % of requests failing and fou
 260 looks failed before 103 requests had, then each that the server refused, 44 of 140."""
 
 
+_OPTIONS = re.compile(r"\?\w+=[^?]*\Z")
+"""End of an address with options, such as `?region=…`; a key may have question marks as well."""
+
+
 _making: dict[int, threading.Lock] = {}
 """Lock of each process; that of a parent may be held when it forks."""
+
+
+def split_options(address: str) -> tuple[str, str]:
+    """The address without its options, and these with their question mark; empty without any."""
+    found = _OPTIONS.search(address)
+    return (address, "") if found is None else (address[: found.start()], found.group())
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Address of the bucket, with all options, and the path that a filesystem of it takes.
+
+    A key is the one that stands there, as for other tools: `%20` is no space.
+    """
+    base, options = split_options(address)
+    scheme, _, place = base.partition("://")
+    bucket, _, key = place.partition("/")
+    root = f"{scheme}://{f'{bucket}/' if bucket else place}{options}"
+    return root, f"{bucket.rpartition('@')[2]}/{key}".rstrip("/")
 
 
 def connect(address: str) -> tuple[pyarrow.fs.FileSystem, str]:
@@ -78,10 +101,7 @@ def connect(address: str) -> tuple[pyarrow.fs.FileSystem, str]:
     Raises:
         pyarrow.ArrowException, OSError, ValueError: pyarrow cannot open it.
     """
-    base, question, query = address.partition("?")
-    scheme, _, place = base.partition("://")
-    bucket, _, key = place.partition("/")
-    root = f"{scheme}://{f'{bucket}/' if bucket else place}{question}{query}"
+    root, inside = split_address(address)
     environment = tuple(
         sorted(item for item in os.environ.items() if item[0].upper().startswith(_OF_ENVIRONMENT))
     )
@@ -90,7 +110,6 @@ def connect(address: str) -> tuple[pyarrow.fs.FileSystem, str]:
     process = os.getpid()
     with _making.setdefault(process, threading.Lock()):
         filesystem = _client(root, environment, process, PATIENCE).used()
-    inside = f"{bucket.rpartition('@')[2]}/{unquote(key)}".rstrip("/")
     return filesystem, inside
 
 

@@ -23,7 +23,7 @@ LOOK_SECONDS = 10.0
 
 _FORM = "hf://[datasets/]org/name@revision[/path/inside]"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_SPECIAL_REVISION = re.compile(r"refs/(?:convert|pr)/[^/]+")
+_SPECIAL_REVISION = re.compile(r"refs(?:/|%2F)(?:convert|pr)(?:/|%2F)[^/]+")
 _MODEL_FILES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
 _GRAPHS = ("graph.onnx", "graph.xml")
 """Graphs of our own models for CPU runtimes, in whose folders there are no other weights."""
@@ -57,7 +57,7 @@ def parse_hub_reference(reference: str) -> HubReference:
         repo_type, body = "dataset", body.removeprefix("datasets/")
     body, _, rest = body.partition("@")
     parts = [part for part in body.split("/") if part]
-    revision, after = _revision(unquote(rest), last=len(parts) > 2)
+    revision, after = _revision(rest, last=len(parts) > 2)
     inside = [*parts[2:], *after]
     named = len(parts) >= 2 and all(_NAME.fullmatch(part) for part in parts[:2])
     if not named or ".." in inside or "@" in revision or (rest and not revision):
@@ -69,13 +69,13 @@ def parse_hub_reference(reference: str) -> HubReference:
 
 def _revision(rest: str, *, last: bool) -> tuple[str, list[str]]:
     """Revision at the start of `rest` and the path after it; all of `rest` if the revision comes
-    last.
+    last. A revision may have escapes, `refs%2Fpr%2F1`; in a path they are part of a name.
     """
     special = _SPECIAL_REVISION.match(rest)
     if last and special is None:
-        return (rest, []) if "/" not in rest else ("", [])
+        return (unquote(rest), []) if "/" not in rest else ("", [])
     revision = special.group() if special else rest.partition("/")[0]
-    return revision, [part for part in rest[len(revision) :].split("/") if part]
+    return unquote(revision), [part for part in rest[len(revision) :].split("/") if part]
 
 
 def fetch_from_hub(reference: str, cache: Path | None) -> Path:

@@ -20,7 +20,7 @@ import pyarrow
 import pyarrow.fs
 
 from rayembed.assets import clients
-from rayembed.assets.clients import asked_again, why
+from rayembed.assets.clients import asked_again, split_address, split_options, why
 from rayembed.assets.names import check_inside
 from rayembed.assets.room import full, is_full, room_for
 from rayembed.config.credentials import check_address
@@ -76,7 +76,8 @@ def open_storage_for_ray(path: str | Path) -> tuple[pyarrow.fs.FileSystem, str]:
         return open_storage(path)
     _check_endpoints()
     try:
-        filesystem, inside = pyarrow.fs.FileSystem.from_uri(str(path))
+        root, inside = split_address(str(path))
+        filesystem, _ = pyarrow.fs.FileSystem.from_uri(root)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise PlacementError(f"cannot open the storage {str(path)!r}: {error}") from error
     return filesystem, inside
@@ -89,24 +90,36 @@ def _check_endpoints() -> None:
 
 
 def join(path: str | Path, *parts: str) -> str:
-    """`path` with `parts` appended by '/'; a URI keeps its scheme and its query."""
-    base, question, query = str(path).partition("?") if "://" in str(path) else (str(path), "", "")
+    """`path` with `parts` appended by '/'; an address keeps its scheme and its options."""
+    base, options = _without_options(path)
     cleaned = [part.strip("/") for part in parts if part.strip("/")]
-    return posixpath.join(base.rstrip("/") or "/", *cleaned) + question + query
+    return posixpath.join(base.rstrip("/") or "/", *cleaned) + options
+
+
+def below(root: str, path: str) -> str:
+    """`path` as a setting names it: a relative one is taken from `root`, if there is one.
+
+    Addresses, absolute paths and those of a home folder, `~/…`, are what they are.
+    """
+    whole = not root or "://" in path or path.startswith(("/", "~"))
+    return path if whole else join(root, path)
 
 
 def file_name(path: str | Path) -> str:
-    """Last name of `path`, for files and folders, without the query of a URI."""
-    address = str(path).partition("?")[0] if "://" in str(path) else str(path)
-    return posixpath.basename(address.rstrip("/"))
+    """Last name of `path`, for files and folders, without the options of an address."""
+    return posixpath.basename(_without_options(path)[0].rstrip("/"))
+
+
+def _without_options(path: str | Path) -> tuple[str, str]:
+    return split_options(str(path)) if "://" in str(path) else (str(path), "")
 
 
 def with_ending(path: str | Path, ending: str) -> str:
     """`path` with its ending, from the last dot of the name on (`.parquet`), replaced by another
-    (`.index.npz`); a URI keeps its query.
+    (`.index.npz`); an address keeps its options.
     """
-    base, question, query = str(path).partition("?") if "://" in str(path) else (str(path), "", "")
-    return posixpath.splitext(base)[0] + ending + question + query
+    base, options = _without_options(path)
+    return posixpath.splitext(base)[0] + ending + options
 
 
 def exists(path: str | Path) -> bool:

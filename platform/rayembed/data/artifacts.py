@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from rayembed.assets.clients import split_options
 from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.names import check_inside
 from rayembed.assets.storage import (
@@ -276,18 +277,23 @@ def _is_absolute(place: str) -> bool:
 
 def root_of(folder: str) -> str:
     """Folder two levels above: of all kinds of results, or of a plan the storage."""
-    base, question, query = folder.partition("?") if "://" in folder else (folder, "", "")
-    return posixpath.dirname(posixpath.dirname(base.rstrip("/"))) + question + query
+    base, options = split_options(folder) if "://" in folder else (folder, "")
+    return posixpath.dirname(posixpath.dirname(base.rstrip("/"))) + options
 
 
-def open_artifact(folder: str) -> DatasetArtifact:
+def open_artifact(folder: str, advice: str | None = None) -> DatasetArtifact:
     """Open a finished folder of records.
+
+    Args:
+        advice: what to do where it is none, a whole sentence; None: remove it, for one that a
+            job's own storage names.
 
     Raises:
         ArtifactError: it has no manifest, so it is not finished, or is none; or a broken one.
     """
     path = join(folder, MANIFEST)
-    advice = f"Remove the folder {folder!r}; the job that made it makes it again"
+    if advice is None:
+        advice = f"Remove the folder {folder!r}; the job that made it makes it again"
     manifest = read_json(path, advice)
     if not manifest.keys() >= _NEEDED:
         raise ArtifactError(

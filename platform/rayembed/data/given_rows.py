@@ -1,7 +1,9 @@
 """Rows that a caller has in memory, as a file of the storage that is named by what it holds."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pyarrow as pa
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.credentials import check_address
+from rayembed.data.sources.cells import looks_like_list
 from rayembed.errors import DataError
 
 Rows = Any
@@ -44,16 +47,16 @@ def rows_file(rows: Rows, storage: str) -> str:
 
 
 def table_of_rows(rows: Rows) -> pa.Table:
-    """The rows as a table; see `rows_file`."""
+    """The rows as a table, which has every column that any row has; see `rows_file`."""
     if isinstance(rows, Mapping) and hasattr(rows, "with_format"):  # datasets.DatasetDict
         names = ", ".join(map(repr, rows))
         raise DataError(f"rows has several splits ({names}); give one of them, as in rows['train']")
     if hasattr(rows, "column_names") and hasattr(rows, "with_format"):  # datasets.Dataset
         table = rows.with_format("arrow")[:] if hasattr(rows, "__len__") else None
-        table = pa.Table.from_pylist(list(rows)) if table is None else table
+        table = _of_python(list(rows)) if table is None else table
     elif hasattr(rows, "columns") and hasattr(rows, "iloc"):  # pandas
-        table = pa.Table.from_pandas(rows, preserve_index=False)
-    elif isinstance(rows, Iterable):
+        table = _of_pandas(rows)
+    elif isinstance(rows, Iterable) and not isinstance(rows, Mapping | bytes):
         table = _of_python(list(rows))
     else:
         raise DataError(
@@ -62,11 +65,28 @@ def table_of_rows(rows: Rows) -> pa.Table:
         )
     if not table.num_rows:
         raise DataError("there are no rows: the list or table is empty")
+    if not table.num_columns:
+        raise DataError("the rows have no columns")
+    _check_lists(table)
     plain = [
         field.with_type(pa.string()) if pa.types.is_large_string(field.type) else field
         for field in table.schema  # pandas' texts, for equal rows to be one file
     ]
     return table.cast(pa.schema(plain))
+
+
+def _of_pandas(rows: Any) -> pa.Table:
+    names = [str(name) for name in rows.columns]
+    _check_names(names)
+    columns = {}
+    for place, name in enumerate(names):
+        cells = rows.iloc[:, place]
+
+        def convert(start: int, stop: int, cells: Any = cells) -> pa.Array:
+            return pa.array(cells.iloc[start:stop], from_pandas=True)
+
+        columns[name] = _column(name, cells.iloc, len(cells), convert)
+    return pa.table(columns)
 
 
 def _of_python(rows: Sequence[Any]) -> pa.Table:
@@ -75,26 +95,28 @@ def _of_python(rows: Sequence[Any]) -> pa.Table:
         if not isinstance(row, kinds) or isinstance(row, str):
             raise DataError(
                 f"row {number} is {_shown(row)}; rows are tuples such as (query, positive), or all "
-                "of them dicts with the same keys"
+                "of them dicts"
             )
     if not rows or isinstance(rows[0], Mapping):
-        try:
-            return pa.Table.from_pylist([dict(row) for row in rows])
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise DataError(f"a column holds values of several kinds: {error}") from None
+        return _of_dicts(rows)
     width = len(rows[0])
-    graded = width == 3 and isinstance(rows[0][2], int | float)
+    graded = width == 3 and isinstance(rows[0][2], Real)
     names = ("sentence1", "sentence2", "score") if graded else ("query", "positive", "negatives")
     values: list[dict[str, Any]] = []
     for number, row in enumerate(rows):
-        scored = len(row) == 3 and isinstance(row[2], int | float)
-        if len(row) < 2 or (graded and not scored) or (not graded and scored) or len(row) != width:
+        scored = len(row) == 3 and isinstance(row[2], Real)
+        if len(row) < 2:
+            raise DataError(
+                f"row {number} is {_shown(row)}; a row is (query, positive), (query, positive, "
+                "negatives) or (text, text, score)"
+            )
+        if (graded and not scored) or (not graded and scored) or len(row) != width:
             wanted = "(text, text, score)" if graded else f"as long as the first one, {width}"
             raise DataError(f"row {number} is {_shown(row)}, but the first row asks for {wanted}")
         if graded:
             values.append(dict(zip(names, (row[0], row[1], float(row[2])), strict=True)))
             continue
-        negatives = [text for item in row[2:] for text in _texts(item)]
+        negatives = [text for item in row[2:] for text in _texts(item, number)]
         # Numbers count as texts, as in files.
         query, positive = (str(one) if _is_number(one) else one for one in row[:2])
         given = {"query": query, "positive": positive}
@@ -103,20 +125,92 @@ def _of_python(rows: Sequence[Any]) -> pa.Table:
         for name in names[:2]:
             if row[name] is not None and not isinstance(row[name], str):
                 raise DataError(f"row {number}: {name} is {_shown(row[name])}, not a text")
-    return pa.Table.from_pylist(values)
+    return _of_dicts(values)
+
+
+def _of_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    other = next((name for name in names if not isinstance(name, str)), None)
+    if other is not None:
+        raise DataError(f"the column {other!r} has a name that is no text")
+    columns = {}
+    for name in names:
+        cells = [row.get(name) for row in rows]
+
+        def convert(start: int, stop: int, cells: list[Any] = cells) -> pa.Array:
+            return pa.array(cells[start:stop])
+
+        columns[name] = _column(name, cells, len(cells), convert)
+    return pa.table(columns)
+
+
+def _column(name: str, cells: Any, rows: int, convert: Callable[[int, int], pa.Array]) -> pa.Array:
+    """Cells as Arrow holds them.
+
+    Args:
+        cells: gives the cell of a row.
+        convert: makes an array of the rows from a first one to before a last one.
+
+    Raises:
+        DataError: it cannot; the message names the first row that does not go with those before.
+    """
+    try:
+        name.encode()
+        return convert(0, rows)
+    except _NOT_ARROW as error:
+        stops = range(1, rows + 1)
+        row = bisect_left(stops, True, key=lambda stop: not _goes(convert, 0, stop))
+        told = f"row {row}: {name!r} is {_shown(cells[row])}" if row < rows else f"column {name!r}"
+        if isinstance(error, UnicodeError):
+            raise DataError(
+                f"{told}, with half of a surrogate pair, which is not valid Unicode"
+            ) from None
+        why = "does not go with the rows above; a column holds values of one kind"
+        if row < rows and not _goes(convert, row, row + 1):
+            why = f"is no text, number or list of them ({error})"
+        raise DataError(f"{told}, which {why}") from None
+
+
+_NOT_ARROW = (pa.ArrowException, UnicodeError, OverflowError, TypeError, ValueError)
+"""Errors of Arrow for values that it has no array for."""
+
+
+def _goes(convert: Callable[[int, int], pa.Array], start: int, stop: int) -> bool:
+    try:
+        convert(start, stop)
+    except _NOT_ARROW:
+        return False
+    return True
+
+
+def _check_names(names: Sequence[str]) -> None:
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise DataError(f"two columns are named {twice!r}; rename or remove one")
+
+
+def _check_lists(table: pa.Table) -> None:
+    """Raise where lists of negatives are texts, as pandas reads them from a CSV."""
+    cells = table["negatives"].to_pylist() if "negatives" in table.column_names else []
+    for number, text in enumerate(cells):
+        if isinstance(text, str) and looks_like_list(text):
+            raise DataError(
+                f"row {number}: 'negatives' is {_shown(text)}, a list that was written as a text; "
+                "read it first, by json.loads or ast.literal_eval"
+            )
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _texts(item: Any) -> list[str]:
+def _texts(item: Any, number: int) -> list[str]:
     texts = [item] if isinstance(item, str) else item
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise DataError(f"negatives are texts or a list of texts, not {_shown(item)}")
+        raise DataError(f"row {number}: negatives are texts or a list of texts, not {_shown(item)}")
     return list(texts)
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = repr(value).encode("utf-8", "replace").decode()
     return text if len(text) < 80 else f"{text[:77]}…"

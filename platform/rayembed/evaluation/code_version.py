@@ -30,8 +30,11 @@ _READERS = (
     "data/hashes.py",
     "data/sources/beir_join.py",
     "data/sources/cells.py",
+    "data/sources/csv_rows.py",
     "data/sources/files.py",
+    "data/sources/names_beside.py",
     "data/sources/rows.py",
+    "data/sources/versions.py",
     "evaluation/own_data.py",
     "evaluation/own_tables.py",
 )

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 CORPUS, QUERIES, JUDGEMENTS, ABOUT = "corpus.arrow", "queries.arrow", "qrels.arrow", "about.json"
 """Files of a written set."""
 
+_LARGEST_GRADE = 2**31 - 1
 _EXAMPLES = 3
 _ROWS_PER_BATCH = 10_000
 _DOCUMENTS = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
@@ -206,6 +207,7 @@ def read_about(folder: Path) -> About:
 def _read_judgements(files: OwnFiles, faults: Faults, dropped: dict[str, int]) -> Judgements:
     part, repeated = f"qrels/{files.split}", 0
     judged: Judgements = {}
+    _check_header(files)
     for row in readable_rows(files.judgements, part, faults):
         try:
             query, document = name_in(row.values, "query-id"), name_in(row.values, "corpus-id")
@@ -214,6 +216,8 @@ def _read_judgements(files: OwnFiles, faults: Faults, dropped: dict[str, int]) -
                 raise RowError("no query-id or no corpus-id")
             if not grade.is_integer():
                 raise RowError("score is no whole number")
+            if abs(grade) > _LARGEST_GRADE:
+                raise RowError("score has more than 32 bits")
             known = judged.get(query, {}).get(document)
             if known not in (None, int(grade)):
                 raise RowError("another grade for the same pair")
@@ -224,6 +228,25 @@ def _read_judgements(files: OwnFiles, faults: Faults, dropped: dict[str, int]) -
             judged.setdefault(query, {})[document] = int(grade)
     _drop(dropped, "judgements that are there twice", repeated)
     return judged
+
+
+def _check_header(files: OwnFiles) -> None:
+    """Raise where judgements have other columns, as those of TREC, which have no header."""
+    wanted = set(_GRADES.names)
+    piece = files.judgements[0]
+    first = next((row for row in read_rows(piece) if isinstance(row, Row)), None)
+    if first is None or wanted & first.values.keys():
+        return
+    seen = "\t".join(map(str, first.values))
+    advice = (
+        "printf 'query-id\\tcorpus-id\\tscore\\n' > FILE.tsv, and "
+        'awk \'{print $1 "\\t" (NF > 3 ? $3 : $2) "\\t" $NF}\' FILE >> FILE.tsv'
+    )
+    raise DataError(
+        f"the judgements {piece.path!r} begin with {seen!r:.80}; wanted is a first line with the "
+        f"names {', '.join(_GRADES.names)}. A file without it, as those of TREC (query, 0, "
+        f"document, grade), becomes one by: {advice}"
+    )
 
 
 def _read_queries(

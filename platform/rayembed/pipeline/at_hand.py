@@ -31,8 +31,8 @@ from rayembed.cores import num_cores
 from rayembed.data.epochs import many_passes
 from rayembed.data.sources.accepted import accept
 from rayembed.data.sources.check import with_source_path
-from rayembed.data.sources.files import missing
 from rayembed.data.sources.head import Head, is_here, look
+from rayembed.data.sources.names_beside import missing
 from rayembed.data.sources.unread import unread_negatives
 from rayembed.errors import AssetError, ConfigError, PlacementError, RayembedError
 from rayembed.evaluation.air_bench.catalogue import VERSIONS, not_of_mteb

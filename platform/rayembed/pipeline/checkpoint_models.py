@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from rayembed.assets.clients import split_options
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import exists, join
 from rayembed.config.run import Run
@@ -56,11 +57,11 @@ def _exported(checkpoint: str) -> str:
     from rayembed.training.export import export
     from rayembed.training.weights import write_weights
 
-    place, question, query = checkpoint.partition("?")
-    if "://" not in checkpoint:
-        place, question, query = str(Path(checkpoint).expanduser().absolute()), "", ""
+    place, options = str(Path(checkpoint).expanduser().absolute()), ""
+    if "://" in checkpoint:
+        place, options = split_options(checkpoint)
     named = _PLACE.fullmatch(place)
-    folder = "" if named is None else named["run"] + question + query
+    folder = "" if named is None else named["run"] + options
     if named is None or not exists(join(folder, RUN_FILE)):
         raise ArtifactError(
             f"the checkpoint {checkpoint!r} does not lie where its run has put it, "
@@ -69,7 +70,7 @@ def _exported(checkpoint: str) -> str:
     run = Run.read(resolve(join(folder, RUN_FILE)))
     model = join(folder, "models", f"{named['stage']}-{named['checkpoint']}")
     with (
-        checkpoint_on_disk(place + question + query) as files,
+        checkpoint_on_disk(place + options) as files,
         tempfile.TemporaryDirectory() as scratch,
     ):
         weights = join(scratch, "weights.safetensors")

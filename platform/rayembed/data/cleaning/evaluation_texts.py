@@ -7,23 +7,21 @@ text classification, clustering, bitexts, summaries) they are all texts of the e
 since these are what scores are made of.
 """
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import xxhash
 
-from rayembed.assets.arrow_files import read_parquet
 from rayembed.assets.hub_client import limit_hub
-from rayembed.assets.storage import file_name, join, read_bytes
+from rayembed.assets.storage import below, file_name, read_bytes
 from rayembed.config.settings import nearest
 from rayembed.config.types import has_content
 from rayembed.data.sources.cells import is_unicode
-from rayembed.errors import AssetError, ConfigError, DataError
+from rayembed.data.sources.files import list_pieces
+from rayembed.data.sources.rows import BadRow, lines_of, read_rows
+from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError, StorageError
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +56,7 @@ def find_sources(names: Sequence[str], root: str) -> list[TextSource]:
     found: list[TextSource] = []
     for name in names:
         if file_name(name).endswith(_FILES):
-            absolute = not root or "://" in name or Path(name).is_absolute()
-            path = name if absolute else join(root, name)
+            path = below(root, name)
             version = xxhash.xxh3_64_hexdigest(read_bytes(path))
             found.append(TextSource(file_name(path), version, path=path))
             continue
@@ -79,7 +76,7 @@ def read_texts(source: TextSource) -> Iterator[str]:
         DataError: a file without texts, or a task whose texts are not known.
     """
     if source.task is None:
-        yield from _texts_of_file(source.path)
+        yield from _texts_of_file(source)
         return
     import httpx
     from mteb.abstasks.retrieval import AbsTaskRetrieval
@@ -172,23 +169,34 @@ def _flat(values: Any) -> Iterator[str]:
             yield from _flat(value)
 
 
-def _texts_of_file(path: str) -> list[str]:
-    content = read_bytes(path)
+def _texts_of_file(source: TextSource) -> list[str]:
+    path = source.path
     try:
         if file_name(path).endswith(".txt"):
-            texts = content.decode().splitlines()
-        elif file_name(path).endswith(".jsonl"):
-            texts = [json.loads(line)[_COLUMN] for line in content.splitlines() if line.strip()]
+            texts = lines_of(read_bytes(path))
         else:
-            texts = read_parquet(content, [_COLUMN])[_COLUMN].to_pylist()
-        texts = [text for text in texts if isinstance(text, str)]
+            texts = [text for text in _texts_of_rows(path) if isinstance(text, str)]
+        if xxhash.xxh3_64_hexdigest(read_bytes(path)) != source.version:
+            raise ValueError("it changed since the job looked at it; start the job again")
         if not all(map(is_unicode, texts)):
             raise ValueError("half of a surrogate pair, which is not valid Unicode")
         if not any(map(has_content, texts)):
             raise ValueError("there is no text in it, so it would protect nothing")
         return texts
-    except (ValueError, RecursionError, KeyError, TypeError, pa.ArrowException) as error:
+    except StorageError:
+        raise
+    except (ValueError, ArtifactError, DataError) as error:
         raise DataError(
-            f"cleaning.overlap.tasks: cannot read texts from {path!r}: {error!r}; expected UTF-8 "
+            f"cleaning.overlap.tasks: cannot read texts from {path!r}: {error}; expected UTF-8 "
             f"with a text a line (.txt), or a column {_COLUMN!r} (.jsonl, .parquet)"
         ) from error
+
+
+def _texts_of_rows(path: str) -> Iterator[Any]:
+    for piece in list_pieces(path):
+        for row in read_rows(piece, (_COLUMN,)):
+            if isinstance(row, BadRow):
+                raise ValueError(f"{row.origin}: {row.reason}")
+            if _COLUMN not in row.values:
+                raise ValueError(f"{row.origin}: no column {_COLUMN!r}")
+            yield row.values[_COLUMN]

@@ -13,13 +13,14 @@ from typing import Literal
 import numpy as np
 
 from rayembed.assets.array_files import load_arrays, save_arrays
-from rayembed.assets.storage import join, read_bytes
+from rayembed.assets.storage import below, join, read_bytes
 from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import HeldOut, HeldOutFraction, HeldOutGroups, HeldOutIds
 from rayembed.data.artifacts import ArtifactWriter, PipelineContext
 from rayembed.data.hashes import seeded_keys, text_hash
 from rayembed.data.parts import remedy
 from rayembed.data.sources.accepted import accept, told_of
+from rayembed.data.sources.rows import lines_of
 from rayembed.data.sources.tasks import HeldOut as Banned
 from rayembed.data.sources.tasks import HeldOutRows, RecordWriter
 from rayembed.data.work_items import Result, WorkItem, run_resumable
@@ -161,14 +162,12 @@ def listed_values(held_out: HeldOut, root: str) -> list[str]:
     """
     if not isinstance(held_out, HeldOutIds) or held_out.file is None:
         return list(getattr(held_out, "values", ()))
-    path = held_out.file
-    relative = root and "://" not in path and not path.startswith("/")
-    place = join(root, path) if relative else path
+    place = below(root, held_out.file)
     try:
-        lines = read_bytes(place).decode("utf-8").splitlines()
+        lines = lines_of(read_bytes(place))
     except StorageError:
         raise
-    except (ArtifactError, UnicodeDecodeError) as error:
+    except (ArtifactError, UnicodeError) as error:
         raise DataError(
             f"held_out.file {place!r} cannot be read: {error}; name a UTF-8 file with one id a line"
         ) from error

@@ -43,7 +43,7 @@ from rayembed.errors import ArtifactError, ConfigError
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Code version of held-out parts; bump when the same inputs yield others."""
 
 KEPT = "kept for training"
@@ -82,6 +82,10 @@ def make_part(context: PipelineContext, checked: ResolvedDataset) -> HeldOutPart
     if held_out is None:
         return None
     items = source.items(checked)
+    values = listed_values(held_out, context.root)
+    if isinstance(held_out, HeldOutIds):  # what was read is what is held out, whatever comes later
+        named = held_out.model_copy(update={"values": tuple(values), "file": None})
+        dataset = dataset.model_copy(update={"held_out": named})
     writer = ArtifactWriter(
         context.storage,
         "held_out",
@@ -89,7 +93,7 @@ def make_part(context: PipelineContext, checked: ResolvedDataset) -> HeldOutPart
         {
             "code": CODE_VERSION,
             "held_out": held_out.model_dump(mode="json", exclude={"values", "file"}),
-            "values": fingerprint(sorted(listed_values(held_out, context.root))),
+            "values": fingerprint(sorted(values)),
             "source": checked.content,
             "settings": dataset.model_dump(
                 mode="json",

@@ -5,7 +5,6 @@ Parts of documents are Parquet files of one column, `text`, named by their conte
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow as pa
 import xxhash
 
 from rayembed.assets.arrow_files import parquet_bytes
-from rayembed.assets.storage import file_name, join, write_atomic
+from rayembed.assets.storage import below, file_name, join, write_atomic
 from rayembed.config import mining as settings
 from rayembed.config.document import fingerprint
 from rayembed.config.sources import DEFAULT_REJECTED_SHARE
@@ -30,7 +29,7 @@ from rayembed.data.vectors.teacher import Encoder, load_teacher
 from rayembed.data.work_items import Result, add_up, run_resumable
 from rayembed.errors import DataError
 
-CODE_VERSION = 2
+CODE_VERSION = 3
 """Code version of reading documents; bump when the same files yield others."""
 
 SCHEMA = pa.schema([("text", pa.string())])
@@ -137,7 +136,7 @@ def corpus_of(
     Raises:
         DataError: nothing there, or files that are none of the known kinds.
     """
-    pieces = list_pieces(_below_root(context.root, corpus.path))
+    pieces = list_pieces(below(context.root, corpus.path))
     named = [[file_name(p.path), p.start, p.version] for p in pieces]
     inputs = {
         "code": CODE_VERSION,
@@ -205,10 +204,6 @@ def known_of(texts: Sequence[str]) -> PartTexts:
     nothing = np.empty(0, dtype=np.int64)
     hashes = np.array([text_hash(text) for text in texts], dtype=np.int64)
     return PartTexts(hashes, np.zeros(1, dtype=np.int64), nothing, nothing, nothing)
-
-
-def _below_root(root: str, path: str) -> str:
-    return path if not root or "://" in path or Path(path).is_absolute() else join(root, path)
 
 
 def _accept(corpus: settings.Corpus, results: Sequence[Result]) -> None:

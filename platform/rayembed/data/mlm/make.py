@@ -39,7 +39,7 @@ from rayembed.models.vocabulary import Vocabulary, tokens_fingerprint, vocabular
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 2
+CODE_VERSION = 3
 """Code version; bump when the same texts yield other sequences or parts."""
 
 NO_TOKENS = "no tokens"

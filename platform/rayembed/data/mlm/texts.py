@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from rayembed.assets.storage import join
+from rayembed.assets.storage import below
 from rayembed.config.adaptation import TextsConfig
 from rayembed.config.document import fingerprint
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
@@ -53,8 +52,8 @@ def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
         ConfigError: a column that the files do not have.
         AssetError: the hub does not give what the path names.
     """
-    texts = _below(texts, root)
-    source = texts.source
+    source = texts.source.model_copy(update={"path": below(root, texts.source.path)})
+    texts = texts.model_copy(update={"source": source})
     pieces = tuple(list_pieces(source.path))
     columns = {"source.text": source.text}
     if source.language is not None:
@@ -95,12 +94,3 @@ def _checked(text: str | None, language: str | None) -> Text | RejectedRow:
     if language is None:
         return RejectedRow(NO_LANGUAGE, repr(text)[:_SHOWN_CHARACTERS])
     return Text(text, language)
-
-
-def _below(texts: TextsConfig, root: str) -> TextsConfig:
-    """Settings with a relative path resolved below `root`; absolute paths and references stay."""
-    path = texts.source.path
-    if not root or "://" in path or Path(path).is_absolute():
-        return texts
-    source = texts.source.model_copy(update={"path": join(root, path)})
-    return texts.model_copy(update={"source": source})

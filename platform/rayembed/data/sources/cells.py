@@ -6,8 +6,13 @@ name.
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
+
+_ELEMENT_FIRST = re.compile(r"""[bru]?['"]|(?:None|nan|null)\b""")
+_ELEMENT_LAST = re.compile(r"""(?:['"]|\b(?:None|nan|null))\Z""")
+"""Begin and end of what stands between the brackets of a list of texts."""
 
 _LINES = ("first_line", "other_lines")
 
@@ -67,7 +72,8 @@ def texts_in(row: Mapping[str, Any], column: str, *, json_lists: bool = False) -
             and TSV, which hold no lists.
 
     Raises:
-        RowError: it holds something else.
+        RowError: it holds something else, such as a list in Python's form, `['a', 'b']`, in a cell
+            that may hold one of JSON.
     """
     value = read_column(row, column)
     if value is None:
@@ -76,7 +82,7 @@ def texts_in(row: Mapping[str, Any], column: str, *, json_lists: bool = False) -
         name = name_in(row, column)
         return [] if name is None else [name]
     if isinstance(value, str):
-        return _texts_of_json(value) if json_lists and value.startswith("[") else [value]
+        return _texts_of_json(value, column) if json_lists else [value]
     if not isinstance(value, list) or not _all_texts(value):
         raise RowError(f"column {column!r} is neither a text nor a list of texts")
     return [text for text in value if text is not None]
@@ -93,16 +99,24 @@ def text_in(row: Mapping[str, Any], column: str) -> str | None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool):
         return name_in(row, column)
+    if isinstance(value, bytes):
+        raise RowError(f"column {column!r} holds bytes, not a text; decode them")
     if not isinstance(value, str):
         raise RowError(f"column {column!r} is not a text")
     return value
 
 
 def text_or_none(row: Mapping[str, Any], column: str) -> str | None:
-    """Text in a cell; None if it is empty or holds something else."""
+    """Text in a cell; None if it is empty or holds something else.
+
+    Raises:
+        RowError: it holds bytes, which may be a text.
+    """
     try:
         return text_in(row, column)
     except RowError:
+        if isinstance(read_column(row, column), bytes):
+            raise
         return None
 
 
@@ -137,7 +151,7 @@ def name_in(row: Mapping[str, Any], column: str) -> str | None:
 
 
 def number_in(row: Mapping[str, Any], column: str) -> float:
-    """Number in a cell, also given as digits in a text.
+    """Finite number in a cell, also given as digits in a text.
 
     Raises:
         RowError: it is empty or holds something else.
@@ -146,10 +160,10 @@ def number_in(row: Mapping[str, Any], column: str) -> float:
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             number = float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
         else:
-            if not math.isnan(number):
+            if math.isfinite(number):
                 return number
     raise RowError(f"column {column!r} is no number")
 
@@ -163,14 +177,35 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def _texts_of_json(text: str) -> list[str]:
+def looks_like_list(text: str) -> bool:
+    """Whether a text is a list of texts as JSON or Python writes one, be it whole or broken.
+
+    A text in brackets, `[Solved] …` or `[1, 2]`, is none: its first and its last element would be
+    in quotes, or nothing (`None`, `nan`).
+    """
+    text = text.strip()
+    if text[:1] != "[" or text[-1:] != "]":
+        return False
+    inner = text[1:-1].strip(" \t\r\n,")
+    return bool(_ELEMENT_FIRST.match(inner) and _ELEMENT_LAST.search(inner))
+
+
+def _texts_of_json(text: str, column: str) -> list[str]:
+    if text.strip()[:1] != "[":
+        return [text]
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
-        return [text]
-    if not isinstance(parsed, list) or not _all_texts(parsed):
-        return [text]
-    return [item for item in parsed if item is not None]
+        parsed = None
+    if isinstance(parsed, list) and _all_texts(parsed):
+        return [item for item in parsed if item is not None]
+    if isinstance(parsed, list) and any(isinstance(item, str | list | dict) for item in parsed):
+        raise RowError(f"column {column!r} is a JSON list, but not of texts")
+    if parsed is None and looks_like_list(text):
+        raise RowError(
+            f"column {column!r} is a list that is no JSON: write json.dumps(list), not str(list)"
+        )
+    return [text]
 
 
 def _all_texts(values: list[Any]) -> bool:

@@ -2,16 +2,15 @@
 
 import logging
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from rayembed.assets.reading import is_on_hub
 from rayembed.assets.resolver import is_unpacked
-from rayembed.assets.storage import join
+from rayembed.assets.storage import below
 from rayembed.config.data import DatasetConfig
 from rayembed.config.data_run import DataRun
 from rayembed.config.run import Run
 from rayembed.data.sources.file_rows import ResolvedDataset
-from rayembed.data.sources.files import shown_names
+from rayembed.data.sources.names_beside import shown_names
 from rayembed.data.sources.unread import unread_negatives
 
 logger = logging.getLogger(__name__)
@@ -35,14 +34,8 @@ def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
     """Data set with relative source paths resolved below `root`; absolute paths and references
     stay.
     """
-    below = {
-        name: join(root, path)
-        for name, path in dataset.source.paths.items()
-        if root and "://" not in path and not Path(path).is_absolute()
-    }
-    if not below:
-        return dataset
-    return dataset.model_copy(update={"source": dataset.source.model_copy(update=below)})
+    whole = {name: below(root, path) for name, path in dataset.source.paths.items()}
+    return dataset.model_copy(update={"source": dataset.source.model_copy(update=whole)})
 
 
 def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[ResolvedDataset]:

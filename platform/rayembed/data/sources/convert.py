@@ -15,10 +15,12 @@ from rayembed.data.artifacts import (
 )
 from rayembed.data.cleaning.clean import clean
 from rayembed.data.cleaning.overlap import overlap_identity
+from rayembed.data.cleaning.rows import DUPLICATE
 from rayembed.data.parts import Part
 from rayembed.data.sources.accepted import accept, counts_of, told_of
 from rayembed.data.sources.file_rows import Conversion, ResolvedDataset
 from rayembed.data.sources.tasks import HeldOut
+from rayembed.data.sources.unread import merge_unread
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +93,17 @@ def _converted_and_cleaned(
     parts = [Part(join(writer.parts_folder, name), rows) for name, rows in made]
     cleaned = clean(context, dataset, writer, parts)
     log.info("records %s: %s", dataset.name, _summary(told, cleaned.dropped))
-    more: dict[str, Any] = {"unread_columns": dict(checked.unread)} if checked.unread else {}
+    named_by = getattr(dataset.source, "id", None)
+    if named_by and (equal := cleaned.dropped.get(DUPLICATE)):
+        log.warning(
+            "data set %s: %d rows have the id of an earlier row (source.id = %r) and are left out, "
+            "whatever their texts are; set source.id=null where files count their rows anew",
+            *(dataset.name, equal, named_by),
+        )
+    unread = dict(checked.unread)
+    for result in results:  # of rows beyond those that the look has seen
+        unread = merge_unread(unread, result.get("unread", {}))
+    more: dict[str, Any] = {"unread_columns": unread} if unread else {}
     if part is not None:
         more["held_out"] = held_out_entry(context.storage, part)
     counts = ("negatives_held_out", "negatives_copied", "texts_unread", "texts_without_id")

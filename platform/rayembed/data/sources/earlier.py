@@ -99,13 +99,14 @@ class RecordsSource(Source):
         from rayembed.data.artifacts import MANIFEST, open_artifact
 
         try:
-            return open_artifact(self.path)
+            # The folder may be anyone's: nothing here may advise to remove it.
+            advice = "Take the folder that a data job printed, and wait until it has finished"
+            return open_artifact(self.path, advice)
         except StorageError:
             raise
         except ArtifactError as error:
             raise DataError(
-                f"source.path = {self.path!r} has no {MANIFEST}; take the folder that a data job "
-                f"printed, and wait until it has finished ({error})"
+                f"source.path = {self.path!r} has no {MANIFEST} of a data job: {error}"
             ) from error
 
 

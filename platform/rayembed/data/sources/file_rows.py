@@ -206,7 +206,8 @@ class FileRows(FileSource, Source):
 
         columns, pieces = tuple(self.columns.values()), conversion.files["path"]
         folder, size = conversion.writer.parts_folder, sum(piece.size for piece in pieces)
-        task = ConvertRows(folder, conversion.held_out, columns, make, size)
+        looked_up = tuple(self.columns_looked_up(conversion.dataset))
+        task = ConvertRows(folder, conversion.held_out, columns, make, size, looked_up)
         return conversion.run("records", task, pieces)
 
     def items(self, checked: ResolvedDataset) -> Sequence[FilePiece]:

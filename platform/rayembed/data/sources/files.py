@@ -5,14 +5,11 @@ a whole CSV, TSV or compressed file, or several texts. Pieces depend on the file
 the cluster.
 """
 
-import difflib
-import errno
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
@@ -20,10 +17,24 @@ import pyarrow.fs
 import xxhash
 
 from rayembed.assets.arrow_files import open_parquet
+from rayembed.assets.clients import split_options
 from rayembed.assets.hub import parse_hub_reference
 from rayembed.assets.reading import is_on_hub, list_hub_files, open_source, reading_errors
 from rayembed.assets.resolver import is_unpacked, resolve
 from rayembed.assets.storage import file_name, is_remote, join, open_storage
+from rayembed.data.sources.names_beside import (
+    NAMES_SHOWN,
+    hidden,
+    missing,
+    of_patterns,
+    shown_names,
+)
+from rayembed.data.sources.versions import (
+    content_version,
+    state_of,
+    state_there,
+    version_of_texts,
+)
 from rayembed.errors import DataError
 
 Kind = Literal["jsonl", "csv", "tsv", "parquet", "text"]
@@ -40,7 +51,6 @@ _TEXTS = (".txt", ".md")
 """Endings of files that are one row each, of the kind `text`."""
 _BYTES_PER_PIECE = 32 << 20
 _OPENED_AT_ONCE = 16
-_NAMES_SHOWN = 8
 _BYTES_TO_TELL = 4096
 _LEAST_BYTES = 32 << 10
 """Bytes that a text counts for at least, since opening it takes as long; 1,024 are a piece."""
@@ -76,6 +86,9 @@ class FilePiece:
     user's."""
     texts: tuple[tuple[str, str], ...] = ()
     """Path and name of each file of a piece of texts, of which `path` and `name` are the first."""
+    states: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    """State of each of its files when its version was made, by `state_of`; empty: nothing is known
+    that could change."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,6 +109,8 @@ class _File:
     size: int
     version: str
     """Version of the file; empty if it must be computed from the content."""
+    state: str = ""
+    """State of the file before its version was made; empty: it cannot change, or has no version."""
 
 
 def list_pieces(
@@ -133,9 +148,8 @@ def list_pieces(
         with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:  # opening a file waits for the network
             if texts and any(map(_is_text, files)):
                 _check_all_texts(path, files)
-                told = pool.map(partial(_version_of, versions=versions), files)
-                known = [replace(file, version=one) for file, one in zip(files, told, strict=True)]
-                pieces = _pieces_of_texts(known)
+                told = pool.map(partial(_with_version, versions=versions), files)
+                pieces = _pieces_of_texts(list(told))
             else:
                 found = pool.map(partial(_pieces_of, versions=versions), files)
                 pieces = [piece for several in found for piece in several]
@@ -167,9 +181,11 @@ def _newline(path: str, encoding: str) -> bytes:
 def _stored_files(path: str) -> list[_File]:
     """Files on local disk or in object storage."""
     base, pattern = _split_pattern(path)
+    if pattern is not None and _info(path).type != pyarrow.fs.FileType.NotFound:
+        base, pattern = path, None  # a name that has a star
+    root = _info(base)
     filesystem, inside = open_storage(base)
     inside = inside.rstrip("/") or "/"
-    root = filesystem.get_file_info(inside)
     if root.type == pyarrow.fs.FileType.NotFound:
         raise DataError(f"there are no rows at {path!r}: {missing(path)}")
     if root.type == pyarrow.fs.FileType.File:
@@ -181,14 +197,15 @@ def _stored_files(path: str) -> list[_File]:
         names = _matching(path, list(found), pattern)
     remote = is_remote(path)
     prefix = f"{path.partition('://')[0]}://" if remote else ""
-    query = path.partition("?")[2] if prefix else ""
+    options = split_options(path)[1] if prefix else ""
     files = [
         _File(
-            f"{prefix}{found[name].path}" + (f"?{query}" if query else ""),
+            f"{prefix}{found[name].path}{options}",
             name,
             found[name].size,
             # Reading hundreds of gigabytes twice would tell no more.
-            f"{found[name].size}-{found[name].mtime_ns}" if remote else "",
+            state_there(found[name]) if remote else "",
+            state_there(found[name]) if remote else "",
         )
         for name in names
     ]
@@ -197,33 +214,9 @@ def _stored_files(path: str) -> list[_File]:
     return files
 
 
-def missing(path: str) -> str:
-    """Why there is nothing at a path, and what lies beside it."""
-    here = Path(path)
-    if is_remote(path):
-        return "no such file, folder or prefix"
-    if here.is_symlink():
-        try:
-            here.resolve(strict=True)
-        except OSError as error:
-            circle = error.errno == errno.ELOOP
-            leads = "in a circle" if circle else f"to {str(here.readlink())!r}, which is not there"
-            return f"it is a symbolic link that leads {leads}"
-        except RuntimeError:  # until Python 3.12
-            return "it is a symbolic link that leads in a circle"
-    folder = here.absolute().parent
-    if not folder.is_dir():
-        return f"no such file, and the folder {str(folder)!r} is not there either"
-    names = sorted(item.name for item in folder.iterdir() if not _hidden(item.name))
-    close = difflib.get_close_matches(here.name, names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"{str(folder)!r} holds {shown_names(names)}"
-    return f"no such file, folder or prefix; {hint}"
-
-
-def shown_names(names: Sequence[str]) -> str:
-    """The first names of a list, in words."""
-    more = ", …" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(names[:_NAMES_SHOWN]) + more if names else "nothing"
+def _info(path: str) -> pyarrow.fs.FileInfo:
+    filesystem, inside = open_storage(path)
+    return filesystem.get_file_info(inside.rstrip("/") or "/")
 
 
 def _unpacked_files(path: str) -> list[_File]:
@@ -248,8 +241,8 @@ def _hub_files(path: str) -> list[_File]:
         matching = _matching(path, list(names), pattern)
     known = [name for name in matching if _kind(name) is not None]
     if not known:
-        others = sorted(name for name in matching if not _hidden(name))
-        shown = ", ".join(others[:_NAMES_SHOWN]) or "none"
+        others = sorted(name for name in matching if not hidden(name))
+        shown = ", ".join(others[:NAMES_SHOWN]) or "none"
         hint = ""
         if any(name.endswith(".py") for name in others):
             hint = (
@@ -268,18 +261,16 @@ def _hub_files(path: str) -> list[_File]:
 
 def _split_pattern(path: str) -> tuple[str, str | None]:
     """Folder above the first name with a `*`, and the pattern below it."""
-    address, question, query = path.partition("?") if "://" in path else (path, "", "")
+    address, options = split_options(path) if "://" in path else (path, "")
     if "*" not in address:
         return path, None
     head, _, rest = address.partition("*")
     base, _, name = head.rpartition("/")
-    return (base or "/" if head.startswith("/") else base or ".") + question + query, (
-        f"{name}*{rest}"
-    )
+    return (base or "/" if head.startswith("/") else base or ".") + options, f"{name}*{rest}"
 
 
 def _matching(path: str, names: Sequence[str], pattern: str | None) -> list[str]:
-    visible = [name for name in names if not _hidden(name)]
+    visible = [name for name in names if not hidden(name)]
     if pattern is None:
         return visible
     parts = re.split(r"(\*\*/|\*+)", pattern)
@@ -292,12 +283,11 @@ def _matching(path: str, names: Sequence[str], pattern: str | None) -> list[str]
     matching = [name for name in visible if re.fullmatch(regex, name)]
     if not matching:
         shown = shown_names(sorted(visible))
-        raise DataError(f"there are no rows at {path!r}: no file is named so; there is {shown}")
+        raise DataError(
+            f"there are no rows at {path!r}: no file is named so; there is {shown}"
+            f"{of_patterns(pattern)}"
+        )
     return matching
-
-
-def _hidden(name: str) -> bool:
-    return any(part.startswith((".", "_")) for part in name.split("/") if part)
 
 
 def _kind(name: str) -> Kind | None:
@@ -330,25 +320,31 @@ def _pieces_of_texts(files: Sequence[_File]) -> list[FilePiece]:
     pieces = []
     for start, stop in zip(starts, [*starts[1:], len(files)], strict=True):
         several, first = files[start:stop], files[start]
-        told = [[file.name, file.version] for file in several]
         pieces.append(
             FilePiece(
                 first.path,
                 first.name,
                 "text",
                 size=sum(file.size for file in several),
-                version=xxhash.xxh3_128_hexdigest(repr(told).encode()),
+                version=version_of_texts([(file.name, file.version) for file in several]),
                 texts=tuple((file.path, file.name) for file in several),
+                states=_states(several),
             )
         )
     return pieces
 
 
-def _version_of(file: _File, *, versions: bool) -> str:
-    """Version of a file; empty where it is not told and not wanted."""
+def _states(files: Sequence[_File]) -> tuple[str, ...]:
+    return tuple(file.state for file in files) if all(file.state for file in files) else ()
+
+
+def _with_version(file: _File, *, versions: bool) -> _File:
+    """The file with its version, which stays empty where it is not told and not wanted."""
     if file.version or not versions:
-        return file.version
-    return _version(*open_source(file.path), file.size)
+        return file
+    filesystem, inside = open_source(file.path)
+    state = "" if is_unpacked(file.path) else state_of(file.path)
+    return replace(file, version=content_version(filesystem, inside), state=state)
 
 
 def _pieces_of(file: _File, *, versions: bool) -> list[FilePiece]:
@@ -359,8 +355,9 @@ def _pieces_of(file: _File, *, versions: bool) -> list[FilePiece]:
             "(.gz after it for all but the last); rename it or take it out of the folder"
         )
     filesystem, inside = open_source(file.path)
-    version = _version_of(file, versions=versions)
-    piece = partial(FilePiece, file.path, file.name, kind, version=version)
+    file = _with_version(file, versions=versions)
+    states = _states([file])
+    piece = partial(FilePiece, file.path, file.name, kind, version=file.version, states=states)
     if kind == "parquet":
         try:
             with filesystem.open_input_file(inside) as stream:
@@ -400,19 +397,19 @@ def _starts(sizes: list[int]) -> list[int]:
 
 
 def _check_is_no_array(path: str, filesystem: pa.fs.FileSystem, inside: str) -> None:
-    """Raise when a JSON file starts with an array of rows; a row itself may be a list of texts."""
+    """Raise when a JSON file starts with an array of rows; a row itself may be a list of texts.
+
+    Of JSONL a line may be such an array, which whoever reads it sees.
+    """
     with filesystem.open_input_stream(inside) as stream:
         begin = stream.read(_BYTES_TO_TELL).lstrip()
     if begin[:1] == b"[" and begin[1:].lstrip()[:1] in (b"{", b"["):
-        raise DataError(
-            f"rows {path!r}: the file is one JSON array; wanted is JSONL, a row a line "
-            "(jq -c '.[]' file.json > file.jsonl makes it)"
-        )
+        raise array_error(path)
 
 
-def _version(filesystem: pa.fs.FileSystem, inside: str, size: int) -> str:
-    digest = xxhash.xxh3_128()
-    with filesystem.open_input_stream(inside, compression=None) as stream:
-        while block := stream.read(1 << 24):
-            digest.update(block)
-    return f"{size}-{digest.hexdigest()}"
+def array_error(path: str) -> DataError:
+    """Error for a file that is one JSON array of rows."""
+    return DataError(
+        f"rows {path!r}: the file is one JSON array; wanted is JSONL, a row a line "
+        "(jq -c '.[]' file.json > file.jsonl makes it)"
+    )

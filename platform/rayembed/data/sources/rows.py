@@ -1,18 +1,17 @@
 """Row reader of a piece: rows with their origins, and a check of the columns that settings name.
 
-    file#row        Parquet, CSV, TSV: number of the row in the file, from 0
-    file@byte       JSONL: where its line starts, in the content that a .gz file holds
-    file            texts: the file's path below the folder
-
-TSV knows no quotes, as its registered media type has it: a tab ends a cell, a line ends a row.
+file#row        Parquet, CSV, TSV: number of the row in the file, from 0
+file@byte       JSONL: where its line starts, in the content that a .gz file holds
+file            texts: the file's path below the folder
 """
 
+import codecs
 import csv
 import io
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -24,17 +23,21 @@ from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.reading import open_source, reading_errors
 from rayembed.config.settings import nearest
 from rayembed.data.parts import remedy
-from rayembed.data.sources.cells import is_unicode, level_of
-from rayembed.data.sources.files import FilePiece
+from rayembed.data.sources.cells import level_of
+from rayembed.data.sources.csv_rows import NOT_UTF8, csv_rows
+from rayembed.data.sources.files import FilePiece, array_error
+from rayembed.data.sources.versions import check_unchanged
 from rayembed.errors import ArtifactError, ConfigError
 
 _ROWS_TO_FIND_COLUMNS = 1000
 _ROWS_AT_ONCE = 1024
 _FILES_LOOKED_AT = 64
-_LARGEST_CELL = 1 << 30
-_NOT_UTF8 = "not UTF-8"
+_UTF8 = "utf-8-sig"
 _OF_TEXTS = ("id", "title", "text")
 """Columns of files of texts."""
+
+_ARRAY = re.compile(rb"\s*\[\s*(?:[\[{]|\Z)")
+"""Begin of an array of rows, or of a line of it."""
 
 _FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 
@@ -68,7 +71,8 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
         columns: those that will be read; of Parquet files no others are. None: all.
 
     Raises:
-        ArtifactError: the file cannot be read.
+        ArtifactError: the file cannot be read, or not without guessing what its rows are.
+        DataError: it changed since it was listed, which is seen after its last row.
     """
     filesystem, inside = open_source(piece.path)
     errors: tuple[type[Exception], ...] = (UnicodeError, csv.Error)
@@ -85,16 +89,39 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
                     yield from _read_parquet(file, piece, columns)
             case "text":
                 yield from _read_texts(piece, errors)
+        check_unchanged(piece)
     except errors as error:
         advice = f". {remedy(piece.path)}" if piece.made else ""
         told = f"cannot read the rows {piece.path!r}: {error}{advice}"
         raise ArtifactError(told) from error
 
 
+def lines_of(content: bytes) -> list[str]:
+    r"""Lines of a text file, with the empty ones and without their ends.
+
+    A line ends at `\n` or `\r\n`, in files without either at `\r`. Other signs that Unicode
+    calls line breaks, such as U+2028, are part of a text. A byte-order mark is none.
+
+    Raises:
+        UnicodeError: not UTF-8; the message has the line.
+    """
+    try:
+        text = content.decode(_UTF8)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        seen = content[error.start : error.start + 1]
+        raise UnicodeError(f"line {line} is not UTF-8 ({seen!r}); convert the file") from None
+    lines = text.split("\n") if "\n" in text else text.split("\r")
+    return [line.removesuffix("\r") for line in lines]
+
+
 def check_columns(
     piece: FilePiece, columns: Mapping[str, str], lenient: Collection[str] = ()
 ) -> None:
-    """Check that the first rows of the piece have the columns.
+    """Check that some row of the piece's file has each column.
+
+    Rows of JSONL have names of their own, so that a column may begin late: only where one is
+    missing is the file read to its end.
 
     Args:
         columns: setting → column.
@@ -103,19 +130,40 @@ def check_columns(
     Raises:
         ConfigError: one is not there; the message names the nearest that is.
     """
-    if piece.kind == "text":  # opening a thousand of them tells nothing more
-        seen: list[Mapping[str, Any]] = [dict.fromkeys(_OF_TEXTS, "")]
-    else:
-        rows = islice(read_rows(piece, columns.values()), _ROWS_TO_FIND_COLUMNS)
-        seen = [row.values for row in rows if isinstance(row, Row)]
+    missing: dict[str, set[str]] = {}
+    first: Mapping[str, Any] = {}
+    for number, values in enumerate(_rows_to_check(piece, columns.values())):
+        first = first or values
+        for setting, column in columns.items():
+            names, level = level_of(values, column)
+            absent = {name for name in names if name not in level}
+            if names:  # a row whose cell is empty does not tell
+                missing[setting] = missing.get(setting, absent) & absent
+        all_told = len(missing) == len(columns) or number >= _ROWS_TO_FIND_COLUMNS
+        if all_told and not any(missing.values()):
+            return
     for setting, column in columns.items():
-        missing = _missing(seen, column)
         fields = column.rpartition(".")[2].split("+")
-        if missing and (setting not in lenient or len(missing) == len(fields)):
+        absent = missing.get(setting, set())
+        if absent and (setting not in lenient or len(absent) == len(fields)):
+            name = min(absent, key=lambda one: fields.index(one) if one in fields else -1)
             raise ConfigError(
                 f"{setting} = {column!r}: {piece.path!r} has no such column; "
-                f"{nearest(missing[0], _beside(piece, column))}{_hint(setting, seen)}"
+                f"{nearest(name, _beside(piece, column))}{_hint(setting, first)}"
             )
+
+
+def _rows_to_check(piece: FilePiece, columns: Collection[str]) -> Iterator[Mapping[str, Any]]:
+    """Values of the rows of the piece's file; where all have the same names, of some thousand.
+
+    Of files of texts, which opening does not tell apart, one row.
+    """
+    if piece.kind == "text":
+        yield dict.fromkeys(_OF_TEXTS, "")
+        return
+    whole = replace(piece, stop=None) if piece.kind == "jsonl" else piece
+    rows = (row.values for row in read_rows(whole, columns) if isinstance(row, Row))
+    yield from rows if piece.kind == "jsonl" else islice(rows, _ROWS_TO_FIND_COLUMNS)
 
 
 def first_pieces(pieces: Sequence[FilePiece]) -> list[FilePiece]:
@@ -126,20 +174,13 @@ def first_pieces(pieces: Sequence[FilePiece]) -> list[FilePiece]:
     return firsts[: 1 if "://" in firsts[0].path else _FILES_LOOKED_AT]
 
 
-def _hint(setting: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def _hint(setting: str, row: Mapping[str, Any]) -> str:
     """What to set: the name of a column, or the sign that parts what looks like several."""
-    names = list(rows[0]) if rows else []
+    names = list(row)
     if len(names) == 1 and (signs := [sign for sign in ";\t|" if sign in names[0]]):
         at = f"{setting.rpartition('.')[0]}.delimiter"
         return f". Its first line has {signs[0]!r} between the names: set {at}={signs[0]!r}"
     return f". Set {setting} to the column that is meant" if setting.startswith("data.") else ""
-
-
-def _missing(rows: Sequence[Mapping[str, Any]], column: str) -> list[str]:
-    """Names that `column` looks up and no row has."""
-    looked_up = (level_of(row, column) for row in rows)
-    absent = [[n for n in names if n not in level] for names, level in looked_up if names]
-    return [name for name in absent[0] if all(name in names for names in absent)] if absent else []
 
 
 def _beside(piece: FilePiece, column: str) -> dict[str, None]:
@@ -168,7 +209,7 @@ def _read_parquet(
             here = f"{piece.name}#{number}"
             number += 1
             if isinstance(values, UnicodeDecodeError):
-                yield BadRow(here, _NOT_UTF8, repr(values.object[:200]))
+                yield BadRow(here, NOT_UTF8, repr(values.object[:200]))
             else:
                 yield Row(values[piece.origins] if piece.origins else here, values)
 
@@ -200,15 +241,19 @@ def names_at_the_top(column: str) -> set[str]:
 def _read_jsonl(
     filesystem: pyarrow.fs.FileSystem, inside: str, piece: FilePiece
 ) -> Iterator[Row | BadRow]:
-    for place, line in _lines(filesystem, inside, piece):
+    encoding = _encoding(piece)
+    for place, line in _no_array(piece, _lines(filesystem, inside, piece)):
         origin = f"{piece.name}@{place}"
         try:
-            values = json.loads(line.decode(piece.encoding) if piece.encoding else line)
+            values = json.loads(line.decode(encoding), object_pairs_hook=_once)
+        except _KeyTwiceError as error:
+            yield BadRow(origin, f"key {error.args[0]!r} twice", repr(line[:200]))
+            continue
         except RecursionError:
             yield BadRow(origin, "JSON too deeply nested", repr(line[:200]))
             continue
         except ValueError as error:
-            reason = _NOT_UTF8 if isinstance(error, UnicodeDecodeError) else "not JSON"
+            reason = NOT_UTF8 if isinstance(error, UnicodeDecodeError) else "not JSON"
             yield BadRow(origin, reason, repr(line[:200]))
             continue
         if isinstance(values, list):
@@ -217,6 +262,41 @@ def _read_jsonl(
             yield Row(origin, values)
         else:
             yield BadRow(origin, "neither a JSON object nor a list", repr(line[:200]))
+
+
+def _no_array(piece: FilePiece, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """The lines, if they are not those of one array of rows.
+
+    A row may be a list, also of lists or objects, but then it is whole and others follow.
+    """
+    begin = list(islice(lines, 2))
+    if begin and not piece.start:
+        line = begin[0][1].removeprefix(codecs.BOM_UTF8)
+        if _ARRAY.match(line) and (len(begin) == 1 or not _is_json(line)):
+            raise array_error(piece.path)
+    yield from begin
+    yield from lines
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+class _KeyTwiceError(ValueError):
+    """A JSON object has a key twice, of which all readers keep one."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys differ."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _KeyTwiceError(next(name for name in names if names.count(name) > 1))
+    return values
 
 
 def _lines(
@@ -254,9 +334,9 @@ def _read_texts(piece: FilePiece, errors: tuple[type[Exception], ...]) -> Iterat
         except errors as error:  # the piece has a thousand others
             raise ArtifactError(f"cannot read the text {path!r}: {error}") from error
         try:
-            text = content.decode(piece.encoding or "utf-8-sig")
+            text = content.decode(_encoding(piece))
         except UnicodeError:
-            reason = f"not {piece.encoding}" if piece.encoding else _NOT_UTF8
+            reason = f"not {piece.encoding}" if piece.encoding else NOT_UTF8
             yield BadRow(name, reason, f"{name}: {content[:200]!r}")
             continue
         text, title = text.replace("\r\n", "\n"), ""
@@ -283,30 +363,25 @@ def _without_front_matter(text: str) -> tuple[str, str]:
 
 
 def _read_csv(stream: pyarrow.NativeFile, piece: FilePiece) -> Iterator[Row | BadRow]:
-    csv.field_size_limit(_LARGEST_CELL)
     # Bytes that are not UTF-8 come through as halves of surrogate pairs, so that they cost one row.
+    encoding = _encoding(piece)
     text = io.TextIOWrapper(
         io.BufferedReader(stream),
-        encoding=piece.encoding or "utf-8-sig",
-        errors="strict" if piece.encoding else "surrogateescape",
+        encoding=encoding,
+        errors="surrogateescape" if encoding == _UTF8 else "strict",
         newline="",
     )
-    form: dict[str, Any] = {}
-    if piece.kind == "tsv":
-        form = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    if piece.delimiter is not None:
-        form["delimiter"] = piece.delimiter
-    reader = csv.DictReader(text, **form)
-    if not all(map(is_unicode, reader.fieldnames or ())):
-        raise csv.Error(
-            "its first line is not UTF-8; set the source's encoding: latin-1 or cp1252 for files "
-            "of older programs, utf-16 for Excel's Unicode text"
-        )
-    for number, values in enumerate(reader):
+    rows = csv_rows(text, tsv=piece.kind == "tsv", delimiter=piece.delimiter)
+    for number, (values, reason) in enumerate(rows):
         origin = f"{piece.name}#{number}"
-        if None in values:  # where the reader puts the cells beyond the last column
-            yield BadRow(origin, "more cells than columns", str(values)[:200])
-        elif not all(is_unicode(cell) for cell in values.values() if cell):
-            yield BadRow(origin, _NOT_UTF8, str(values)[:200])
+        if reason is not None:
+            yield BadRow(origin, reason, str(values)[:200])
         else:
             yield Row(origin, values, json_lists=True)
+
+
+def _encoding(piece: FilePiece) -> str:
+    """Encoding of a piece; UTF-8, named by a setting or not, may begin with a byte-order mark."""
+    if piece.encoding is None or codecs.lookup(piece.encoding).name == "utf-8":
+        return _UTF8
+    return piece.encoding

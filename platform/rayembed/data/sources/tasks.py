@@ -11,6 +11,7 @@ from rayembed.data.records import Record
 from rayembed.data.sources.cells import RowError
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import BadRow, Row, read_rows
+from rayembed.data.sources.unread import UnreadColumns
 from rayembed.data.work_items import Result
 
 _BYTES_OF_A_ROW = 1024
@@ -152,17 +153,22 @@ class ConvertRows:
     """Records of a row; raises `RowError` where it has none."""
     source_bytes: int = 0
     """Size of the source, which decides the rows of a part."""
+    looked_up: tuple[str, ...] = ()
+    """Columns that settings name; others are reported."""
 
     def __call__(self, item: FilePiece) -> Result:
-        """Report `parts`, counts and examples of rejected rows."""
+        """Report `parts`, counts, examples of rejected rows, and `unread` columns of JSONL."""
         writer = RecordWriter(self.folder, self.held_out, self.source_bytes)
+        unread = UnreadColumns(self.looked_up)
         for row, made in converted(item, self.columns, self.make):
+            if item.kind == "jsonl" and isinstance(row, Row):  # a row may have names of its own
+                unread.row(row.values)
             if isinstance(made, str):
                 writer.reject(made, row.shown if isinstance(row, BadRow) else row.values)
             else:
                 assert isinstance(row, Row)
                 writer.take(made, row.values)
-        return writer.finish()
+        return {**writer.finish(), "unread": unread.found()}
 
 
 def converted(

@@ -1,7 +1,7 @@
 """Detection of columns that look like part of a record but are not read."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -44,21 +44,68 @@ def unread_columns(pieces: Sequence[FilePiece], read: Collection[str]) -> dict[s
     firsts = list({piece.name: piece for piece in reversed(pieces)}.values())[::-1]
     found: dict[str, str] = {}
     for piece in firsts[:_FILES_LOOKED_AT]:
-        for name, look in _unread_in(piece, read).items():
-            found[name] = look if look in (NEGATIVES, TEXTS) else found.get(name, look)
+        found = merge_unread(found, _unread_in(piece, read))
     return found
 
 
 def _unread_in(piece: FilePiece, read: Collection[str]) -> dict[str, str]:
-    known = {name for column in read for name in names_at_the_top(column)}
-    looks = {name: look_of_name(name) for name in _names(piece) if name not in known}
-    # Rows that are lists have numbers in place of names.
-    asked = [n for n, look in looks.items() if look in (NEGATIVES, LABELS) or n.isdigit()]
-    rows = islice(read_rows(piece, asked), _ROWS_LOOKED_AT) if asked else ()
-    seen = [row.values for row in rows if isinstance(row, Row)]
-    cells = {n: [value for row in seen for value in _elements(row.get(n))] for n in asked}
-    told = (_told_by_cells(name, look, cells.get(name, [])) for name, look in looks.items())
-    return {name: look for name, look in told if look is not None}
+    seen = UnreadColumns(read)
+    seen.names(_names(piece))
+    rows = islice(read_rows(piece, seen.asked), _ROWS_LOOKED_AT) if seen.asked else ()
+    for row in rows:
+        if isinstance(row, Row):
+            seen.row(row.values)
+    return seen.found()
+
+
+class UnreadColumns:
+    """Columns of rows that no setting reads, with some of their cells.
+
+    Args:
+        read: columns, or paths into them, that settings name.
+    """
+
+    def __init__(self, read: Collection[str]) -> None:
+        self._known = {name for column in read for name in names_at_the_top(column)}
+        self._looks: dict[str, str | None] = {}
+        self._cells: dict[str, list[Any]] = {}
+
+    @property
+    def asked(self) -> list[str]:
+        """Columns whose cells decide what they are."""
+        return list(self._cells)
+
+    def names(self, names: Iterable[str]) -> None:
+        """Add columns by their names."""
+        for name in names:
+            if name in self._known:
+                continue
+            self._known.add(name)
+            self._looks[name] = look = look_of_name(name)
+            # Rows that are lists have numbers in place of names.
+            if look in (NEGATIVES, LABELS) or name.isdigit():
+                self._cells[name] = []
+
+    def row(self, values: Mapping[str, Any]) -> None:
+        """Add a row."""
+        if not values.keys() <= self._known:
+            self.names(values)
+        for name, cells in self._cells.items():
+            if len(cells) < _ROWS_LOOKED_AT and name in values:
+                cells.extend(_elements(values[name]))
+
+    def found(self) -> dict[str, str]:
+        """Column → what it looks like, of those that look like part of a record."""
+        told = (_told_by_cells(n, look, self._cells.get(n, [])) for n, look in self._looks.items())
+        return {name: look for name, look in told if look is not None}
+
+
+def merge_unread(found: dict[str, str], further: Mapping[str, str]) -> dict[str, str]:
+    """What columns look like in some rows, and in further ones."""
+    merged = dict(found)
+    for name, look in further.items():
+        merged[name] = look if look in (NEGATIVES, TEXTS) else found.get(name, look)
+    return merged
 
 
 def _told_by_cells(name: str, look: str | None, values: Sequence[Any]) -> tuple[str, str | None]:

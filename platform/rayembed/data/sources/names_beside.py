@@ -1,0 +1,51 @@
+"""What lies beside a path at which nothing is, for messages."""
+
+import difflib
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+from rayembed.assets.storage import is_remote
+
+NAMES_SHOWN = 8
+
+
+def missing(path: str) -> str:
+    """Why there is nothing at a path, and what lies beside it."""
+    here = Path(path).expanduser()
+    if is_remote(path):
+        return "no such file, folder or prefix"
+    if here.is_symlink():
+        try:
+            here.resolve(strict=True)
+        except OSError as error:
+            circle = error.errno == errno.ELOOP
+            leads = "in a circle" if circle else f"to {str(here.readlink())!r}, which is not there"
+            return f"it is a symbolic link that leads {leads}"
+        except RuntimeError:  # until Python 3.12
+            return "it is a symbolic link that leads in a circle"
+    folder = here.absolute().parent
+    if not folder.is_dir():
+        there = f"no such file, and the folder {str(folder)!r} is not there either"
+        return there + of_patterns(path)
+    names = sorted(item.name for item in folder.iterdir() if not hidden(item.name))
+    close = difflib.get_close_matches(here.name, names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"{str(folder)!r} holds {shown_names(names)}"
+    return f"no such file, folder or prefix; {hint}{of_patterns(path)}"
+
+
+def of_patterns(path: str) -> str:
+    """A word about signs that are patterns elsewhere; empty where the path has none."""
+    meant = any(sign in path.partition("?")[0] for sign in "[]{}") or "?" in path
+    return "; of patterns only * and ** are known, ? [] {} stand for themselves" if meant else ""
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """The first names of a list, in words."""
+    more = ", …" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more if names else "nothing"
+
+
+def hidden(name: str) -> bool:
+    """Whether a name, or a folder on the way to it, is one that nobody means to read."""
+    return any(part.startswith((".", "_")) for part in name.split("/") if part)
