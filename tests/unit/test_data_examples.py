@@ -120,7 +120,7 @@ def test_without_examples_the_batches_are_the_plans(plan):
     assert [b.query_hash.tolist() for b in left] == [b.query_hash.tolist() for b in right]
 
 
-def test_a_querys_own_texts_in_another_spelling_are_not_shown_to_it():
+def test_texts_of_a_query_in_another_spelling_are_not_shown_to_it():
     shown = [
         ("Q A  0", ["fine"]),
         ("other", ["p a 0 "]),

@@ -107,9 +107,9 @@ def _beir_folder(given: Mapping[str, Any], storage: str) -> str:
     }
     for part, keys in (("corpus", ["_id"]), ("queries", ["_id"]), ("qrels/test", _OF_JUDGEMENTS)):
         counts = Counter(tuple(row[key] for key in keys) for row in rows[f"{part}.jsonl"])
-        for name, count in counts.items():
+        for ids, count in counts.items():
             if count > 1:
-                named = " with ".join(map(repr, name))
+                named = " with ".join(map(repr, ids))
                 raise DataError(
                     f"{part} of a set in memory has {named} {count} times, as a number and as a "
                     "text, or twice in a list; give it once"

@@ -92,7 +92,8 @@ def with_next_positives(table: pa.Table, turns: np.ndarray) -> pa.Table:
                 table[every].to_pylist() if every in table.column_names else [None] * len(shift)
             )
             for row in changed.tolist():
-                scores[row] = of_all[row][shift[row]] if of_all[row] is not None else None
+                of_row = of_all[row]
+                scores[row] = None if of_row is None else of_row[shift[row]]
             table = _with_column(table, name, pa.array(scores, pa.float32()))
     gone = [name for name in SCORES_OF_POSITIVES.values() if name in table.column_names]
     return table.drop_columns(gone) if gone else table
