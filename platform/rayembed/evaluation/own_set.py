@@ -167,14 +167,14 @@ def tables_of(own: OwnSet) -> tuple[Path, AboutTables]:
     return folder, read_about_tables(folder)
 
 
-def texts_of(own: OwnSet) -> list[str]:
-    """Queries of a retrieval set, first texts of pairs, or texts with a class."""
+def first_texts(own: OwnSet, count: int) -> list[str]:
+    """The first queries of a retrieval set, first texts of pairs, or texts with a class."""
     if isinstance(own, RetrievalSet):
         files = [(folder / QUERIES, "text") for folder in retrieval_folders(own).values()]
     else:
         column = "text" if _FORMS[type(own)] == "classes" else "sentence1"
         files = [(table_file(tables_of(own)[0], "test"), column)]
-    return [text for file, column in files for text in Dataset.from_file(str(file))[column]]
+    return [text for file, column in files for text in Dataset.from_file(str(file))[:count][column]]
 
 
 @lru_cache(maxsize=64)

@@ -9,13 +9,15 @@ from rayembed.config.guard import own_sets_of
 from rayembed.config.named_benchmarks import benchmark_of
 from rayembed.config.own_sets import OwnSet, RetrievalSet
 from rayembed.config.run import Run
-from rayembed.evaluation.own_set import texts_of
+from rayembed.evaluation.own_set import first_texts
 from rayembed.pipeline.held_out import HeldOutSet, with_sets
 
 logger = logging.getLogger(__name__)
 
 ENGLISH = "eng-Latn"
 
+_READ = 1000
+"""Texts of each own set whose language is looked at."""
 _LEAST_SHARE = 0.1
 """Share of all words that frequent words of their language have at least; a third in running
 text."""
@@ -62,18 +64,17 @@ def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
     ]
     if not of_sample:
         return run
-    language = language_of(text for one in own for text in texts_of(one))
+    language = language_of(text for one in own for text in first_texts(one, _READ))
     symmetric = not any(isinstance(one, RetrievalSet) for one in own)
     kept = [one for one in of_sample if isinstance(one, RetrievalSet) != symmetric] or of_sample
     places = {one.name: _in_language(one, language) for one in kept}
-    shown = next(iter(places.values())).language
-    logger.info(
-        "general tasks of evaluation.guard, %s: %s",
-        f"in the language of the own data ({shown})"
-        if shown == language
-        else f"in English, as the sample has none in {language or 'the language of the own data'}",
-        ", ".join(places),
-    )
+    if next(iter(places.values())).language == language:
+        why = f"in the language of the own data ({language})"
+    elif language:
+        why = f"in English, as the sample has none in {language}"
+    else:
+        why = "in English, as the language of the own data is not clear"
+    logger.info("general tasks of evaluation.guard, %s: %s", why, ", ".join(places))
     dropped = {one.name for one in of_sample} - places.keys()
     sets = tuple(places.get(o.name, o) for o in evaluation.own_sets if o.name not in dropped)
     scored = evaluation.model_copy(update={"own_sets": sets})
