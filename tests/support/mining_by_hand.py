@@ -6,6 +6,7 @@ Vectors are small whole numbers drawn by the text: exact in float16 and full of 
 import re
 import unicodedata
 import zlib
+from functools import lru_cache
 
 import numpy as np
 
@@ -17,11 +18,14 @@ WORDS = ["amber", "birch", "cedar", "dune", "ember", "fjord", "grove", "heron", 
 
 def vectors_of(texts, teacher="a"):
     """(n, 4) float32 of whole numbers from -2 to 2, drawn by teacher and text."""
-    made = [
-        np.random.default_rng(zlib.crc32(f"{teacher} {text}".encode())).integers(-2, 3, DIMENSIONS)
-        for text in texts
-    ]
+    made = [_vector_of(text, teacher) for text in texts]
     return np.array(made, dtype=np.float32).reshape(-1, DIMENSIONS)
+
+
+@lru_cache(maxsize=1 << 16)
+def _vector_of(text, teacher):
+    seed = zlib.crc32(f"{teacher} {text}".encode())
+    return np.random.default_rng(seed).integers(-2, 3, DIMENSIONS)
 
 
 def load(config, weights, device):

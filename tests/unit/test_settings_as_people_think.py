@@ -1,6 +1,7 @@
 """Epochs, warm-up by share, checkpoints by time, files as they come, what is told of settings."""
 
 import csv
+import io
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from own_pairs import own_run, write_pairs
 
 from rayembed.config.override import override
+from rayembed.config.run import Run
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.epochs import with_expected_steps, with_planned_steps
 from rayembed.data.plan.audit import rejected_rows
@@ -17,6 +19,8 @@ from rayembed.data.prepare import prepare
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.rows import read_rows
 from rayembed.errors import ArtifactError, ConfigError, DataError
+from rayembed.pipeline.at_hand import look_at
+from rayembed.pipeline.dry_run import print_dry_run
 from rayembed.pipeline.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
@@ -253,3 +257,33 @@ def test_dirt_of_own_pairs_is_trained_on_up_to_a_twentieth(tmp_path):
     (tmp_path / "dirty.jsonl").write_text(text + '{"query": ""}\n' * 10)
     with pytest.raises(DataError, match=r"set data\.datasets\.pairs\.source\.max_rejected_share"):
         prepare(run, PipelineContext(str(tmp_path / "out"), 0))
+
+
+def test_a_dry_run_says_what_is_an_estimate_and_a_run_of_many_passes_is_told(tmp_path, caplog):
+    def shown(run):
+        out, tables = io.StringIO(), io.StringIO()
+        print_dry_run(run, look_at(run), out=out, tables=tables)
+        return out.getvalue(), " ".join(tables.getvalue().split())
+
+    run = with_expected_steps(own_run(tmp_path, "stages.finetune.epochs=2"))
+    yaml, tables = shown(run)
+    assert f"about {run.stages[0].steps} " in tables
+    assert f"fingerprint {run.fingerprint}" in yaml
+    again = with_expected_steps(Run.read(write(tmp_path / "again.yaml", yaml)))
+    assert (again, shown(again)[0]) == (run, yaml), "what it prints is the same run again"
+    plans = prepare(run, PipelineContext(str(tmp_path / "out"), run.seed))
+    assert with_planned_steps(run, plans).to_yaml().replace("\n", " ").count("epochs: 2") == 1
+
+    few = own_run(tmp_path, "stages.finetune.steps=200")
+    (told,) = [line for line in look_at(few).warnings if "passes" in line]
+    assert "stage finetune: 200 steps are about" in told
+    assert "stages.finetune.epochs=1" in told
+    prepare(few, PipelineContext(str(tmp_path / "out"), few.seed))
+    assert "stage finetune: 200 steps are" in caplog.text
+    for quiet in (own_run(tmp_path, "stages.finetune.steps=20"), run):
+        assert not [line for line in look_at(quiet).warnings if "passes" in line]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path

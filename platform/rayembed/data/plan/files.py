@@ -7,6 +7,7 @@ for any data size. Both are tasks over work items, run here or by Ray Data.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -88,12 +89,10 @@ def with_next_positives(table: pa.Table, turns: np.ndarray) -> pa.Table:
             if name not in table.column_names:
                 continue
             scores = table[name].to_pylist()
-            of_all = (
-                table[every].to_pylist() if every in table.column_names else [None] * len(shift)
-            )
+            known = every in table.column_names
+            of_all: list[Any] = table[every].to_pylist() if known else [None] * len(shift)
             for row in changed.tolist():
-                of_row = of_all[row]
-                scores[row] = None if of_row is None else of_row[shift[row]]
+                scores[row] = None if of_all[row] is None else of_all[row][shift[row]]
             table = _with_column(table, name, pa.array(scores, pa.float32()))
     gone = [name for name in SCORES_OF_POSITIVES.values() if name in table.column_names]
     return table.drop_columns(gone) if gone else table

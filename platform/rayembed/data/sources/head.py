@@ -134,10 +134,10 @@ def _head(dataset: DatasetConfig, source: FileRows, pieces: Sequence[FilePiece],
         whole = size <= _WHOLE_BYTES // 8
     columns = source.columns_looked_up(dataset)
     first = next((row for row in _rows(pieces) if isinstance(row, Row)), None)
-    held_out = dataset.held_out
-    named = getattr(held_out, "column", None)
-    listed = listed_values(held_out, root) if held_out is not None and named else ()
-    values = frozenset(listed)
+    named, values = None, frozenset[str]()
+    if isinstance(dataset.held_out, HeldOutGroups | HeldOutIds):
+        named = dataset.held_out.column
+        values = frozenset(listed_values(dataset.held_out, root))
     made = _made(dataset, source, pieces, columns, _WHOLE_ROWS + 1 if whole else _FIRST_ROWS)
     whole, read = whole and len(made) <= _WHOLE_ROWS, len(made)
     rows, exact = (read, True) if whole else _count(pieces, read)
