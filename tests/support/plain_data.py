@@ -93,6 +93,8 @@ def steps_of(epochs, records, batch):
 def check_plan(steps, records, weights):
     """Check draws of a blended plan: shares, every row equally often, its positives in turn.
 
+    Returns for each data set the rows that are drawn, their positives, and those that are trained.
+
     Args:
         steps: of each step its rows as (data set, name, positives).
         records: data set → name → positives.
@@ -109,7 +111,10 @@ def check_plan(steps, records, weights):
         assert abs(number - total * weights[dataset] / sum(weights.values())) < 1
         often = {drawn[dataset][name] for name in names}
         assert often <= {number // len(names), -(-number // len(names))}, "not equally often"
-    return {
-        dataset: sum(min(drawn[dataset][name], len(texts)) for name, texts in names.items())
-        for dataset, names in records.items()
-    }
+    found = {}
+    for dataset, names in records.items():
+        often = {name: drawn[dataset][name] for name in names if drawn[dataset][name]}
+        every = sum(len(names[name]) for name in often)
+        trained = sum(min(number, len(names[name])) for name, number in often.items())
+        found[dataset] = len(often), {"all": every, "trained": trained}
+    return found
