@@ -55,6 +55,9 @@ PAIRS, STEPS, NEGATIVES = 12, 3, 2
 WORKERS = (1, 2, 3, 4)
 """All divide the pairs of a batch; with three, shards and shares of parameters are uneven."""
 
+EXPERT_PARALLEL = {1: 1, 2: 2, 3: 3, 4: 2}
+"""Number of workers → those that share the experts of a layer."""
+
 LORA = {"rank": 2, "alpha": 4, "dropout": 0.0}
 LENGTHS = {"query_max_length": 32, "document_max_length": 32}
 
@@ -62,7 +65,7 @@ LATENTS = {"kind": "latent_attention", "num_latents": 4, "num_heads": 2, "head_d
 ENCODER = {"path": "given", "frozen": False, "max_length": 32}
 CONTEXT = {"num_context": 8, "sequence_dropout": 0.0, "num_soft_prompts": 2, "output": "residual"}
 PREFIXES = {"query_prefix": "", "document_prefix": ""}
-EXPERTS = {"num_experts": 3, "top_k": 2, "start": "released"}
+EXPERTS = {"num_experts": 6, "top_k": 2, "start": "released"}
 
 ARCHITECTURES = {
     "bert": (BiEncoderConfig, "bert", {}, ("query", "value", "dense")),
@@ -126,6 +129,7 @@ class Way:
     """Pairs of row and candidate that the loss computes at a time."""
     partitioned: bool = False
     """In stage 3: whether small parameters are partitioned too."""
+    expert_parallel: int = 1
 
 
 PLAIN = Way()
@@ -200,7 +204,10 @@ def draw_way(draw: random.Random, training: Training, **fixed: Any) -> Way:
         "block": draw.choice((1 << 23, 60)),
         "partitioned": draw.random() < 0.5,
     }
-    return Way(**{**drawn, **fixed})
+    way, share = Way(**{**drawn, **fixed}), draw.random() < 0.5
+    if training.architecture == "nomic" and way.zero_stage < 3 and share:
+        return dataclasses.replace(way, expert_parallel=EXPERT_PARALLEL[way.workers])
+    return way
 
 
 def draw_run(seed: int, training: Training, numbers: tuple[int, ...], **fixed: Any) -> Run:
@@ -312,6 +319,7 @@ def _train(folder, folders, run, place):
         grad_cache=way.grad_cache,
         gradient_checkpointing=way.recompute,
         unpadded=way.unpadded,
+        expert_parallel=way.expert_parallel,
         # Of other sizes on each worker, so that some are fillers; cheap passes, so that they are
         # several.
         micro_batch_tokens=way.tokens + 20 * rank(),
