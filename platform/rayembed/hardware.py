@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from rayembed.config.backbone import Dtype, DtypeSetting
-from rayembed.cores import free_threads, num_cores
 
 logger = logging.getLogger(__name__)
 
@@ -124,18 +123,6 @@ def settled(asked: DtypeSetting, on: Precision | str | None = None) -> Dtype:
 def say_once(level: int, message: str) -> None:
     """Log a message once in each process."""
     logger.log(level, message)
-
-
-def take_free_threads(what: str) -> None:
-    """Have torch compute with all cores of this process, as far as others leave them free.
-
-    Args:
-        what: computes, for the line that says that there are fewer.
-    """
-    cores, (threads, why) = num_cores(), free_threads(num_cores())
-    if threads < cores:
-        say_once(logging.INFO, f"{threads} of {cores} threads for {what}: {why}")
-    torch.set_num_threads(threads)
 
 
 def wide_enough(saved: Dtype, on: Precision | str | None = None) -> Dtype:

@@ -60,6 +60,7 @@ def other_value(leaf: Leaf) -> Any:  # noqa: PLR0911 - one return a type
             return [choice for choice in choices if choice not in leaf.value]
         others = [choice for choice in choices if choice != leaf.value]
         others += [True] if bool in get_args(leaf.annotation) else []
+        others += [1] if any(int in get_args(one) for one in get_args(leaf.annotation)) else []
         return others[0] if others else None
     if _is_a_kind(leaf.value):
         kinds = [kind_of(member) for member in members(leaf.annotation)]

@@ -12,6 +12,7 @@ import torch
 
 from rayembed import hardware
 from rayembed.cores import free_threads, num_cores
+from rayembed.data.vectors.teacher import take_free_threads
 from rayembed.errors import ConfigError
 from rayembed.pipeline.runtime import with_threads
 from rayembed.recipes.catalogue import get_recipe
@@ -79,10 +80,10 @@ def test_threads_that_find_a_core_are_taken(monkeypatch, cores, own, load, prese
 @pytest.mark.parametrize(("present", "number"), [(0.0, 4), (3.2, 1)])
 def test_a_teacher_leaves_cores_that_others_take(monkeypatch, caplog, present, number):
     machine(monkeypatch, cores=4, own=4, load=3.5, present=present)
-    monkeypatch.setattr("rayembed.hardware.num_cores", lambda: 4)
+    monkeypatch.setattr("rayembed.data.vectors.teacher.num_cores", lambda: 4)
     caplog.set_level(logging.INFO, logger="rayembed")
     hardware.say_once.cache_clear()
-    hardware.take_free_threads("a teacher")
+    take_free_threads("a teacher")
     assert torch.get_num_threads() == number
     told = [line for line in caplog.messages if line.startswith("1 of 4 threads for a teacher: ")]
     assert len(told) == (number < 4)

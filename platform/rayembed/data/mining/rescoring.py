@@ -16,8 +16,9 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.config.mining import CrossEncoder
 from rayembed.data.mining.candidates import Candidates, without_near_duplicates
 from rayembed.data.mining.selection import copies_among
+from rayembed.data.vectors.teacher import take_free_threads
 from rayembed.errors import AssetError, DataError
-from rayembed.hardware import take_free_threads, wide_enough
+from rayembed.hardware import wide_enough
 from rayembed.models.backbones import num_positions
 from rayembed.shares import piece, pieces, tell
 

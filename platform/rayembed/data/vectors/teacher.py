@@ -16,13 +16,14 @@ from rayembed.config.document import fingerprint
 from rayembed.config.instructions import instruction_in
 from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
+from rayembed.cores import free_threads, num_cores
 from rayembed.data.vectors.software import (
     cross_encoders_software,
     differences,
     teachers_software,
 )
 from rayembed.errors import ArtifactError
-from rayembed.hardware import Precision, auto_precision, settled, take_free_threads
+from rayembed.hardware import Precision, auto_precision, say_once, settled
 from rayembed.models.encoding import encode
 from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import load_as_saved, load_model
@@ -205,3 +206,15 @@ def _narrow_linear_layers(model: torch.nn.Module) -> None:
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dtype == torch.float16:
             tensor.data = tensor.data.float()
+
+
+def take_free_threads(what: str) -> None:
+    """Have torch compute with all cores of this process, as far as others leave them free.
+
+    Args:
+        what: computes, for the line that says that there are fewer.
+    """
+    cores, (threads, why) = num_cores(), free_threads(num_cores())
+    if threads < cores:
+        say_once(logging.INFO, f"{threads} of {cores} threads for {what}: {why}")
+    torch.set_num_threads(threads)
