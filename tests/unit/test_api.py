@@ -22,11 +22,13 @@ import rayembed
 from rayembed import progress as progress_lines
 from rayembed.api import calls, measure
 from rayembed.api.calls import EncodingProgress
-from rayembed.api.training import training_run
+from rayembed.api.measure import _beir_folder
+from rayembed.api.training import _look_at, training_run
 from rayembed.callbacks import Evaluate
 from rayembed.data.given_rows import rows_file, table_of_rows
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.errors import ArtifactError, ConfigError, DataError, TrackingError
+from rayembed.evaluation.own_data import find_files, write_set
 from rayembed.losses.cosent import CoSENT
 from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.siglip import SigLIP
@@ -400,7 +402,24 @@ def test_negatives_and_scores_of_tuples_have_their_columns():
         ([("a", "b", 1), ("c", "d", "e")], r"asks for \(text, text, score\)"),
         ([("a", "b"), ("c", 5j)], "row 1: positive is 5j, not a text"),
         ([("a", "b", 1j)], "negatives are texts"),
-        ([{"query": "a"}, {"query": 3}], "a column holds values of several kinds"),
+        ([("a",), ("b",)], r"row 0 is \('a',\); a row is \(query, positive\)"),
+        ([("a", "b"), ("c", "\ud83d")], "row 1: 'positive' is .*half of a surrogate pair"),
+        ([{"query": "a"}, {"query": 3}], "row 1: 'query' is 3, which does not go with the rows"),
+        ([{"query": 1}, {"query": "two"}], "row 1: 'query' is 'two', which does not go"),
+        ([{"query": "a"}, {"query": {"b", "c"}}], "row 1: 'query' is .*does not go"),
+        ([{"query": 1j}], "row 0: 'query' is 1j, which is no text, number or list"),
+        ([{"query": "a"}, {"n": ["x"]}, {"n": "y"}], "row 2: 'n' is 'y', which does not go"),
+        ([{"query": 2**70}], "row 0: 'query' is 1180591620717411303424, which is no text"),
+        ([{7: "a"}], "the column 7 has a name that is no text"),
+        (pd.DataFrame({"query": ["a", "b", 3]}), "row 2: 'query' is 3, which does not go"),
+        (
+            pd.DataFrame({"query": ["a", "\ud83d"]}, dtype=object),
+            "row 1: 'query' is .*half of a surrogate",
+        ),
+        (pd.DataFrame([["a", "b"]], columns=["q", "q"]), "two columns are named 'q'"),
+        ([{"negatives": None}, {"negatives": "['a', 'b']"}], "row 1: 'negatives' .*json.loads"),
+        (pd.DataFrame({"negatives": ['["a"]']}), "row 0: 'negatives' .*json.loads"),
+        ({"query": ["a"]}, "rows are a path, a DataFrame"),
     ],
 )
 def test_rows_that_are_not_alike_are_refused(rows, told):
@@ -518,6 +537,73 @@ def test_numbers_count_as_texts_as_in_files():
         {"query": "1", "positive": "b"},
         {"query": "c", "positive": "2.5"},
     ]
+
+
+def test_rows_in_memory_have_every_column_that_any_row_has(tmp_path):
+    rows = [
+        {"query": "q0", "positive": "p0"},
+        {"positive": "p1", "query": "q1", "negatives": ["n", "m"]},
+        {"query": "q2", "positive": "p2", "meta": {"a": 1}},
+        {"query": "q3", "positive": "p3", "meta": {"b": 2}},
+    ]
+    columns = {"query", "positive", "negatives", "meta"}
+    streamed = datasets.IterableDataset.from_generator(rows_of, gen_kwargs={"rows": rows})
+    for given in (rows, iter(rows), pd.DataFrame(rows), streamed):
+        table = table_of_rows(given)
+        assert set(table.column_names) == columns
+        assert table["negatives"].to_pylist() == [None, ["n", "m"], None, None]
+    look = _look_at(rows_file(rows, str(tmp_path)), delimiter=None, encoding=None)
+    assert (look.columns, look.negatives) == (columns, 2)
+
+
+def rows_of(rows):
+    yield from rows
+
+
+def test_negatives_that_begin_late_are_trained_with(folder):
+    rows = [{"query": f"q {i}", "positive": f"p {i}"} for i in range(1200)]
+    rows += [{"query": "q", "positive": "p", "negatives": ["n one", "m two"]}]
+    run = _run_of(rows_file(rows, str(folder / "late")), folder)
+    assert run.stages[0].batch.num_negatives == 2
+    assert run.data.datasets[0].source.negatives == "negatives"
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "told"),
+    [
+        ("qrels", {"q": {"d": 0.5}}, "qrels of the query 'q': the document 'd' has the grade 0.5"),
+        ("qrels", {"q": {"d": 2**31}}, "wanted is a whole number"),
+        ("corpus", ["a"], r"corpus of a set in memory: \['a'\] \(list\); wanted is a dict"),
+        ("corpus", {"d": 3}, "corpus: 'd' of a set in memory is 3; wanted is a text"),
+        ("corpus", {"d": "\ud83d"}, "wanted is a text of valid Unicode"),
+        ("corpus", {1: "a", "1": "b"}, "corpus of a set in memory has '1' 2 times"),
+        ("qrels", {"q": ["d", "d"]}, "qrels/test of a set in memory has 'q' with 'd' 2 times"),
+        ("queries", {1.5: "a"}, "queries of a set in memory has the id 1.5"),
+        ("queries", {"\ud83d": "a"}, "queries of a set in memory has the id"),
+    ],
+)
+def test_sets_in_memory_that_are_none_are_told(part, value, told, tmp_path):
+    good = {"queries": {"q": "a"}, "corpus": {"d": "b"}, "qrels": {"q": {"d": 1}}}
+    with pytest.raises(DataError, match=told):
+        _beir_folder({**good, part: value}, str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_sets_in_memory_may_have_numbers_of_numpy_and_series(tmp_path):
+    plain = {
+        "queries": {"1": "a"},
+        "corpus": {"2": "b", "a\tb": "c"},
+        "qrels": {"1": {"2": 1, "a\tb": 0}},
+    }
+    numbers = {
+        "queries": pd.Series(["a"], index=np.array([1])),
+        "corpus": {np.int64(2): "b", "a\tb": "c"},
+        "qrels": {1: {np.int32(2): np.bool_(True), "a\tb": np.float32(0)}},
+    }
+    folder = _beir_folder(plain, str(tmp_path))
+    assert _beir_folder(numbers, str(tmp_path)) == folder
+    about = write_set(find_files(folder, "test"), tmp_path)
+    assert (about.documents, about.queries, about.judgements) == (2, 1, 2)
 
 
 def test_of_several_splits_one_must_be_named():

@@ -1,5 +1,6 @@
 """`rayembed.adapt`: documents in any form become the run of the job, and a scored model."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,18 @@ def test_documents_in_any_form(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("text,title\nsome text,some title\n")
     assert source_of(str(file), tmp_path).title == "title"
-    with pytest.raises(DataError, match=r"tuples \(title, text\)"):
-        _documents([("a", "b", "c")])
+    assert plain.path == source_of(iter(texts()), tmp_path).path
+    late = [{"text": text} for text in texts()] + [{"text": "last", "title": "Title"}]
+    assert source_of(late, tmp_path).title == "title"
+    lines = tmp_path / "late.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in late))
+    assert source_of(str(lines), tmp_path).title == "title"
+
+
+@pytest.mark.parametrize("wrong", [[("a", "b", "c")], ["a", ("b", "c")], [{"text": "a"}, "b"], [3]])
+def test_documents_of_several_kinds_are_told(wrong) -> None:
+    with pytest.raises(DataError, match=r"documents are texts, tuples \(title, text\)"):
+        _documents(wrong)
 
 
 def test_wrong_settings_and_files_are_told(tmp_path: Path) -> None:

@@ -65,8 +65,6 @@ def table_of_rows(rows: Rows) -> pa.Table:
         )
     if not table.num_rows:
         raise DataError("there are no rows: the list or table is empty")
-    if not table.num_columns:
-        raise DataError("the rows have no columns")
     _check_lists(table)
     plain = [
         field.with_type(pa.string()) if pa.types.is_large_string(field.type) else field
@@ -105,7 +103,7 @@ def _of_python(rows: Sequence[Any]) -> pa.Table:
     values: list[dict[str, Any]] = []
     for number, row in enumerate(rows):
         scored = len(row) == 3 and isinstance(row[2], Real)
-        if len(row) < 2:
+        if width < 2:
             raise DataError(
                 f"row {number} is {_shown(row)}; a row is (query, positive), (query, positive, "
                 "negatives) or (text, text, score)"
