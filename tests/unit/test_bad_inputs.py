@@ -419,8 +419,12 @@ def test_a_good_run_is_started_and_a_dry_run_prints_what_it_read(files, monkeypa
     assert training_job("biencoder")(good) == 0
     assert len(started) == 1
     assert training_job("biencoder")([*good, "--dry-run"]) == 0
+    assert " about 3 " in capsys.readouterr().err  # an epoch of 180 rows that are left
+    steps = ["--set", "stages.finetune.steps=1000", "--dry-run"]
+    assert training_job("biencoder")([*good, *steps]) == 0
     told = capsys.readouterr().err
-    for word in ("Rows that were read", "good.jsonl", " 200 ", '{"query": "query 0"', "356"):
+    passes = "1,000 steps are about 356 passes over about 180 records"
+    for word in ("Rows that were read", "good.jsonl", " 200 ", '{"query": "query 0"', passes):
         assert word in told, told  # 1,000 steps of 64 over the 180 rows that are left
 
 

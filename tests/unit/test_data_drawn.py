@@ -106,7 +106,7 @@ def settings_by_chance(rng: random.Random, rows: list[dict[str, Any]]) -> dict[s
 def draw(folder: Path, seed: int) -> None:
     """Prepare sources by chance, and compare everything that has a definition."""
     rng = random.Random(seed)
-    rows = {name: rows_by_chance(rng, rng.randrange(40, 70), name) for name in ("a", "b")}
+    rows = {name: rows_by_chance(rng, rng.randrange(36, 50), name) for name in ("a", "b")}
     # A text of the one data set stands in the other, which must not train it when it is held out.
     for _ in range(5):
         rng.choice(rows["b"])["negatives"].append(rng.choice(rows["a"])["query"])

@@ -342,7 +342,6 @@ _USUAL: tuple[tuple[str, str, float, float], ...] = (
     ("optimizer.learning_rate", "1e-6 to 1e-2", 1e-9, 1.0),
     ("loss.temperature", "0.01 to 0.1", 1e-4, 2.0),
     ("steps", "100 to 100,000", 1, 10**7),
-    ("epochs", "1 to 10", 0.0, 1000.0),
 )
 """Settings of a stage: what is usual, and what is lower or higher than anyone can mean."""
 
