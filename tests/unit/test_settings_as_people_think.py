@@ -274,12 +274,12 @@ def test_a_dry_run_says_what_is_an_estimate_and_a_run_of_many_passes_is_told(tmp
     plans = prepare(run, PipelineContext(str(tmp_path / "out"), run.seed))
     assert with_planned_steps(run, plans).to_yaml().replace("\n", " ").count("epochs: 2") == 1
 
-    few = own_run(tmp_path, "stages.finetune.steps=200")
+    few = own_run(tmp_path, "stages.finetune.steps=400")
     (told,) = [line for line in look_at(few).warnings if "passes" in line]
-    assert "stage finetune: 200 steps are about" in told
+    assert "stage finetune: 400 steps are about" in told
     assert "stages.finetune.epochs=1" in told
     prepare(few, PipelineContext(str(tmp_path / "out"), few.seed))
-    assert "stage finetune: 200 steps are" in caplog.text
+    assert "stage finetune: 400 steps are" in caplog.text
     for quiet in (own_run(tmp_path, "stages.finetune.steps=20"), run):
         assert not [line for line in look_at(quiet).warnings if "passes" in line]
 

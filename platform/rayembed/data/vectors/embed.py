@@ -196,8 +196,8 @@ def _warn_if_collapsed(
     """Warn where a teacher gives all documents of a part one vector, and so finds nothing."""
     for part in parts:
         documents = vectors.documents(part).astype(np.float32)
-        if len(documents) < _FEWEST_DOCUMENTS:
-            continue
+        if len(documents) < _FEWEST_DOCUMENTS or documents.shape[1] == 1:
+            continue  # unit vectors of one component are equal anyway
         if np.abs(documents - documents[0]).max() <= _SAME * np.abs(documents).max():
             log.warning(
                 "data set %s: the teacher %r gives the same vector for all of %d different "
