@@ -215,12 +215,18 @@ OTHERS = {
     ),
     "images": (["evaluation.tasks=[VisualSTS17Eng]"], ["only tasks over texts"]),
     "no such validation": (
-        ["evaluation.validation={data: {kind: mteb, tasks: [NanoSciFactRetrieva]}}"],
+        [
+            "stages.finetune.steps=1000",
+            "evaluation.validation={data: {kind: mteb, tasks: [NanoSciFactRetrieva]}}",
+        ],
         ["evaluation.validation.data.tasks", "did you mean 'NanoSciFactRetrieval'?"],
     ),
     "AIR-Bench": (["evaluation.benchmarks=[AIR-Bench_24.05]"], ["evaluate_model --benchmark"]),
     "no set": (
-        ["evaluation.validation={data: {kind: beir, path: {DIR}/nothing}}"],
+        [
+            "stages.finetune.steps=1000",
+            "evaluation.validation={data: {kind: beir, path: {DIR}/nothing}}",
+        ],
         ["evaluation.validation.data: there is no set at"],
     ),
     "set without judgements": (
