@@ -2,13 +2,15 @@ import errno
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.fs
 import pytest
 from safetensors import SafetensorError
 
-from rayembed.assets import clients
+from rayembed.assets import atomic, clients
 from rayembed.assets.room import is_full
 from rayembed.assets.storage import (
     check_writable,
@@ -196,3 +198,68 @@ def test_a_folder_is_copied_with_all_that_is_in_it(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ArtifactError, match="nothing to copy"):
         upload_folder(tmp_path / "empty", tmp_path / "to")
+
+
+_WRITES_SLOWLY = """
+import sys
+from pathlib import Path
+from rayembed.assets.atomic import write_beside
+
+class Slow:
+    parts = [b"", b"second", b"first"]
+
+    def read(self, size):
+        if len(self.parts) == 2:
+            print("writing", flush=True)
+            sys.stdin.readline()
+        return self.parts.pop()
+
+write_beside(Path(sys.argv[1]), Slow())
+"""
+
+
+def test_what_a_killed_writer_left_goes_and_what_a_live_one_writes_stays(tmp_path):
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _WRITES_SLOWLY, str(tmp_path / name)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("killed.npy", "live.npy")
+    ]
+    for writer in writers:
+        assert writer.stdout.readline() == "writing\n"
+    killed, live = writers
+    killed.kill()
+    killed.wait()
+    others = [tmp_path / ".notes.tmp", tmp_path / ".x.abcdefgh.tmp.old"]
+    for other in others:
+        other.touch()
+    left = {path.name.split(".")[1] for path in tmp_path.glob(".*.npy.*.tmp")}
+    assert left == {"killed", "live"}
+    write_atomic(tmp_path / "new", b"x")
+    left = {path.name.split(".")[1] for path in tmp_path.glob(".*.npy.*.tmp")}
+    assert left == {"live"}
+    assert all(other.exists() for other in others)
+    live.communicate("\n", timeout=30)
+    assert live.returncode == 0
+    assert (tmp_path / "live.npy").read_bytes() == b"firstsecond"
+    assert list(tmp_path.glob(".*.npy.*.tmp")) == []
+
+
+def test_a_writer_whose_file_was_taken_for_a_dead_ones_begins_again(tmp_path, monkeypatch):
+    """Between its beginning and its lock another process looks."""
+    flock, looked = atomic.fcntl.flock, []
+
+    def late(handle, kind):
+        if not looked:
+            looked.append(True)
+            atomic.remove_unfinished.__wrapped__(tmp_path, 0)
+        flock(handle, kind)
+
+    monkeypatch.setattr(atomic.fcntl, "flock", late)
+    write_atomic(tmp_path / "file", b"content")
+    assert looked
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"content"

@@ -1,5 +1,7 @@
 """The registry job in this process, over a SQLite store."""
 
+import argparse
+import math
 import shutil
 
 import numpy as np
@@ -13,9 +15,13 @@ from result_files import write_results
 from tiny_folders import save_biencoder, save_nvembed
 from upload_hub import upload_hub
 
+from rayembed.errors import ConfigError
 from rayembed.models.files import weights_fingerprint
 from rayembed.pipeline import register_job
+from rayembed.pipeline.job import option
+from rayembed.pipeline.merge_job import shares_in
 from rayembed.pipeline.register_job import run_register_job
+from rayembed.registry.promote import Gates
 from rayembed.registry.registered_model import ModelReference, download, get_version, read_scores
 from rayembed.registry.tracking import Tracker
 
@@ -422,3 +428,28 @@ def test_mlflow_that_is_away_is_told(job, capsys, folders, tmp_path):
     assert code == 1
     assert "there is no MLflow database" in capsys.readouterr().err
     assert not where.exists()
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999", "half"])
+def test_a_tolerance_that_is_no_finite_number_is_refused(number, capsys):
+    argv = ["--name", "x", "--model", "m", "--promote", "--better-than", "champion"]
+    with pytest.raises(SystemExit) as ended:
+        run_register_job([*argv, f"--tolerance={number}"])
+    assert ended.value.code == 2
+    assert f"'{number}' must be a finite number" in capsys.readouterr().err
+
+
+def test_gates_take_no_tolerance_that_lets_every_loss_through():
+    for tolerance in (math.nan, math.inf, -0.1):
+        with pytest.raises(ConfigError, match="finite number from 0 on"):
+            Gates(better_than="champion", tolerance=tolerance)
+
+
+def test_every_option_of_a_number_refuses_what_is_not_finite():
+    made = option("--hours H", "hours", type=float)
+    for text in ("nan", "inf", "x"):
+        with pytest.raises(argparse.ArgumentTypeError, match="finite number"):
+            made.arguments["type"](text)
+    assert made.arguments["type"]("1e-3") == 1e-3
+    with pytest.raises(ConfigError, match="must be numbers"):
+        shares_in("0.5,nan")

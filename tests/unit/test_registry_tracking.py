@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -346,6 +347,27 @@ def test_server_that_is_away_is_known_at_once(tmp_path):
         Tracker.open("http://127.0.0.1:9", "unit", "r", "a", {}, {}, folder=tmp_path, total_steps=1)
     assert time.monotonic() - started < AT_ONCE
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.enable_socket
+@pytest.mark.parametrize("code", [401, 403])
+@pytest.mark.parametrize("open_pages", [(), ("/health",)])
+def test_a_server_that_wants_a_user_is_told_with_the_variables(code, open_pages, tmp_path):
+    class Refuses(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(200 if self.path in open_pages else code)
+
+        do_POST = do_GET
+        log_message = Mock()
+
+    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(TrackingError) as error:
+            Tracker.open(uri, "unit", "r", "a", {}, {}, folder=tmp_path, total_steps=1)
+        server.shutdown()
+    assert str(code) in str(error.value)
+    assert "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in str(error.value)
 
 
 def test_user_setting_of_retries_stands(opened, monkeypatch):

@@ -21,6 +21,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from tiny_folders import save_biencoder, save_nvembed
 from tiny_models import save_encoder
 
+from rayembed.assets.finite import check_finite_files
 from rayembed.assets.sentence_modules import (
     OWN_MODULE,
     foreign_modules,
@@ -28,6 +29,7 @@ from rayembed.assets.sentence_modules import (
     module_types,
 )
 from rayembed.config.evaluation import ModelUnderTest
+from rayembed.data.mining.rescoring import _saved_names
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation import loader_code
 from rayembed.evaluation.loader_code import GIVES_LEAVE, foreign_code, name_of, text_version
@@ -72,7 +74,7 @@ def test_a_pickle_with_objects_is_refused_without_advice_to_run_it(tmp_path, pla
     (folder / place / "model.safetensors").unlink()
     marker = tmp_path / "was-run"
     torch.save({**weights, "more": Trap(marker)}, folder / place / "pytorch_model.bin")
-    with pytest.raises(ArtifactError, match="which are never run; save the model as safe") as told:
+    with pytest.raises(ArtifactError, match="which can run code when they are read") as told:
         load_model(folder)
     assert "weights_only" not in str(told.value)
     assert not marker.exists()
@@ -333,3 +335,30 @@ def test_options_that_a_loader_was_made_with_are_looked_at():
 
     assert foreign_code(made(model="a", trust_remote_code=False)) is None
     assert foreign_code(made(model_kwargs={"trust_remote_code": True})) == GIVES_LEAVE
+
+
+class Harmful:
+    """An object whose pickle runs code when it is read."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.marker),)
+
+
+def test_pickled_weights_with_objects_are_refused_with_true_advice(tmp_path):
+    folder, marker = tmp_path / "model", tmp_path / "was-run"
+    save_encoder(folder, seed=0)
+    (folder / "model.safetensors").unlink()
+    torch.save({"a": torch.zeros(2), "b": Harmful(str(marker))}, folder / "pytorch_model.bin")
+    for read in (load_model, check_finite_files, _saved_names):
+        with pytest.raises(ArtifactError, match="objects other than tensors") as error:
+            read(folder)
+        assert "safetensors" in str(error.value)
+        assert "weights_only" not in str(error.value)
+    (folder / "pytorch_model.bin").write_bytes(b"no pickle")
+    with pytest.raises(ArtifactError, match="damaged") as error:
+        load_model(folder)
+    assert "weights_only" not in str(error.value)
+    assert not marker.exists()

@@ -3,28 +3,15 @@
 One pass over the numbers, without a copy of them.
 """
 
-import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rayembed.assets.sentence_modules import no_pickled_objects
 from rayembed.errors import ArtifactError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-UNREADABLE = (OSError, RuntimeError, ValueError, pickle.UnpicklingError)
-"""Errors of `torch.load` for a file that is damaged, or holds more than tensors."""
-
-
-def why_unreadable(error: Exception) -> str:
-    """Why weights could not be read, without torch's advice to run what a file holds."""
-    if isinstance(error, pickle.UnpicklingError):
-        return (
-            "it is damaged, or a pickle file that holds Python objects besides tensors, which are "
-            "never run; save the model as safetensors"
-        )
-    return str(error)
 
 
 def is_finite(tensor: "Tensor") -> bool:
@@ -77,9 +64,9 @@ def check_finite_files(folder: Path) -> None:
             raise ArtifactError(f"cannot read the weights {str(path)!r}: {error}") from error
     for path in sorted(folder.rglob("*model*.bin")):
         try:
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
-        except UNREADABLE as error:
-            why = why_unreadable(error)
-            raise ArtifactError(f"cannot read the weights {str(path)!r}: {why}") from error
+            with no_pickled_objects(path):
+                tensors = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ArtifactError(f"cannot read the weights {str(path)!r}: {error}") from error
         named = ((n, value) for n, value in tensors.items() if isinstance(value, torch.Tensor))
         check_finite(named, f"the model {str(path)!r}")

@@ -6,7 +6,11 @@ format is loaded by our own function, any other without the flag.
 """
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 
 from rayembed.errors import ArtifactError
 
@@ -43,3 +47,29 @@ def foreign_modules(folder: Path) -> list[str]:
     if is_own_format(folder):
         return []
     return [t for t in module_types(folder) if not t.startswith("sentence_transformers.")]
+
+
+@contextmanager
+def no_pickled_objects(folder: str | Path) -> Iterator[None]:
+    """Context manager in which weights are read: pickled objects are refused with what to do.
+
+    torch's own error advises to allow them, which would run whatever code they name.
+
+    Raises:
+        ArtifactError: a file of weights holds objects other than tensors, or is damaged.
+    """
+    try:
+        yield
+    except UnpicklingError as error:
+        named = re.search(r"GLOBAL ([A-Za-z_][\w.]*)|class [`']([\w.]+)", str(error))
+        if named is None:
+            raise ArtifactError(
+                f"cannot read the weights in {str(folder)!r}: a pickled file there is damaged; "
+                "copy or download it again"
+            ) from None
+        raise ArtifactError(
+            f"cannot read the weights in {str(folder)!r}: a pickle with objects other than tensors "
+            f"({named[1] or named[2]}), which can run code when they are read; nothing was run. "
+            "Convert them to safetensors where they are trusted (model.save_pretrained writes "
+            "these), or take a revision that has model.safetensors"
+        ) from None

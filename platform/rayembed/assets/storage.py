@@ -10,8 +10,6 @@ import ctypes
 import io
 import os
 import posixpath
-import shutil
-import tempfile
 import uuid
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +18,7 @@ import pyarrow
 import pyarrow.fs
 
 from rayembed.assets import clients
+from rayembed.assets.atomic import write_beside
 from rayembed.assets.clients import asked_again, split_address, split_options, why
 from rayembed.assets.names import check_inside
 from rayembed.assets.room import full, is_full, room_for
@@ -195,25 +194,9 @@ def _write(path: str | Path, content: BinaryIO) -> None:
         if is_remote(str(path)):
             _upload(filesystem, inside, content)
         else:
-            _write_beside(Path(inside), content)
+            write_beside(Path(inside), content)
     except OSError as error:
         raise refused(path, error) from error
-
-
-def _write_beside(target: Path, content: BinaryIO) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            # mkstemp makes 0600; results are for everyone whom the umask lets in.
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
-            shutil.copyfileobj(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _upload(
@@ -244,13 +227,6 @@ def refused(path: str | Path, error: OSError) -> StorageError:
         f"cannot write {str(path)!r}: {why(error)}. Correct the storage or the rights there, "
         "then give the same command again: it goes on from what is finished"
     )
-
-
-def _umask() -> int:
-    """File mode mask of this process, which can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def upload_folder(folder: Path, path: str | Path) -> None:

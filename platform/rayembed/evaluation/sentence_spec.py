@@ -14,7 +14,11 @@ from mteb.types import PromptType
 
 from rayembed.assets.names import below
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.sentence_modules import foreign_modules, is_own_format
+from rayembed.assets.sentence_modules import (
+    foreign_modules,
+    is_own_format,
+    no_pickled_objects,
+)
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest, Prompts
 from rayembed.config.small_vectors import StoredVectors
@@ -131,7 +135,8 @@ class SentenceSpec:
             dtype = saved_dtype(folder)
             model = as_sentence_transformer(folder, device=device, truncate_dim=width, dtype=dtype)
         else:
-            model = SentenceTransformer(str(folder), device=device, truncate_dim=width)
+            with no_pickled_objects(folder):
+                model = SentenceTransformer(str(folder), device=device, truncate_dim=width)
         adjust(model, self.settings)
         encode = {
             "": model.encode,

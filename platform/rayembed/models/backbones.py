@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from rayembed.assets.finite import UNREADABLE, why_unreadable
-from rayembed.assets.sentence_modules import is_own_format
+from rayembed.assets.sentence_modules import is_own_format, no_pickled_objects
 from rayembed.config.backbone import BackboneConfig, DtypeSetting
 from rayembed.config.model import architecture_classes
 from rayembed.config.table import load
@@ -72,7 +71,11 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
 
     settings = _settings(folder, config, mask)
     try:
-        with torch.random.fork_rng(devices=[]), _without_loading_report():
+        with (
+            torch.random.fork_rng(devices=[]),
+            _without_loading_report(),
+            no_pickled_objects(folder),
+        ):
             model, report = transformers.AutoModel.from_pretrained(
                 str(folder),
                 config=settings,
@@ -81,9 +84,8 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
                 attn_implementation="sdpa",
                 output_loading_info=True,
             )
-    except (*UNREADABLE, safetensors.SafetensorError) as error:
-        why = why_unreadable(error)
-        raise ArtifactError(f"cannot load the model in {str(folder)!r}: {why}") from error
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise ArtifactError(f"cannot load the model in {str(folder)!r}: {error}") from error
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
         raise ArtifactError(

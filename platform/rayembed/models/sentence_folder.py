@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from rayembed.assets.finite import UNREADABLE, why_unreadable
 from rayembed.assets.names import below
+from rayembed.assets.sentence_modules import no_pickled_objects
 from rayembed.config.backbone import Dtype
 from rayembed.config.pooling import (
     ClsPooling,
@@ -124,11 +124,11 @@ def load_projections(head: nn.Module, files: Sequence[Path]) -> None:
             if path.suffix == ".safetensors":
                 state = safetensors.torch.load_file(path)
             else:
-                state = torch.load(path, map_location="cpu", weights_only=True)
+                with no_pickled_objects(path):
+                    state = torch.load(path, map_location="cpu", weights_only=True)
             projection.load_state_dict(state)
-        except (*UNREADABLE, safetensors.SafetensorError) as error:
-            why = why_unreadable(error)
-            raise ArtifactError(f"cannot load the Dense module {str(path)!r}: {why}") from error
+        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+            raise ArtifactError(f"cannot load the Dense module {str(path)!r}: {error}") from error
 
 
 def _dense_weights(folder: Path) -> Path:

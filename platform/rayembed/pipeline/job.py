@@ -8,6 +8,7 @@ imports them in its work, so that whatever only prints needs neither and starts 
 
 import argparse
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -70,6 +71,8 @@ def option(
         often: the value is a list, empty by default.
     """
     flag, _, metavar = usage.partition(" ")
+    if arguments.get("type") is float:
+        arguments["type"] = finite_number
     if not metavar:
         arguments["action"] = "store_true"
     elif metavar.startswith("{"):
@@ -194,6 +197,17 @@ def check_no_credentials(argv: Sequence[str]) -> None:
             path = word.partition("=")[0]
             shown = f" {path}" if path.replace(".", "").replace("_", "").isalnum() else ""
             raise ConfigError(f"--set{shown}: {error}") from None
+
+
+def finite_number(text: str) -> float:
+    """The `type` of an option that is a number; not a number and infinity are refused."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a finite number, such as 0.01")
+    return number
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -11,7 +11,7 @@ from rayembed.config.types import expanded_name
 from rayembed.errors import ConfigError
 from rayembed.evaluation.mteb_names import check_names
 from rayembed.pipeline.evaluation_job import own_set
-from rayembed.pipeline.job import Job, JobContext, names_in, option
+from rayembed.pipeline.job import Job, JobContext, finite_number, names_in, option
 from rayembed.pipeline.merge import merge_models
 
 
@@ -24,8 +24,8 @@ def shares_in(text: str | None) -> tuple[float, ...] | None:
     if text is None:
         return None
     try:
-        return tuple(float(number) for number in text.split(","))
-    except ValueError:
+        return tuple(finite_number(number) for number in text.split(","))
+    except argparse.ArgumentTypeError:
         raise ConfigError(
             f"--shares {text!r} must be numbers with commas between them, such as 0.5,0.5"
         ) from None

@@ -114,8 +114,6 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
         raise ConfigError(f"--tolerance is that of --better-than; add --better-than {CHAMPION}")
     if gates.differing and gates.better_than is None:
         raise ConfigError(f"--differing is about --better-than; add --better-than {CHAMPION}")
-    if gates.tolerance < 0:
-        raise ConfigError(f"--tolerance {gates.tolerance} must not be negative")
 
 
 def _register(client: Any, asked: RegistryRequest) -> int:

@@ -35,6 +35,11 @@ PARAMS_PER_BATCH = 100
 PARAM_CHARACTERS = 6000
 TAG_CHARACTERS = 8000
 
+_REFUSED = re.compile(
+    r"error code 40[13]\b|40[13] Client Error|UNAUTHENTICATED|PERMISSION_DENIED|not authenticated"
+)
+"""What MLflow's client says where a server wants another user."""
+
 _OF_TABLES = re.compile(r"already exists|duplicate column|no such (table|column|index)")
 """What SQLite says of tables that were left half made."""
 
@@ -215,4 +220,10 @@ def as_tracking_error(tracking_uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, SQLAlchemyError, CommandError, OSError) as error:
+        if tracking_uri.startswith("http") and _REFUSED.search(str(error)):
+            raise TrackingError(
+                f"MLflow at {tracking_uri} asks for a user or does not let this one in: {error}\n"
+                "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+                "MLFLOW_TRACKING_TOKEN, in the environment of the job"
+            ) from error
         raise TrackingError(f"MLflow at {tracking_uri} failed: {error}") from error

@@ -2,12 +2,13 @@
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, ConfigError
 from rayembed.registry.aliases import (
     CHAMPION,
     PREVIOUS,
@@ -44,6 +45,10 @@ class Gates:
     """Settings in which the two versions may have been scored otherwise."""
     again: bool = False
     """Whether a version that was rolled back may become champion again."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < math.inf:
+            raise ConfigError(f"the tolerance {self.tolerance} must be a finite number from 0 on")
 
 
 @dataclass(frozen=True)

@@ -226,6 +226,12 @@ def check_reachable(uri: str) -> None:
         cause = re.search(r"\[Errno -?\d+\] [^\"')]+", str(error))
         seen = cause[0] if cause else str(error).splitlines()[0]
     else:
+        if answer.status_code in (401, 403):
+            raise TrackingError(
+                f"MLflow at {uri} answers {answer.status_code} {answer.reason}. Set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, "
+                "in the environment of the job"
+            )
         if answer.status_code < 500:
             return
         seen = f"it answered {answer.status_code} {answer.reason}"

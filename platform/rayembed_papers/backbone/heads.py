@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayembed.assets.sentence_modules import no_pickled_objects
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.backbones import check_backbone, num_positions
 from rayembed.models.files import read_json
@@ -181,15 +182,16 @@ def _load_of_transformers(
     _check_family(settings, [finetuning])
     auto = getattr(transformers, _AUTO_CLASSES[kind])
     try:
-        model, report = auto.from_pretrained(
-            str(folder),
-            config=settings,
-            dtype=torch.float32,
-            device_map=device_map,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            trust_remote_code=False,
-        )
+        with no_pickled_objects(folder):
+            model, report = auto.from_pretrained(
+                str(folder),
+                config=settings,
+                dtype=torch.float32,
+                device_map=device_map,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                trust_remote_code=False,
+            )
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise ArtifactError(f"cannot load the model in {str(folder)!r}: {error}") from error
     lacking = _of_encoder(model, report["missing_keys"])

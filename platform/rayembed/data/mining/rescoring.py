@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from rayembed.assets.resolver import resolve_model
+from rayembed.assets.sentence_modules import no_pickled_objects
 from rayembed.config.mining import CrossEncoder
 from rayembed.data.mining.candidates import Candidates, without_near_duplicates
 from rayembed.data.mining.selection import copies_among
@@ -98,7 +99,8 @@ def _saved_names(folder: Path) -> set[str]:
             names.update(file.keys())
     if not names:
         for path in sorted(folder.glob("pytorch_model*.bin")):
-            names.update(torch.load(path, map_location="meta", mmap=True, weights_only=True))
+            with no_pickled_objects(path):
+                names.update(torch.load(path, map_location="meta", mmap=True, weights_only=True))
     return names
 
 

@@ -8,7 +8,7 @@ from zipfile import is_zipfile
 import torch
 from torch import Tensor
 
-from rayembed.assets.finite import UNREADABLE, why_unreadable
+from rayembed.assets.sentence_modules import no_pickled_objects
 from rayembed.errors import ArtifactError
 from rayembed.models.files import load_weights, read_header, weight_paths
 from rayembed.models.nomic_moe.encoder import NomicEncoder
@@ -25,12 +25,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         return {name: value for path in paths for name, value in load_weights(path).items()}
     path = folder / "pytorch_model.bin"
     try:
-        found: dict[str, Tensor] = torch.load(
-            path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)
-        )
-    except UNREADABLE as error:
-        why = why_unreadable(error)
-        raise ArtifactError(f"cannot read the weights {str(path)!r}: {why}") from error
+        with no_pickled_objects(path):
+            found: dict[str, Tensor] = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)
+            )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ArtifactError(f"cannot read the weights {str(path)!r}: {error}") from error
     return found
 
 
