@@ -21,6 +21,7 @@ from rayembed.models.nomic_moe.adaptation import load_masked_language_model
 from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.pipeline import sweep_adaptation
 from rayembed.pipeline.adaptation_job import run_adaptation_job
+from rayembed.pipeline.cleaning.inventory import Inventory
 from rayembed.pipeline.sweep_adaptation import prepare_adaptations
 from rayembed.pipeline.sweep_job import sweep_job
 from rayembed.recipes.adaptation import adaptation_names, get_adaptation
@@ -63,6 +64,17 @@ def test_the_encoder_is_where_the_last_line_says_and_upcycling_starts_from_it(ad
     config = {"backbone": {"path": str(encoder), "dtype": "float32"}, "experts": experts}
     model = build_model(parse(NomicMoeConfig, config), encoder, seed=0)
     torch.testing.assert_close(model.backbone.emb_ln.bias, trained.encoder.emb_ln.bias)
+
+
+@pytest.mark.ray
+def test_a_run_that_is_done_has_no_checkpoints_and_names_the_data_that_it_uses(adapted):
+    found = Inventory(str(adapted[0] / "outputs"))
+    (run,) = found.runs
+    assert (run.state, run.parts["checkpoints"]) == ("done", 0)
+    assert run.parts["weights"] > 0
+    assert len(found.prepared) > 1
+    assert found.unused([run]) == {}
+    assert found.unused([]).keys() == {folder.place for folder in found.prepared}
 
 
 @pytest.mark.ray

@@ -25,7 +25,7 @@ from rayembed.data.prepare import prepare
 from rayembed.data.vectors.lookup import KIND
 from rayembed.pipeline import sweep as sweep_module
 from rayembed.pipeline import train as train_module
-from rayembed.pipeline.cleaning import inventory, removal
+from rayembed.pipeline.cleaning import contents, inventory, removal
 from rayembed.pipeline.cleaning.job import run_clean_job
 from rayembed.pipeline.here import Here
 from rayembed.pipeline.run_folders import RunFolders
@@ -467,11 +467,11 @@ def test_object_storage_is_cleaned_as_a_disk_is(storage, capsys, monkeypatch, tm
 
 
 def test_the_names_of_files_are_those_that_other_rooms_write():
-    assert inventory.STATE_FOLDER == checkpoint_list.CHECKPOINTS
-    assert inventory.MADE_OF == export.MADE_OF_FILE
-    assert inventory.MANIFEST == artifacts.MANIFEST
-    assert inventory.RUN_FILE == run_folder.RUN_FILE
-    assert inventory.SWEEP_FILE == sweep_module.SWEEP_FILE
+    assert contents.STATE_FOLDER == checkpoint_list.CHECKPOINTS
+    assert contents.MADE_OF == export.MADE_OF_FILE
+    assert contents.MANIFEST == artifacts.MANIFEST
+    assert contents.RUN_FILE == run_folder.RUN_FILE
+    assert contents.SWEEP_FILE == sweep_module.SWEEP_FILE
     assert tracking.TRACKING_FILE == inventory._TRACKING
     assert sweep_module.DATA_FILE == inventory._SWEPT
     assert KIND == inventory._STORES

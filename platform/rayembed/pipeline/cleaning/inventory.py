@@ -8,9 +8,8 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -18,22 +17,21 @@ from rayembed.assets.storage import exists, file_sizes, file_times, join, read_b
 from rayembed.config.document import fingerprint
 from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ArtifactError
+from rayembed.pipeline.cleaning.contents import (
+    MANIFEST,
+    PARTS,
+    RUN_FILE,
+    SWEEP_FILE,
+    PreparedFolder,
+    State,
+    StoredRun,
+    TrackedRun,
+    part_of,
+)
 from rayembed.pipeline.run_folders import LEASES, PLANS_FILE, RUNS, SWEEPS, is_locked
 
-# Written by rooms that import torch, which a list of files does not need.
-MANIFEST, RUN_FILE, SWEEP_FILE, MADE_OF = "manifest.json", "run.yaml", "sweep.yaml", "made-of.json"
-STATE_FOLDER = "train"
-"""Folder of a stage's checkpoints, within the stage's folder."""
 REMOVED, REMOVED_ENDING = "removed.json", ".removed"
 """Manifest in object storage, and end of the name on disk, of a folder that is being removed."""
-
-CHECKPOINTS, MODELS, MIXTURES = "checkpoints", "models", "mixtures"
-WEIGHTS, SCORES, REST = "weights", "scores", "rest"
-PARTS = (CHECKPOINTS, MODELS, MIXTURES, WEIGHTS, SCORES, REST)
-"""Parts of a run, in the order in which they are shown."""
-
-State = Literal["running", "done", "stopped", "failed", "interrupted"]
-"""`stopped`: a trial that its sweep's scheduler ended, which never goes on."""
 
 _PREPARED = ("data", "plans")
 _OWN = (RUNS, SWEEPS, *_PREPARED, "evaluation", "embeddings", "sizes", "compressed", "air-bench")
@@ -51,78 +49,6 @@ _DIGEST = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 STALE_SECONDS = 3600.0
 """Age from which a file that a writer left half-written is stale, and from which an unfinished
 folder counts as left by a job that has ended."""
-
-
-@dataclass(frozen=True)
-class TrackedRun:
-    """MLflow run of a run, as its folder names it."""
-
-    tracking_uri: str
-    experiment_id: str
-    run_id: str
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "TrackedRun | None":
-        """The MLflow run that the content of a file names; None: it names none."""
-        names = ("tracking_uri", "experiment_id", "run_id")
-        return cls(*(str(values[name]) for name in names)) if values.keys() >= {*names} else None
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """A run or a sweep in storage."""
-
-    kind: str
-    """`RUNS` or `SWEEPS`: the folder of the storage that it lies in."""
-    name: str
-    state: State
-    written: float
-    """Time of its end, or of the last write to its files, in seconds since 1970."""
-    parts: Mapping[str, int]
-    """Part → bytes."""
-    text: str
-    """Content of the files that name what it uses."""
-    names_data: bool
-    """Whether these say which prepared data it uses."""
-    keeps_states: bool
-    """Whether `placement.keep_states` asks for its checkpoints to stay."""
-    tracked: TrackedRun | None
-    is_sent: bool
-    """Whether MLflow has everything of it."""
-    sweep: str | None = None
-    """Sweep that it is a trial of."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all parts."""
-        return sum(self.parts.values())
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it never needs its checkpoints again."""
-        return self.state in ("done", "stopped")
-
-
-@dataclass(frozen=True)
-class PreparedFolder:
-    """A folder of prepared data, or a batch plan."""
-
-    place: str
-    """Path below the storage."""
-    num_bytes: int
-    state: Literal["finished", "unfinished", "removed"]
-    """`removed`: a removal was cut off."""
-    names: frozenset[str]
-    """Fingerprints that its manifest holds, of folders that it was made of among others."""
-    digests: frozenset[str] = frozenset()
-    """Digests of its parts."""
-    files: frozenset[str] = frozenset()
-    """Files of vectors below `data` that it points to."""
-
-    @property
-    def identity(self) -> str:
-        """Fingerprint at the end of its name."""
-        return self.place.rpartition("-")[2]
 
 
 class Inventory:
@@ -289,7 +215,7 @@ class Inventory:
         below = self.below(folder)
         parts = dict.fromkeys(PARTS, 0)
         for path, size in below.items():
-            parts[_part(path)] += size
+            parts[part_of(path)] += size
         ends = self._lines(f"{folder}/{_OUTBOX}")
         last = [{}, *(one for one in ends if one.get("kind") == "status")][-1]
         state: State = "stopped" if is_stopped else "interrupted"
@@ -408,21 +334,6 @@ class Inventory:
             if isinstance(values, dict):
                 found.append(values)
         return found
-
-
-def _part(path: str) -> str:
-    """Part of a run that a file of its folder belongs to."""
-    top, _, rest = path.partition("/")
-    below = rest.partition("/")[0]
-    if top == "models" and rest:
-        return MIXTURES if "-merged-" in below else MODELS
-    if top in ("evaluation", "embeddings"):
-        return SCORES
-    if below == STATE_FOLDER and "/" in rest:
-        return CHECKPOINTS
-    if below in ("validation", "weights.safetensors"):
-        return WEIGHTS
-    return REST
 
 
 def _parents(path: str) -> list[str]:

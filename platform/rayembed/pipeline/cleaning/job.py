@@ -11,7 +11,7 @@ from rayembed.pipeline.cleaning.request import (
     CleanRequest,
     check_request,
 )
-from rayembed.pipeline.job import Job, JobContext, option
+from rayembed.pipeline.job import Job, JobContext, option, work_begins
 
 if TYPE_CHECKING:
     from rayembed.pipeline.cleaning.inventory import Inventory
@@ -45,7 +45,10 @@ def _clean(asked: CleanRequest, context: JobContext, *, dry_run: bool) -> None:
         _list(asked, inventory, entries, context)
         return
     out, freed = console(context.out, soft_wrap=True), 0
-    for step in steps_of(asked, inventory, entries):
+    steps = steps_of(asked, inventory, entries)
+    if not dry_run:
+        work_begins()
+    for step in steps:
         if not dry_run:
             step.remove()
         freed += step.num_bytes

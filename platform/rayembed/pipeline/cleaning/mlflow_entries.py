@@ -10,7 +10,7 @@ from urllib.request import url2pathname
 
 from rayembed.assets.storage import file_sizes
 from rayembed.errors import TrackingError
-from rayembed.pipeline.cleaning.inventory import TrackedRun
+from rayembed.pipeline.cleaning.contents import TrackedRun
 from rayembed.registry.mlflow_run import as_tracking_error, quoted
 from rayembed.registry.registered_model import connect
 

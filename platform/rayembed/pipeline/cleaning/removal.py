@@ -18,18 +18,16 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.settings import nearest
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.pipeline.cleaning.inventory import (
+from rayembed.pipeline.cleaning.contents import (
     CHECKPOINTS,
     MADE_OF,
     MANIFEST,
-    REMOVED,
-    REMOVED_ENDING,
     RUN_FILE,
     STATE_FOLDER,
     SWEEP_FILE,
-    Inventory,
     StoredRun,
 )
+from rayembed.pipeline.cleaning.inventory import REMOVED, REMOVED_ENDING, Inventory
 from rayembed.pipeline.cleaning.mlflow_entries import MlflowEntries, Version
 from rayembed.pipeline.cleaning.request import DATA, FOLDER, RUN, STATES, TEMPORARY, CleanRequest
 from rayembed.pipeline.run_folders import RUNS, SWEEPS, locked_place

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Sequence
 
-from rayembed.pipeline.cleaning.inventory import PARTS, Inventory, StoredRun
+from rayembed.pipeline.cleaning.contents import PARTS, StoredRun
+from rayembed.pipeline.cleaning.inventory import Inventory
 from rayembed.tables import MISSING, Table
 
 _NAMED = 3
