@@ -574,7 +574,7 @@ def test_negatives_that_begin_late_are_trained_with(folder):
         ("qrels", {"q": {"d": 0.5}}, "qrels of the query 'q': the document 'd' has the grade 0.5"),
         ("qrels", {"q": {"d": 2**31}}, "wanted is a whole number"),
         ("corpus", ["a"], r"corpus of a set in memory: \['a'\] \(list\); wanted is a dict"),
-        ("corpus", {"d": 3}, "corpus: 'd' of a set in memory is 3; wanted is a text"),
+        ("corpus", {"d": None}, "corpus: 'd' of a set in memory is None; wanted is a text"),
         ("corpus", {"d": "\ud83d"}, "wanted is a text of valid Unicode"),
         ("corpus", {1: "a", "1": "b"}, "corpus of a set in memory has '1' 2 times"),
         ("qrels", {"q": ["d", "d"]}, "qrels/test of a set in memory has 'q' with 'd' 2 times"),

@@ -133,7 +133,8 @@ def _items(given: Any, part: str) -> list[tuple[Any, Any]]:
 
 def _text_row(part: str, name: Any, text: Any) -> dict[str, str]:
     """Row of a document or query: a text, or for a document title and text."""
-    found = dict(text) if isinstance(text, Mapping) and part == "corpus" else {"text": text}
+    given = dict(text) if isinstance(text, Mapping) and part == "corpus" else {"text": text}
+    found = {key: _as_text(value) for key, value in given.items()}
     texts = all(isinstance(t, str) and is_unicode(t) for t in found.values())
     if set(found) - {"title", "text"} or not texts:
         or_both = ", or a dict of title and text" if part == "corpus" else ""
@@ -142,6 +143,12 @@ def _text_row(part: str, name: Any, text: Any) -> dict[str, str]:
             f"Unicode{or_both}"
         )
     return {"_id": _id(name, part), **found}
+
+
+def _as_text(value: Any) -> Any:
+    """A whole number as the text that files give of it; anything else as it is."""
+    plain = _plain(value)
+    return str(plain) if isinstance(plain, int) and not isinstance(plain, bool) else plain
 
 
 def _id(value: Any, part: str) -> str:

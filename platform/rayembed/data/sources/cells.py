@@ -170,6 +170,8 @@ def number_in(row: Mapping[str, Any], column: str) -> float:
 
 def is_unicode(text: str) -> bool:
     """Whether the text is encodable; JSON admits unpaired surrogates."""
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:

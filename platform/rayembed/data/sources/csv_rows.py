@@ -54,14 +54,17 @@ def csv_rows(text: TextIO, *, tsv: bool = False, delimiter: str | None = None) -
     for cells in rows:
         if not tsv and len(lines.of_row) > 1:
             _check_lines(lines, sign, cells, len(names))
-        values: dict[str, Any] = dict.fromkeys(names)
-        values.update(zip(names, cells, strict=False))
+        values: dict[str, Any] = dict(zip(names, cells, strict=False))
+        if len(values) < len(names):
+            values = {**dict.fromkeys(names), **values}
         reason = None
         if further := cells[len(names) :]:
             values["…"], reason = further, "more cells than columns"
         elif not all(map(is_unicode, cells)):
             reason = NOT_UTF8
-        elif tsv and _is_of_csv(cells, lines.next_cells(sign), len(names)):
+        elif (
+            tsv and '"' in lines.of_row[0] and _is_of_csv(cells, lines.next_cells(sign), len(names))
+        ):
             reason = "quoted as in CSV: name the file .csv and set source.delimiter"
         yield values, reason
 

@@ -245,7 +245,7 @@ def _read_jsonl(
     for place, line in _no_array(piece, _lines(filesystem, inside, piece)):
         origin = f"{piece.name}@{place}"
         try:
-            values = json.loads(line.decode(encoding), object_pairs_hook=_once)
+            values = _JSON.decode(_text_of(line, encoding))
         except _KeyTwiceError as error:
             yield BadRow(origin, f"key {error.args[0]!r} twice", repr(line[:200]))
             continue
@@ -297,6 +297,15 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise _KeyTwiceError(next(name for name in names if names.count(name) > 1))
     return values
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_once)
+
+
+def _text_of(line: bytes, encoding: str) -> str:
+    if encoding == _UTF8:  # the codec of this name is slow
+        return line.removeprefix(codecs.BOM_UTF8).decode()
+    return line.decode(encoding)
 
 
 def _lines(
