@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -55,6 +56,25 @@ def test_the_uploaded_library_and_not_the_installed_one_runs(running_head, small
         assert niceness == os.nice(0)  # Ray's own choice for workers is the lowest priority
     assert _line(text, "FILES") == [".rayignore", "cluster", "jobs", "platform"]
     assert f"ray job submit --address {running_head} --working-dir ." in text
+
+
+def test_a_head_listens_on_loopback_alone(running_head):
+    """Whoever else is on the network reaches none of its processes, with a token or without."""
+    heard = {}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            for one in process.net_connections(kind="inet"):
+                if one.status == psutil.CONN_LISTEN:
+                    heard[one.laddr.port] = (one.laddr.ip, process.name())
+    assert int(running_head.rpartition(":")[2]) in heard
+    assert any("gcs_server" in name for _, name in heard.values())
+    assert any("raylet" in name for _, name in heard.values())
+    elsewhere = {
+        port: found
+        for port, found in heard.items()
+        if found[0] not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+    }
+    assert elsewhere == {}
 
 
 def test_a_running_head_is_found_used_and_left(running_head, small_checkout):

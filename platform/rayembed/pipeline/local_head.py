@@ -266,11 +266,16 @@ RAY_SETTINGS = {
 }
 """Environment of a cluster's processes, where nobody sets it otherwise."""
 
+LOOPBACK = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+"""Variable and value with which every process of a cluster listens on loopback alone, as on Windows
+and macOS, where Ray has no clusters of several machines. `--node-ip-address=127.0.0.1` does not:
+Ray puts the machine's own address in its place. Read when Ray is imported."""
+
 
 def _head_environment() -> dict[str, str]:
     """The environment, with this Python first on the PATH: jobs run `python` from there."""
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
-    values = {**RAY_SETTINGS, **os.environ, "PATH": path}
+    values = {**RAY_SETTINGS, **dict([LOOPBACK]), **os.environ, "PATH": path}
     values.setdefault("RAY_JOB_STOP_WAIT_TIME_S", str(JOB_STOP_SECONDS))
     # Its job has ended or was stopped before it, and there is no other node that anything could
     # move to: draining would wait 30 seconds for what a job has left behind.

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -76,6 +77,8 @@ def connect() -> None:
     if address == "local":
         # Ray would make the token of such a cluster in a file that everybody here can read.
         local_head.ensure_token()
+        if "ray" not in sys.modules:
+            os.environ.setdefault(*local_head.LOOPBACK)
     import ray
     import ray.data
 
