@@ -97,7 +97,7 @@ def test_a_job_takes_a_short_name_for_what_it_stands_for(loader):
     assert run_merge_job.arguments([*asked, "--output", "x"]).model == [meant]
     assert run_corpus_job.arguments([*asked, "--documents", "x", "--output", "x"]).model == meant
     assert run_register_job.arguments(asked).model == meant
-    assert run_sizes_job.arguments(asked).model == meant
+    assert run_sizes_job.resolve(asked)[0].run.model.backbone.path == meant
 
 
 def test_a_folder_of_that_name_is_the_folder(tmp_path, monkeypatch):
