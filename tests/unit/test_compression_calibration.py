@@ -23,7 +23,11 @@ from rayembed.models.contract import to_device
 from rayembed.models.encoding import encode
 from rayembed.models.experts import expert_layers
 from rayembed.models.load import load_model
+from rayembed.pipeline import registration
 from rayembed.pipeline.calibration import calibration_texts
+from rayembed.pipeline.compress import _registered_run
+from rayembed.recipes.catalogue import get_recipe
+from rayembed.registry import registered_model
 
 TEXTS = [
     CalibrationText(text, role, instruction)
@@ -330,3 +334,22 @@ def test_a_storage_that_fails_is_no_plan_that_is_gone(error, told, monkeypatch):
     seen = StorageError if error is StorageError else ConfigError
     with pytest.raises(seen, match=told):
         calibration_texts(CalibrationConfig(), run, "a", model="m")
+
+
+@pytest.mark.parametrize(
+    ("kept", "looked_in"),
+    [("outputs", "/of/the/job"), ("s3://bucket/x", "s3://bucket/x"), ("/whole", "/whole")],
+)
+def test_a_registered_run_is_looked_for_in_the_jobs_storage(kept, looked_in, monkeypatch):
+    """MLflow has of a storage on disk its name alone."""
+    run = get_recipe("biencoder-quickstart")
+    placement = run.placement.model_copy(update={"storage_path": kept})
+    stored = run.model_copy(update={"placement": placement})
+    version = SimpleNamespace(run_id="run")
+    monkeypatch.setattr(registered_model, "connect", lambda _: None)
+    monkeypatch.setattr(registered_model, "get_version", lambda *_: version)
+    monkeypatch.setattr(registration, "training_run", lambda *_: stored)
+    found = _registered_run("models:/x/1", "sqlite:///x", "/of/the/job")
+    assert found.placement.storage_path == looked_in
+    monkeypatch.setattr(registration, "training_run", lambda *_: None)
+    assert _registered_run("models:/x/1", "sqlite:///x", "/of/the/job") is None

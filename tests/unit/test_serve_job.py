@@ -61,7 +61,7 @@ def test_names_of_models(text, name, model):
         (["--model", "x=y"], "two models have the name 'x'"),
         (["--port", "70000"], "port = 70000"),
         (["--set", "limits.texts=0"], "limits.texts = '0': must be"),
-        (["--tracking-uri", "http://user:secret@host"], "tracking_uri"),
+        (["--tracking-uri", "http://user:secret@host"], "--tracking-uri: the address"),
     ],
 )
 def test_wrong_settings_are_told(arguments, message):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import check_writable, join
+from rayembed.assets.storage import check_writable, is_remote, join
 from rayembed.compression.contract import CalibrationText, Compression, Source
 from rayembed.compression.measure import Measured, measure
 from rayembed.config.compression import CompressionConfig
@@ -129,7 +129,7 @@ def ready(run: CompressionRun) -> Ready:
     task_factories(run)
     known = run_of_folder(folder)
     if known is None and reference.startswith(SCHEME):
-        known = _registered_run(reference, tracking_uri)
+        known = _registered_run(reference, tracking_uri, placement.storage_path)
     return Ready(run, folder, _texts(run, known, folder.name))
 
 
@@ -169,13 +169,24 @@ def _way(way: CompressionConfig) -> Compression:
     return way
 
 
-def _registered_run(reference: str, tracking_uri: str) -> Run | None:
-    """The run that trained a registered model, from MLflow; None: rayembed did not train it."""
+def _registered_run(reference: str, tracking_uri: str, storage: str) -> Run | None:
+    """The run that trained a registered model, from MLflow; None: rayembed did not train it.
+
+    Args:
+        storage: where a run on disk is looked for, of whose storage MLflow has the name alone.
+    """
     from rayembed.pipeline.registration import training_run
     from rayembed.registry.registered_model import connect, get_version, parse_reference
 
     client = connect(tracking_uri)
-    return training_run(client, get_version(client, parse_reference(reference)).run_id)
+    found = training_run(client, get_version(client, parse_reference(reference)).run_id)
+    if found is None:
+        return None
+    its = found.placement.storage_path
+    if is_remote(its) or Path(its).is_absolute():
+        return found
+    placement = found.placement.model_copy(update={"storage_path": storage})
+    return found.model_copy(update={"placement": placement})
 
 
 def _made(
