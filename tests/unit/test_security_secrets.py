@@ -175,6 +175,11 @@ def test_what_a_run_sends_names_no_place_of_the_machine(at_home, tmp_path):
         ("~/models/m", "m"),
         ("~jo/models/m", "m"),
         ("/home/jo/output/x", "x"),
+        # Within a sentence, as warnings name a page.
+        (
+            "3 rows; examples: /home/jo/out/data/records/x/audit.html",
+            "3 rows; examples: data/records/x/audit.html",
+        ),
         # No local paths.
         ("data/x", "data/x"),
         ("s3://bucket/home/jo", "s3://bucket/home/jo"),
@@ -190,7 +195,12 @@ def test_what_a_run_sends_names_no_place_of_the_machine(at_home, tmp_path):
 )
 def test_local_paths_are_sent_by_what_is_below_the_storage(given, sent):
     assert without_places(given, "/home/jo/out") == sent
-    assert without_places(given, "") == without_places(given, "s3://bucket/runs")
+    assert without_places(given) == without_places(given, "s3://bucket/runs")
+
+
+def test_a_sentence_does_not_name_the_home_folder(at_home):
+    told = f"2 rows of {at_home}/pairs.jsonl; see {at_home}/out/audit.html"
+    assert without_places([told], f"{at_home}/out") == ["2 rows of ~/pairs.jsonl; see audit.html"]
 
 
 def test_the_files_of_an_evaluation_name_no_place_of_the_machine(at_home):

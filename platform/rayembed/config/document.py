@@ -67,14 +67,23 @@ def without_places(values: Any, storage: str = "") -> Any:
         }
     if isinstance(values, list | tuple):
         return [without_places(value, storage) for value in values]
-    match = _LOCAL.fullmatch(values) if isinstance(values, str) else None
-    if match is None:
+    if not isinstance(values, str):
         return values
-    path, root = (Path(os.path.expanduser(each)) for each in (match[1], storage))  # noqa: PTH111
-    root = root.absolute()
-    if storage and "://" not in storage and path != root and path.is_relative_to(root):
+    root = "" if not storage or "://" in storage else os.path.abspath(_expanded(storage))  # noqa: PTH100
+    if (match := _LOCAL.fullmatch(values)) is None:
+        # Of a sentence only what is certainly a path of this machine.
+        for place, sent in ((root, ""), (_expanded("~"), "~/")):
+            if len(place) > 1:
+                values = values.replace(f"{place}/", sent)
+        return values
+    path = Path(_expanded(match[1]))
+    if root and path != Path(root) and path.is_relative_to(root):
         return path.relative_to(root).as_posix()
     return path.name
+
+
+def _expanded(path: str) -> str:
+    return os.path.expanduser(path)  # noqa: PTH111 - pathlib raises for an unknown user
 
 
 def fingerprint(values: Any) -> str:
