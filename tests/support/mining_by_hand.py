@@ -111,8 +111,12 @@ def limit(rule, positive):
 
 
 def same(text):
-    """The text without its case, width and white space."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    """The text without its case, width and white space; other signs of Unicode stay."""
+    narrow = "".join(
+        unicodedata.normalize("NFKC", c) if c == "\u3000" or "\uff01" <= c <= "\uffee" else c
+        for c in text
+    )
+    return " ".join(unicodedata.normalize("NFC", narrow).casefold().split())
 
 
 def positives_of(row, rows, most_shared=1000):

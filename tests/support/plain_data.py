@@ -11,8 +11,12 @@ from itertools import combinations
 
 
 def same(text):
-    """The text without its case, width and white space."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    """The text without its case, width and white space; other signs of Unicode stay."""
+    narrow = "".join(
+        unicodedata.normalize("NFKC", c) if c == "\u3000" or "\uff01" <= c <= "\uffee" else c
+        for c in text
+    )
+    return " ".join(unicodedata.normalize("NFC", narrow).casefold().split())
 
 
 def records_of(row, both_directions=False):
@@ -65,7 +69,8 @@ def grams(record, n):
     """Word n-grams of query and first positive, each marked by its side."""
     found = set()
     for side, text in enumerate((record[0], record[1][0])):
-        words = re.findall(r"\w+", same(text)) or [same(text)]
+        whole = unicodedata.normalize("NFKC", text).casefold()
+        words = re.findall(r"\w+", whole) or [whole]
         found |= {(side, *words[i : i + n]) for i in range(max(len(words) - n + 1, 1))}
     return found
 

@@ -113,6 +113,19 @@ def test_mining_knows_queries_and_positives_whatever_their_case_and_space(
         assert len(row.negatives) == 6
 
 
+def test_signs_of_their_own_meaning_are_mined(tmp_path) -> None:
+    texts = ["2³ = 8", "23 = 8", "H₂O", "H2O", "①", "1"]
+    rows = [Record(f"d/{i}", f"question {i}", (text,), "d") for i, text in enumerate(texts)]
+    rows.append(Record("d/x²", "x²", ("power",), "d"))
+    rows.append(Record("d/x2", "x2", ("name",), "d"))
+    config = configured(rule={"kind": "top_k"}, near_duplicate=None, num_negatives=7)
+    found, _ = mine(tmp_path, rows, config)
+    every = {*texts, "power", "name"}
+    assert [{n.text for n in row.negatives} for row in found] == [
+        every - set(row.positives) for row in rows
+    ]
+
+
 def constant(vector, *of_teacher):
     """A teacher that gives one vector, as a `TeacherLoader` loads it."""
     return lambda texts, role: np.array([vector] * len(texts), np.float32)

@@ -4,7 +4,10 @@ import unicodedata
 
 import pytest
 
-from rayembed.data.words import words
+from rayembed.config.data import DatasetConfig
+from rayembed.config.settings import parse
+from rayembed.data.sources.building import record_of
+from rayembed.data.words import normalised_hash, same_text_form, without_copies, words
 
 
 @pytest.mark.parametrize(
@@ -32,3 +35,40 @@ def test_the_same_signs_in_another_order_are_another_word() -> None:
     assert sorted("किताब") == sorted("कातिब")
     assert words("किताब") != words("कातिब")
     assert words("किताब") != words("कातिबु")
+
+
+ONE = [
+    ("What is  3", " what is 3\n"),
+    ("ＡＢＣ１２３", "abc123"),
+    ("ｶﾞｲﾄﾞ", "ガイド"),
+    ("a\u3000b\u00a0c", "A b C"),
+    ("caf\u00e9", "CAFE\u0301"),
+    ("STRASSE", "straße"),
+]
+OTHERS = [
+    ("2³ = 8", "23 = 8"),
+    ("x²", "x2"),
+    ("H₂O", "H2O"),
+    ("①", "1"),
+    ("½", "1⁄2"),
+    ("5 ㎏", "5 kg"),
+    ("C++", "C"),
+    ("resume", "résumé"),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), ONE)
+def test_case_width_and_space_make_no_other_text(first, second) -> None:
+    assert same_text_form(first) == same_text_form(second)
+    assert normalised_hash(first) == normalised_hash(second)
+    assert without_copies(["other", first], [second]) == ["other"]
+
+
+@pytest.mark.parametrize(("first", "second"), OTHERS)
+def test_signs_with_a_meaning_of_their_own_make_another_text(first, second) -> None:
+    assert normalised_hash(first) != normalised_hash(second)
+    source = {"kind": "pairs", "path": "p", "query": "q", "positive": "p"}
+    dataset = parse(DatasetConfig, {"name": "d", "source": source})
+    made = record_of(dataset, "which?", [first], [second], origin=("f",))
+    assert [negative.text for negative in made.negatives] == [second]
+    assert made.negatives_copied == 0

@@ -20,6 +20,9 @@ _MARKS = (
 )
 _JOINERS = "\u200c\u200d"
 
+_WIDTHS = re.compile("[\u3000\uff01-\uffee]+")
+"""Half- and full-width forms, and the full-width space."""
+
 # ASCII is told apart first: the set of marks is slow to search.
 _WORD = re.compile(
     rf"[^\W{_SPACELESS}]++(?:(?![\x00-\x7f])[{_MARKS}{_JOINERS}]+[^\W{_SPACELESS}]*+)*+"
@@ -28,25 +31,37 @@ _WORD = re.compile(
 
 
 def normalised(text: str) -> str:
-    """Text with case, width, ligatures and white space normalised."""
+    """Text by which words are compared: case, width, ligatures, exponents and white space folded.
+
+    Use it for similarity; `same_text_form` decides whether two texts are one.
+    """
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
+def same_text_form(text: str) -> str:
+    """Text with case, width, white space and composed letters folded; equal for equal texts.
+
+    An exponent, an index or a circled digit has a meaning of its own: x² is not x2.
+    """
+    narrow = _WIDTHS.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
+    return " ".join(unicodedata.normalize("NFC", narrow).casefold().split())
+
+
 def normalised_hash(text: str) -> int:
-    """Hash of the normalised text: equal for texts that are no negatives of each other.
+    """Hash of `same_text_form`: equal for texts that are no negatives of each other.
 
     A positive in another case or with other white space is still the answer, also to a tokenizer
     that reads it otherwise.
     """
-    return text_hash(normalised(text))
+    return text_hash(same_text_form(text))
 
 
 def without_copies(texts: Sequence[str], of: Sequence[str]) -> list[str]:
-    """The texts but those that are one of the others, whatever their case and white space."""
+    """The texts but those that are one of the others by `same_text_form`."""
     if not texts:
         return []
-    others = set(map(normalised, of))
-    return [text for text in texts if normalised(text) not in others]
+    others = set(map(same_text_form, of))
+    return [text for text in texts if same_text_form(text) not in others]
 
 
 def words(text: str) -> list[str]:

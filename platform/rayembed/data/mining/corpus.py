@@ -26,11 +26,11 @@ from rayembed.assets.array_files import load_array, map_array, save_array
 from rayembed.assets.cache import cache_folder, filled, mark_used, remove_unused
 from rayembed.assets.local_copies import UNUSED_SECONDS, read_copied
 from rayembed.assets.storage import file_name
-from rayembed.data.hashes import mixed, text_hash
+from rayembed.data.hashes import mixed
 from rayembed.data.index import read_column
 from rayembed.data.parts import Part, read_table
 from rayembed.data.vectors.embed import PartTexts, Vectors
-from rayembed.data.words import normalised
+from rayembed.data.words import normalised_hash
 from rayembed.errors import PlacementError
 from rayembed.hardware import free_memory
 
@@ -95,12 +95,12 @@ class Corpus:
     classes: np.ndarray
     """Sorted uint64 hashes of text and class, one for each class of a text; see `of_class`."""
     shared_query: np.ndarray
-    """(S,) int64, sorted: `query_key` of a query of several rows, repeated for each of its
+    """(S,) int64, sorted: `normalised_hash` of a query of several rows, repeated for each of its
     positives; only queries with at most `MOST_SHARED`."""
     shared_document: np.ndarray
     """(S,) int64 hash of a positive of that query."""
     vague_query: np.ndarray
-    """int64, sorted: `query_key` of the queries with more positives than `MOST_SHARED`."""
+    """int64, sorted: `normalised_hash` of the queries with more positives than `MOST_SHARED`."""
 
     @property
     def num_documents(self) -> int:
@@ -289,13 +289,13 @@ def _in_turn(pool: ThreadPoolExecutor, files: CorpusFiles) -> Iterator[PartTexts
 
 
 def _queries(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
-    """int64 `query_key` of the queries of all rows, and, sorted, those that several rows have."""
+    """int64 `normalised_hash` of all rows' queries, and, sorted, those that several rows have."""
     asked, first = read_column(parts, "query_hash"), 0
     for part in parts:
         texts = read_table(part.path, ["query"])["query"]
         of_part = asked[first : first + part.rows]  # equal texts are normalised once
         _, places, same = np.unique(of_part, return_index=True, return_inverse=True)
-        keys = map(query_key, texts.take(pa.array(places)).to_pylist())
+        keys = map(normalised_hash, texts.take(pa.array(places)).to_pylist())
         of_part[:] = np.array(list(keys), dtype=np.int64)[same]
         first += part.rows
     ordered = np.sort(asked)
@@ -323,11 +323,6 @@ def _read_column(part: Part, name: str) -> pa.ChunkedArray:
 
     column: pa.ChunkedArray = read_copied(part.path, read)
     return column
-
-
-def query_key(query: str) -> int:
-    """Hash of a query's normalised text: queries with the same one ask the same."""
-    return text_hash(normalised(query))
 
 
 def among(wanted: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -12,11 +12,12 @@ import numpy as np
 
 from rayembed.config.mining import Teacher
 from rayembed.data.hashes import label_hash, text_hash
-from rayembed.data.mining.corpus import Corpus, query_key
+from rayembed.data.mining.corpus import Corpus
 from rayembed.data.parts import PartItem, read_records
 from rayembed.data.records import Record
 from rayembed.data.vectors.embed import Vectors, finite
 from rayembed.data.vectors.teacher import Encoder, load_teacher
+from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import Result
 from rayembed.search.order import NO_RESULT
 
@@ -28,7 +29,7 @@ class Queries:
     query_hash: np.ndarray
     """(N,) int64 hash of the query's text."""
     asked_hash: np.ndarray
-    """(N,) int64 `query_key` of the query: rows that ask the same share their positives."""
+    """(N,) int64 `normalised_hash` of the query: rows that ask the same share their positives."""
     label_hash: np.ndarray
     """(N,) int64 class hash, `NO_HASH` without a class."""
     of_row: np.ndarray
@@ -58,7 +59,7 @@ def queries_of(records: Sequence[Record], corpus: Corpus) -> Queries:
     rows, with that row's positives.
     """
     query_hash = _array([text_hash(record.query) for record in records])
-    asked_hash = _array([query_key(record.query) for record in records])
+    asked_hash = _array([normalised_hash(record.query) for record in records])
     shared = corpus.shares(asked_hash)
     asked = np.arange(len(records))
     _, places, same = np.unique(query_hash[shared], return_index=True, return_inverse=True)

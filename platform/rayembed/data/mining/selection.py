@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayembed.data.words import normalised, words
+from rayembed.data.words import same_text_form, words
 
 Copies = Callable[[Mapping[int, Collection[int]]], dict[int, set[int]]]
 """Finds, among documents that queries may take (row → ids), near-copies of their positives."""
@@ -136,8 +136,8 @@ def copies_among(
         by_query.setdefault(int(query_of[row]), set()).update(documents)
     copies = {}
     for query, wanted in by_query.items():
-        equal = set(map(normalised, (queries[query], *positives[query])))
-        copies[query] = {d for d in wanted if normalised(texts[d]) in equal}
+        equal = set(map(same_text_form, (queries[query], *positives[query])))
+        copies[query] = {d for d in wanted if same_text_form(texts[d]) in equal}
         if similarity is not None:
             near = [trigrams(text) for text in positives[query]]
             left = wanted - copies[query]

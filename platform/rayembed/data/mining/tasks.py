@@ -52,7 +52,7 @@ from rayembed.data.parts import Part, read_records, write_part
 from rayembed.data.plan.teacher_scores import scores_of_positives
 from rayembed.data.records import Negative, Record
 from rayembed.data.vectors.embed import Vectors
-from rayembed.data.words import normalised
+from rayembed.data.words import same_text_form
 from rayembed.data.work_items import Result
 from rayembed.search.exact import TopK
 from rayembed.shares import piece, pieces
@@ -234,12 +234,12 @@ class MineParts:
         if self.config.pool == "given":
             return [()] * len(records), 0
         own = [
-            set(map(normalised, (records[row].query, *texts)))
+            set(map(same_text_form, (records[row].query, *texts)))
             for row, texts in zip(queries.first_row.tolist(), positives, strict=True)
         ]
         asker = queries.of_row.tolist()
         copied = [
-            normalised(negative.text) in own[asker[row]]
+            same_text_form(negative.text) in own[asker[row]]
             for row, record in enumerate(records)
             for negative in record.negatives
         ]

@@ -18,7 +18,7 @@ from rayembed.data.plan.batch_plan import TRAINING, BatchPlan, Pair
 from rayembed.data.plan.step_batch import StepBatch, make_step_batch
 from rayembed.data.records import Record
 from rayembed.data.vectors.lookup import StoredVectors
-from rayembed.data.words import normalised
+from rayembed.data.words import same_text_form
 from rayembed.models.contract import InContextTokenizer, Tokenizer
 
 
@@ -92,14 +92,14 @@ def _instructed(
 ) -> Record:
     wanted = int(random.integers(tokenizer.max_examples + 1))
     task = (record.dataset, record.query_instruction)
-    own = set(map(normalised, (record.query, *record.positives)))
+    own = set(map(same_text_form, (record.query, *record.positives)))
     shown: dict[tuple[str, str], None] = {}  # equal pairs of several slots are one example
     for place in random.permutation(len(pairs)) if record.query_instruction else ():
         pair = pairs[place]
         if len(shown) == wanted:
             break
         if (pair.dataset, pair.query_instruction) == task and own.isdisjoint(
-            map(normalised, (pair.query, *pair.positives))
+            map(same_text_form, (pair.query, *pair.positives))
         ):
             shown[pair.query, pair.positives[0]] = None
     told = tokenizer.instruct(record.query_instruction, list(shown))
