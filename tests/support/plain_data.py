@@ -40,8 +40,8 @@ def records_of(row, both_directions=False):
 
 
 def texts_of(record):
-    """Query and positives of a record, stripped."""
-    return {text.strip() for text in (record[0], *record[1])}
+    """Query and positives of a record, as they are compared."""
+    return {same(text) for text in (record[0], *record[1])}
 
 
 def left_of(rows, held_out, both_directions=False):
@@ -58,7 +58,7 @@ def left_of(rows, held_out, both_directions=False):
             counts["used"] += 1
             counts["copied"] += copied
             for query, positives, negatives in made:
-                left = tuple(n for n in negatives if n.strip() not in held_out)
+                left = tuple(n for n in negatives if same(n) not in held_out)
                 # A record is named by its texts before held-out negatives go.
                 records.setdefault((query, positives, negatives), (query, positives, left))
                 counts["made"] += 1

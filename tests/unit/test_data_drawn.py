@@ -72,9 +72,11 @@ def rows_by_chance(rng: random.Random, count: int, name: str) -> list[dict[str, 
             rows.append(row | {"positive": [" ".join(words)], "negatives": []})
         elif chance < 0.3:
             rows.append(row | {"query": varied(rng, queries[i]), "positive": [text()]})
-        elif chance < 0.36:
-            rows.append(row | rng.choice([{"query": " "}, {"positive": [""]}]))
         elif chance < 0.4:
+            rows.append(row | {"query": text(), "positive": [varied(rng, documents[i])]})
+        elif chance < 0.46:
+            rows.append(row | rng.choice([{"query": " "}, {"positive": [""]}]))
+        elif chance < 0.5:
             rows.append(row | {"positive": [row["query"]]})
     rng.shuffle(rows)
     return rows
@@ -111,6 +113,8 @@ def draw(folder: Path, seed: int) -> None:
     for _ in range(5):
         rng.choice(rows["b"])["negatives"].append(rng.choice(rows["a"])["query"])
         rng.choice(rows["b"])["query"] = rng.choice(rows["a"])["query"]
+        rng.choice(rows["b"])["negatives"].append(varied(rng, rng.choice(rows["a"])["query"]))
+        rng.choice(rows["b"])["positive"] = [varied(rng, rng.choice(rows["a"])["positive"][0])]
     given = {name: settings_by_chance(rng, of) for name, of in rows.items()}
     epochs, batch = rng.choice([1, 1, 2, 3.5]), rng.choice([4, 7])
     weights = {"a": 1.0, "b": rng.choice([1.0, 3.0])}
@@ -162,7 +166,9 @@ def _held_out(
 
     def read(name: str) -> set[str]:
         lines = (folder / f"{name}.jsonl").read_text().splitlines()
-        return {json.loads(line)["text"] for line in lines}
+        found = {plain.same(json.loads(line)["text"]) for line in lines}
+        assert len(found) == len(lines), "texts that are one stand there twice"
+        return found
 
     documents, queries = read("corpus"), read("queries")
     usable: dict[tuple[str, str], list[Any]] = {}
@@ -172,11 +178,11 @@ def _held_out(
             usable.setdefault((row["group"], row["id"]), []).append(of_row[0])
     firsts = [one for of in usable.values() for one in of]
     if asked["kind"] == "fraction":
-        every = {text.strip() for one in firsts for text in one[1]}
+        every = {plain.same(text) for one in firsts for text in one[1]}
         number = min(round(asked["share"] * len(every)), asked.get("max_queries", 1000))
         assert len(documents) == number
-        held = [one for one in firsts if {text.strip() for text in one[1]} & documents]
-        every = {one[0].strip() for one in held}
+        held = [one for one in firsts if {plain.same(text) for text in one[1]} & documents]
+        every = {plain.same(one[0]) for one in held}
         assert queries <= every
         assert len(queries) == min(len(every), asked.get("max_queries", 1000))
     else:
@@ -187,20 +193,20 @@ def _held_out(
         chosen = {
             name
             for name, of in of_name.items()
-            if all({text.strip() for text in one[1]} <= documents for one in of)
-            and {one[0].strip() for one in of} <= queries
+            if all({plain.same(text) for text in one[1]} <= documents for one in of)
+            and {plain.same(one[0]) for one in of} <= queries
         }
         if "share" in asked:
             assert len(chosen) >= max(1, round(asked["share"] * len(of_name)))
         else:
             assert set(asked["values"]) & set(of_name) <= chosen
             own = [one for name in set(asked["values"]) & set(of_name) for one in of_name[name]]
-            assert {text.strip() for one in own for text in one[1]} == documents
-            assert {one[0].strip() for one in own} == queries
+            assert {plain.same(text) for one in own for text in one[1]} == documents
+            assert {plain.same(one[0]) for one in own} == queries
         held = [
             one
             for one in firsts
-            if one[0].strip() in queries and {text.strip() for text in one[1]} & documents
+            if plain.same(one[0]) in queries and {plain.same(text) for text in one[1]} & documents
         ]
     return {text for one in held for text in plain.texts_of(one)}
 

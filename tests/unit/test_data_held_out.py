@@ -12,15 +12,16 @@ from dies_once import innermost
 from rayembed.config.data_run import DataRun
 from rayembed.config.settings import parse
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext, open_artifact
-from rayembed.data.hashes import text_hash
+from rayembed.data.held_out import part
 from rayembed.data.held_out.part import KEPT
 from rayembed.data.parts import read_records
 from rayembed.data.prepare import prepare_datasets
 from rayembed.data.records import Record
 from rayembed.data.sources import files
 from rayembed.data.sources.tasks import HELD_OUT_ROW, HELD_OUT_TEXT
+from rayembed.data.words import same_text_form
 from rayembed.data.work_items import Execute, in_process
-from rayembed.errors import ConfigError, DataError
+from rayembed.errors import ArtifactError, ConfigError, DataError
 
 FRACTION = {"kind": "fraction", "share": 0.1}
 
@@ -397,18 +398,70 @@ def test_a_killed_choice_goes_on_and_a_finished_one_is_reused(
     assert not calls
 
 
-def test_a_document_is_chosen_by_its_text_without_spaces_around_it(tmp_path: Path) -> None:
+SPELLINGS = {
+    "space around": lambda text: f" {text}\n",
+    "case and space": lambda text: f"{text}".upper().replace(" ", "  "),
+    "width": lambda text: text.replace("d", "ｄ").replace(" ", "\u3000"),
+}
+
+
+@pytest.mark.parametrize("spelled", SPELLINGS)
+def test_a_document_is_one_however_it_is_spelled(spelled: str, tmp_path: Path) -> None:
+    spell = SPELLINGS[spelled]
     rows = [{"query": f"q {i}", "positive": f"d {i}"} for i in range(100)]
     path = write(
         tmp_path / "pairs.jsonl", [*rows, *({**r, "query": r["query"] + "b"} for r in rows)]
     )
-    padded = [{**r, "query": r["query"] + "b", "positive": f" {r['positive']}\n"} for r in rows]
+    padded = [{**r, "query": r["query"] + "b", "positive": spell(r["positive"])} for r in rows]
     other = write(tmp_path / "other.jsonl", [*rows, *padded])
     one, two = (prepare(tmp_path, {"pairs": pairs(p)})["pairs"] for p in (path, other))
-    assert retrieval_set(one) == retrieval_set(two)
-    assert {text_hash(t.strip()) for t in texts_of(records(two))}.isdisjoint(
-        map(text_hash, retrieval_set(two)[0])
-    )
+    sets = [
+        ({*map(same_text_form, of)}, {q: {*map(same_text_form, d)} for q, d in judged.items()})
+        for of, judged in map(retrieval_set, (one, two))
+    ]
+    assert sets[0] == sets[1]
+    assert len(retrieval_set(two)[0]) == 10, "one document stands in the set twice"
+    assert sets[1][0].isdisjoint(map(same_text_form, texts_of(records(two))))
+    assert two.manifest["rejected"] == {HELD_OUT_ROW: 20}
+
+
+def test_no_spelling_of_a_held_out_text_is_trained_on(tmp_path: Path) -> None:
+    rows = [{"query": f"what is {i}", "positive": f"the answer {i}"} for i in range(200)]
+    path = write(tmp_path / "pairs.jsonl", rows)
+    further = [
+        row
+        for i in range(200)
+        for row in (
+            {"query": f"What is  {i}", "positive": f"another answer {i}"},
+            {"query": f"further {i}", "positive": f"The answer\u00a0{i}"},
+            {"query": f"third {i}", "positive": f"x {i}", "negatives": [f"THE ANSWER {i}"]},
+        )
+    ]
+    other = write(tmp_path / "other.jsonl", further)
+    sets = {"pairs": pairs(path), "other": pairs(other, None, negatives="negatives")}
+    made = prepare(tmp_path / "out", sets)
+    documents, judged = retrieval_set(made["pairs"])
+    held_out = {*map(same_text_form, (*documents, *judged))}
+    assert len(held_out) == 40
+    left = records(made["other"])
+    trained = {text for r in left for text in (r.query, *r.positives)}
+    trained |= {negative.text for r in left for negative in r.negatives}
+    assert held_out.isdisjoint(map(same_text_form, trained))
+    assert made["other"].manifest["rejected"] == {HELD_OUT_TEXT: 40}
+    assert made["other"].manifest["negatives_held_out"] == 20
+    assert len(left) == 600 - 40
+
+
+def test_a_part_of_another_form_is_not_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "pairs.jsonl", rows_of(300))
+    with monkeypatch.context() as patch:
+        patch.setattr(part, "CODE_VERSION", 1)
+        first = prepare(tmp_path / "first", {"pairs": pairs(path)})["pairs"]
+    later = {"source": {"kind": "records", "path": first.folder}}
+    with pytest.raises(ArtifactError, match=r"has version 1 of the form .* prepare these records"):
+        prepare(tmp_path / "second", {"later": later})
 
 
 def test_graded_pairs_are_held_out_with_their_similarities(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from made_records import made_records
 
-from rayembed.data.hashes import seeded_hash, text_hash
+from rayembed.data.hashes import seeded_hash
 from rayembed.data.records import Record
 from rayembed.data.sources import files
 from rayembed.data.sources.tasks import HeldOut
+from rayembed.data.words import normalised_hash
 from rayembed.errors import DataError
 
 CLASSES = ("red", "green", "blue", "white")
@@ -150,7 +151,7 @@ def test_labels_of_all_types_and_rows_that_give_no_record(tmp_path: Path) -> Non
         {"text": ["x"], "label": True},
         {"text": "held out", "label": True},
     ]
-    held_out = HeldOut(texts=frozenset([text_hash("held out")]))
+    held_out = HeldOut(texts=frozenset([normalised_hash("Held  OUT")]))
     with pytest.raises(DataError, match="5 of 13 rows"):
         made(tmp_path, content, held_out=held_out)
     records, manifest = made(tmp_path, content, held_out=held_out, max_rejected_share=0.4)

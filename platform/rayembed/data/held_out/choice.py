@@ -23,6 +23,7 @@ from rayembed.data.sources.accepted import accept, told_of
 from rayembed.data.sources.rows import lines_of
 from rayembed.data.sources.tasks import HeldOut as Banned
 from rayembed.data.sources.tasks import HeldOutRows, RecordWriter
+from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import Result, WorkItem, run_resumable
 from rayembed.errors import ArtifactError, DataError, StorageError
 
@@ -53,7 +54,7 @@ class RankNames:
                 continue
             counts.rows_used += 1
             if self.of == "documents":
-                hashes.update(text_hash(text.strip()) for text in candidate.made.positives)
+                hashes.update(map(normalised_hash, candidate.made.positives))
             elif candidate.value is not None:
                 hashes.add(text_hash(candidate.value))
         assert self.dataset.held_out is not None
@@ -82,8 +83,8 @@ class FindTexts:
             counts.rows_used += 1
             if candidate.value is not None and (value := text_hash(candidate.value)) in self.values:
                 found.add(value)
-                queries.add(text_hash(candidate.made.query.strip()))
-                documents.update(text_hash(text.strip()) for text in candidate.made.positives)
+                queries.add(normalised_hash(candidate.made.query))
+                documents.update(map(normalised_hash, candidate.made.positives))
         saved = {"queries": queries, "documents": documents, "found": found}
         arrays = {name: _array(hashes) for name, hashes in saved.items()}
         file = _saved(self.folder, f"texts-{item.key}", **arrays)

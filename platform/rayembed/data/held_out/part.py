@@ -38,12 +38,13 @@ from rayembed.data.records import Record
 from rayembed.data.sources.file_rows import ResolvedDataset
 from rayembed.data.sources.tasks import HeldOut as Banned
 from rayembed.data.sources.tasks import HeldOutRows, RecordWriter
+from rayembed.data.words import normalised_hash, same_text_form
 from rayembed.data.work_items import Result, WorkItem, run_resumable
 from rayembed.errors import ArtifactError, ConfigError
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 2
+CODE_VERSION = 3
 """Code version of held-out parts; bump when the same inputs yield others."""
 
 KEPT = "kept for training"
@@ -62,7 +63,7 @@ class HeldOutPart:
     artifact: DatasetArtifact
     rows: HeldOutRows
     texts: frozenset[int]
-    """Hashes of the texts that no training row may have."""
+    """`normalised_hash` of the texts that no training row may have."""
 
 
 def make_part(context: PipelineContext, checked: ResolvedDataset) -> HeldOutPart | None:
@@ -73,12 +74,13 @@ def make_part(context: PipelineContext, checked: ResolvedDataset) -> HeldOutPart
     Raises:
         DataError: too few documents would be held out, or the file of ids cannot be read.
         ConfigError: records that have a held-out part shall hold out groups or ids.
+        ArtifactError: their part compares texts in another form.
     """
     dataset = checked.dataset
     held_out, source = dataset.held_out, dataset.source
     if (folder := source.held_out_folder()) is not None:
         _check_is_handed_on(dataset.name, source, held_out)
-        return _opened(open_artifact(folder))
+        return _opened(_checked_version(open_artifact(folder), source))
     if held_out is None:
         return None
     items = source.items(checked)
@@ -140,8 +142,8 @@ def _made(
     parts = [Part(join(writer.parts_folder, name), count) for name, count in made]
     queries, texts = set[int](), set[int]()
     for record in _records(parts):
-        queries.add(text_hash(record.query.strip()))
-        texts.update(text_hash(text.strip()) for text in (record.query, *record.positives))
+        queries.add(normalised_hash(record.query))
+        texts.update(map(normalised_hash, (record.query, *record.positives)))
     save_arrays(
         join(writer.folder, TEXTS),
         documents=_array(rows.documents),
@@ -187,24 +189,25 @@ def write_retrieval_set(
     judgements it has, and the digests of its files by their path in the folder.
 
     Ids are hashes of texts and everything is sorted by them, so that equal rows give equal files.
+    Texts that differ only in case, width and white space are one: the first in code point order.
     Queries and documents stand in memory: as many as `max_queries`, or the rows of chosen groups.
 
     Args:
         documents: hashes of those that make up the corpus.
     """
-    hashes = _array({text_hash(record.query.strip()) for record in _records(parts)})
+    hashes = _array({normalised_hash(record.query) for record in _records(parts)})
     keys = seeded_keys(hashes, held_out.seed, "held-out queries")
     chosen = set(hashes[np.argsort(keys)][: held_out.max_queries].tolist())
     corpus, queries, judged = dict[str, str](), dict[str, str](), set[tuple[str, str]]()
     for record in _records(parts):
-        query = record.query.strip()
-        for document in map(str.strip, record.positives):
-            if text_hash(document) not in documents:
+        is_chosen = normalised_hash(record.query) in chosen
+        for document in record.positives:
+            if normalised_hash(document) not in documents:
                 continue
-            corpus[_id(document)] = document
-            if text_hash(query) in chosen:
-                queries[_id(query)] = query
-                judged.add((_id(query), _id(document)))
+            judgement = _id(record.query), _add(corpus, document)
+            if is_chosen:
+                _add(queries, record.query)
+                judged.add(judgement)
     lines = ["query-id\tcorpus-id\tscore", *(f"{q}\t{d}\t1" for q, d in sorted(judged))]
     digests = {
         **_write_lines(folder, f"{SET}/corpus.jsonl", _jsonl(corpus)),
@@ -221,13 +224,16 @@ def write_graded_set(
     """Write held-out graded pairs, each once and sorted, at most `max_queries` of them; how many
     there are, and the digest of their file as `write_retrieval_set` tells it.
     """
-    scores: dict[tuple[str, str], list[float]] = {}
+    scores, texts = dict[tuple[str, str], list[float]](), dict[str, str]()
     for one in _records(parts):
         assert one.similarity is not None
-        pair = one.query.strip(), one.positives[0].strip()
-        scores.setdefault(pair, []).append(one.similarity)
+        ids = _add(texts, one.query), _add(texts, one.positives[0])
+        scores.setdefault(ids, []).append(one.similarity)
     # A pair with several scores has their mean, whatever the order of its rows.
-    pairs = {pair: math.fsum(given) / len(given) for pair, given in scores.items()}
+    pairs = {
+        (texts[first], texts[second]): math.fsum(given) / len(given)
+        for (first, second), given in scores.items()
+    }
     hashes = {text_hash("\n".join(pair)): pair for pair in pairs}
     order = _array(set(hashes))
     keys = seeded_keys(order, held_out.seed, "held-out queries")
@@ -245,6 +251,18 @@ def _check_is_handed_on(name: str, source: Source, held_out: HeldOut | None) -> 
             f"held-out part of their own, which is used as it is; set {setting}.kind=fraction to "
             f"score it, or {setting}=null to score nothing of them"
         )
+
+
+def _checked_version(part: DatasetArtifact, source: Source) -> DatasetArtifact:
+    """The part that records hand on: hashes of another form would ban none of its texts."""
+    if (code := part.manifest["inputs"].get("code")) != CODE_VERSION:
+        raise ArtifactError(
+            f"the held-out part {part.folder!r} of the records at {source.place!r} has version "
+            f"{code} of the form in which texts are compared, and this program version "
+            f"{CODE_VERSION}: prepare these records again, with a new storage_path or their folder "
+            f"{source.place!r} removed"
+        )
+    return part
 
 
 def _opened(artifact: DatasetArtifact) -> HeldOutPart:
@@ -267,7 +285,14 @@ def _array(hashes: set[int] | frozenset[int]) -> np.ndarray:
 
 
 def _id(text: str) -> str:
-    return xxhash.xxh3_64_hexdigest(text.encode())
+    return xxhash.xxh3_64_hexdigest(same_text_form(text).encode())
+
+
+def _add(texts: dict[str, str], text: str) -> str:
+    """Add a text by its id, which is returned; of several spellings the first one stays."""
+    name, spelled = _id(text), text.strip()
+    texts[name] = min(texts.get(name, spelled), spelled)
+    return name
 
 
 def _jsonl(texts: dict[str, str]) -> list[str]:

@@ -26,6 +26,7 @@ from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
 from rayembed.data.vectors.embed import PartTexts, Vectors, finite
 from rayembed.data.vectors.teacher import Encoder, load_teacher
+from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import Result, add_up, run_resumable
 from rayembed.errors import DataError
 
@@ -104,9 +105,9 @@ class ReadDocuments:
         level, dot, names = self.column.rpartition(".")
         for name in names.split("+") if held and "+" in names else ():
             single = documents_of(row, f"{level}{dot}{name}")
-            if not isinstance(single, str) and any(text_hash(t.strip()) in held for t in single):
+            if not isinstance(single, str) and any(normalised_hash(t) in held for t in single):
                 return []
-        return [text for text in texts if not held or text_hash(text.strip()) not in held]
+        return [text for text in texts if not held or normalised_hash(text) not in held]
 
 
 @dataclass(frozen=True)

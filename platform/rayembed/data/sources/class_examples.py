@@ -19,12 +19,13 @@ import xxhash
 
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import file_name, join, write_atomic
-from rayembed.data.hashes import seeded_hash, text_hash
+from rayembed.data.hashes import seeded_hash
 from rayembed.data.parts import read_table
 from rayembed.data.sources.cells import RowError
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import Row, read_rows
 from rayembed.data.sources.tasks import HeldOut
+from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import Result
 
 TextAndClass = Callable[[Mapping[str, Any]], tuple[str, str]]
@@ -134,7 +135,7 @@ class CollectExamples:
                 text, name = self.text_and_class(row.values)
             except RowError:
                 continue
-            if text_hash(text.strip()) in self.held_out.texts:
+            if normalised_hash(text) in self.held_out.texts:
                 continue
             kept = smallest.setdefault(name, {})
             if limit:

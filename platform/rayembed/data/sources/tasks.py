@@ -5,13 +5,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rayembed.data.hashes import text_hash
 from rayembed.data.parts import Part, rows_per_part, write_part
 from rayembed.data.records import Record
 from rayembed.data.sources.cells import RowError
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.unread import UnreadColumns
+from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import Result
 
 _BYTES_OF_A_ROW = 1024
@@ -31,15 +31,15 @@ class HeldOutRows:
     """Rows of one data set that are held out, known by their texts, wherever a row stands."""
 
     documents: frozenset[int]
-    """Hashes of the held-out documents."""
+    """`normalised_hash` of the held-out documents."""
     queries: frozenset[int] | None = None
-    """Hashes of the held-out queries; None: every query of a held-out document."""
+    """`normalised_hash` of the held-out queries; None: every query of a held-out document."""
 
     def has(self, record: Record) -> bool:
         """Whether the record's row is held out: a positive is, and so is the query."""
-        if self.queries is not None and text_hash(record.query.strip()) not in self.queries:
+        if self.queries is not None and normalised_hash(record.query) not in self.queries:
             return False
-        return any(text_hash(text.strip()) in self.documents for text in record.positives)
+        return any(normalised_hash(text) in self.documents for text in record.positives)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class HeldOut:
     """Rows and texts excluded from training."""
 
     texts: frozenset[int] = frozenset()
-    """Hashes of the texts that an evaluation may show."""
+    """`normalised_hash` of the texts that an evaluation may show."""
     rows: HeldOutRows | None = None
     """Rows that the converted data set holds out; None: it holds out none."""
 
@@ -68,7 +68,7 @@ class HeldOut:
         return (replace(record, negatives=kept) if lost else record), lost
 
     def _has(self, text: str) -> bool:
-        return text_hash(text.strip()) in self.texts
+        return normalised_hash(text) in self.texts
 
 
 class RecordWriter:
