@@ -285,6 +285,46 @@ def test_settings_follow_the_number_of_rows(folder):
         _run_of(many, folder, steps=7, epochs=1)
 
 
+def test_pairs_that_grow_or_change_have_a_run_of_another_name(folder):
+    rows, path = write_pairs(folder / "growing.jsonl", number=1000), folder / "growing.jsonl"
+    run = _run_of(path, folder)
+    write_pairs(path, number=3000)
+    grown = _run_of(path, folder)
+    changed_rows = [{**rows[0], "query": "another query"}, *rows[1:]]
+    path.write_text("".join(json.dumps(row) + "\n" for row in changed_rows))
+    changed = _run_of(path, folder)
+    assert run.fingerprint == grown.fingerprint == changed.fingerprint, "else nothing is tested"
+    assert len({one.name for one in (run, grown, changed)}) == 3
+    write_pairs(path, number=1000)
+    assert _run_of(path, folder).name == run.name
+    assert run.name.startswith("pairs-")
+
+
+def test_a_run_that_is_done_stays_when_its_name_is_used_for_other_rows(folder):
+    pairs = folder / "changing.jsonl"
+    write_pairs(pairs)
+    given = {"steps": 1, "name": "done", "output": folder / "done", "settings": FAST}
+    made = rayembed.train(folder / "encoder", pairs, **given)
+    client = MlflowClient(f"sqlite:///{folder}/done/mlflow.db")
+    (experiment,) = [e for e in client.search_experiments() if e.name != "Default"]
+
+    def kept():
+        files = [path for path in (folder / "done" / "runs").rglob("*") if path.is_file()]
+        (run,) = client.search_runs([experiment.experiment_id])
+        return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in files}, run.to_dictionary()
+
+    before = kept()
+    assert before[1]["info"]["status"] == "FINISHED"
+    write_pairs(pairs, number=300)
+    with pytest.raises(
+        ArtifactError, match=r"the run 'done' in .* has other data: .*put the files"
+    ):
+        rayembed.train(folder / "encoder", pairs, **given)
+    assert kept() == before
+    write_pairs(pairs)
+    assert rayembed.train(folder / "encoder", pairs, **given).folder == made.folder
+
+
 def test_a_set_in_memory_is_scored_as_one_on_disk(trained, folder):
     texts = {f"d{i}": f"{i} cats dogs river {i}" for i in range(12)}
     judged = {

@@ -24,9 +24,11 @@ def texts(count: int = 120) -> list[str]:
 
 
 def source_of(corpus, folder: Path):
-    run = corpus_run(rows_file(_documents(corpus), str(folder)), {}, {}, None)
-    assert run.name == f"corpus-{run.fingerprint}"
-    return run.data.datasets[0].source
+    return run_of(corpus, folder).data.datasets[0].source
+
+
+def run_of(corpus, folder: Path):
+    return corpus_run(rows_file(_documents(corpus), str(folder)), {}, {}, None)
 
 
 def test_documents_in_any_form(tmp_path: Path) -> None:
@@ -46,6 +48,21 @@ def test_documents_in_any_form(tmp_path: Path) -> None:
     lines = tmp_path / "late.jsonl"
     lines.write_text("".join(json.dumps(row) + "\n" for row in late))
     assert source_of(str(lines), tmp_path).title == "title"
+
+
+@pytest.mark.parametrize("ending", ["txt", "csv"])
+def test_documents_that_change_have_a_run_of_another_name(tmp_path: Path, ending: str) -> None:
+    folder, file = tmp_path / "corpus", tmp_path / "corpus" / f"a.{ending}"
+    folder.mkdir()
+    file.write_text("text\nsome text of foxes\n")
+    run = run_of(folder, tmp_path)
+    assert run.name.startswith("corpus-")
+    assert run_of(folder, tmp_path).name == run.name
+    file.write_text("text\nsome text of rivers\n")
+    changed = run_of(folder, tmp_path)
+    assert changed.fingerprint == run.fingerprint, "otherwise nothing is tested"
+    assert changed.name != run.name
+    assert corpus_run(str(folder), {}, {}, "mine").name == "mine"
 
 
 @pytest.mark.parametrize("wrong", [[("a", "b", "c")], ["a", ("b", "c")], [{"text": "a"}, "b"], [3]])

@@ -3,12 +3,14 @@
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from rayembed.config.credentials import check_address
+from rayembed.config.document import fingerprint
+from rayembed.config.run import Run
 from rayembed.config.types import expanded_name
 from rayembed.pipeline.stopping import ended_in_order
 from rayembed.progress import bar, doing, duration
@@ -38,6 +40,16 @@ def check_addresses(**given: Any) -> None:
             check_address(value, f"{name}=")
         elif isinstance(value, list | tuple):
             check_addresses(**{f"{name}[{i}]": each for i, each in enumerate(value)})
+
+
+def default_name(kind: str, run: Run, keys: Iterable[str]) -> str:
+    """Name of a run by its settings and what its files hold: rows that change make another run.
+
+    Args:
+        kind: begins the name.
+        keys: of the pieces of its files, which change with what these hold.
+    """
+    return f"{kind}-{fingerprint([run.fingerprint, sorted(keys)])}"
 
 
 def assignments_of(settings: Mapping[str, Any]) -> list[str]:

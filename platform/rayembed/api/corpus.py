@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rayembed.api.calls import assignments_of, check_addresses, reference_of
+from rayembed.api.calls import assignments_of, check_addresses, default_name, reference_of
 from rayembed.api.training import Trained, trained_by
 from rayembed.config.override import override
 from rayembed.config.run import Run
@@ -46,7 +46,7 @@ def adapt(
         reranker: cross-encoder whose scores are learnt in place of the teacher's.
         steps: weight updates; None: the recipe's 300.
         batch_size: pairs in a step, over all workers; None: the recipe's 32.
-        name: of the run and of the registered model; None: by the settings.
+        name: of the run and of the registered model; None: by the settings and what the files hold.
         output: folder or address of object storage for all results.
         workers: data-parallel processes.
         settings: further settings by path, as those of a job's `--set`.
@@ -91,17 +91,22 @@ def corpus_run(
         path: of the documents.
         found: settings by the arguments.
         settings: further ones.
-        name: of the run; None: by the settings.
+        name: of the run; None: by the settings and what the files hold.
 
     Raises:
         RayembedError: as `adapt`.
     """
+    from rayembed.data.sources.files import list_pieces
+
     own: dict[str, Any] = {f"{_DATASET}.source.path": path}
     if "title" not in _columns(path):
         own[f"{_DATASET}.source.title"] = None
     assignments = assignments_of({**own, **found, **settings})
     run = with_expected_steps(override(get_recipe(OWN_CORPUS), assignments))
-    return run.model_copy(update={"name": name or f"corpus-{run.fingerprint}"})
+    if name is None:
+        pieces = list_pieces(path, texts=True)
+        name = default_name("corpus", run, [piece.key for piece in pieces])
+    return run.model_copy(update={"name": name})
 
 
 def _documents(corpus: Rows) -> Rows:

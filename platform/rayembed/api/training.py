@@ -8,7 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayembed.api.calls import assignments_of, check_addresses, reference_of, shown
+from rayembed.api.calls import (
+    assignments_of,
+    check_addresses,
+    default_name,
+    reference_of,
+    shown,
+)
 from rayembed.api.embedder import Embedder, load
 from rayembed.config.loss import LossConfig
 from rayembed.config.named_benchmarks import with_named_benchmarks
@@ -153,7 +159,7 @@ def train(
         batch_size: pairs in a step, over all workers; None: 64, or fewer where rows are few.
         learning_rate: its highest; None: the recipe's.
         query_instruction: text before every query, learnt and kept in the model.
-        name: of the run and of the registered model; None: by the settings.
+        name: of the run and of the registered model; None: by the settings and what the files hold.
         output: folder or address of object storage for all results.
         workers: data-parallel processes.
         callbacks: of the trainer, on every worker; with several workers they are pickled.
@@ -261,7 +267,7 @@ def training_run(
         found |= {"stages.finetune.optimizer.learning_rate": learning_rate}
     settled = override(get_recipe(OWN_PAIRS), assignments_of({**found, **settings}))
     run = with_expected_steps(settled)
-    return run.model_copy(update={"name": name or f"pairs-{run.fingerprint}"})
+    return run.model_copy(update={"name": name or default_name("pairs", run, look.keys)})
 
 
 def _loss_settings(loss: object) -> dict[str, Any]:
@@ -297,6 +303,8 @@ class _Look:
     """Largest number of negatives of a row, in a column `negatives`; at most 7."""
     documents: int = 0
     """Number of distinct cells of the column `positive`, of graded pairs `sentence2`."""
+    keys: list[str] = field(default_factory=list)
+    """Keys of the files' pieces, which change with what these hold."""
 
 
 def _look_at(path: str, *, delimiter: str | None, encoding: str | None) -> _Look:
@@ -310,6 +318,7 @@ def _look_at(path: str, *, delimiter: str | None, encoding: str | None) -> _Look
 
     look, seen = _Look(), set[int]()
     for piece in list_pieces(path, delimiter=delimiter, encoding=encoding):
+        look.keys.append(piece.key)
         for row in read_rows(piece):
             look.rows += 1
             if not isinstance(row, Row):

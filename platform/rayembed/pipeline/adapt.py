@@ -131,9 +131,11 @@ def _adapt(
     context = PipelineContext(run.placement.storage_path, run.seed, runtime.execute)
     plan = SequencePlan.open(prepare_sequences(run, context, find_corpus(run)))
     runtime.check(run.placement)
+    plans = {run.training.name: plan.files.folder}
+    folders.check_plans(run.name, plans)
     # Only now the name is taken: a mistake in the settings must not use it up.
     claim_run_folder(folders.local, run)
-    folders.keep_plans({run.training.name: plan.files.folder})
+    folders.keep_plans(plans)
     folders.files.keep()
     tracker = Tracker.open_for_run(
         run, tracking_uri, folders.local, tags=trial.tags if trial else {}

@@ -89,6 +89,32 @@ class RunFolders:
         """Folder of a stage's exported model."""
         return join(self.storage, "models", name)
 
+    def check_plans(self, name: str, plans: Mapping[str, str]) -> None:
+        """Return when each stage trains on the plan that was written down, if any was.
+
+        Args:
+            name: of the run, for the message.
+            plans: stage → folder of its plan.
+
+        Raises:
+            ArtifactError: the run of that name trains on other data. Nothing was changed.
+        """
+        path = self.local / PLANS_FILE
+        try:
+            kept = json.loads(path.read_bytes()) if path.exists() else {}
+        except ValueError:  # `keep_plans` writes it again
+            return
+        for stage, place in plans.items():
+            former, here = kept.get(stage), file_name(place)
+            if former not in (None, here):
+                raise ArtifactError(
+                    f"the run {name!r} in {self.storage!r} has other data: its stage {stage!r} "
+                    f"trains on the plan {former!r}, and what the sources hold now gives {here!r}. "
+                    "Files, or the software that prepares them, have changed since; nothing of "
+                    "that run was changed. Give this run another name (--set name=…), put the "
+                    "files back, or remove the other run."
+                )
+
     def keep_plans(self, plans: Mapping[str, str]) -> None:
         """Write down which batch plan each stage trains on, by the names of their folders."""
         named = {stage: file_name(place) for stage, place in plans.items()}

@@ -209,6 +209,7 @@ def _train(
     run = with_fitting_tasks(run, held_out)
     check_validated(run, held_out)
     runtime.check(run.placement, validates=validates)
+    folders.check_plans(run.name, plans)
     # Only now the name is taken: a mistake in the settings must not use it up.
     claim_run_folder(folders.local, run)
     folders.keep_plans(plans)
