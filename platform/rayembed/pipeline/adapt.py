@@ -30,7 +30,7 @@ from rayembed.pipeline.validation import SCORE
 from rayembed.progress import enter, overview
 from rayembed.registry.metrics_log import METRICS_FILE, LogReader, MetricsLog, record_of
 from rayembed.registry.provenance import collect_provenance
-from rayembed.registry.run_folder import check_run_folder, claim_run_folder
+from rayembed.registry.run_folder import check_run_folder
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import console
@@ -131,12 +131,8 @@ def _adapt(
     context = PipelineContext(run.placement.storage_path, run.seed, runtime.execute)
     plan = SequencePlan.open(prepare_sequences(run, context, find_corpus(run)))
     runtime.check(run.placement)
-    plans = {run.training.name: plan.files.folder}
-    folders.check_plans(run.name, plans)
     # Only now the name is taken: a mistake in the settings must not use it up.
-    claim_run_folder(folders.local, run)
-    folders.keep_plans(plans)
-    folders.files.keep()
+    folders.claim(run, {run.training.name: plan.files.folder})
     tracker = Tracker.open_for_run(
         run, tracking_uri, folders.local, tags=trial.tags if trial else {}
     )

@@ -31,6 +31,7 @@ from rayembed.config.sweep import Sweep
 from rayembed.errors import ArtifactError
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.metrics_log import METRICS_FILE
+from rayembed.registry.run_folder import claim_run_folder
 from rayembed.registry.tracking import Status
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,19 @@ class RunFolders:
         """Folder of a stage's exported model."""
         return join(self.storage, "models", name)
 
-    def check_plans(self, name: str, plans: Mapping[str, str]) -> None:
+    def claim(self, run: AnyRun, plans: Mapping[str, str]) -> None:
+        """Take the folder for a run and write down its settings and plans, in storage too.
+
+        Raises:
+            ArtifactError: it belongs to a run of other settings or data, or cannot be written.
+                Nothing was changed then.
+        """
+        self._check_plans(run.name, plans)
+        claim_run_folder(self.local, run)
+        self.keep_plans(plans)
+        self.files.keep()
+
+    def _check_plans(self, name: str, plans: Mapping[str, str]) -> None:
         """Return when each stage trains on the plan that was written down, if any was.
 
         Args:

@@ -55,7 +55,7 @@ from rayembed.progress import enter, overview
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, dropped_steps
 from rayembed.registry.mirrors import Mirrors, check_mirrors
 from rayembed.registry.provenance import collect_provenance
-from rayembed.registry.run_folder import check_run_folder, claim_run_folder
+from rayembed.registry.run_folder import check_run_folder
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import show
@@ -209,11 +209,8 @@ def _train(
     run = with_fitting_tasks(run, held_out)
     check_validated(run, held_out)
     runtime.check(run.placement, validates=validates)
-    folders.check_plans(run.name, plans)
     # Only now the name is taken: a mistake in the settings must not use it up.
-    claim_run_folder(folders.local, run)
-    folders.keep_plans(plans)
-    folders.files.keep()
+    folders.claim(run, plans)
     tags = {} if trial is None else trial.tags
     tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags=tags)
     metrics = MetricsLog(folders.local / METRICS_FILE)
