@@ -259,6 +259,19 @@ def test_mined_rows_are_trained_on_with_their_negatives(folder, rows):
     assert run.data.datasets[0].source.negatives == "negatives"
 
 
+def test_mined_rows_have_all_their_positives(folder, rows):
+    texts = [row["positive"] for row in rows[:60]]
+    pairs = [
+        {"query": row["query"], "positive": [texts[i], texts[-1 - i]] if i < 9 else [texts[i]]}
+        for i, row in enumerate(rows[:30])
+    ]
+    mined = rayembed.mine(pairs, teacher=folder / "encoder", num_negatives=2, output=folder / "out")
+    assert {row["query"]: row["positive"] for row in mined} == {
+        row["query"]: row["positive"] for row in pairs
+    }
+    assert _run_of(mined, folder).data.datasets[0].source.negatives == "negatives"
+
+
 def _run_of(pairs, folder, **given):
     """The run that `train` would do."""
     nothing = dict.fromkeys(

@@ -201,7 +201,8 @@ def mine(
     """The pairs with hard negatives that a teacher finds among all positives.
 
     Rows of `query`, `positive` and `negatives`, the hardest first, which `train` takes; a query for
-    which the rule (positive-aware, arXiv 2407.15831) accepts fewer has fewer.
+    which the rule (positive-aware, arXiv 2407.15831) accepts fewer has fewer. `positive` is a text,
+    or in all rows a list where any row has several.
 
     Args:
         pairs: as in `train`, without scores.
@@ -230,15 +231,15 @@ def mine(
     run = override(parse(DataRun, values), assignments_of(further))
     with shown():
         done = do_steps(run, ["pairs"], "mined")["pairs"][-1]
+    records = [record for part in done.parts for record in read_records(part.path)]
+    several = any(len(record.positives) > 1 for record in records)
     return [
         {
             "query": record.query,
-            "positive": positive,
+            "positive": list(record.positives) if several else record.positives[0],
             "negatives": [n.text for n in record.negatives],
         }
-        for part in done.parts
-        for record in read_records(part.path)
-        for positive in record.positives[:1]
+        for record in records
     ]
 
 
