@@ -23,6 +23,7 @@ from rayembed.data.hashes import text_hash
 from rayembed.data.parts import Part, read_records, write_part
 from rayembed.data.records import Record
 from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import EXAMPLES_KEPT, Execute, in_process
 from rayembed.errors import DataError
 
@@ -113,26 +114,29 @@ def shard_of(record: Record, rows: int, shard_rows: int, seed: int) -> int:
     return (value ^ (value >> 31)) % -(-rows // shard_rows)
 
 
-def brute_force(records: Sequence[Record], top_k: int, shard_rows: int, seed: int = 0) -> set[str]:
-    """Ids that stay, from the definition: one row after the other."""
+def brute_force(
+    records: Sequence[Record], top_k: int, shard_rows: int, seed: int = 0
+) -> dict[str, tuple[str, ...]]:
+    """Id → positives that stay, from the definition: one positive after the other."""
     groups: dict[tuple[str | None, int], list[Record]] = {}
     for record in records:
         rows = sum(other.language == record.language for other in records)
         shard = shard_of(record, rows, shard_rows, seed)
         groups.setdefault((record.language, shard), []).append(record)
-    stays = set()
+    stays: dict[str, tuple[str, ...]] = {}
     for group in groups.values():
         documents = {text for record in group for text in record.positives}
         for record in group:
+            rivals = sorted(documents - {record.query, *record.positives})
             query = fake_vectors([record.query])[0]
-            own = float(query @ fake_vectors([record.positives[0]])[0])
-            higher = [
+            scores = fake_vectors(rivals) @ query
+            kept = tuple(
                 text
-                for text in documents - {record.query, *record.positives}
-                if float(query @ fake_vectors([text])[0]) > own
-            ]
-            if len(higher) < top_k:
-                stays.add(record.id)
+                for text in record.positives
+                if (scores > fake_vectors([text])[0] @ query).sum() < top_k
+            )
+            if kept:
+                stays[record.id] = kept
     return stays
 
 
@@ -158,10 +162,19 @@ def test_equals_brute_force(
     found = make_filtered(at(storage, seed=seed), config, prepared(storage, records, rows_per_part))
     wanted = brute_force(records, top_k, shard_rows, seed)
     assert ids(found) == [record.id for record in records if record.id in wanted]
+    given = {record.id: record for record in records}
+    dropped = 0
+    for part in found.parts:
+        for record in read_records(part.path):
+            gone = [t for t in given[record.id].positives if t not in wanted[record.id]]
+            assert record.positives == wanted[record.id]
+            assert record.false_negatives == tuple(map(normalised_hash, gone))
+            dropped += len(gone)
+    assert found.manifest.get("positives_dropped", 0) == dropped
     manifest = found.manifest
     assert manifest["shards"] == shards * len(languages)
     assert manifest["rows_in"] == 60 == manifest["rows_out"] + manifest["dropped"][INCONSISTENT]
-    assert sum(manifest["ranks"].values()) == 60
+    assert sum(manifest["ranks"].values()) == sum(len(record.positives) for record in records)
     assert len(wanted) < 60, "something goes"
 
 
@@ -189,7 +202,7 @@ def test_the_own_text_of_a_query_is_no_rival(tmp_path: Path) -> None:
     records = [r for pair in zip(there, back, strict=True) for r in pair]
     found = make_filtered(at(tmp_path), dataset(), prepared(tmp_path, records, 33))
     wanted = brute_force(records, 2, 1000)
-    assert set(ids(found)) == wanted
+    assert set(ids(found)) == wanted.keys()
     # Teeth: with itself as a rival a query would lose its document.
     stays = set()
     documents = sorted({record.positives[0] for record in records})
@@ -198,7 +211,7 @@ def test_the_own_text_of_a_query_is_no_rival(tmp_path: Path) -> None:
         own = scores[documents.index(record.positives[0])]
         if (scores > own).sum() < 2:
             stays.add(record.id)
-    assert stays < wanted
+    assert stays < wanted.keys()
 
 
 def test_nothing_left_or_nothing_there_is_an_error(tmp_path: Path) -> None:
@@ -245,7 +258,9 @@ def test_manifest_tells_languages_ranks_and_examples(tmp_path: Path) -> None:
         assert entry["kept"] == kept
         assert entry["share"] == pytest.approx(kept / 30, abs=1e-4)
     ranks = found.manifest["ranks"]
-    assert ranks["1"] + ranks["2"] == found.manifest["rows_out"]
+    kept = [record for part in found.parts for record in read_records(part.path)]
+    assert ranks["1"] + ranks["2"] == sum(len(record.positives) for record in kept)
+    assert found.manifest["positives_dropped"] > 0
     examples = found.manifest["examples"]
     assert len(examples) == EXAMPLES_KEPT
     by_id = {record.id: record for record in records}
@@ -325,17 +340,33 @@ def test_equal_scores_do_not_count_and_own_positives_neither() -> None:
     shard = Shard(
         part=np.zeros(3, np.int64),
         row=np.arange(3),
+        text=np.array([0, 1, 2]),
         queries=np.array([[1, 0], [1, 0], [1, 0]], dtype=np.float16),
         first=np.array([0, 1, 2, 4]),
         place=np.array([1, 2, 3, 0]),
         documents=documents,
         itself=np.array([NOT_THERE, NOT_THERE, NOT_THERE]),
     )
-    # Row 0: nothing above a tie. Row 1: two above. Row 2: three above, one of them its own.
-    assert own_ranks(shard).tolist() == [1, 3, 3]
+    # Row 0: nothing above a tie. Row 1: two above. Row 2: three above its first, one of them its
+    # own, which has nothing above it.
+    assert own_ranks(shard).tolist() == [1, 3, 3, 1]
     # The first text is the query of rows 1 and 2; row 2 has it among its positives too.
     asked = dataclasses.replace(shard, itself=np.array([NOT_THERE, 0, 0]))
-    assert own_ranks(asked).tolist() == [1, 2, 3]
+    assert own_ranks(asked).tolist() == [1, 2, 3, 1]
+
+
+def test_scores_of_positives_go_with_them() -> None:
+    given = Record("d/0", "q", ("a", "b", "c"), "d", positive_score=0.5, false_negatives=(7,))
+    given = dataclasses.replace(given, positive_scores=(0.5, 0.25, 0.75))
+    left = consistency._with(given, [False, True, True])
+    assert (left.positives, left.positive_score) == (("b", "c"), 0.25)
+    assert left.positive_scores == (0.25, 0.75)
+    assert left.false_negatives == (7, normalised_hash("a"))
+    last = consistency._with(given, [False, False, True])
+    assert (last.positive_score, last.positive_scores) == (0.75, None)
+    unknown = dataclasses.replace(given, positive_scores=None)
+    assert consistency._with(unknown, [False, True, True]).positive_score is None
+    assert consistency._with(given, [True] * 3) is given
 
 
 def test_histogram_has_every_rank_once() -> None:
@@ -365,39 +396,49 @@ def test_ranks_go_back_to_the_rows_of_their_parts(rows: list[int], seed: int) ->
     rng = np.random.default_rng(seed)
     places = [(part, row) for part, count in enumerate(rows) for row in range(count)]
     shards = np.array_split(rng.permutation(len(places)), 3)
-    rank_of = {place: int(rng.integers(1, 100_000)) for place in places}
+    rank_of = {(*place, turn): int(rng.integers(1, 9**5)) for place in places for turn in (0, 1)}
     top_k = int(np.median(list(rank_of.values())))
 
     def read(_: str, number: int) -> tuple[np.ndarray, ...]:
         some = [places[place] for place in shards[number]]
-        found = [(part, row, rank_of[part, row]) for part, row in some]
-        return tuple(np.array(found, np.int64).reshape(-1, 3).T)
+        found = [
+            (part, row, 2 * row + turn, rank_of[part, row, turn])
+            for part, row in some
+            for turn in (0, 1)
+        ]
+        return tuple(np.array(found, np.int64).reshape(-1, 4).T)
 
     told = SimpleNamespace(languages=["en", "en", "fr"])
     parts = [Part(f"part-{number}.parquet", count) for number, count in enumerate(rows)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(consistency, "read_ranks", read)
-        ranked, shares = consistency._ranked_parts("folder", parts, told, top_k)
+        twice = [2 * count for count in rows]
+        ranked, shares, lost = consistency._ranked_parts("folder", parts, twice, told, top_k)
     assert [item.part for item in ranked] == parts
     for number, (item, count) in enumerate(zip(ranked, rows, strict=True)):
-        own = [rank_of[number, row] for row in range(count)]
-        stays = np.unpackbits(item.stays, count=count)
-        assert stays.tolist() == [rank <= top_k for rank in own]
-        assert item.shown == tuple(rank for rank in own if rank > top_k)[:10]
+        own = [(rank_of[number, row, 0], rank_of[number, row, 1]) for row in range(count)]
+        stays = np.unpackbits(item.stays, count=2 * count)
+        assert stays.tolist() == [rank <= top_k for both in own for rank in both]
+        assert item.shown == tuple(both[0] for both in own if min(both) > top_k)[:10]
     assert [share["rows"] for share in shares] == [
         len(shards[0]) + len(shards[1]),
         len(shards[2]),
     ]
-    assert sum(share["kept"] for share in shares) == sum(r <= top_k for r in rank_of.values())
+    both = [
+        (rank_of[part, row, 0] <= top_k, rank_of[part, row, 1] <= top_k) for part, row in places
+    ]
+    assert sum(share["kept"] for share in shares) == sum(map(any, both))
+    assert lost == sum(one != other for one, other in both)
 
 
 def test_units_of_the_filter_hold_a_bit_for_each_row() -> None:
     """The driver has the units of all parts at once, and what is pickled of them."""
     rows, parts = 80_000, [Part(f"part-{number}.parquet", 8000) for number in range(10)]
     place = np.random.default_rng(0).permutation(rows)
-    read = (place // 8000, place % 8000, 1 + place % 300_000)
+    read = (place // 8000, place % 8000, place % 8000, 1 + place % 300_000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(consistency, "read_ranks", lambda *_: read)
         told = SimpleNamespace(languages=[None])
-        ranked, _ = consistency._ranked_parts("folder", parts, told, 20)
+        ranked, _, lost = consistency._ranked_parts("folder", parts, [8000] * 10, told, 20)
+    assert lost == 0
     assert sum(len(pickle.dumps(item)) for item in ranked) < rows / 8 + 500 * len(parts)

@@ -40,6 +40,7 @@ _TITLES = {
     "mined": "negatives mined",
     "candidates": "candidates looked at",
     "refused": "Candidates refused (share of those looked at)",
+    "positives_dropped": "positives dropped from rows that stay",
     "examples": "Rejected and dropped rows",
     "unread_columns": "Columns that no setting reads, and what they look like",
     "pair_rules": "Pairs by the rule that gave them, before duplicates are dropped",

@@ -1,18 +1,21 @@
 """The consistency filter keeps pairs whose document a weak model finds (Nomic Embed v2, §4.2).
 
+Of a row with several positives each is a pair of its own; the row goes with its last one.
+
 folder/working/shards/   vectors cut by shard
-folder/working/ranks/    the rank of each row's own document, a file for each shard
+folder/working/ranks/    the rank of each row's own documents, a file for each shard
 """
 
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import compress, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rayembed.assets.array_files import load_arrays, save_arrays
 from rayembed.assets.storage import join
@@ -30,16 +33,19 @@ from rayembed.data.filtering.shards import (
     gather,
 )
 from rayembed.data.index import index_chunks
-from rayembed.data.parts import Part, PartItem, read_table, remedy, write_table
+from rayembed.data.parts import Part, PartItem, read_table, remedy, table_of, write_table
+from rayembed.data.plan.teacher_scores import scores_of_positives
+from rayembed.data.records import Record
 from rayembed.data.shuffle import Bucket
 from rayembed.data.vectors.embed import embed_parts
+from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import DataError
 from rayembed.search.counting import count_above
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 2
+CODE_VERSION = 3
 """Code version of the filter; bump when the same inputs yield other rows."""
 
 INCONSISTENT = "document not among the top k"
@@ -51,9 +57,10 @@ _SHOWN_CHARACTERS = 300
 def make_filtered(
     context: PipelineContext, dataset: DatasetConfig, parent: DatasetArtifact
 ) -> DatasetArtifact:
-    """Folder of the records whose first positive is among the top documents of its query.
+    """Folder of the records with those positives that are among the top documents of their query.
 
-    The documents are the positives of all rows of the same shard; see `own_ranks`.
+    A positive that is not stays known as none of the query's negatives. The documents are the
+    positives of all rows of the same shard; see `own_ranks`.
 
     Raises:
         DataError: there are no rows, or none stays.
@@ -101,13 +108,14 @@ def _filter(
     count = len(shards.languages)
     sent = [NumberedPart(part, number) for number, part in enumerate(parts)]
     send, scratch = SendVectors(vectors, shards), join(working, "shards")
-    buckets, _ = exchange(scratch, f"shards {name}", send, sent, count, execute)
+    buckets, told = exchange(scratch, f"shards {name}", send, sent, count, execute)
     task = RankShard(working, buckets)
     numbers = [Bucket(number) for number in range(count)]
     ranked = run_resumable(working, f"rank {name}", task, numbers, execute, "gpu or cpu")
     bins = {bin_: sum(r["ranks"][bin_] for r in ranked) for bin_ in ranked[0]["ranks"]}
 
-    ranked_parts, languages = _ranked_parts(working, parts, shards, config.top_k)
+    positives = [result["positives"] for result in told]
+    ranked_parts, languages, lost = _ranked_parts(working, parts, positives, shards, config.top_k)
     gone = total - sum(language["kept"] for language in languages)
     if gone == total:
         raise DataError(
@@ -126,18 +134,19 @@ def _filter(
         languages=languages,
         teacher_dtype=teacher.dtype,
         ranks=bins,
+        **({"positives_dropped": lost} if lost else {}),
     )
 
 
 @dataclass(frozen=True)
 class RankedPart:
-    """Part with what the ranks of its rows' own documents decide."""
+    """Part with what the ranks of its rows' positives decide."""
 
     part: Part
     stays: np.ndarray
-    """uint8, a bit for each row as of `np.packbits`: whether its document is among the best."""
+    """uint8, a bit for each positive as of `np.packbits`: whether it is among the best."""
     shown: tuple[int, ...]
-    """Ranks of the first rows that go, as many as are shown."""
+    """Ranks of the first positives of the first rows that go, as many as are shown."""
 
     @property
     def key(self) -> str:
@@ -147,19 +156,32 @@ class RankedPart:
 
 @dataclass(frozen=True)
 class KeepConsistent:
-    """Task: keep the rows of a part whose own document is among the best."""
+    """Task: keep the positives of a part that are among the best, and the rows that have any."""
 
     folder: str
 
     def __call__(self, item: RankedPart) -> Result:
         """Report `parts`, counts, and `examples` of rows that go."""
         table = read_table(item.part.path)
-        stays = np.unpackbits(item.stays, count=item.part.rows).astype(bool)
-        parts = []
-        if stays.any():
-            part = write_table(self.folder, table.filter(pa.array(stays)))
+        counts = pc.list_value_length(table["positives"]).to_numpy()
+        stays = np.unpackbits(item.stays, count=counts.sum()).astype(bool)
+        left = np.bincount(np.repeat(np.arange(len(table)), counts)[stays], minlength=len(table))
+        rows, parts = left > 0, []
+        if rows.any():
+            kept = table.filter(pa.array(rows))
+            if (left[rows] < counts[rows]).any():
+                of_row = np.split(stays, np.cumsum(counts)[:-1])
+                kept = table_of(
+                    [
+                        _with(Record.from_row(row), of_row[number].tolist())
+                        for number, row in zip(
+                            np.flatnonzero(rows).tolist(), kept.to_pylist(), strict=True
+                        )
+                    ]
+                )
+            part = write_table(self.folder, kept)
             parts = [[part.name, part.rows]]
-        gone = table.select(["id", "query", "positives", "language"]).filter(pa.array(~stays))
+        gone = table.select(["id", "query", "positives", "language"]).filter(pa.array(~rows))
         shown = [
             {
                 "reason": INCONSISTENT,
@@ -173,9 +195,28 @@ class KeepConsistent:
                 gone.slice(0, _EXAMPLES_OF_PART).to_pylist(), item.shown, strict=True
             )
         ]
-        rows = item.part.rows
-        counts = {"rows_in": rows, "rows_out": rows, "rejected": {}}
-        return {**counts, "parts": parts, "examples": shown}
+        total = {"rows_in": len(table), "rows_out": len(table), "rejected": {}}
+        return {**total, "parts": parts, "examples": shown}
+
+
+def _with(record: Record, stays: Sequence[bool]) -> Record:
+    """The record with those positives that stay; the others are no negatives of its query."""
+    if all(stays):
+        return record
+
+    def left(scores: Sequence[float | None] | None, first: float | None) -> list[float | None]:
+        return list(compress(scores or (first, *[None] * (len(stays) - 1)), stays))
+
+    gone = (normalised_hash(t) for t, kept in zip(record.positives, stays, strict=True) if not kept)
+    return replace(
+        record,
+        positives=tuple(compress(record.positives, stays)),
+        false_negatives=tuple(dict.fromkeys((*record.false_negatives, *gone))),
+        **scores_of_positives(
+            left(record.positive_scores, record.positive_score),
+            left(record.positive_cross_scores, record.positive_cross_score),
+        ),
+    )
 
 
 def _rows_of(counted: Sequence[Result]) -> dict[Language, int]:
@@ -186,15 +227,24 @@ def _rows_of(counted: Sequence[Result]) -> dict[Language, int]:
     return rows
 
 
-Ranks = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Part, row and rank of each of some rows, (n,) int64 each."""
+Ranks = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Part, row, number among the part's positives, and rank of each positive of some rows, (n,) int64
+each, row after row."""
+
+_Shown = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Part, row and rank of the first positive of some rows, (n,) int64 each."""
 
 
 def _ranked_parts(
-    folder: str, parts: Sequence[Part], shards: Shards, top_k: int
-) -> tuple[list[RankedPart], list[Mapping[str, Any]]]:
-    """Parts with what their rows' ranks decide, and counts of kept rows for each language."""
-    decided = _Decided(parts, top_k)
+    folder: str, parts: Sequence[Part], positives: Sequence[int], shards: Shards, top_k: int
+) -> tuple[list[RankedPart], list[Mapping[str, Any]], int]:
+    """Parts with what their rows' ranks decide, counts of kept rows for each language, and the
+    number of positives that go from rows that stay.
+
+    Args:
+        positives: number of positives of each part.
+    """
+    decided = _Decided(parts, positives, top_k)
     counted: dict[Language, tuple[int, int]] = {}
     for number, language in enumerate(shards.languages):
         rows, kept = decided.add(*read_ranks(folder, number))
@@ -204,33 +254,44 @@ def _ranked_parts(
         {"language": language, "rows": rows, "kept": kept, "share": round(kept / rows, 4)}
         for language, (rows, kept) in counted.items()
     ]
-    return decided.ranked_parts(), shares
+    return decided.ranked_parts(), shares, decided.lost
 
 
 class _Decided:
-    """What ranks decide: a bit for each row of all parts, whose rows are in all shards."""
+    """What ranks decide: a bit for each positive of all parts, whose rows are in all shards."""
 
-    def __init__(self, parts: Sequence[Part], top_k: int) -> None:
+    def __init__(self, parts: Sequence[Part], positives: Sequence[int], top_k: int) -> None:
         self._parts, self._top_k = parts, top_k
-        self._rows = np.array([part.rows for part in parts], dtype=np.int64)
-        self._starts = np.concatenate([[0], np.cumsum(-(-self._rows // 8))])
+        self._positives = np.array(positives, dtype=np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(-(-self._positives // 8))])
         self._stays = np.zeros(self._starts[-1], dtype=np.uint8)
-        self._found, none = np.zeros_like(self._rows), np.empty(0, dtype=np.int64)
-        self._shown: Ranks = none, none, none
+        self._found, none = np.zeros_like(self._positives), np.empty(0, dtype=np.int64)
+        self._shown: _Shown = none, none, none
+        self.lost = 0
+        """Number of positives that go from rows that stay."""
 
-    def add(self, part: np.ndarray, row: np.ndarray, rank: np.ndarray) -> tuple[int, int]:
+    def add(
+        self, part: np.ndarray, row: np.ndarray, text: np.ndarray, rank: np.ndarray
+    ) -> tuple[int, int]:
         """Add a shard's ranks, as of `read_ranks`; its rows, and those of them that stay."""
         self._found += np.bincount(part, minlength=len(self._parts))
         best = rank <= self._top_k
-        kept_part, kept_row = part[best], row[best]
-        bits = (128 >> kept_row % 8).astype(np.uint8)
-        np.bitwise_or.at(self._stays, self._starts[kept_part] + kept_row // 8, bits)
-        self._shown = _first_of_parts(self._shown, (part[~best], row[~best], rank[~best]))
-        return len(rank), len(kept_row)
+        kept_text = text[best]
+        bits = (128 >> kept_text % 8).astype(np.uint8)
+        np.bitwise_or.at(self._stays, self._starts[part[best]] + kept_text // 8, bits)
+        first = np.flatnonzero(
+            (np.diff(part, prepend=NOT_THERE) != 0) | (np.diff(row, prepend=NOT_THERE) != 0)
+        )
+        positives = np.diff(first, append=len(rank))
+        left = np.bincount(np.repeat(np.arange(len(first)), positives)[best], minlength=len(first))
+        self.lost += int((positives - left)[left > 0].sum())
+        gone = first[left == 0]
+        self._shown = _first_of_parts(self._shown, (part[gone], row[gone], rank[gone]))
+        return len(first), len(first) - len(gone)
 
     def ranked_parts(self) -> list[RankedPart]:
         """The parts with what was decided."""
-        assert (self._found == self._rows).all(), "a row is in no shard"
+        assert (self._found == self._positives).all(), "a row is in no shard"
         part, _, rank = self._shown
         bounds = np.searchsorted(part, np.arange(len(self._parts) + 1))
         return [
@@ -241,7 +302,7 @@ class _Decided:
         ]
 
 
-def _first_of_parts(*several: Ranks) -> Ranks:
+def _first_of_parts(*several: _Shown) -> _Shown:
     """As many first rows of each part as are shown, in the order of parts and rows."""
     of_part, row, rank = (np.concatenate(column) for column in zip(*several, strict=True))
     order = np.lexsort((row, of_part))
@@ -261,7 +322,7 @@ _ROWS_AT_ONCE = 65_536
 
 
 def own_ranks(shard: Shard, device: str = "cpu") -> np.ndarray:
-    """(n,) int64 rank of each row's first positive for its query, starting at 1.
+    """int64 rank of each positive of each row for the row's query, starting at 1.
 
     The rank is one more than the number of documents that score higher. Each text counts once; not
     counted are equal scores, the row's other positives, which are correct too, and the query's own
@@ -270,24 +331,33 @@ def own_ranks(shard: Shard, device: str = "cpu") -> np.ndarray:
     Args:
         device: where to count, as in `top_k`.
     """
-    own = _scores(shard, np.arange(len(shard.row)), shard.place[shard.first[:-1]])
-    limits = own + np.float32(_ROUNDING)
-    higher = count_above(shard.queries, limits, shard.documents, device)
-    row, place = _no_rivals(shard)
-    better = _scores(shard, row, place) > limits[row]
-    return 1 + higher - np.bincount(row[better], minlength=len(shard.row))
-
-
-def _no_rivals(shard: Shard) -> tuple[np.ndarray, np.ndarray]:
-    """Row and document pairs excluded from ranking, each once."""
     row = np.repeat(np.arange(len(shard.row)), np.diff(shard.first))
-    others = np.ones(len(row), dtype=bool)
-    others[shard.first[:-1]] = False
+    limits = _scores(shard, row, shard.place) + np.float32(_ROUNDING)
+    # Queries are what is large: they are copied only where a row has several positives.
+    queries = shard.queries if len(row) == len(shard.row) else shard.queries[row]
+    higher = count_above(queries, limits, shard.documents, device)
+    return 1 + higher - _no_rivals_above(shard, row, limits)
+
+
+def _no_rivals_above(shard: Shard, row: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """(m,) int64 number of the row's positives and own query, each once, that score above a limit.
+
+    Args:
+        row: (m,) row of each positive.
+        limits: (m,) score of each positive.
+    """
     itself = np.flatnonzero(shard.itself != NOT_THERE)
-    rows = np.concatenate([row[others], itself])
-    places = np.concatenate([shard.place[others], shard.itself[itself]])
     count = len(shard.documents)
-    return np.divmod(np.unique(rows * count + places), count)
+    excluded = np.concatenate([row * count + shard.place, itself * count + shard.itself[itself]])
+    rows, places = np.divmod(np.unique(excluded), count)
+    # Scores and limits in one order, row after row, a limit behind the scores that it equals.
+    values = np.concatenate([_scores(shard, rows, places), limits])
+    is_limit = np.arange(len(values)) >= len(rows)
+    order = np.lexsort((is_limit, values, np.concatenate([rows, row])))
+    below = np.empty(len(values), dtype=np.int64)
+    below[order] = np.cumsum(~is_limit[order])
+    ends = np.cumsum(np.bincount(rows, minlength=len(shard.row)))
+    return ends[row] - below[len(rows) :]
 
 
 def _scores(shard: Shard, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -310,7 +380,7 @@ def histogram(ranks: np.ndarray) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class RankShard:
-    """Task: rank a shard's rows; `read_ranks` reads the file."""
+    """Task: rank the positives of a shard's rows; `read_ranks` reads the file."""
 
     folder: str
     buckets: Buckets
@@ -319,24 +389,30 @@ class RankShard:
         """Report `ranks`, their histogram."""
         shard = gather(self.buckets, item.number)
         none = np.empty(0, dtype=np.int64)
-        found = {"part": none, "row": none, "rank": none}
+        found, rows = {"part": none, "row": none, "text": none, "rank": none}, 0
         if shard is not None:
-            ranks = own_ranks(shard, device)
-            found = {"part": shard.part, "row": shard.row, "rank": ranks}
+            rows, several = len(shard.row), np.diff(shard.first)
+            within = np.arange(len(shard.place)) - np.repeat(shard.first[:-1], several)
+            found = {
+                "part": np.repeat(shard.part, several),
+                "row": np.repeat(shard.row, several),
+                "text": np.repeat(shard.text, several) + within,
+                "rank": own_ranks(shard, device),
+            }
         save_arrays(_path(self.folder, item.number), **found)
-        rows, counts = len(found["rank"]), histogram(found["rank"])
+        counts = histogram(found["rank"])
         return {"rows_in": rows, "rows_out": rows, "rejected": {}, "ranks": counts}
 
 
 def read_ranks(folder: str, number: int) -> Ranks:
-    """Part, row and rank of each row of a shard.
+    """Ranks of all positives of a shard's rows.
 
     Raises:
         ArtifactError: the file is missing or broken.
     """
     path = _path(folder, number)
     loaded = load_arrays(path, remedy(path))
-    return loaded["part"], loaded["row"], loaded["rank"]
+    return loaded["part"], loaded["row"], loaded["text"], loaded["rank"]
 
 
 def _path(folder: str, number: int) -> str:

@@ -89,7 +89,7 @@ class SendVectors:
     shards: Shards
 
     def __call__(self, item: NumberedPart) -> Sent:
-        """Queries, then documents, with counts of rows."""
+        """Queries, then documents, with counts of rows and `positives` of the part."""
         part = item.part
         languages = read_table(part.path, ["language"])["language"].to_pylist()
         shard = self.shards.numbers(read_column([part], "id_hash"), languages)
@@ -107,6 +107,7 @@ class SendVectors:
             {
                 "part": np.full(rows + documents, item.number, np.int32),
                 "row": np.concatenate([np.arange(rows), np.full(documents, _DOCUMENT)]),
+                "text": np.concatenate([texts.first[:-1], np.full(documents, _DOCUMENT)]),
                 "text_hash": np.concatenate(hashes),
                 "positives": pa.ListArray.from_arrays(
                     pa.array(first.astype(np.int32)), pa.array(texts.text_hash[texts.place])
@@ -114,7 +115,7 @@ class SendVectors:
                 "vector": _column(vectors),
             }
         )
-        counts = {"rows_in": rows, "rows_out": rows, "rejected": {}}
+        counts = {"rows_in": rows, "rows_out": rows, "rejected": {}, "positives": len(texts.place)}
         return Sent(table, np.concatenate([shard, pairs[0]]), counts)
 
 
@@ -126,6 +127,8 @@ class Shard:
     """(n,) int64 part number of each row."""
     row: np.ndarray
     """(n,) int64 row number within its part."""
+    text: np.ndarray
+    """(n,) int64 number of each row's first positive among all positives of its part's rows."""
     queries: np.ndarray
     """(n, D) float16 unit vectors."""
     first: np.ndarray
@@ -168,6 +171,7 @@ def gather(buckets: Buckets, number: int) -> Shard | None:
     return Shard(
         part=np.concatenate([table["part"].to_numpy() for table in rows]).astype(np.int64),
         row=np.concatenate([table["row"].to_numpy() for table in rows]).astype(np.int64),
+        text=np.concatenate([table["text"].to_numpy() for table in rows]).astype(np.int64),
         queries=np.concatenate([_vectors(table["vector"]) for table in rows]),
         first=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         place=place_of[np.searchsorted(hashes, positives)],
