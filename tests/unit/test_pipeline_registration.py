@@ -44,10 +44,10 @@ def tracker(tmp_path):
     opened.close("FINISHED")
 
 
-def put(folder, tracker, results=None):
+def put(folder, tracker, results=None, share=1.0):
     table = "" if results is None else TABLE
     return register_trained(
-        Training(run_over("articles.json"), {}, table), str(folder), tracker, results
+        Training(run_over("articles.json"), {}, table, share), str(folder), tracker, results
     )
 
 
@@ -101,6 +101,29 @@ def test_a_run_without_scores_is_registered_without_an_alias(folder, tracker):
     assert client.get_model_version("test", "1").description == (
         card.partition("\n---\n")[2].strip()
     )
+
+
+@pytest.mark.parametrize(
+    ("share", "told"), [(0.0, "Not trained: it is "), (0.25, "A mixture of weights: 25% of ")]
+)
+def test_a_kept_start_or_mixture_is_called_so_now_and_when_it_is_scored_later(
+    folder, tracker, tmp_path, share, told
+):
+    revision = f"{weights_fingerprint(folder)}-aaaaaaaa"
+    put(folder, tracker, write_results(tmp_path / "out" / revision, {DESCRIPTION: 0.5}), share)
+    client = client_of(tracker)
+    version = client.get_model_version("test", "1")
+    assert told in version.description
+    assert told in (folder / "README.md").read_text()
+    model = client.get_logged_model(version.tags["rayembed.model_id"])
+    steps = run_over("articles.json").total_steps if share else 0
+    assert {metric.step for metric in model.metrics} == {steps}
+    more = write_results(tmp_path / "more" / revision, {TOPICS: 0.25})
+    job = ["--model", "models:/test/1", "--results", str(more)]
+    assert run_register_job([*job, "--tracking-uri", tracker.tracking_uri], about=None) == 0
+    again = client.get_model_version("test", "1").description
+    assert told in again
+    assert "| Classification | 1 | 0.2500 |" in again
 
 
 def test_nothing_is_registered_with_other_scores_or_weights_that_are_not_finite(

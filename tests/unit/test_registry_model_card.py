@@ -106,6 +106,23 @@ def test_card_says_what_the_run_says():
     assert "None" not in text
 
 
+def test_the_card_of_a_start_or_a_mixture_says_what_it_is():
+    run = override(make_run(), ["data.datasets.pairs.source.path=hf://datasets/org/own@abc"])
+    trained, mixture, start = (card(run, share=share) for share in (1.0, 0.25, 0.0))
+    origin = "Trained from `hf://org/base@abc"
+    assert origin in trained
+    assert origin not in mixture + start
+    assert "25% of a model trained from `hf://org/base@abc" in mixture
+    assert "and 75% of what it was trained from" in mixture
+    assert "These stages trained the 25% of the mixture." in mixture
+    assert "Not trained: it is `hf://org/base@abc" in start
+    assert "These stages trained a model that was not kept" in start
+    assert "These stages" not in trained
+    assert "datasets" not in front_matter(start)
+    assert front_matter(trained)["datasets"] == front_matter(mixture)["datasets"] == ["org/own"]
+    assert "It was trained" not in start
+
+
 def test_the_card_names_the_teachers_whose_vectors_a_stage_reads():
     teachers = "[{teacher: hf://org/large@abc}, {teacher: /home/somebody/own}]"
     loss = "{kind: vector_distillation}"

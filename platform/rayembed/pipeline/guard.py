@@ -62,6 +62,13 @@ def folder_of(folders: RunFolders, key: ScoreKey) -> str:
     return folders.model(key.stage if key.share is None else f"{key.stage}-merged-{key.share:g}")
 
 
+def share_of(key: ScoreKey) -> float:
+    """Share of the trained model in a model of a guarded run: 0 of the untrained one."""
+    if key.stage is None:
+        return 0.0
+    return 1.0 if key.share is None else key.share
+
+
 def save_mixture(
     base: str, method: Method, share: float, run: Run, trained: str | None, folder: str
 ) -> None:

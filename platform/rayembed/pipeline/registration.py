@@ -43,6 +43,9 @@ from rayembed.registry.tracking import Status, Tracker
 
 logger = logging.getLogger(__name__)
 
+SHARE_TAG = "rayembed.trained_share"
+"""Tag of a version: share of the trained model in it, for a card that is written later."""
+
 
 @dataclass(frozen=True)
 class Training:
@@ -52,6 +55,14 @@ class Training:
     provenance: Mapping[str, Any]
     table: str
     """Scores of the run's models in Markdown; empty where none were taken."""
+    share: float = 1.0
+    """Share of the trained model in the one that is kept: 0 is the start, what lies between a
+    mixture of both."""
+
+    @property
+    def global_step(self) -> int:
+        """Step of the run after which the kept model is: that of the start is 0."""
+        return self.run.total_steps if self.share else 0
 
 
 @dataclass(frozen=True)
@@ -249,7 +260,10 @@ def put(
         keep_scores(client, version, candidate.new_scores, candidate.results)
     card = ""
     if candidate.new_scores or candidate.folder is not None or card_file is not None:
-        training = candidate.training or _training_of(client, version.run_id)
+        training = candidate.training or _training_of(client, version)
+        if candidate.training is not None:
+            share = f"{candidate.training.share:g}"
+            client.set_model_version_tag(name, str(number), SHARE_TAG, share)
         dimensions = int((model_settings(client, version).get("dimensions") or [0])[0])
         card = (
             _card(training, name, dimensions, candidate.scores)
@@ -280,7 +294,7 @@ def _make_version(candidate: Candidate, name: str, open_tracker: OpenTracker) ->
             weights_fingerprint=candidate.weights,
             dimensions=_dimensions(folder),
             instruction_template=_template(folder),
-            global_step=sum(stage.steps for stage in training.run.stages) if training else 0,
+            global_step=training.global_step if training else 0,
         )
 
 
@@ -316,6 +330,7 @@ def _card(training: Training, name: str, dimensions: int, scores: tuple[TaskScor
         scores=training.table,
         provenance=training.provenance,
         registered_model=name,
+        share=training.share,
         results=scores,
         base_licence=base_licence(training.run.model.backbone.path),
         data_licences=data_licences(training.run),
@@ -334,14 +349,16 @@ def _plain_card(candidate: Candidate, name: str, dimensions: int) -> str:
     )
 
 
-def _training_of(client: Any, run_id: str) -> Training | None:
+def _training_of(client: Any, version: Any) -> Training | None:
     """The training of a version, from its MLflow run; None: rayembed did not train it."""
+    run_id = version.run_id
     run = training_run(client, run_id)
     if run is None:
         return None
     provenance = _artifact(client, run_id, "provenance.json")
     table = _artifact(client, run_id, "scores.md")
-    return Training(run, json.loads(provenance) if provenance else {}, table or "")
+    share = float(version.tags.get(SHARE_TAG, 1))
+    return Training(run, json.loads(provenance) if provenance else {}, table or "", share)
 
 
 def training_run(client: Any, run_id: str) -> Run | None:

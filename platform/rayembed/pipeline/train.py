@@ -32,7 +32,7 @@ from rayembed.pipeline.checks import (
 )
 from rayembed.pipeline.estimate import estimate, gpu_hours
 from rayembed.pipeline.general_tasks import with_fitting_tasks
-from rayembed.pipeline.guard import folder_of, judge, mixtures, own_tasks, remove_mixtures
+from rayembed.pipeline.guard import folder_of, judge, mixtures, own_tasks, remove_mixtures, share_of
 from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.on_ray import OnRay
 from rayembed.pipeline.precision import as_begun, run_settled
@@ -385,7 +385,7 @@ def _register(
         tracker.log_artifact(folders.local / VALIDATION_FILE)
     scored = scores.get(kept)
     version = register_trained(
-        Training(run, found, markdown),
+        Training(run, found, markdown, share_of(kept)),
         model,
         tracker,
         scored.local if scored else None,

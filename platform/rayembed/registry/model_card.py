@@ -31,6 +31,7 @@ def model_card(
     scores: str,
     provenance: Mapping[str, Any],
     registered_model: str | None,
+    share: float = 1.0,
     results: Sequence[TaskScore] = (),
     base_licence: str = "",
     data_licences: Mapping[str, str] | None = None,
@@ -42,6 +43,8 @@ def model_card(
         scores: a Markdown table; empty when nothing was scored.
         provenance: what `collect_provenance` gives.
         registered_model: name in MLflow's registry; None: not registered.
+        share: of the trained model in this one: 1 is the trained model, 0 the start, what lies
+            between a mixture of both.
         results: of this model, with what they were measured on; hubs show them.
         base_licence: as the base model's home states it; empty: not known.
         data_licences: by the data set's name, as its home states it; others are not known.
@@ -56,13 +59,13 @@ def model_card(
             run.name,
             base_model=hub_name(run.model.backbone.path),
             licence=base_licence,
-            datasets=[name for data in run.data.datasets if (name := _hub_dataset(data))],
+            datasets=[n for data in run.data.datasets if share and (n := _hub_dataset(data))],
             results=results,
         ),
-        f"# {run.name}\n\n{_what_it_is(run, dimensions)}",
-        "## Use\n\n" + _use(run, registered_model, scored=scored),
+        f"# {run.name}\n\n{_what_it_is(run, dimensions, share)}",
+        "## Use\n\n" + _use(run, registered_model, share, scored=scored),
         "## Scores\n\n" + score_section(scores, results, reference),
-        "## Training\n\n" + _training(run, _row_counts(provenance), licences),
+        "## Training\n\n" + _not_whole(share) + _training(run, _row_counts(provenance), licences),
         "## Provenance\n\n" + _provenance(run, provenance),
         "## Limits\n\n" + _limits(run, base_licence, licences),
     ]
@@ -84,7 +87,7 @@ def _hub_dataset(data: DatasetConfig) -> str | None:
     return "/".join(path.removeprefix("hf://datasets/").partition("@")[0].split("/")[:2])
 
 
-def _what_it_is(run: Run, dimensions: int) -> str:
+def _what_it_is(run: Run, dimensions: int, share: float) -> str:
     model = run.model
     adapters = model.adapters.get("backbone")
     how = "in full"
@@ -93,11 +96,29 @@ def _what_it_is(run: Run, dimensions: int) -> str:
     how += "".join(f", the {part} left as it was" for part in sorted(model.frozen))
     lengths = f"{model.query_max_length} tokens of a query"
     lengths += f" and {model.document_max_length} of a document"
+    origin = f"Trained from {_base(model)}, {how}"
+    if share == 0:
+        origin = f"Not trained: it is {_base(model)}, which the run began with and kept"
+    elif share < 1:
+        origin = (
+            f"A mixture of weights: {share:.0%} of a model trained from {_base(model)}, {how}, and "
+            f"{1 - share:.0%} of what it was trained from"
+        )
     return (
         f"{model.description} that maps a text to a vector of {dimensions} numbers of unit length; "
-        f"the similarity of two texts is the cosine. Trained from {_base(model)}, {how}. It reads "
+        f"the similarity of two texts is the cosine. {origin}. It reads "
         f"the first {lengths}."
     )
+
+
+def _not_whole(share: float) -> str:
+    """What training has to do with a model that is not, or not in full, the trained one."""
+    if share == 0:
+        return (
+            "These stages trained a model that was not kept, as it was no better beyond chance; "
+            "nothing of it is in these weights.\n\n"
+        )
+    return "" if share == 1 else f"These stages trained the {share:.0%} of the mixture.\n\n"
 
 
 _CORPUS = 'corpus = ["Foxes eat mice.", "Owls hunt at night."]  # the documents to be searched'
@@ -108,7 +129,7 @@ def _base(model: ModelConfig) -> str:
     return " and ".join(f"`{without_place(reference)}`" for reference in model.parts.values())
 
 
-def _use(run: Run, registered_model: str | None, *, scored: bool) -> str:
+def _use(run: Run, registered_model: str | None, share: float, *, scored: bool) -> str:
     """Three ways of loading the model, with the run's own instruction if it has one."""
     instruction = next((d.query_instruction for d in run.data.datasets if d.query_instruction), "")
     told, prompt, field = "", "", ""
@@ -142,15 +163,16 @@ def _use(run: Run, registered_model: str | None, *, scored: bool) -> str:
     ]
     if default:
         parts.append(
-            f"It was trained with one instruction before its queries, `{default}`, which stands "
-            "before them by itself wherever no other is named."
+            f"{'It was' if share else 'The run'} trained with one instruction before its "
+            f"queries, `{default}`, which stands before them by itself wherever no other is named."
         )
     elif run.query_choices:
         choices = "".join(f"\n- `{n}`: `{text}`" for n, text in run.query_choices.items())
         parts.append(
-            "Its queries were trained with different instructions, so that none stands before them "
-            "by default. Name the one that fits: in sentence-transformers by "
-            "`encode_query(texts, prompt_name=…)`, in rayembed by `instruction=…`.\n" + choices
+            f"{'It was' if share else 'The run'} trained with different instructions before "
+            "its queries, so that none stands before them by default. Name the one that fits: in "
+            "sentence-transformers by `encode_query(texts, prompt_name=…)`, in rayembed by "
+            "`instruction=…`.\n" + choices
         )
     parts.append(_elsewhere(run))
     if registered_model is not None:
