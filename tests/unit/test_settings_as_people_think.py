@@ -125,6 +125,42 @@ def test_a_dry_run_counts_the_epochs(tmp_path, capsys):
     assert abs(run.stages[0].steps - 0.9 * rows / 64) < 0.1 * rows / 64
 
 
+WARM = "stages.finetune.optimizer.warmup_steps=1500"
+DECAY = "stages.finetune.optimizer.decay_steps=1500"
+VALIDATED = (
+    "evaluation.validation={data: {kind: held_out}, every_steps: 1200}",
+    "evaluation.validation.keep=best",
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "fits", "wrong", "told"),
+    [
+        ([WARM], 600, 20, "warmup_steps 1500 must be below its {steps} steps"),
+        ([DECAY], 70, 700, "decay_steps 1500 must be at least its {steps} steps"),
+        (VALIDATED, 400, 20, "every 1200 steps, and no stage has more"),
+    ],
+)
+def test_what_depends_on_steps_is_judged_by_those_of_the_rows(tmp_path, asked, fits, wrong, told):
+    """And not by the number that stands in the recipe, be it larger or smaller."""
+    write_pairs(tmp_path / "pairs.jsonl")
+    source = f"data.datasets.pairs.source.path={tmp_path}/pairs.jsonl"
+    fitting, other, plain = (
+        override(get_recipe("biencoder"), [source, *settings, f"stages.finetune.epochs={epochs}"])
+        for settings, epochs in ((asked, fits), (asked, wrong), ([], wrong))
+    )
+    with_expected_steps(fitting)
+    steps = with_expected_steps(plain).stages[0].steps
+    with pytest.raises(ConfigError, match=told.format(steps=steps)):
+        with_expected_steps(other)
+    elsewhere = override(other, ["data.datasets.pairs.source.path=s3://bucket/pairs.jsonl"])
+    assert with_expected_steps(elsewhere) is elsewhere, "nothing is known yet"
+    plans = prepare(other, PipelineContext(str(tmp_path / "out"), other.seed))
+    counted = BatchPlan.open(plans["finetune"]).num_steps
+    with pytest.raises(ConfigError, match=told.format(steps=counted)):
+        with_planned_steps(other, plans)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 47, 1000])
 def test_the_warm_up_of_own_pairs_fits_any_length(steps):
     stage = override(get_recipe("biencoder"), [f"stages.finetune.steps={steps}"]).stages[0]

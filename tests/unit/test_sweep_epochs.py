@@ -127,6 +127,17 @@ def test_asha_on_pairs_alone_takes_what_they_hold_out(tmp_path):
         check_sweep(sweep_of(tmp_path, held_out, "seed=grid(0, 1)", arguments=weighted))
 
 
+def test_grace_steps_are_judged_by_the_steps_of_the_rows(tmp_path):
+    held_out = "evaluation.validation={data: {kind: held_out}, every_steps: 10}"
+    asha = ("--scheduler", "asha", "--with", "scheduler.grace_steps=1200")
+    long, short = (f"{EPOCHS}={number}" for number in (60, 3))
+    check_sweep(sweep_of(tmp_path, held_out, long, "seed=grid(0, 1)", arguments=asha))
+    with pytest.raises(ConfigError, match=f"1200 exceeds the {steps_of(tmp_path, 3)} steps"):
+        check_sweep(sweep_of(tmp_path, held_out, short, "seed=grid(0, 1)", arguments=asha))
+    away = "data.datasets.pairs.source.path=s3://bucket/pairs.jsonl"
+    check_sweep(sweep_of(tmp_path, held_out, short, away, "seed=grid(0, 1)", arguments=asha))
+
+
 def test_lengths_that_cannot_be_are_told(tmp_path):
     steps = "stages.finetune.steps=grid(10, 20)"
     with pytest.raises(ConfigError, match=r"steps and stages\.finetune\.epochs are both searched"):

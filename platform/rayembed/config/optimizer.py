@@ -79,13 +79,16 @@ class OptimizerConfig(Settings):
         """Steps of warm-up of so many in all."""
         return self.warmup_steps or min(round((self.warmup_share or 0.0) * steps), steps - 1)
 
-    def check_steps(self, steps: int) -> None:
+    def check_steps(self, steps: int | None) -> None:
         """Check that warm-up and schedule fit so many steps.
+
+        Args:
+            steps: None: not known yet, so that only what holds for any number is checked.
 
         Raises:
             ValueError: they do not.
         """
-        if self.warmup_steps >= steps:
+        if steps is not None and self.warmup_steps >= steps:
             raise ValueError(
                 f"optimizer.warmup_steps {self.warmup_steps} must be below its {steps} steps; "
                 "lower it, or set it to 0 and optimizer.warmup_share=0.1, which fits any number"
@@ -96,7 +99,7 @@ class OptimizerConfig(Settings):
                 f"optimizer.decay_steps {decay} needs a schedule that decays, and "
                 f"{self.schedule.kind!r} does not; set it to null"
             )
-        if decay is not None and decay < steps:
+        if steps is not None and decay is not None and decay < steps:
             raise ValueError(f"optimizer.decay_steps {decay} must be at least its {steps} steps")
 
     def check_zero_stage(self, zero_stage: int) -> None:

@@ -198,6 +198,17 @@ class Run(Document):
 
     @model_validator(mode="after")
     def _validation_has_a_choice(self) -> "Run":
+        # Steps of epochs are known only when records are estimated or counted.
+        if all(stage.epochs is None for stage in self.stages):
+            self.check_choice()
+        return self
+
+    def check_choice(self) -> None:
+        """Check that validation scores a step before the last one, if it is to keep the best.
+
+        Raises:
+            ValueError: no stage has as many steps as lie between two scores.
+        """
         validation = self.evaluation.validation
         if validation is not None and validation.keep == "best":
             every = [self.validation_interval(stage) for stage in self.stages]
@@ -207,7 +218,6 @@ class Run(Document):
                     "more: only last steps would have a score, so there is no best one to keep; "
                     "set evaluation.validation.every_steps to less, or evaluation.validation=null"
                 )
-        return self
 
     @property
     def held_out_datasets(self) -> list[DatasetConfig]:

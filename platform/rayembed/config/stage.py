@@ -124,12 +124,22 @@ class StageConfig(Settings):
                 f"{full} wide in full, which always counts; name widths below that"
             )
 
+    def check_steps(self, steps: int | None) -> None:
+        """Check that the optimiser's warm-up and schedule fit the stage; see `OptimizerConfig`.
+
+        Raises:
+            ValueError: they do not fit so many steps.
+        """
+        try:
+            self.optimizer.check_steps(steps)
+        except ValueError as error:
+            of = "" if steps is None or self.epochs is None else f" ({self.length})"
+            raise ValueError(f"stage {self.name!r}{of}: {error}") from None
+
     @model_validator(mode="after")
     def _can_learn(self) -> "StageConfig":
-        try:
-            self.optimizer.check_steps(self.steps)
-        except ValueError as error:
-            raise ValueError(f"stage {self.name!r}: {error}") from None
+        # Those of epochs are known only when records are estimated or counted.
+        self.check_steps(self.steps if self.epochs is None else None)
         if self.batch.policy == "clustered" and not self.batch.in_batch_negatives:
             raise ValueError(
                 f"stage {self.name!r}: the policy 'clustered' puts pairs side by side that are "

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from rayembed.config.data import DatasetConfig
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.config.stage import StageConfig, steps_of
-from rayembed.errors import RayembedError
+from rayembed.config.stage import steps_of
+from rayembed.errors import ConfigError, RayembedError
 
 log = logging.getLogger(__name__)
 
@@ -41,25 +41,35 @@ def with_expected_steps(run: Run, expected: ExpectedRecords = expected_records) 
     The steps of a stage stay as they are where the records of a data set cannot be estimated.
 
     Raises:
-        ConfigError: a stage that refuses its steps.
+        ConfigError: warm-up, schedule or validation do not fit the steps.
     """
-    if all(stage.epochs is None for stage in run.stages):
-        return run
+    return _with_steps(run, _estimated(run, expected))
+
+
+def are_steps_known(run: Run, expected: ExpectedRecords = expected_records) -> bool:
+    """Whether each stage has its steps by settings or by an estimate of its records; else `steps`
+    of a stage with `epochs` stands for nothing.
+    """
+    of_epochs = [stage for stage in run.stages if stage.epochs is not None]
+    return len(_estimated(run, expected)) == len(of_epochs)
+
+
+def _estimated(run: Run, expected: ExpectedRecords) -> dict[str, int]:
+    """Stage with `epochs` → its steps, where its records can be estimated."""
     datasets = {dataset.name: dataset for dataset in run.data.datasets}
     known: dict[str, int | None] = {}
-
-    def steps(stage: StageConfig) -> int:
-        rows = 0
+    found = {}
+    for stage in run.stages:
+        if stage.epochs is None:
+            continue
         for name in stage.datasets:
             if name not in known:
                 known[name] = expected(datasets[name], run.data.root)
-            if (found := known[name]) is None:
-                return stage.steps
-            rows += found
-        assert stage.epochs is not None
-        return steps_of(stage.epochs, rows, stage.batch.global_pairs)
-
-    return _with_steps(run, {s.name: steps(s) for s in run.stages if s.epochs is not None})
+        rows = [known[name] for name in stage.datasets]
+        if None not in rows:
+            total = sum(number or 0 for number in rows)
+            found[stage.name] = steps_of(stage.epochs, total, stage.batch.global_pairs)
+    return found
 
 
 def with_planned_steps(run: Run, plans: Mapping[str, str]) -> Run:
@@ -69,7 +79,7 @@ def with_planned_steps(run: Run, plans: Mapping[str, str]) -> Run:
         plans: stage → folder of its plan.
 
     Raises:
-        ConfigError: a stage that refuses its steps.
+        ConfigError: warm-up, schedule or validation do not fit the steps.
         ArtifactError: a plan is missing or broken.
     """
     from rayembed.data.plan.batch_plan import BatchPlan
@@ -105,7 +115,25 @@ def many_passes(stage: str, length: str, records: int, passes: float, about: str
 
 
 def _with_steps(run: Run, steps: Mapping[str, int]) -> Run:
-    """The run with other steps of the stages that are named."""
+    """The run with the steps of its stages with `epochs`, which are checked.
+
+    Args:
+        steps: of those of these stages of which they are known.
+    """
+    run = _changed(run, steps)
+    of_epochs = [stage for stage in run.stages if stage.epochs is not None]
+    try:
+        for stage in of_epochs:
+            if stage.name in steps:
+                stage.check_steps(stage.steps)
+        if of_epochs and len(steps) == len(of_epochs):
+            run.check_choice()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return run
+
+
+def _changed(run: Run, steps: Mapping[str, int]) -> Run:
     if all(steps.get(stage.name, stage.steps) == stage.steps for stage in run.stages):
         return run
     stages = tuple(

@@ -22,7 +22,7 @@ from rayembed.config.sweep import (
     check_metric,
     held_out_decides,
 )
-from rayembed.data.epochs import expected_records, with_expected_steps
+from rayembed.data.epochs import are_steps_known, expected_records, with_expected_steps
 from rayembed.data.plan.order import columns_for
 from rayembed.errors import ConfigError
 from rayembed.tuning.trial_store import TrialRecord
@@ -77,7 +77,12 @@ def counted(run: AnyRun) -> AnyRun:
     if isinstance(run, Adaptation):
         return run
     run = without_idle_clusters(run)
-    return with_expected_steps(run, lambda data, root: _records(data.model_dump_json(), root))
+    return with_expected_steps(run, _once)
+
+
+def _once(dataset: DatasetConfig, root: str) -> int | None:
+    """About how many records of a data set are trained on, looked for once for all trials."""
+    return _records(dataset.model_dump_json(), root)
 
 
 @lru_cache(maxsize=1024)
@@ -150,16 +155,21 @@ def check_sweep(sweep: Sweep) -> None:
     trials = known or list(_corner_trials(sweep))
     _check_comparable(trials)
     _check_held_out(sweep, trials)
-    total = max(trial.run.total_steps for trial in trials)
     if sweep.scheduler.kind == "asha":
         grace = sweep.scheduler.grace_steps
-        if grace is not None and grace > total:
+        total = max(trial.run.total_steps for trial in trials)
+        if grace is not None and grace > total and all(_has_steps(trial) for trial in trials):
             raise ConfigError(
                 f"scheduler.grace_steps {grace} exceeds the {total} steps of a trial, so none "
                 "would ever be ended; lower it, or take scheduler=none"
             )
     if not known:
         data_runs(sweep, [])
+
+
+def _has_steps(trial: Trial) -> bool:
+    """Whether the steps of a trial are given or estimated."""
+    return isinstance(trial.run, Adaptation) or are_steps_known(trial.run, _once)
 
 
 def _check_lengths(sweep: Sweep) -> None:
