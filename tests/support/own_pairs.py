@@ -49,4 +49,4 @@ def own_run(folder: Path, *assignments: str) -> Run:
         "placement.storage_path": folder / "outputs",
     }
     given = [f"{path}={'null' if value is None else value}" for path, value in settings.items()]
-    return override(get_recipe("biencoder"), ["name=own", *given, *assignments])
+    return override(override(get_recipe("biencoder"), ["name=own", *given]), assignments)

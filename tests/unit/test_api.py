@@ -296,6 +296,8 @@ def test_settings_follow_the_number_of_rows(folder):
     assert _run_of(many, folder, loss=InfoNCE(temperature=0.5)).stages[0].loss.temperature == 0.5
     with pytest.raises(ConfigError, match="one of them is enough"):
         _run_of(many, folder, steps=7, epochs=1)
+    with pytest.raises(ConfigError, match=r"finetune\.steps=5 and .*epochs=3 are given, of which"):
+        _run_of(many, folder, epochs=3, settings={**FAST, "stages.finetune.steps": 5})
 
 
 def test_pairs_that_grow_or_change_have_a_run_of_another_name(folder):

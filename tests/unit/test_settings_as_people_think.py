@@ -46,13 +46,20 @@ def test_epochs_set_the_steps_of_the_rows_that_are_left(tmp_path):
     assert whole.fingerprint != override(whole, ["stages.finetune.epochs=2"]).fingerprint
 
 
-def test_whichever_length_is_set_last_counts():
+def test_a_length_replaces_that_of_the_recipe_and_two_of_one_command_are_refused():
     run = get_recipe("biencoder")
     assert run.stages[0].length == "1 epoch", "a job's default, as that of rayembed.train"
     fixed = override(run, ["stages.finetune.steps=300"])
     assert (fixed.stages[0].epochs, fixed.stages[0].length) == (None, "300 steps")
-    both = override(run, ["stages.finetune.steps=300", "stages.finetune.epochs=2"])
-    assert both.stages[0].length == "2 epochs"
+    assert override(fixed, ["stages.finetune.epochs=2"]).stages[0].length == "2 epochs"
+    both = ["stages.finetune.steps=300", "stages.0.epochs=2"]
+    for given in (both, both[::-1], ["stages.0.epochs=null", *both]):
+        with pytest.raises(ConfigError) as error:
+            override(run, given)
+        assert "stages.finetune.steps=300 and stages.0.epochs=2 are given" in str(error.value)
+        assert "leave one of them out" in str(error.value)
+    last = override(run, [*both[1:], "stages.finetune.epochs=null", both[0]])
+    assert last.stages[0].length == "300 steps"
     plain = override(run, ["stages.finetune.epochs=null", "stages.finetune.steps=7"])
     assert plain.fingerprint == override(run, ["stages.finetune.steps=7"]).fingerprint
 

@@ -140,9 +140,14 @@ def test_grace_steps_are_judged_by_the_steps_of_the_rows(tmp_path):
 
 def test_lengths_that_cannot_be_are_told(tmp_path):
     steps = "stages.finetune.steps=grid(10, 20)"
-    with pytest.raises(ConfigError, match=r"steps and stages\.finetune\.epochs are both searched"):
-        check_sweep(sweep_of(tmp_path, f"{EPOCHS}=grid(1, 2)", steps))
-    searched = known_trials(sweep_of(tmp_path, f"{EPOCHS}=2", steps))
+    for epochs in ("grid(1, 2)", "1"):
+        for given in ((f"{EPOCHS}={epochs}", steps), (steps, f"{EPOCHS}={epochs}")):
+            both = r"stages\.finetune\.steps=10 and stages\.finetune\.epochs=1 are given"
+            with pytest.raises(ConfigError, match=both):
+                sweep_of(tmp_path, *given)
+    with pytest.raises(ConfigError, match=r"steps=7 and stages\.finetune\.epochs=1 are given"):
+        sweep_of(tmp_path, f"{EPOCHS}=grid(1, 2)", "stages.finetune.steps=7")
+    searched = known_trials(sweep_of(tmp_path, steps))
     assert [trial.run.stages[0].length for trial in searched] == ["10 steps", "20 steps"]
     warm = "stages.finetune.optimizer.warmup_steps=500"
     none = "stages.finetune.optimizer.warmup_share=null"
@@ -151,3 +156,22 @@ def test_lengths_that_cannot_be_are_told(tmp_path):
     away = "data.datasets.pairs.source.path=away.jsonl"
     told = check_at_hand_of(sweep_of(tmp_path, away, f"{EPOCHS}=grid(1, 2)"))
     assert "away.jsonl" in told
+
+
+def test_a_command_replaces_the_length_of_a_file_which_gives_one_alone(tmp_path):
+    file = tmp_path / "sweep.yaml"
+    write_pairs(tmp_path / "pairs.jsonl", number=2000)
+    written = {
+        "recipe": "biencoder",
+        "set": [f"data.datasets.pairs.source.path={tmp_path / 'pairs.jsonl'}"],
+        "space": {"stages.finetune.steps": "grid(10, 20)", "seed": "grid(0, 1)"},
+    }
+    file.write_text(json.dumps(written))
+    here = ["--sweep", str(file), "--set", f"{EPOCHS}=2"]
+    lengths = {t.run.stages[0].length for t in known_trials(sweep_job().resolve(here)[0].sweep)}
+    assert lengths == {"2 epochs"}
+    lengths = [t.run.stages[0].length for t in known_trials(sweep_job().resolve(here[:2])[0].sweep)]
+    assert sorted(set(lengths)) == ["10 steps", "20 steps"]
+    file.write_text(json.dumps({**written, "set": [*written["set"], f"{EPOCHS}=2"]}))
+    with pytest.raises(ConfigError, match=r"steps=10 and stages\.finetune\.epochs=2 are given"):
+        sweep_job().resolve(here[:2])

@@ -2,7 +2,7 @@
 
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 import yaml
@@ -21,10 +21,12 @@ def override(run: SettingsT, assignments: Sequence[str]) -> SettingsT:
     be a text or a list, what begins with `[` is the list. Elements of
     lists are named by their index or by their `name` (`stages.blend.steps=10`). Setting the `kind`
     of an alternative drops the settings of the former one; setting below a group that is null
-    starts from the group's defaults; a setting that `replaces` another one makes it null.
+    starts from the group's defaults; a setting that `replaces` another one makes what the run says
+    of it null.
 
     Raises:
-        ConfigError: not an assignment, an unknown path (with the nearest name), a wrong value.
+        ConfigError: not an assignment, an unknown path (with the nearest name), a wrong value, or
+            two settings of which one replaces the other.
     """
     return overridden(type(run), run.model_dump(mode="json"), assignments)
 
@@ -41,21 +43,49 @@ def overridden(
     Raises:
         ConfigError: as `override`.
     """
+    _assign_all(kind, values, assignments)
+    return parse(kind, values)
+
+
+def check_together(run: Settings, assignments: Sequence[str]) -> None:
+    """Check that the assignments can stand in one command, whatever the settings say of the values.
+
+    Raises:
+        ConfigError: as `override`, of the assignments.
+    """
+    _assign_all(type(run), run.model_dump(mode="json"), assignments)
+
+
+def _assign_all(kind: type[Settings], values: dict[str, Any], assignments: Sequence[str]) -> None:
+    given: dict[tuple[Any, ...], str] = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
             shown = without_credentials(assignment)
             raise ConfigError(f"--set {shown!r}: expected path.to.setting=value")
-        _assign(kind, values, path, text)
-    return parse(kind, values)
+        place, replaces, value = _assign(kind, values, path, text)
+        given.pop(place, None)
+        if value is not None:
+            given[place] = assignment
+        for pair in replaces.items():
+            both = [given[each] for each in ((*place[:-1], key) for key in pair) if each in given]
+            if len(both) == 2:
+                raise ConfigError(
+                    f"{' and '.join(both)} are given, of which one decides; leave one of them out"
+                )
 
 
-def _assign(cls: type[Settings], values: dict[str, Any], path: str, text: str) -> None:
+def _assign(
+    cls: type[Settings], values: dict[str, Any], path: str, text: str
+) -> tuple[tuple[Any, ...], Mapping[str, str], Any]:
+    """Put the value in; its place by keys, what settings replace beside it, and the value."""
     here: Any = values
+    place: list[Any] = []
     annotation: Any = cls
     parts = path.split(".")
     while True:
         key, below, parts = _step(here, annotation, path, parts)
+        place.append(key)
         if not parts:
             break
         if isinstance(here, dict) and key not in here:  # of a group that was null
@@ -72,10 +102,12 @@ def _assign(cls: type[Settings], values: dict[str, Any], path: str, text: str) -
     if key == "kind" and kind_of(_chosen(here, annotation)) != value:
         here.clear()
     here[key] = value
-    if isinstance(here, dict) and get_origin(annotation) is not dict:
-        replaced = _chosen(here, annotation).replaces.get(key)
-        if replaced is not None:
-            here[replaced] = None
+    if not isinstance(here, dict) or get_origin(annotation) is dict:
+        return tuple(place), {}, value
+    replaces = _chosen(here, annotation).replaces
+    if key in replaces:
+        here[replaces[key]] = None
+    return tuple(place), replaces, value
 
 
 def _step(here: Any, annotation: Any, path: str, parts: list[str]) -> tuple[Any, Any, list[str]]:

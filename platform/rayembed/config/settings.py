@@ -27,7 +27,8 @@ class Settings(BaseModel):
         hide_input_in_errors=True,  # it may be an address with a password
     )
     replaces: ClassVar[Mapping[str, str]] = {}
-    """Setting → the setting that `--set` makes null with it, as they say the same in two ways."""
+    """Setting → the setting that `--set` makes null with it, as they say the same in two ways;
+    one command or call that gives both is refused."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

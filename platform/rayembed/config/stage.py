@@ -80,7 +80,7 @@ class StageConfig(Settings):
     optimizer: AnyOptimizer
     steps: PositiveInt
     """Weight updates; with `epochs` an estimate, until the prepared records are counted. Setting
-    it drops `epochs`."""
+    it drops the recipe's `epochs`; one command that sets both is refused."""
     epochs: PositiveFloat | None = Field(default=None, exclude_if=lambda epochs: epochs is None)
     """Passes over the records that are left to train on, which decide `steps`, rounded to whole
     ones, when the data is prepared; None: `steps` is what it says."""

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from rayembed.config.adaptation import AnyRun, kind_of_run
 from rayembed.config.document import read_mapping
 from rayembed.config.named_benchmarks import with_named_benchmarks
-from rayembed.config.override import override
+from rayembed.config.override import check_together, override
 from rayembed.config.run import Run, of_stages
 from rayembed.config.settings import nearest, parse
 from rayembed.config.space import (
@@ -19,6 +19,7 @@ from rayembed.config.space import (
     parse_domain,
     parse_space,
 )
+from rayembed.config.stage import StageConfig
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, named_or_read, option
@@ -99,9 +100,14 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
     """
     given, printed, source = _given(args, sweeps)
     fixed = [text for text in args.assignments if not is_domain(text.partition("=")[2])]
-    space: dict[str, Any] = dict(given.get("space", {}))
+    set_here = {path for path, _, value in map(_parted, args.assignments) if value != "null"}
+    space: dict[str, Any] = {
+        path: domain
+        for path, domain in dict(given.get("space", {})).items()
+        if _said_otherwise(path) not in set_here
+    }
     for text in args.assignments:
-        path, equals, domain = text.partition("=")
+        path, equals, domain = _parted(text)
         if equals and is_domain(domain):
             space[path] = domain
         else:
@@ -110,6 +116,8 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
         label: _of_stages(_fixed(run, fixed), args.stages) for label, run in given["runs"].items()
     }
     domains = parse_space(space)
+    for run in given["runs"].values():
+        check_together(run, [*fixed, *_lengths(space)])
     search = dict(given.get("search", {"kind": _usual_search(domains)}))
     if args.search is not None and args.search != search.get("kind"):
         search = {"kind": args.search}
@@ -153,6 +161,24 @@ def _fixed(run: AnyRun, assignments: Sequence[str]) -> AnyRun:
             if is_nearly_domain(value):
                 parse_domain(path, value)
         raise
+
+
+def _parted(assignment: str) -> tuple[str, str, str]:
+    return assignment.partition("=")
+
+
+def _said_otherwise(path: str) -> str | None:
+    """Path of the setting that says the same as one of a stage in another way; None: none does."""
+    pairs = StageConfig.replaces
+    other = {**pairs, **{second: first for first, second in pairs.items()}}
+    stage, _, name = path.rpartition(".")
+    return f"{stage}.{other[name]}" if name in other else None
+
+
+def _lengths(space: Mapping[str, Any]) -> list[str]:
+    """An assignment of each searched setting that another one may replace."""
+    chosen = {path: domain for path, domain in space.items() if _said_otherwise(path)}
+    return [f"{path}={domain.ends[0]}" for path, domain in parse_space(chosen).items()]
 
 
 def _check_options(options: Sequence[str], search: str, scheduler: str) -> None:
@@ -206,7 +232,9 @@ def _of_file(path: str) -> dict[str, Any]:
             f"the sweep {path!r} has no runs: write recipe: <name>, or runs: with a recipe each "
             "(label: {recipe: <name>, set: [path=value]})"
         )
-    values["runs"] = {label: _run_of(path, label, entry) for label, entry in runs.items()}
+    space = values.get("space")
+    lengths = _lengths(space) if isinstance(space, dict) else []
+    values["runs"] = {label: _run_of(path, label, entry, lengths) for label, entry in runs.items()}
     values.setdefault("name", "sweep")
     return values
 
@@ -232,7 +260,7 @@ def _of_stages(run: AnyRun, names: Sequence[str]) -> AnyRun:
     return run
 
 
-def _run_of(path: str, label: str, entry: Any) -> AnyRun:
+def _run_of(path: str, label: str, entry: Any, searched: Sequence[str]) -> AnyRun:
     if not isinstance(entry, dict):
         raise ConfigError(f"the run {label!r} of {path!r} must be a mapping with recipe, or a run")
     if "recipe" not in entry:
@@ -245,7 +273,9 @@ def _run_of(path: str, label: str, entry: Any) -> AnyRun:
     changes = entry.get("set", [])
     if not isinstance(changes, list):
         raise ConfigError(f"set of the run {label!r} of {path!r} must be a list of path=value")
-    return override(_base_run(str(entry["recipe"])), [str(change) for change in changes])
+    base, changes = _base_run(str(entry["recipe"])), [str(change) for change in changes]
+    check_together(base, [*changes, *searched])
+    return override(base, changes)
 
 
 def _usual_search(domains: Mapping[str, Any]) -> str:

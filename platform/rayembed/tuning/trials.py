@@ -145,7 +145,6 @@ def check_sweep(sweep: Sweep) -> None:
     """
     check_metric(sweep)
     _records.cache_clear()  # files may have changed since an earlier sweep of this process
-    _check_lengths(sweep)
     if sweep.base.placement.runtime == "local":
         raise ConfigError(
             "placement.runtime=local works in one process, but Ray Tune runs the trials of a "
@@ -170,17 +169,6 @@ def check_sweep(sweep: Sweep) -> None:
 def _has_steps(trial: Trial) -> bool:
     """Whether the steps of a trial are given or estimated."""
     return isinstance(trial.run, Adaptation) or are_steps_known(trial.run, _once)
-
-
-def _check_lengths(sweep: Sweep) -> None:
-    """Return when no stage has both its steps and its epochs searched, of which one decides."""
-    for path in sweep.domains:
-        longer = f"{path.removesuffix('.steps')}.epochs"
-        if path.endswith(".steps") and longer in sweep.domains:
-            raise ConfigError(
-                f"{path} and {longer} are both searched, and the length of a stage is given by "
-                "one of them; leave one out"
-            )
 
 
 def _check_comparable(trials: Sequence[Trial]) -> None:
