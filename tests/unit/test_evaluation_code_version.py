@@ -146,6 +146,7 @@ OF_NO_VECTOR = {
     "ahead.py",
     "assets/cache.py",
     "assets/finite.py",
+    "assets/names.py",
     "config/adaptation.py",
     "config/credentials.py",
     "config/document.py",
@@ -159,6 +160,7 @@ OF_NO_SCORE = {
     "config",  # settings count by their values
     "data/exchange.py",
     "data/parts.py",  # records of training data
+    "data/records.py",
     "data/shuffle.py",
     "data/sources/building.py",
     "data/sources/tasks.py",
