@@ -60,13 +60,18 @@ def test_the_uploaded_library_and_not_the_installed_one_runs(running_head, small
 
 def test_a_head_listens_on_loopback_alone(running_head):
     """Whoever else is on the network reaches none of its processes, with a token or without."""
-    heard = {}
-    for process in psutil.Process().children(recursive=True):
+    heard, port = {}, running_head.rpartition(":")[2]
+    (head,) = (
+        child
+        for child in psutil.Process().children()
+        if f"--dashboard-port={port}" in child.cmdline()
+    )
+    for process in head.children(recursive=True):
         with suppress(psutil.Error):
             for one in process.net_connections(kind="inet"):
                 if one.status == psutil.CONN_LISTEN:
                     heard[one.laddr.port] = (one.laddr.ip, process.name())
-    assert int(running_head.rpartition(":")[2]) in heard
+    assert int(port) in heard
     assert any("gcs_server" in name for _, name in heard.values())
     assert any("raylet" in name for _, name in heard.values())
     elsewhere = {
