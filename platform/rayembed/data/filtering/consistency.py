@@ -336,7 +336,7 @@ def own_ranks(shard: Shard, device: str = "cpu") -> np.ndarray:
     # Queries are what is large: they are copied only where a row has several positives.
     queries = shard.queries if len(row) == len(shard.row) else shard.queries[row]
     higher = count_above(queries, limits, shard.documents, device)
-    return 1 + higher - _no_rivals_above(shard, row, limits)
+    return np.asarray(1 + higher - _no_rivals_above(shard, row, limits))
 
 
 def _no_rivals_above(shard: Shard, row: np.ndarray, limits: np.ndarray) -> np.ndarray:
@@ -357,7 +357,7 @@ def _no_rivals_above(shard: Shard, row: np.ndarray, limits: np.ndarray) -> np.nd
     below = np.empty(len(values), dtype=np.int64)
     below[order] = np.cumsum(~is_limit[order])
     ends = np.cumsum(np.bincount(rows, minlength=len(shard.row)))
-    return ends[row] - below[len(rows) :]
+    return np.asarray(ends[row] - below[len(rows) :])
 
 
 def _scores(shard: Shard, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
