@@ -66,9 +66,9 @@ def left_of(rows, held_out, both_directions=False):
 
 
 def grams(record, n):
-    """Word n-grams of query and first positive, each marked by its side."""
+    """Word n-grams of query and positives, each marked by its side."""
     found = set()
-    for side, text in enumerate((record[0], record[1][0])):
+    for side, text in [(0, record[0]), *((1, text) for text in record[1])]:
         whole = unicodedata.normalize("NFKC", text).casefold()
         words = re.findall(r"\w+", whole) or [whole]
         found |= {(side, *words[i : i + n]) for i in range(max(len(words) - n + 1, 1))}

@@ -41,13 +41,16 @@ def texts_with_copies(count: int, seed: int) -> list[str]:
 
 
 def records_of(texts: Sequence[str]) -> list[Record]:
-    """A record of each text, half of its words in the query."""
+    """A record of each text, half of its words in the query; every third has two positives."""
     made = []
     for i, text in enumerate(texts):
         split = text.split()
         half = len(split) // 2
         query, positive = " ".join(split[:half]), " ".join(split[half:])
-        made.append(Record(f"d/{i}", query, (positive,), "d", origin=(f"file#{i}",)))
+        positives = (positive,)
+        if i % 3 == 0:
+            positives = (" ".join(split[half : half + 3]), " ".join(split[half + 3 :]))
+        made.append(Record(f"d/{i}", query, positives, "d", origin=(f"file#{i}",)))
     return made
 
 
@@ -57,9 +60,9 @@ def grams(text: str, n: int) -> set[str]:
 
 
 def grams_of_pair(record: Record, n: int) -> set[str]:
-    """N-grams of the query and of the positive, each marked by its side."""
-    sides = {"query": record.query, "positive": record.positives[0]}
-    return {f"{side}: {gram}" for side, text in sides.items() for gram in grams(text, n)}
+    """N-grams of the query and of all positives, each marked by its side."""
+    sides = [("query", record.query), *(("positive", text) for text in record.positives)]
+    return {f"{side}: {gram}" for side, text in sides for gram in grams(text, n)}
 
 
 def similarities(sets: Sequence[set[str]]) -> dict[tuple[int, int], float]:
@@ -139,7 +142,7 @@ def test_equals_comparing_all_with_all(seed: int, tmp_path: Path) -> None:
         i, j = place[row["id"]], place[row["matched"]]
         assert row["similarity"] == pytest.approx(near[min(i, j), max(i, j)], abs=1e-6)
         assert (row["query"], row["positive"]) == (records[i].query, records[i].positives[0])
-        assert row["matched_text"] == f"{records[j].query}\n{records[j].positives[0]}"
+        assert row["matched_text"] == "\n".join((records[j].query, *records[j].positives))
         assert (row["reason"], row["origin"]) == ("near-duplicate", [f"file#{i}"])
 
 
@@ -198,6 +201,17 @@ def test_query_or_positive_alone_and_rows_that_are_gone_already(tmp_path: Path) 
     config = CONFIG.model_copy(update={"of": "query"})
     keep = np.array([True, False, True, True])
     assert find(tmp_path / "gone", records, 2, config, keep=keep) == set()
+
+
+@pytest.mark.parametrize("of", ["pair", "positive"])
+def test_a_row_with_another_answer_is_no_copy(of: str, tmp_path: Path) -> None:
+    texts = [" ".join(f"{name}{i}" for i in range(30)) for name in "qabcd"]
+    query, first, *others = texts
+    answers = [(first, others[0]), (first, others[1]), (others[0], first), (first,)]
+    records = [Record(f"d/{i}", query, one, "d") for i, one in enumerate(answers)]
+    found = find(tmp_path, records, 2, CONFIG.model_copy(update={"of": of}))
+    assert len(found) == 1
+    assert found < {"d/0", "d/2"}
 
 
 def test_a_text_a_thousand_times_is_linear_and_leaves_one(tmp_path: Path) -> None:

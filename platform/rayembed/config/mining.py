@@ -168,7 +168,7 @@ class NearDuplicates(Settings):
     """Hash functions of a signature; more of them detect similarities near the threshold more
     reliably."""
     of: Literal["pair", "query", "positive"] = "pair"
-    """Compared text: query and first positive together, or one of them."""
+    """Compared texts: the query and all positives, or one of the two sides."""
 
 
 class Containment(Settings):

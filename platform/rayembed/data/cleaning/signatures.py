@@ -45,20 +45,21 @@ def bands(config: NearDuplicates) -> tuple[int, int]:
     return int(index.b), int(index.r)
 
 
-def sides(table: pa.Table, of: str) -> list[list[str]]:
-    """Texts of the rows that are compared: their queries, their first positives, or both."""
-    queries: list[str] = table["query"].to_pylist()
-    positives: list[str] = [texts[0] for texts in table["positives"].to_pylist()]
+def sides(table: pa.Table, of: str) -> list[list[list[str]]]:
+    """Texts of the rows that are compared: their queries, all their positives, or both."""
+    queries: list[list[str]] = [[text] for text in table["query"].to_pylist()]
+    positives: list[list[str]] = table["positives"].to_pylist()
     return {"query": [queries], "positive": [positives], "pair": [queries, positives]}[of]
 
 
 def grams_of(table: pa.Table, config: NearDuplicates) -> "Shingles":
     """N-grams of the rows' texts that are compared.
 
-    Of a pair those of the query and of the positive are apart, as if of other words: a row and the
-    same pair the other way round, which is another example, have none in common.
+    Those of a row's positives are one set, so that a row with an answer that no other row has is
+    no copy. Of a pair those of the query and of the positives are apart, as if of other words: a
+    row and the same pair the other way round, which is another example, have none in common.
     """
-    found, *further = [shingles(texts, config.ngram) for texts in sides(table, config.of)]
+    found, *further = [shingles_of_rows(rows, config.ngram) for rows in sides(table, config.of)]
     for other in further:
         found = found.beside(other)
     return found
@@ -201,6 +202,12 @@ class Shingles:
         hashes[side == 0] = self.hashes
         hashes[side == 1] = mixed(other.hashes ^ GRAM_FACTOR)
         return Shingles(hashes, np.concatenate([[0], np.cumsum(sizes)])[::2])
+
+
+def shingles_of_rows(rows: Sequence[Sequence[str]], ngram: int) -> Shingles:
+    """All word n-grams of each row's texts, of which it has at least one."""
+    found = shingles([text for texts in rows for text in texts], ngram)
+    return Shingles(found.hashes, found.first[np.cumsum([0, *map(len, rows)])])
 
 
 def shingles(texts: Sequence[str], ngram: int) -> Shingles:

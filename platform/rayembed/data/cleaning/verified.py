@@ -82,7 +82,8 @@ class SendCandidates:
         distinct, back = np.unique(rows, return_inverse=True)
         columns = ["id", "query", "positives", "origin"]
         table = read_table(item.part.path, columns).take(pa.array(distinct))
-        texts = map("\n".join, zip(*sides(table, self.config.of), strict=True))
+        rows_of_texts = zip(*sides(table, self.config.of), strict=True)
+        texts = ("\n".join(text for side in row for text in side) for row in rows_of_texts)
         grams = grams_of(table, self.config)
         sent = pa.table(
             {
