@@ -85,6 +85,17 @@ def test_a_gain_that_may_be_chance_keeps_the_start():
     assert of_queries(general, base=base, trained=large).kept == TRAINED
 
 
+def test_a_gain_without_scores_of_queries_counts_from_a_tenth_of_a_point():
+    base = (0.5, 0.6)
+    assert judged(base=base, trained=(0.5001, 0.6), half=(0.50099, 0.6)).kept == UNTRAINED
+    assert judged(base=base, trained=(0.5001, 0.6), half=(0.501, 0.6)).kept == HALF
+    assert judged(base=(0.7, 0.6), trained=(0.701, 0.6)).kept == TRAINED, "whatever floats do"
+    pairs = [0.2] * 40
+    tiny = [score + 0.0005 for score in pairs]
+    general = {"base": 0.5, "trained": 0.5}
+    assert of_queries(general, base=pairs, trained=tiny).kept == TRAINED, "no chance in that"
+
+
 def test_what_queries_do_not_tell_from_the_best_is_kept_where_it_loses_less():
     generator = np.random.default_rng(0)
     base = generator.random(200)

@@ -27,6 +27,9 @@ _NOTED = 0.003
 """Loss of a single general task above which the verdict names it."""
 _MOST_LOSS = 0.03
 """General loss from which on no gain on own data makes up for it."""
+_LEAST_GAIN = 0.001
+"""Own gain from which on a model counts as better where no task has scores of queries, so that
+nothing says what chance does: what a table of points shows."""
 _LEAST_OF_BEST = 0.8
 """Share of the best own gain below which no smaller loss makes up for the rest: with few queries
 half the gain may be within noise."""
@@ -82,9 +85,10 @@ class Judged:
 
     @property
     def gains(self) -> bool:
-        """Whether own data gain beyond chance; without scores of queries, whether they gain."""
-        low = self.own.mean if self.own.interval is None else self.own.interval[0]
-        return self.own.mean > _ROUNDING and low > _ROUNDING
+        """Whether own data gain beyond chance; without scores of queries, by at least 0.001."""
+        if self.own.interval is None:
+            return self.own.mean >= _LEAST_GAIN - _ROUNDING
+        return self.own.mean > _ROUNDING and self.own.interval[0] > _ROUNDING
 
     def is_affordable(self, most_loss: float | None) -> bool:
         """Whether the general loss is within the budget; without one, smaller than the own gain
@@ -211,7 +215,8 @@ def choice(
 ) -> Judged | None:
     """The candidate that is kept; None: the base is.
 
-    Left are those that gain on own data beyond chance and whose general loss is smaller than that
+    Left are those that gain on own data beyond chance (without scores of queries: by at least
+    0.001) and whose general loss is smaller than that
     gain and than 0.03, or with `most_loss` at most that. Of these the highest own gain is the best.
     Of the best and all that queries do not tell from it and that have at least 0.8 of its gain, the
     smallest general loss is kept; of equal losses the highest own gain, of equal gains the first.
