@@ -4,8 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from own_pairs import own_run
 
 from rayembed.api.training import Trained
+from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.guard import GuardConfig, own_sets_of
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
@@ -13,7 +15,9 @@ from rayembed.errors import ConfigError
 from rayembed.evaluation.guard import Gain, Judged, Scored, choice, gain, verdict
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.pipeline.estimate import estimate
+from rayembed.pipeline.guard import remove_mixtures
 from rayembed.pipeline.requirements import export_bytes, model_size
+from rayembed.pipeline.run_folders import RunFolders
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.tables import show
 
@@ -331,6 +335,23 @@ def test_a_run_without_a_guard_keeps_its_fingerprint():
     plain = get_recipe("biencoder-quickstart")
     assert "guard" not in plain.to_yaml()
     assert override(plain, ["evaluation.guard=null"]).fingerprint == plain.fingerprint
+
+
+def test_mixtures_that_were_never_kept_go_whichever_call_made_them(tmp_path):
+    run = own_run(tmp_path, "evaluation.guard={take: 0.5}")
+    folders = RunFolders(StoredFolder(str(tmp_path / "run"), tmp_path / "run"))
+    stage = run.stages[0].name
+    names = ["untrained", stage, *(f"{stage}-merged-{share}" for share in (0.25, 0.5, 0.75))]
+    for name in [*names, "other-merged-0.5"]:
+        (tmp_path / "run" / "models" / name / "more").mkdir(parents=True)
+        (tmp_path / "run" / "models" / name / "more" / "weights").write_text("")
+    (tmp_path / "run" / "models" / f"{stage}-merged-0.75" / "README.md").write_text("a card")
+    remove_mixtures(run, folders, ScoreKey(stage, share=0.5))
+    left = {path.name for path in (tmp_path / "run" / "models").iterdir()}
+    assert left == {*names, "other-merged-0.5"} - {f"{stage}-merged-0.25"}
+    remove_mixtures(override(run, ["evaluation.guard.take=1"]), folders, ScoreKey(stage))
+    left = {path.name for path in (tmp_path / "run" / "models").iterdir()}
+    assert left == {"untrained", stage, f"{stage}-merged-0.75", "other-merged-0.5"}
 
 
 def test_mixtures_count_in_what_a_run_needs():

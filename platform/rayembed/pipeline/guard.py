@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import join, read_bytes, remove_folder
+from rayembed.assets.storage import file_name, join, list_files, read_bytes, remove_folder
 from rayembed.config.guard import GuardConfig, own_sets_of
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
@@ -20,7 +20,11 @@ from rayembed.pipeline.run_folders import RunFolders
 from rayembed.pipeline.run_scorer import RunScorer
 from rayembed.pipeline.runtime import Runtime
 from rayembed.progress import doing
+from rayembed.registry.model_card import CARD_FILE
 from rayembed.training.export import MADE_OF_FILE, upload_model
+
+_MERGED = "-merged-"
+"""Stands between a stage and a share in the name of a mixture."""
 
 
 def mixtures(
@@ -42,24 +46,28 @@ def mixtures(
         mix = partial(save_mixture, folders.model(scorer.untrained), guard.method, share)
         with doing(f"merging, {share:.0%} of {last}"):
             runtime.export(mix, run, folders.model(last), folder)
-        found[key] = scorer.score(folder, f"{last}-merged-{share:g}")
+        found[key] = scorer.score(folder, f"{last}{_MERGED}{share:g}")
     return found
 
 
 def remove_mixtures(run: Run, folders: RunFolders, kept: ScoreKey) -> None:
-    """Remove the mixtures that were made and are not kept; they are made again where asked for."""
-    assert run.evaluation.guard is not None
-    for share in run.evaluation.guard.mixed:
-        key = ScoreKey(run.stages[-1].name, share=share)
-        if key != kept:
-            remove_folder(folder_of(folders, key))
+    """Remove all mixtures of the run, also those of former calls, but the one that is kept now and
+    those that were kept before, which have a card; others are made again where asked for.
+    """
+    place = join(folders.storage, "models")
+    files = [Path(name) for name in list_files(place, recursive=True)]
+    begin = f"{run.stages[-1].name}{_MERGED}"
+    made = {file.parts[0] for file in files if file.parts[0].startswith(begin)}
+    carded = {file.parts[0] for file in files if file.parts[1:] == (CARD_FILE,)}
+    for name in sorted(made - carded - {file_name(folder_of(folders, kept))}):
+        remove_folder(join(place, name))
 
 
 def folder_of(folders: RunFolders, key: ScoreKey) -> str:
     """Folder of a stage's model, of its mixture with the untrained one, or of the untrained one."""
     if key.stage is None:
         return folders.model(RunScorer.untrained)
-    return folders.model(key.stage if key.share is None else f"{key.stage}-merged-{key.share:g}")
+    return folders.model(key.stage if key.share is None else f"{key.stage}{_MERGED}{key.share:g}")
 
 
 def share_of(key: ScoreKey) -> float:
