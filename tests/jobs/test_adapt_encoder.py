@@ -74,7 +74,7 @@ def test_a_run_that_is_done_has_no_checkpoints_and_names_the_data_that_it_uses(a
     assert run.parts["weights"] > 0
     assert len(found.prepared) > 1
     assert found.unused([run]) == {}
-    assert found.unused([]).keys() == {folder.place for folder in found.prepared}
+    assert found.unused([], [run]).keys() == {folder.place for folder in found.prepared}
 
 
 @pytest.mark.ray

@@ -242,22 +242,54 @@ def test_a_run_with_a_registered_version_stays_and_its_folder_may_go(storage, ca
     assert set(files(storage)) == {"mlflow.db", *(n for n in kept if n.startswith("mlflow_"))}
 
 
-def test_a_run_that_another_one_starts_from_stays(storage, run, capsys):
-    model = storage / "runs/own/models/finetune"
-    other = override(run, ["name=second", f"model.backbone.path={model}"])
+NAMED = ("model.backbone.path", "data.datasets.pairs.mining.teacher")
+
+
+def naming(run, setting: str, reference: str) -> str:
+    """Settings of a second run that names a model."""
+    negatives = 7 if "mining" in setting else 0
+    taken = f"stages.finetune.batch.num_negatives={negatives}"
+    return override(run, ["name=second", f"{setting}={reference}", taken]).to_yaml()
+
+
+def test_a_run_that_another_one_names_stays(storage, run, capsys):
+    model, other_way = storage / "runs/own/models/finetune", storage.parent / "latest/of"
+    other_way.parent.mkdir()
+    other_way.symlink_to(model)
     (storage / "runs/second").mkdir()
-    (storage / "runs/second/run.yaml").write_text(other.to_yaml())
-    code, _, err = clean(capsys, storage, "--free", "folder", "--run", "own")
-    assert (code, "'second' of this storage start from a model of the run 'own'" in err) == (
-        1,
-        True,
-    )
-    assert model.exists()
+    ways = [model, "runs/own/models/finetune", "../x/runs/./own//models/finetune", other_way]
+    for setting in NAMED:
+        for way in ways:
+            text = naming(run, setting, str(way))
+            (storage / "runs/second/run.yaml").write_text(text)
+            code, _, err = clean(capsys, storage, "--free", "folder", "--run", "own")
+            assert code == 1, way
+            assert "'second' of this storage name a model of the run 'own'" in err
+            assert model.exists()
     code, _, err = clean(capsys, storage, "--free", "data")
     assert (code, "'second' does not say which data it uses" in err) == (1, True)
     both = ("--run", "own", "--run", "second")
     assert clean(capsys, storage, "--free", "folder", *both)[0] == 0
     assert not list(storage.glob("runs/*/*"))
+
+
+@pytest.mark.parametrize("end", ["@candidate", "/1"])
+def test_a_version_that_a_run_names_stays_with_its_run(storage, run, capsys, end):
+    arguments = ("--free", "run", "--run", "own", "--delete-versions")
+    (storage / "runs/second").mkdir()
+    settings = storage / "runs/second/run.yaml"
+    for setting in NAMED:
+        settings.write_text(naming(run, setting, f"models:/own{end}"))
+        kept = files(storage)
+        code, _, err = clean(capsys, storage, *arguments)
+        told = "'second' of this storage name version 1 of own @candidate, of the run 'own'"
+        assert (code, told in err) == (1, True), err
+        assert files(storage) == kept
+    for elsewhere in (f"models:/own{end}0", f"models:/owner{end}", f"models:/my-own{end}"):
+        settings.write_text(naming(run, "model.backbone.path", elsewhere))
+        assert clean(capsys, storage, *arguments, "--dry-run")[0] == 0
+    settings.write_text(settings.read_text().replace("models:/my-own", "models:/own"))
+    assert clean(capsys, storage, "--free", "folder", "--run", "own", "--dry-run")[0] == 0
 
 
 def test_a_sweep_goes_with_its_trials_and_a_trial_not_before_its_sweep_is_done(
@@ -285,6 +317,40 @@ def test_a_sweep_goes_with_its_trials_and_a_trial_not_before_its_sweep_is_done(
     assert code == 0, err
     assert not (storage / "runs/own").exists()
     assert not sweep.exists()
+
+
+def make_old(storage: Path) -> None:
+    """Have all prepared data written before the last day."""
+    old = time.time() - 2 * inventory.NEW_SECONDS
+    for path in storage.rglob("*"):
+        if path.relative_to(storage).parts[0] in ("data", "plans"):
+            os.utime(path, (old, old))
+
+
+def test_data_that_was_just_made_is_left_for_the_run_that_is_about_to_start(storage, capsys):
+    vectors = make_vectors(storage)
+    make_old(storage)
+    shutil.rmtree(storage / "runs/own")
+    plan, others = next(storage.glob("plans/*")), storage / "data/records/pairs-bbbbbbbbbbbb"
+    records = next(storage.glob("data/records/*"))
+    shutil.copytree(records, others)
+    text = (others / "manifest.json").read_text().replace(records.name[-12:], "b" * 12)
+    (others / "manifest.json").write_text(text)
+    made, gone = files(storage).keys(), str(vectors["gone"].relative_to(storage))
+    os.utime(plan / "manifest.json")
+    out = clean(capsys, storage)[1]
+    for place in (plan, records, others):
+        line = next(line for line in out.splitlines() if place.name in line)
+        assert line.rstrip().endswith("no run yet"), "new, or what a new plan was made of"
+    assert "those of other storages are not known" in out
+    assert clean(capsys, storage, "--free", "data")[0] == 0
+    assert files(storage).keys() == made - {gone}
+    vectors["gone"].write_bytes(b"new")
+    make_old(storage)
+    os.utime(vectors["gone"])
+    assert clean(capsys, storage, "--free", "data")[0] == 0
+    left = [name for name in files(storage) if name.startswith(("data/", "plans/"))]
+    assert sorted(left) == sorted([gone, str(vectors["note"].relative_to(storage))])
 
 
 def make_vectors(storage: Path) -> dict[str, Path]:
@@ -331,6 +397,8 @@ def test_data_that_no_run_uses_goes_and_all_that_one_leads_to_stays(storage, cap
     assert "at work in this storage ('data/records/pairs-cccccccccccc')" in err
     old = time.time() - 2 * inventory.STALE_SECONDS
     os.utime(unfinished / "units/one.json", (old, old))
+    assert "nothing to remove" in clean(capsys, storage, "--free", "data")[1]
+    make_old(storage)
     out = clean(capsys, storage, "--free", "data", "--dry-run")[1]
     assert out.count("would go") == 2, out
     assert clean(capsys, storage, "--free", "data")[0] == 0
@@ -381,6 +449,7 @@ def test_data_whose_removal_is_killed_is_made_again_and_its_rest_goes(
 ):
     whole = {name: content for name, content in files(storage).items() if "/parts/" in name}
     shutil.rmtree(storage / "runs/own")
+    make_old(storage)
     again = tmp_path / "again"
     placement = run.placement.model_copy(update={"storage_path": str(again)})
     moved = run.model_copy(update={"placement": placement})
@@ -396,6 +465,7 @@ def test_data_whose_removal_is_killed_is_made_again_and_its_rest_goes(
             prepare(moved, Here().data_context(data_of(moved)))
             made = {name: content for name, content in files(again).items() if "/parts/" in name}
             assert made.items() >= whole.items(), (number, kill)
+            make_old(again)
             assert clean(capsys, again, "--free", "data")[0] == 0
             left = [name for name in files(again) if name.startswith(("data", "plans"))]
             assert not left, (number, kill)
@@ -452,6 +522,7 @@ def test_object_storage_is_cleaned_as_a_disk_is(storage, capsys, monkeypatch, tm
         assert "runs/own/models/finetune/model.safetensors" in names
         code, _, err = clean(capsys, place, "--free", "folder", "--run", "own")
         assert code == 0, err
+        monkeypatch.setattr(inventory, "NEW_SECONDS", 0.0)
         for number in itertools.count():  # each call is killed one operation later
             done = ends(capsys, place, number, "--free", "data")
             names = list_files(place, recursive=True)

@@ -50,6 +50,9 @@ STALE_SECONDS = 3600.0
 """Age from which a file that a writer left half-written is stale, and from which an unfinished
 folder counts as left by a job that has ended."""
 
+NEW_SECONDS = 86400.0
+"""Age up to which data that no run uses counts as made for a run that is about to start."""
+
 
 class Inventory:
     """Contents of a storage when it was looked at.
@@ -130,12 +133,44 @@ class Inventory:
                 found.setdefault(path, []).append(run.name)
         return found
 
-    def unused(self, runs: Iterable[StoredRun]) -> dict[str, int]:
-        """Path of each finished folder and file of vectors that none of the runs uses → bytes."""
+    def unused(self, runs: Iterable[StoredRun], going: Iterable[StoredRun] = ()) -> dict[str, int]:
+        """Path of each finished folder and file of vectors that none of the runs uses → bytes.
+
+        Args:
+            runs: those that stay.
+            going: others, whose data counts as unused however new it is.
+        """
         used = self.used(runs)
         folders = {one.place: one.num_bytes for one in self.prepared if one.state != "unfinished"}
         sizes = {**self.vectors, **folders}
-        return {path: size for path, size in sizes.items() if path not in used}
+        free = {path: size for path, size in sizes.items() if path not in used}
+        new = self._new(free.keys() - self.used(going).keys())
+        return {path: size for path, size in free.items() if path not in new}
+
+    def new(self) -> list[str]:
+        """Paths of data that no run uses and that is too new to be taken for unused."""
+        free = self.unused(self.runs).keys() | self.used(self.runs).keys()
+        finished = [one.place for one in self.prepared if one.state != "unfinished"]
+        return sorted({*finished, *self.vectors} - free)
+
+    def _new(self, paths: Iterable[str]) -> set[str]:
+        """Paths of those that were written lately, and of all that they lead to."""
+        paths = set(paths)
+        folders = [one for one in self.prepared if one.state == "finished" and one.place in paths]
+        fresh = [one for one in folders if self._is_fresh(one.place, NEW_SECONDS)]
+        vectors = paths & self.vectors.keys()
+        written = self._written({path.rpartition("/")[0] for path in vectors})
+        old = time.time_ns() - NEW_SECONDS * 1e9
+        new = {path for path in vectors if written.get(path, old) > old}
+        return new.union((one.place for one in fresh), self._reached(one.identity for one in fresh))
+
+    def _written(self, folders: Iterable[str]) -> dict[str, int]:
+        """Path of each file in folders → time of its last write, in nanoseconds since 1970."""
+        return {
+            f"{folder}/{name}": written
+            for folder in folders
+            for name, written in file_times(join(self.storage, folder)).items()
+        }
 
     @cached_property
     def temporary(self) -> dict[str, int]:
@@ -145,10 +180,7 @@ class Inventory:
             for path, size in self.files.items()
             if _TEMPORARY.fullmatch(path.rpartition("/")[2])
         }
-        written: dict[str, int] = {}
-        for folder in {path.rpartition("/")[0] for path in named}:
-            times = file_times(join(self.storage, folder))
-            written |= {f"{folder}/{name}": time_ns for name, time_ns in times.items()}
+        written = self._written({path.rpartition("/")[0] for path in named})
         now = time.time()
         return {
             path: size
@@ -190,16 +222,11 @@ class Inventory:
     def being_made(self) -> list[str]:
         """Unfinished folders of data that a job wrote to lately."""
         unfinished = [one for one in self.prepared if one.state == "unfinished"]
-        return [one.place for one in unfinished if self._is_fresh(one.place)]
+        return [one.place for one in unfinished if self._is_fresh(one.place, STALE_SECONDS)]
 
-    def _is_fresh(self, place: str) -> bool:
-        folders = {name.rpartition("/")[0] for name in self.below(place)}
-        times = [
-            written
-            for folder in folders
-            for written in file_times(join(self.storage, place, folder)).values()
-        ]
-        return bool(times) and time.time() - max(times) / 1e9 < STALE_SECONDS
+    def _is_fresh(self, place: str, seconds: float) -> bool:
+        times = self._written({f"{place}/{name}".rpartition("/")[0] for name in self.below(place)})
+        return bool(times) and time.time() - max(times.values()) / 1e9 < seconds
 
     def _is_own(self, folder: str, note: str) -> bool:
         if note not in self.below(folder):
@@ -293,8 +320,12 @@ class Inventory:
 
     def _uses(self, run: StoredRun) -> set[str]:
         """Paths of all folders that a run's folder leads to, and of their files of vectors."""
+        return self._reached(_IDENTITY.findall(run.text))
+
+    def _reached(self, identities: Iterable[str]) -> set[str]:
+        """Paths of the folders of these and of those they were made of, and of their vectors."""
         known = self._by_identity
-        waiting = set(_IDENTITY.findall(run.text)) & known.keys()
+        waiting = set(identities) & known.keys()
         seen: set[str] = set()
         while waiting:
             seen |= waiting

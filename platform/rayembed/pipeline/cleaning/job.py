@@ -84,6 +84,11 @@ def _list(
         return
     if inventory.prepared or inventory.vectors:
         out.print(data_table(inventory))
+        out.print(
+            "(used by: runs of this storage; those of other storages are not known. no run yet: "
+            "made in the last day, which --free data leaves)",
+            soft_wrap=True,
+        )
     if others := inventory.others():
         rows = [[place, shown_size(size)] for place, size in others.items()]
         out.print(Table(["other", "size"], rows, align="lr", look="open", folds=True))

@@ -1,5 +1,7 @@
 """Removal of what a user names: all checks first, then steps that a killed process leaves whole."""
 
+import os
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,9 +78,10 @@ def steps_of(asked: CleanRequest, inventory: Inventory, entries: MlflowEntries) 
                     "missing lies in its folder: give its command with --send-metrics first, or "
                     "remove both (--free run)"
                 )
+            _check_versions_free(inventory, going, run, versions)
             steps.append(_of_run(inventory, run, entries, versions, in_mlflow=tracked is not None))
     if DATA in asked.free:
-        steps += _of_data(inventory, [run for run in inventory.runs if run not in going])
+        steps += _of_data(inventory, going)
     if TEMPORARY in asked.free and (files := inventory.temporary):
         gone = {f"{run.kind}/{run.name}/" for run in going}
         left = {p: n for p, n in files.items() if not p.startswith(tuple(gone))}
@@ -148,8 +151,7 @@ def _is_state(path: str) -> bool:
 
 def _check_free(inventory: Inventory, going: Sequence[StoredRun]) -> None:
     """Raise where a job works on one of the runs, or another run or sweep needs it."""
-    keys = {(run.kind, run.name) for run in going}
-    staying = [run for run in inventory.runs if (run.kind, run.name) not in keys]
+    staying = _staying(inventory, going)
     for run in going:
         if run.state == "running":
             raise ArtifactError(
@@ -162,11 +164,46 @@ def _check_free(inventory: Inventory, going: Sequence[StoredRun]) -> None:
                 f"{sweep[0].state} and reads it when it goes on; finish the sweep, or remove it "
                 f"with all of its trials (--run {run.sweep})"
             )
-        place = f"/{run.kind}/{run.name}/"
-        if users := [one.name for one in staying if place in one.text]:
+        place = f"{run.kind}/{run.name}"
+        if users := [one.name for one in staying if _leads_to(one.text, inventory.storage, place)]:
             raise ArtifactError(
-                f"{_listed(users)} of this storage start from a model of the run {run.name!r}; "
+                f"{_listed(users)} of this storage name a model of the run {run.name!r}; "
                 "name them with --run too, or keep it"
+            )
+
+
+def _staying(inventory: Inventory, going: Sequence[StoredRun]) -> list[StoredRun]:
+    keys = {(run.kind, run.name) for run in going}
+    return [run for run in inventory.runs if (run.kind, run.name) not in keys]
+
+
+def _leads_to(text: str, storage: str, place: str) -> bool:
+    """Whether settings name what lies in a folder of the storage: by the folder's own name, from
+    wherever that counts, or on disk by another path to it.
+    """
+    plain = re.sub(r"(?<!:)/(\.?/)+", "/", text)
+    if re.search(rf"(?<![\w.-]){re.escape(place)}(?![\w.-])", plain):
+        return True
+    if is_remote(storage):
+        return False
+    folder = os.path.realpath(join(storage, place)) + os.sep
+    words = {word for word in re.findall(r"""[^\s'"\[\]{},]+""", text) if "/" in word}
+    return any(f"{os.path.realpath(word)}/".startswith(folder) for word in words)
+
+
+def _check_versions_free(
+    inventory: Inventory, going: Sequence[StoredRun], run: StoredRun, versions: Sequence[Version]
+) -> None:
+    """Raise where a run or sweep that stays names a version that would go."""
+    staying = _staying(inventory, going)
+    for version in versions:
+        ends = [f"/{version.number}", *(f"@{alias}" for alias in version.aliases)]
+        names = "|".join(re.escape(f"models:/{version.name}{end}") for end in ends)
+        named = re.compile(rf"(?:{names})(?![\w.-])")
+        if users := [one.name for one in staying if named.search(one.text)]:
+            raise ArtifactError(
+                f"{_listed(users)} of this storage name {version}, of the {_kind(run)} "
+                f"{run.name!r}; name them with --run too, or keep it"
             )
 
 
@@ -196,8 +233,11 @@ def _of_run(
     return Step(what, run.num_bytes + (artifacts or 0), do)
 
 
-def _of_data(inventory: Inventory, staying: Sequence[StoredRun]) -> list[Step]:
-    """Removal of the prepared data that none of the staying runs uses."""
+def _of_data(inventory: Inventory, going: Sequence[StoredRun]) -> list[Step]:
+    """Removal of the prepared data that none of the runs that stay uses; new data that no run that
+    goes used either is left.
+    """
+    staying = _staying(inventory, going)
     if busy := [*inventory.at_work(), *inventory.being_made()]:
         raise ArtifactError(
             f"--free data: jobs are at work in this storage ({_listed(busy)}), and which data they "
@@ -209,7 +249,7 @@ def _of_data(inventory: Inventory, staying: Sequence[StoredRun]) -> list[Step]:
             "was ended before it could or made by an earlier version; give its command again, "
             "which writes that down, or remove it (--free run)"
         )
-    unused, steps = inventory.unused(staying), []
+    unused, steps = inventory.unused(staying, going), []
     vectors = sorted(path for path in unused if path in inventory.vectors)
     for folder, paths in groupby(vectors, lambda path: path.rpartition("/")[0]):
         files = {path: unused[path] for path in paths}

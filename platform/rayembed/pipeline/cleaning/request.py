@@ -9,7 +9,8 @@ FREED = {
     STATES: "checkpoints of runs that are done; without --run of all that do not keep them",
     FOLDER: "the folder of each --run; MLflow keeps its run, artifacts and versions",
     RUN: "the folder of each --run and MLflow's run of it with artifacts and logged models",
-    DATA: "plans, data folders and teachers' vectors that no run in the storage uses",
+    DATA: "plans, data folders and teachers' vectors that no run in the storage uses; those of the "
+    "last day stay, unless a --run that goes too used them",
     TEMPORARY: "half-written files of writers that were killed, older than an hour",
 }
 """What may be freed, and what it is."""

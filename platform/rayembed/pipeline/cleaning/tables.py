@@ -37,11 +37,13 @@ def runs_table(runs: Sequence[StoredRun], artifacts: Sequence[int | None]) -> Ta
 
 def data_table(inventory: Inventory) -> Table:
     """A row for each plan, data folder and folder of teachers' vectors: bytes and users."""
-    used = inventory.used(inventory.runs)
+    used, new = inventory.used(inventory.runs), set(inventory.new())
     rows = []
     for one in inventory.prepared:
         users = used.get(one.place, [])
         state = {"unfinished": "unfinished", "removed": "half removed"}.get(one.state)
+        if one.place in new:
+            state = "no run yet"
         rows.append([one.place, shown_size(one.num_bytes), state or _names(users)])
     sizes: dict[str, list[int]] = {}
     users_of: dict[str, list[str]] = {}
