@@ -2,6 +2,7 @@
 
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 from made_up_articles import HELD_OUT, write_articles
@@ -10,7 +11,9 @@ from run_scoring import tasks_of
 
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
-from rayembed.pipeline.general_tasks import language_of, with_fitting_tasks
+from rayembed.evaluation.tables import UNTRAINED, ScoreKey
+from rayembed.pipeline.general_tasks import language_of, other_language, with_fitting_tasks
+from rayembed.pipeline.guard import judge
 from rayembed.samples.references import LANGUAGE_CODES, TASK_NAMES, parse_reference
 
 TEXTS = {
@@ -101,6 +104,39 @@ def test_tasks_are_of_the_language_and_kind_of_the_own_data(
     assert {task.metadata.eval_langs[0] for task in tasks_of(run)} >= {code}
     whole = [own for own in general if hasattr(own, "train")]
     assert all(parse_reference(own.train).part.language == taken for own in whole)
+
+
+@pytest.mark.parametrize(
+    ("language", "changes", "told"),
+    [
+        ("fra-Latn", {}, ""),
+        ("eng-Latn", {}, ""),
+        ("deu-Latn", {}, "general tasks in eng-Latn, own data in deu-Latn"),
+        ("deu-Latn", {"guard": "null"}, ""),
+        (
+            "fra-Latn",
+            {"named": "&language=en"},
+            "general tasks in eng-Latn, own data in fra-Latn",
+        ),
+    ],
+)
+def test_a_verdict_says_where_general_tasks_are_in_another_language(
+    tmp_path, language, changes, told
+):
+    _, run = fitted(tmp_path, language, **changes)
+    assert other_language(run, []) == told
+    if run.evaluation.guard is None:
+        return
+    models = {UNTRAINED: (0.5, 0.5), ScoreKey("finetune"): (0.7, 0.4)}
+    scores = {
+        key: SimpleNamespace(
+            scores={"mine": mine, "pairs-held-out": mine, "other": other}, tasks=()
+        )
+        for key, (mine, other) in models.items()
+    }
+    verdict = judge(run, scores, told)
+    bare = judge(run, scores)
+    assert verdict.summary == bare.summary + (f" ({told})" if told else "")
 
 
 @pytest.mark.parametrize("changes", [{"named": "&language=en"}, {"guard": "null"}])

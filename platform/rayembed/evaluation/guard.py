@@ -122,6 +122,8 @@ class Verdict:
     """The trained model, then mixtures."""
     kept: ScoreKey
     """Model that is kept; `UNTRAINED`: none is better than the base."""
+    note: str = ""
+    """What a reader of the general gains should know; empty: nothing."""
 
     @property
     def summary(self) -> str:
@@ -130,11 +132,12 @@ class Verdict:
         `trained: own +5.1, general -1.0; 75 %: +5.2, -0.7 ← kept; 50 %: +3.9, -0.4`.
         """
         shown = [self._trade(number, one) for number, one in enumerate(self.judged)]
+        note = f" ({self.note})" if self.note else ""
         if self.kept == UNTRAINED:
             return (
                 f"{'; '.join(shown)}; start ← kept: no candidate gains on own data beyond chance "
                 "at a small enough loss in general. Use the start, or train with more pairs, fewer "
-                "steps or a lower rate"
+                f"steps or a lower rate{note}"
             )
         (found,) = (one for one in self.judged if one.key == self.kept)
         worst = [f"{task} {100 * apart:+.1f}" for task, apart in found.lost.items()]
@@ -142,7 +145,7 @@ class Verdict:
         if len(named) < len(worst):
             named.append(f"{len(worst) - len(named)} more")
         lost = f" ({found.name} loses most on {', '.join(named)})" if worst else ""
-        return "; ".join(shown) + lost
+        return "; ".join(shown) + lost + note
 
     def _trade(self, number: int, one: Judged) -> str:
         own, general = ("own ", "general ") if number == 0 else ("", "")

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from rayembed.config.guard import own_sets_of
+from rayembed.config.guard import GuardConfig, own_sets_of
 from rayembed.config.named_benchmarks import benchmark_of
 from rayembed.config.own_sets import OwnSet, RetrievalSet
 from rayembed.config.run import Run
@@ -53,8 +53,7 @@ def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
     if guard is None:
         return run
     names = own_sets_of(guard, evaluation)
-    own = [one for one in evaluation.own_sets if one.name in names]
-    own += with_sets(run, held_out).evaluation.own_sets[len(evaluation.own_sets) :]
+    own = _own(run, held_out)
     of_sample = [
         one
         for one in evaluation.own_sets
@@ -79,6 +78,34 @@ def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
     sets = tuple(places.get(o.name, o) for o in evaluation.own_sets if o.name not in dropped)
     scored = evaluation.model_copy(update={"own_sets": sets})
     return run.model_copy(update={"evaluation": scored})
+
+
+def other_language(run: Run, held_out: Sequence[HeldOutSet]) -> str:
+    """Words for a verdict over general tasks of a sample that are in another language than the own
+    data, or own data in a language that is not told; else empty.
+
+    Args:
+        run: that `with_fitting_tasks` gave.
+    """
+    if run.evaluation.guard is None:
+        return ""
+    own = _own(run, held_out)
+    names = {one.name for one in own}
+    sets = [one for one in run.evaluation.own_sets if one.name not in names]
+    found = sorted({one.language for one in sets if benchmark_of(one.path) is not None})
+    language = language_of(text for one in own for text in first_texts(one, _READ))
+    if not found or found == [language]:
+        return ""
+    told = f"own data in {language}" if language else "the language of the own data is not clear"
+    return f"general tasks in {', '.join(found)}, {told}"
+
+
+def _own(run: Run, held_out: Sequence[HeldOutSet]) -> list[OwnSet]:
+    """Sets on the user's own data, held-out parts among them."""
+    evaluation = run.evaluation
+    names = own_sets_of(evaluation.guard or GuardConfig(), evaluation)
+    own = [one for one in evaluation.own_sets if one.name in names]
+    return own + list(with_sets(run, held_out).evaluation.own_sets[len(evaluation.own_sets) :])
 
 
 def language_of(texts: Iterable[str]) -> str:

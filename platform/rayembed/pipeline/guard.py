@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -100,8 +101,12 @@ def save_mixture(
     upload_model(folder, note, save)
 
 
-def judge(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> Verdict | None:
-    """The verdict on a run's models; None for a run without a guard."""
+def judge(run: Run, scores: Mapping[ScoreKey, ModelScores], note: str = "") -> Verdict | None:
+    """The verdict on a run's models; None for a run without a guard.
+
+    Args:
+        note: what a reader of its general gains should know.
+    """
     guard = run.evaluation.guard
     if guard is None:
         return None
@@ -111,7 +116,7 @@ def judge(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> Verdict | None:
         for key, scored in scores.items()
         if key == ScoreKey(key.stage, share=key.share)
     }
-    return verdict(models, trained, own_tasks(run), guard)
+    return replace(verdict(models, trained, own_tasks(run), guard), note=note)
 
 
 def own_tasks(run: Run) -> tuple[str, ...]:

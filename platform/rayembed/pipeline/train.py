@@ -31,7 +31,7 @@ from rayembed.pipeline.checks import (
     check_row_instructions,
 )
 from rayembed.pipeline.estimate import estimate, gpu_hours
-from rayembed.pipeline.general_tasks import with_fitting_tasks
+from rayembed.pipeline.general_tasks import other_language, with_fitting_tasks
 from rayembed.pipeline.guard import folder_of, judge, mixtures, own_tasks, remove_mixtures, share_of
 from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.on_ray import OnRay
@@ -225,6 +225,7 @@ def _train(
             "rejected_rows": _of_plans(rejected_rows, plans),
         }
         found["held_out"] = [{"summary": one.summary, "path": one.path} for one in held_out]
+        found["general_tasks"] = other_language(run, held_out)
         tracker.log_resolved_run(run.published())
         tracker.log_provenance(found)
         tracker.start_forwarding(metrics)
@@ -359,7 +360,7 @@ def _register(
     """The outcome, after plots, tables, model card and registration."""
     enter(REGISTRY)
     trained = ScoreKey(run.stages[-1].name)
-    verdict = judge(run, scores)
+    verdict = judge(run, scores, found["general_tasks"])
     kept = trained if verdict is None else verdict.kept
     model = folder_of(folders, kept)
     by_model = {key: scored.scores for key, scored in scores.items()}
