@@ -105,6 +105,20 @@ def test_headings_and_their_sections() -> None:
     assert pair("heading", "Kettles", "No heading is here at all.") is None
 
 
+@pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1e"])
+def test_only_line_feeds_end_lines(sign: str) -> None:
+    heading, body = (
+        f"The use{sign}of kettles",
+        f"Boil water{sign}## for tea{sign}```{sign}and more.",
+    )
+    for end in ("\n", "\r\n"):
+        text = f"# {heading}{end}{body}{end}## Care{end}Descale it{sign}every month."
+        assert sections(text) == [(heading, body), ("Care", f"Descale it{sign}every month.")]
+    assert split_sentences(f"Boil the{sign}water now.\nThen stop.\r\n\r\nEnd") == [
+        f"Boil the{sign}water now.", "Then stop.", "End",
+    ]  # fmt: skip
+
+
 def test_sentences_and_the_rest() -> None:
     text = "First comes this one here. Second comes that one there. Short one."
     found = {pair("sentence", "", text, seed) for seed in range(20)}

@@ -16,6 +16,15 @@ _FULL_WIDTH = re.compile(r"[^。！？]*[。！？]+[」』”’）]*|[^。！�
 """What ends with full-width punctuation, as of Chinese and Japanese, and the rest of a line."""
 
 
+def split_lines(text: str) -> list[str]:
+    """Lines of a text, which end with a line feed, after a carriage return or not.
+
+    Other signs that Python's `splitlines` takes for line ends, such as a form feed or U+2028, stand
+    within sentences and headings.
+    """
+    return re.split(r"\r?\n", text)
+
+
 def split_sentences(text: str) -> list[str]:
     """Sentences of a text, stripped and non-empty.
 
@@ -24,7 +33,7 @@ def split_sentences(text: str) -> list[str]:
     known abbreviation ("c. 300").
     """
     sentences = []
-    for line in (part for whole in text.splitlines() for part in _FULL_WIDTH.findall(whole)):
+    for line in (part for whole in split_lines(text) for part in _FULL_WIDTH.findall(whole)):
         start = 0
         for match in _BREAK.finditer(line):
             if _abbreviated(line[start : match.start()]):

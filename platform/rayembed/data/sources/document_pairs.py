@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rayembed.config.types import has_content
 from rayembed.data.hashes import seeded_hash
-from rayembed.data.sentences import split_sentences
+from rayembed.data.sentences import split_lines, split_sentences
 from rayembed.data.words import words
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def sections(text: str) -> list[Pair]:
     """Headings with the text up to the next one; lines within code fences are no headings."""
     found: list[tuple[str, list[str]]] = []
     fenced = False
-    for line in text.splitlines():
+    for line in split_lines(text):
         fenced ^= _FENCE.match(line.strip()) is not None
         heading = None if fenced else _heading(line)
         if heading is not None:
