@@ -37,6 +37,7 @@ from rayembed.models.saved_folder import (
     part_folder,
 )
 from rayembed.models.saved_prompts import prompts_to_save
+from rayembed.models.tokens import save_tokenizer
 
 if TYPE_CHECKING:
     from rayembed.models.transformer_model import TransformerModel
@@ -116,7 +117,7 @@ def write_files(
         safetensors.torch.save_file(head, folder / POOLING_FILE)
     for name, pretrained in model.part_tokenizers.items():
         tokenizer = _padding_tokenizer(model) if name == "backbone" else pretrained
-        tokenizer.save_pretrained(str(part_folder(folder, name)))
+        save_tokenizer(tokenizer, part_folder(folder, name))
     architecture_of(model.config).write_more(model, folder)
     _write_settings(model, folder)
     modules = architecture_of(model.config).write_sentence_files(model, folder)
@@ -143,7 +144,7 @@ def write_graph_files(
     for name, part in model.parts.items():
         (folder / name).mkdir()
         architecture.write_part_settings(part, folder / name)
-        model.part_tokenizers[name].save_pretrained(str(folder / name))
+        save_tokenizer(model.part_tokenizers[name], folder / name)
     architecture.write_more(model, folder)
     _write_settings(model, folder, graph=settings_of(graph))
     _write_sentence_files(model, [SentenceModule("", OWN_MODULE)], folder, instructions or {})

@@ -64,9 +64,9 @@ _OF_TRANSFORMER: dict[str, tuple[Any, ...]] = {
     "processor_kwargs": ({},),
     "config_args": ({},),
     "config_kwargs": ({},),
-    "do_lower_case": (False, None),
+    "do_lower_case": (False, None, True),
 }
-"""Settings of a Transformer module that change vectors, with their neutral values."""
+"""Settings of a Transformer module that change vectors, with the values that are supported."""
 _TRANSFORMER_FILES = tuple(
     f"sentence_{family}_config.json"
     for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -324,16 +324,13 @@ def _read_transformer(folder: Path) -> int | None:
     Raises:
         ArtifactError: settings of it that would change the vectors.
     """
-    paths = [folder / name for name in _TRANSFORMER_FILES if (folder / name).is_file()]
-    path = next((path for path in paths if read_json(path)), folder / _TRANSFORMER_FILES[0])
-    settings = read_json(path) if path.is_file() else {}
+    path, settings = _transformer_settings(folder)
     known = ("max_seq_length", "modality_config", "unpad_inputs", *_OF_TRANSFORMER)
     check_known(path, settings, known)
     for key, harmless in _OF_TRANSFORMER.items():
         if key in settings and settings[key] not in harmless:
-            more = "; lower-casing is the tokenizer's" if key == "do_lower_case" else ""
             raise ArtifactError(
-                f"{str(path)!r} has {key}={settings[key]!r}; supported is {harmless[0]!r}{more}"
+                f"{str(path)!r} has {key}={settings[key]!r}; supported is {harmless[0]!r}"
             )
     modalities = settings.get("modality_config") or {"text": _PLAIN_TEXT}
     if "message" in modalities:
@@ -354,6 +351,21 @@ def _read_transformer(folder: Path) -> int | None:
             f"{str(path)!r} has max_seq_length={length!r}; supported are whole numbers from 1"
         )
     return length
+
+
+def _transformer_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
+    paths = [folder / name for name in _TRANSFORMER_FILES if (folder / name).is_file()]
+    path = next((path for path in paths if read_json(path)), folder / _TRANSFORMER_FILES[0])
+    return path, read_json(path) if path.is_file() else {}
+
+
+def states_lower_case(folder: Path) -> bool:
+    """Whether a folder's Transformer module asks for texts in lower case.
+
+    Without modules.json, of the folder or of the one above, sentence-transformers does not read it.
+    """
+    listed = any((place / "modules.json").is_file() for place in (folder, folder.parent))
+    return listed and bool(_transformer_settings(folder)[1].get("do_lower_case"))
 
 
 def stated_dtype(transformer: Path) -> Dtype:

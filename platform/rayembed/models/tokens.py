@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from tokenizers import processors
+from tokenizers import normalizers, processors
 from torch import Tensor
 
 from rayembed.config.architecture import ArchitectureConfig
@@ -18,8 +18,9 @@ from rayembed.config.instructions import literal_prompt
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.models.contract import Tokens
-from rayembed.models.files import read_json
+from rayembed.models.files import read_json, write_json
 from rayembed.models.packed import joined, pack
+from rayembed.models.sentence_folder import states_lower_case
 
 PaddingSide = Literal["right", "left"]
 
@@ -258,7 +259,7 @@ def budget_exceeded(
 
 
 def pretrained_tokenizer(folder: Path, *, as_written: bool = False) -> Any:
-    """Fast tokenizer of transformers in the folder.
+    """Fast tokenizer of transformers in the folder, lower-casing where `do_lower_case` says so.
 
     Args:
         as_written: by its tokenizer.json alone. From version 5 on transformers makes its own rules
@@ -281,7 +282,37 @@ def pretrained_tokenizer(folder: Path, *, as_written: bool = False) -> Any:
         raise ArtifactError(
             f"the tokenizer in {str(folder)!r} is not a fast one; convert it to a tokenizer.json"
         )
+    if states_lower_case(folder):
+        _lower_case(pretrained.backend_tokenizer)
     return pretrained
+
+
+def _lower_case(backend: Any) -> None:
+    """Put lower-casing before the tokenizer's own rules in place, as sentence-transformers."""
+    # Before BERT's own lower-casing it changes no character.
+    if has_lowercase(backend) or getattr(backend.normalizer, "lowercase", False):
+        return
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *_rules(backend)])
+
+
+def has_lowercase(backend: Any) -> bool:
+    """Whether plain lower-casing is among the tokenizer's rules."""
+    return any(isinstance(rule, normalizers.Lowercase) for rule in _rules(backend))
+
+
+def _rules(backend: Any) -> list[Any]:
+    """What the tokenizer does with a text before it splits it, in order."""
+    own = backend.normalizer
+    if isinstance(own, normalizers.Sequence):
+        return list(own)  # type: ignore[call-overload] # iterable, though its stub says nothing
+    return [] if own is None else [own]
+
+
+def save_tokenizer(pretrained: Any, folder: Path) -> None:
+    """Save a tokenizer with its lower-casing, which a `BertTokenizer` drops when it is read."""
+    pretrained.save_pretrained(str(folder))
+    if has_lowercase(pretrained.backend_tokenizer):
+        write_json(folder / "sentence_bert_config.json", {"do_lower_case": True})
 
 
 def without_settings(pretrained: Any) -> Any:

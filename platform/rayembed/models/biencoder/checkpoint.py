@@ -22,6 +22,7 @@ from rayembed.models.sentence_folder import (
     read_stated,
     stated_dtype,
 )
+from rayembed.models.tokens import has_lowercase
 from rayembed.models.transformer_model import PooledTransformer
 
 _UNLIMITED = 10**6  # tokenizers without a limit say 1e30
@@ -113,7 +114,10 @@ def write_plain_format(model: PooledTransformer, folder: Path) -> list[SentenceM
         _write_projections(model.head, config.projections, folder)
     write_json(
         folder / "sentence_bert_config.json",
-        {"max_seq_length": max(config.max_lengths.values()), "do_lower_case": False},
+        {
+            "max_seq_length": max(config.max_lengths.values()),
+            "do_lower_case": has_lowercase(model.part_tokenizers["backbone"].backend_tokenizer),
+        },
     )
     write_json(folder / "config.json", read_json(folder / "config.json") | {"dtype": "float32"})
     types = [f"sentence_transformers.models.{name}" for name in modules]
