@@ -228,6 +228,14 @@ def test_a_password_behind_the_name_of_a_loader_is_refused():
         "sets=s3://KEYID:hunter2@bucket/x",
         "http://u:hunter2@\u2100host/x",
         "http://[u:hunter2@host/x",
+        "https://host/x?subscription-key=hunter2",
+        "https://host/x?code=hunter2",
+        "https://host/x?accessToken=hunter2",
+        "s3://KEY%253Ahunter2%2540b/x",
+        "s3://KEY%25253Ahunter2%252540b/x",
+        "//u:hunter2@host/x",
+        "st://u:hunter2@host/x",
+        "of //u:hunter2@host/x",
     ],
 )
 def test_forms_of_credentials(address):
@@ -259,6 +267,12 @@ def test_forms_of_credentials(address):
         "st:models/folder:a@b",
         "https://host/v1?tasks=a&page=2",
         "s3://bucket/keys/secret=1/part.parquet?region=eu",
+        "https://host/v1?max_tokens=5",
+        "https://host/v1?pagination_token=3&next_page_token=4&page-token=5",
+        "https://host/v1?tokenizer=abc&keys=a&monkey=b&codes=c",
+        "//host/share",
+        "/folder//a:b@c",
+        "s3://bucket/100%25/x",
         "",
     ],
 )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from mlflow import MlflowClient
 from settings_leaves import leaves
 from tiny_folders import save_nvembed
@@ -142,6 +143,8 @@ def test_what_a_run_sends_names_no_place_of_the_machine(at_home, tmp_path):
         f"model.backbone.path={at_home}/models/start",
         f"data.datasets.wiki-description.source.path={at_home}/pairs of mine.jsonl",
         f"model.query_prefix=see /{SECRET}",
+        "model.document_prefix=/no_think find pages and/or passages",
+        "data.datasets.wiki-sentence.source.path=../jane-doe/titles.jsonl",
     ]
     run = override(get_recipe("biencoder-quickstart"), settings)
     record(run, storage)
@@ -150,12 +153,14 @@ def test_what_a_run_sends_names_no_place_of_the_machine(at_home, tmp_path):
     (found,) = client.search_runs([client.get_experiment_by_name("rayembed").experiment_id])
     told = {**found.data.params, **found.data.tags}
     assert told["model.backbone.path"] == "start"
+    assert told["model.document_prefix"] == "/no_think find pages and/or passages"
     assert told["rayembed.results"] == "results/model"
     assert told["placement.storage_path"] == "outputs"
     artifacts = storage / "mlflow_artifacts"
     assert "pairs of mine.jsonl" in "".join(told.values())
     assert set(files_with(artifacts, "data/records/x")) == {"provenance.json"}
-    assert set(files_with(artifacts, f"see /{SECRET}")) == {"run.yaml"}
+    for prefix in (run.model.query_prefix, run.model.document_prefix):
+        assert set(files_with(artifacts, prefix)) == {"run.yaml"}
     assert "jane-doe" not in "".join(told.values())
     assert list(files_with(artifacts, "jane-doe")) == []
     # The control: the run's own folder has the settings as they were given.
@@ -175,6 +180,8 @@ def test_what_a_run_sends_names_no_place_of_the_machine(at_home, tmp_path):
         ("~/models/m", "m"),
         ("~jo/models/m", "m"),
         ("/home/jo/output/x", "x"),
+        ("../jo/models/m", "m"),
+        ("./../../jo/models/m", "m"),
         # Within a sentence, as warnings name a page.
         (
             "3 rows; examples: /home/jo/out/data/records/x/audit.html",
@@ -198,6 +205,24 @@ def test_local_paths_are_sent_by_what_is_below_the_storage(given, sent):
     assert without_places(given) == without_places(given, "s3://bucket/runs")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["/query: find me", "/a b/c d/e", "/no_think find pages and/or passages", "~/x: ", "../y: "],
+)
+def test_a_text_that_looks_like_a_path_is_published_as_it_is(text):
+    """A prefix and an instruction, among settings whose paths are shortened."""
+    own = {"kind": "retrieval", "name": "own", "path": "/home/jo/own", "instruction": text}
+    values = {
+        "model": {"reference": "/home/jo/m", "prompts": {"query_prefix": text}},
+        "own_sets": [own],
+        "placement": {"storage_path": "/home/jo/out"},
+    }
+    sent = yaml.safe_load(parse(EvaluationRun, values).published())
+    assert sent["model"]["prompts"]["query_prefix"] == text
+    assert sent["own_sets"][0]["instruction"] == text
+    assert (sent["model"]["reference"], sent["own_sets"][0]["path"]) == ("m", "own")
+
+
 def test_a_sentence_does_not_name_the_home_folder(at_home):
     told = f"2 rows of {at_home}/pairs.jsonl; see {at_home}/out/audit.html"
     assert without_places([told], f"{at_home}/out") == ["2 rows of ~/pairs.jsonl; see audit.html"]
@@ -207,6 +232,7 @@ def test_the_files_of_an_evaluation_name_no_place_of_the_machine(at_home):
     values = {
         "model": {"reference": f"{at_home}/models/m"},
         "tasks": ["NFCorpus"],
+        "benchmarks": [f"wikipedia?source={at_home}/articles.jsonl"],
         "placement": {"storage_path": f"{at_home}/outputs"},
     }
     text = parse(EvaluationRun, values).published()

@@ -4,6 +4,7 @@ The first step of Nomic Embed v2 (arXiv 2502.07972, section 4.1 and Table 2): wh
 `model.backbone.path` of the next one.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -221,9 +222,9 @@ class Adaptation(Document):
         """Number of steps."""
         return self.training.steps
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
         """Fingerprinted settings: everything that the trained weights depend on."""
-        values = super().identity()
+        values = super().identity(write)
         del values["corpus"]["root"], values["training"]["checkpoint_every_steps"]
         if self.training.held_out is None:
             del values["training"]["held_out"]

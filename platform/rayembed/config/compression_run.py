@@ -1,5 +1,6 @@
 """A compression: which model is made smaller in which ways, and what the variants are scored on."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PositiveInt, model_validator
@@ -73,9 +74,9 @@ class CompressionRun(Scores, Document):
     """None: speed and memory are not measured."""
     placement: CompressionPlacement = CompressionPlacement()
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
         """Settings on which variants and scores depend; how speed is measured is none of them."""
-        return {name: value for name, value in super().identity().items() if name != "speed"}
+        return {name: value for name, value in super().identity(write).items() if name != "speed"}
 
     @property
     def title(self) -> str:

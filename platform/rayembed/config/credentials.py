@@ -13,7 +13,8 @@ from rayembed.errors import ConfigError
 
 # A scheme of two letters or more, so no drive; one slash, too, as `pathlib` leaves it. Local paths
 # behind a scheme (`sqlite:////…`) have three or four.
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?!/)")
+# Or none at all, `//host/…`.
+_SCHEME = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]+):/{1,2}|(?<![\w:/.-])//)(?!/)")
 # What follows the first colon of the authority is a password unless it is a port. Secret keys may
 # hold an unquoted slash, so the authority is not cut there.
 _PASSWORD = re.compile(r"[^/?#@:]*:(?!\d+(?:[/?#]|$))[^@]*@")
@@ -22,8 +23,11 @@ _USER_OR_PASSWORD = re.compile(r"[^/?#@:]*(?::[^@]*)?@")
 _TOKEN = re.compile(r"[^/?#@]*@")
 _APART = re.compile(r"[\s'\"\[\]{}]+")
 _SECRET = re.compile(
-    r"passw|pwd|secret|token|signature|credential|authorization|bearer"
-    r"|(access|api|account|private|auth|shared|storage)[_-]?key|^(sig|sas|key|auth|pass|pw|jwt)$"
+    r"passw|pwd|secret|signature|credential|authorization|bearer"
+    r"|(access|api|account|private|auth|shared|storage)[_-]?key|(access|auth|session)[_-]?token"
+    r"|(^|[_-])key$|^(sig|sas|auth|pass|pw|jwt|code)$"
+    # Not the place in a list that is given page by page.
+    r"|^(?!(next|page|pagination|continuation)[_-])(.*[_-])?token$"
 )
 
 
@@ -86,9 +90,9 @@ def holds_credentials(value: object) -> bool:
 
 def _secrets(text: str) -> Iterator[str]:
     """Descriptions of the secrets in all addresses of a text, also in quoted ones."""
-    for form in {text: None, unquote(text): None}:
+    for form in _unquoted(text):
         for address in _SCHEME.finditer(form):
-            scheme, rest = address[1].lower(), form[address.end() :]
+            scheme, rest = (address[1] or "").lower(), form[address.end() :]
             user = {"s3": _USER_OR_PASSWORD, "http": _TOKEN, "https": _TOKEN}.get(scheme)
             if _PASSWORD.match(rest) or (user is not None and user.match(rest)):
                 yield "a password or key before '@'"
@@ -96,3 +100,11 @@ def _secrets(text: str) -> Iterator[str]:
                 name, equals, _ = part.partition("=")
                 if equals and (word := _SECRET.search(unquote_plus(name).strip().lower())):
                     yield f"a parameter with {word[0]!r} in its name"
+
+
+def _unquoted(text: str) -> Iterator[str]:
+    """The text, and what it is each time that it is unquoted, until nothing changes."""
+    yield text
+    while (further := unquote(text)) != text:
+        text = further
+        yield text

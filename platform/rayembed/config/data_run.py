@@ -1,5 +1,6 @@
 """A data run: data sets to prepare without a model to train; the settings of data jobs."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,9 +58,9 @@ class DataRun(Document):
     data: DataConfig
     placement: TeacherPlacement = TeacherPlacement()
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
         """All settings but the name and locations."""
-        values = super().identity()
+        values = super().identity(write)
         values["data"] = data_identity(values["data"])
         return values
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -16,7 +16,9 @@ from rayembed.errors import ConfigError
 
 # As a setting, also of a loader (`st:/…`) or a database, or a line of a record: from its first sign
 # to its last.
-_LOCAL = re.compile(r"(?:(?:st|mteb):|file://|sqlite(?:\+\w+)?:///)?((?:/|~[\w.-]*/)[^\s/][^\n]*)")
+_LOCAL = re.compile(
+    r"(?:(?:st|mteb):|file://|sqlite(?:\+\w+)?:///)?((?:/|~[\w.-]*/|(?:\./)*\.\./)[^\s/][^\n]*)"
+)
 
 AnyDocument = TypeVar("AnyDocument", bound="Document")
 
@@ -24,9 +26,13 @@ AnyDocument = TypeVar("AnyDocument", bound="Document")
 class Document(Settings):
     """Complete settings of a job: `--dry-run` prints them, `--recipe file.yaml` reads them."""
 
-    def identity(self) -> dict[str, Any]:
-        """Fingerprinted settings as plain values: everything that the results depend on."""
-        return self.model_dump(mode="json", exclude={"name", "placement"})
+    def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
+        """Fingerprinted settings as plain values: everything that the results depend on.
+
+        Args:
+            write: gives the text of each `Reference`; None: as it is. See `published_reference`.
+        """
+        return self.model_dump(mode="json", exclude={"name", "placement"}, context=write)
 
     @property
     def fingerprint(self) -> str:
@@ -38,10 +44,9 @@ class Document(Settings):
         return write_yaml(self.model_dump(mode="json"))
 
     def published(self) -> str:
-        """All settings as YAML for readers elsewhere; see `without_places`."""
-        values = self.model_dump(mode="json")
-        storage = (values.get("placement") or {}).get("storage_path", "")
-        return write_yaml(without_places(values, storage))
+        """All settings as YAML for readers elsewhere; see `published_reference`."""
+        storage = getattr(getattr(self, "placement", None), "storage_path", "")
+        return write_yaml(published_values(self, storage))
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -53,33 +58,60 @@ class Document(Settings):
         return parse(cls, read_mapping(path))
 
 
+def published_values(settings: Settings, storage: str) -> dict[str, Any]:
+    """Settings as plain values, each `Reference` as `published_reference` gives it. Other texts,
+    such as prefixes, lose only what is certainly a path of this machine: storage and home folder.
+    """
+    sent = settings.model_dump(mode="json", context=published_reference(storage))
+    published: dict[str, Any] = _each_text(sent, lambda text: _sentence(text, _root(storage)))
+    return published
+
+
+def published_reference(storage: str) -> Callable[[str], str]:
+    """Function from a `Reference` to what readers elsewhere get of it; see `without_places`."""
+    return lambda reference: str(without_places(reference, storage))
+
+
 def without_places(values: Any, storage: str = "") -> Any:
-    """Plain values with each absolute local path made relative to the storage, or reduced to its
-    last part where it lies elsewhere: for what leaves the machine.
+    """Plain values with each local path made relative to the storage, or reduced to its last part
+    where it lies elsewhere: for records, and references, that leave the machine.
+
+    Paths are known by their form here; settings know theirs, see `published_values`.
 
     Args:
         storage: folder that the run's results lie in; the storage itself becomes its last part.
     """
+    return _each_text(values, lambda text: _without_place(text, _root(storage)))
+
+
+def _each_text(values: Any, write: Callable[[str], str]) -> Any:
     if isinstance(values, Mapping):
-        return {
-            without_places(key, storage): without_places(value, storage)
-            for key, value in values.items()
-        }
+        return {_each_text(k, write): _each_text(v, write) for k, v in values.items()}
     if isinstance(values, list | tuple):
-        return [without_places(value, storage) for value in values]
-    if not isinstance(values, str):
-        return values
-    root = "" if not storage or "://" in storage else os.path.abspath(_expanded(storage))  # noqa: PTH100
-    if (match := _LOCAL.fullmatch(values)) is None:
-        # Of a sentence only what is certainly a path of this machine.
-        for place, sent in ((root, ""), (_expanded("~"), "~/")):
-            if len(place) > 1:
-                values = values.replace(f"{place}/", sent)
-        return values
-    path = Path(_expanded(match[1]))
+        return [_each_text(value, write) for value in values]
+    return write(values) if isinstance(values, str) else values
+
+
+def _without_place(text: str, root: str) -> str:
+    if (match := _LOCAL.fullmatch(text)) is None:
+        return _sentence(text, root)
+    path = Path(os.path.normpath(_expanded(match[1])))
     if root and path != Path(root) and path.is_relative_to(root):
         return path.relative_to(root).as_posix()
     return path.name
+
+
+def _sentence(text: str, root: str) -> str:
+    """The text without what is certainly a path of this machine."""
+    for place, sent in ((root, ""), (_expanded("~"), "~/")):
+        if len(place) > 1:
+            text = text.replace(f"{place}/", sent)
+    return text
+
+
+def _root(storage: str) -> str:
+    """Absolute path of the storage; empty: it has none on this machine."""
+    return "" if not storage or "://" in storage else os.path.abspath(_expanded(storage))  # noqa: PTH100
 
 
 def _expanded(path: str) -> str:

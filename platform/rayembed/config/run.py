@@ -1,6 +1,6 @@
 """A run: identity (what it is) and placement (where it runs); its fingerprint and its file."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -323,25 +323,29 @@ class Run(Document):
         assert self.evaluation.validation is not None
         return self.evaluation.validation.every_steps or stage.checkpoint_every_steps
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
         """Settings that are fingerprinted: all that the trained weights depend on.
 
         Left out are the name, the placement, where the data lies (its content is compared by the
         batch plan), and what is scored: a further baseline must not make another run of it. Only
         what decides which step's weights are handed on stays in.
         """
-        values = self.model_dump(mode="json", exclude={"name", "placement", "evaluation"})
+        values = self.model_dump(
+            mode="json", exclude={"name", "placement", "evaluation"}, context=write
+        )
         values["data"] = data_identity(values["data"])
         for stage in values["stages"]:
             del stage["checkpoint_every_steps"]
             if stage.get("epochs") is not None:  # the records decide the steps
                 del stage["steps"]
         if self.evaluation.validation is not None and self.evaluation.validation.keep == "best":
-            values["validation"] = self._what_chooses(self.evaluation.validation)
+            values["validation"] = self._what_chooses(self.evaluation.validation, write)
         return values
 
-    def _what_chooses(self, validation: ValidationConfig) -> dict[str, Any]:
-        values = validation.model_dump(mode="json", exclude={"every_steps"})
+    def _what_chooses(
+        self, validation: ValidationConfig, write: Callable[[str], str] | None
+    ) -> dict[str, Any]:
+        values = validation.model_dump(mode="json", exclude={"every_steps"}, context=write)
         values["every_steps"] = [self.validation_interval(stage) for stage in self.stages]
         told = self.evaluation.instructions
         values["instructions"] = {n: told[n] for n in self.validation_names if n in told}

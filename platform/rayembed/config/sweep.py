@@ -1,6 +1,6 @@
 """A sweep: compared runs, deciding score, search and early stopping."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
@@ -133,12 +133,14 @@ class Sweep(Document):
         }
         return self.model_copy(update={"runs": runs})
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
         """Everything that decides which trials there are and which is best.
 
         How many are drawn is left out: more of them belong to the same sweep.
         """
-        values = self.model_dump(mode="json", include={"space", "search", "scheduler", "metric"})
+        values = self.model_dump(
+            mode="json", include={"space", "search", "scheduler", "metric"}, context=write
+        )
         values["search"].pop("trials", None)
         # A run's own identity leaves out what it is scored on, which decides here.
         values["runs"] = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PlainSerializer, SerializationInfo
 
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.instructions import check_template
@@ -45,8 +45,14 @@ def unique_names(elements: str) -> AfterValidator:
 Role = Literal["query", "document"]
 """What a text is in a search; texts of symmetric tasks are queries."""
 
-Reference = Annotated[str, AfterValidator(refuse_credentials)]
-"""Path, asset reference or address; one that holds a password, key or token is refused."""
+
+def _written(reference: str, info: SerializationInfo) -> str:
+    return reference if info.context is None else str(info.context(reference))
+
+
+Reference = Annotated[str, AfterValidator(refuse_credentials), PlainSerializer(_written)]
+"""Path, asset reference or address; one that holds a password, key or token is refused. The
+context of a dump, if it has one, is the function that gives the text to write of it."""
 
 SHORT_NAMES: Mapping[str, str] = {
     "all-MiniLM-L6-v2": (

@@ -10,6 +10,7 @@ from typing import TextIO
 from rayembed.assets.cache import cache_folder
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.compression_run import CompressionRun
+from rayembed.config.document import published_values
 from rayembed.config.model import without_place
 from rayembed.evaluation.tables import ScoreTable, score_table
 from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
@@ -141,12 +142,13 @@ def open_tracker(run: CompressionRun, tracking_uri: str) -> Tracker:
         TrackingError: MLflow is away or refuses.
         ArtifactError: MLflow has another run of that name.
     """
+    published = published_values(run, run.placement.storage_path)
     return Tracker.open(
         tracking_uri,
         run.placement.experiment,
         run.title,
         run.fingerprint,
-        flatten(run.model_dump(mode="json", include={"model", "ways", "calibration"})),
+        flatten({name: published[name] for name in ("model", "ways", "calibration")}),
         {},
         folder=_kept(run),
         total_steps=1,

@@ -3,7 +3,7 @@
 import hashlib
 
 from rayembed.assets.cache import cache_folder
-from rayembed.config.document import fingerprint
+from rayembed.config.document import fingerprint, published_values
 from rayembed.evaluation.air_bench.scores import read_dev_scores
 from rayembed.pipeline.evaluate import EvaluationResult, dev_places
 from rayembed.pipeline.evaluation_report import benchmark_averages
@@ -26,19 +26,20 @@ def track(evaluated: EvaluationResult, tracking_uri: str) -> bool:
     key = fingerprint([str(meta.name), str(meta.revision)])
     name = f"{meta.name}@{meta.revision}"
     place = hashlib.sha256(f"{tracking_uri} {name}".encode()).hexdigest()[:12]
+    storage = absolute_storage(run.placement.storage_path)
     tracker = Tracker.open(
         tracking_uri,
         run.placement.experiment,
         name.replace("/", "__"),
         key,
-        flatten({"model": run.model.model_dump(mode="json")}),
+        flatten({"model": published_values(run.model, storage)}),
         {
             "rayembed.results": evaluated.scored.results,
             "rayembed.model_revision": str(meta.revision),
         },
         folder=cache_folder() / "evaluation-runs" / place,
         total_steps=1,
-        storage=absolute_storage(run.placement.storage_path),
+        storage=storage,
     )
     status: Status = "FAILED"
     complete = False

@@ -11,6 +11,7 @@ import yaml
 from rayembed.assets.storage import exists, file_name, join, read_bytes, write_atomic
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.adaptation import Adaptation
+from rayembed.config.document import without_places
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.config.sweep import Sweep
@@ -156,7 +157,9 @@ def _sweep(
         placement.experiment,
         sweep.name,
         sweep.fingerprint,
-        flatten(sweep.model_dump(mode="json", exclude={"runs"})),
+        without_places(
+            flatten(sweep.model_dump(mode="json", exclude={"runs"})), placement.storage_path
+        ),
         {"rayembed.kind": "sweep"},
         folder=files.local,
         total_steps=0,

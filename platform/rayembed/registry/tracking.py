@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from rayembed.assets.storage import write_atomic
 from rayembed.config.adaptation import AnyRun
-from rayembed.config.document import without_places
+from rayembed.config.document import published_reference, published_values, without_places
 from rayembed.errors import ArtifactError, TrackingError
 from rayembed.registry.metrics_log import (
     KEYS,
@@ -105,12 +105,13 @@ class Tracker:
 
         Args:
             tracking_uri: as `resolve_tracking_uri` gives it.
-            params: identity of the run; MLflow keeps the values of the first time.
+            params: identity of the run, as `published_values` gives it; MLflow keeps the values of
+                the first time.
             tags: may change from one time to the next.
             folder: the run's folder on local disk, for what could not be sent yet.
             total_steps: steps of the run, of which at most `MAX_POINTS` are sent.
             note: description that a new run gets.
-            storage: folder of all results. Local paths among params, tags and provenance are sent
+            storage: folder of all results. Local paths among tags and provenance are sent
                 relative to it, others by their last part.
 
         Raises:
@@ -137,7 +138,7 @@ class Tracker:
             tracker = cls(Path(folder), state)
             tracker._storage = storage
             tracker._take_over(state)
-            tracker._log_params(without_places(params, storage))
+            tracker._log_params(params)
             for key, value in without_places(tags, storage).items():
                 client.set_tag(run_id, allowed_key(key), str(value)[:TAG_CHARACTERS])
         return tracker
@@ -148,13 +149,13 @@ class Tracker:
     ) -> "Tracker":
         """Call `open` for a run: identity as params, placement as tags. Raises as `open`."""
         storage = run.placement.storage_path
-        placement = without_places(run.placement.model_dump(mode="json"), storage)
+        placement = published_values(run.placement, storage)
         return cls.open(
             tracking_uri,
             run.placement.experiment,
             run.name,
             run.fingerprint,
-            flatten(run.identity()),
+            flatten(run.identity(published_reference(storage))),
             {**{f"placement.{name}": str(value) for name, value in placement.items()}, **tags},
             folder=folder,
             total_steps=run.total_steps,

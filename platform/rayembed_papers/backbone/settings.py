@@ -1,5 +1,6 @@
 """The evaluation of a backbone by finetuning: which encoder, which tasks, how, and where."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -120,6 +121,6 @@ class BackboneRun(Document):
             )
         return self
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
         """Everything but where it runs; results are filed under the name."""
         return self.model_dump(mode="json", exclude={"placement"})
