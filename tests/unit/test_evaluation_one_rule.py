@@ -240,6 +240,10 @@ def test_long_texts_are_cut_and_computed_alike_wherever_they_are_scored(
 
     alone = by_evaluate()
     assert by_training(run, folder, tmp_path / "run") == pytest.approx(alone, abs=1e-12)
+    # MLflow gets the results, and so names no place of the machine.
+    written = {path: path.read_bytes() for path in tmp_path.glob("run/**/*") if path.is_file()}
+    assert "scores.yaml" in {path.name for path in written}
+    assert [path for path, held in written.items() if str(tmp_path).encode() in held] == []
     assert by_validation(run, folder)[0] == pytest.approx(alone, abs=1e-12)
     # The mixture of a model with itself is the model.
     twice = ([str(folder)] * 2, tmp_path / "merged")

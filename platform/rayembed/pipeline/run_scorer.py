@@ -7,6 +7,7 @@ from functools import cached_property
 from rayembed import hardware
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join, remove_folder
+from rayembed.config.document import published_values
 from rayembed.config.run import Run
 from rayembed.config.small_vectors import Precision
 from rayembed.config.yaml_text import write_yaml
@@ -83,7 +84,8 @@ class RunScorer:
             without_context=without_context,
             on=None if in_float32 else self._computed,
         )
-        about = {"scores.yaml": write_yaml(run.scores.model_dump(mode="json"))}
+        published = published_values(run.scores, run.placement.storage_path)
+        about = {"scores.yaml": write_yaml(published)}
         embeddings = join(self._folders.storage, "embeddings")
         store = Store(self._folders.results, embeddings)
         with doing(f"scoring {name}"):
