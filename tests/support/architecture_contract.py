@@ -217,7 +217,9 @@ def prompts(config, parts, folder):
 def stands_in_the_card(config):
     """The card says what the model is, and its code is Python."""
     run = get_recipe("biencoder").model_copy(update={"model": config})
-    card = model_card(run, dimensions=32, scores="", provenance={}, registered_model="m")
+    card = model_card(
+        run, fingerprint="f", dimensions=32, scores="", provenance={}, registered_model="m"
+    )
     assert config.description in card
     blocks = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(blocks) >= 2

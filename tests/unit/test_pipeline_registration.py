@@ -10,10 +10,11 @@ from mlflow import MlflowClient
 from result_files import write_results
 from tiny_folders import save_biencoder
 
+from rayembed.config.override import override
 from rayembed.errors import ArtifactError
 from rayembed.models.files import weights_fingerprint
 from rayembed.pipeline.register_job import run_register_job
-from rayembed.pipeline.registration import Training, register_trained
+from rayembed.pipeline.registration import Training, register_trained, training_run
 from rayembed.registry.registered_model import ModelReference, get_version, read_scores
 from rayembed.registry.tracking import Tracker
 
@@ -88,6 +89,35 @@ def test_a_run_registers_its_model_once_and_keeps_what_came_later(folder, tracke
     version = get_version(client, ModelReference("test", 1, None))
     assert [s.value for s in read_scores(client, version)] == [0.5, 0.25]
     assert "| Classification | 1 | 0.2500 |" in version.description
+
+
+def test_a_card_that_is_written_later_has_what_was_recorded(folder, tmp_path, monkeypatch):
+    """MLflow's `run.yaml` names the base model's folder by its last part: it tells neither the
+    fingerprint nor where the licence stands.
+    """
+    for place, licence in ((tmp_path / "base", "mit"), (tmp_path / "other" / "base", "gpl-3.0")):
+        place.mkdir(parents=True)
+        (place / "README.md").write_text(f"---\nlicense: {licence}\n---\n")
+    run = override(run_over("articles.json"), [f"model.backbone.path={tmp_path / 'base'}"])
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    tracker = Tracker.open_for_run(run, uri, tmp_path / "run", {})
+    tracker.log_resolved_run(run.published())
+    register_trained(Training(run, {}, ""), str(folder), tracker, None)
+    assert tracker.close("FINISHED")
+    first = (folder / "README.md").read_text()
+    monkeypatch.chdir(tmp_path / "other")
+    revision = f"{weights_fingerprint(folder)}-aaaaaaaa"
+    results = write_results(tmp_path / "out" / revision, {DESCRIPTION: 0.5})
+    card = tmp_path / "card.md"
+    job = ["--model", "models:/test/1", "--results", str(results), "--card", str(card)]
+    assert run_register_job([*job, "--tracking-uri", uri], about=None) == 0
+    later = card.read_text()
+    for text in (first, later):
+        assert f"fingerprint `{run.fingerprint}`" in text
+        assert "license: mit" in text
+        assert "gpl" not in text
+    read = training_run(client_of(tracker), tracker.run_id)
+    assert read.fingerprint != run.fingerprint, "the control"
 
 
 def test_a_run_without_scores_is_registered_without_an_alias(folder, tracker):

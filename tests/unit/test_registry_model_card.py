@@ -76,6 +76,7 @@ def make_run(kind="nvembed", backbone="hf://org/base@abc", instruction="Find it"
 
 def card(run, **changes):
     arguments = {
+        "fingerprint": run.fingerprint,
         "dimensions": 576,
         "scores": TABLE,
         "provenance": PROVENANCE,

@@ -76,7 +76,13 @@ def record(run, folder: Path) -> str:
     tracker.set_tags({"rayembed.results": f"{folder}/results/model"})
     assert tracker.close("FINISHED")
     card = model_card(
-        run, dimensions=32, scores="", provenance=provenance, registered_model=run.name, results=()
+        run,
+        fingerprint=run.fingerprint,
+        dimensions=32,
+        scores="",
+        provenance=provenance,
+        registered_model=run.name,
+        results=(),
     )
     (run_folder / "README.md").write_text(card)
     return card

@@ -23,7 +23,7 @@ from rayembed.pipeline.licences import base_licence, data_licences
 from rayembed.pipeline.task_facts import task_facts
 from rayembed.registry.aliases import CANDIDATE
 from rayembed.registry.card_parts import plain_card
-from rayembed.registry.mlflow_run import as_tracking_error
+from rayembed.registry.mlflow_run import FINGERPRINT_TAG, as_tracking_error
 from rayembed.registry.model_card import CARD_FILE, hub_name, model_card
 from rayembed.registry.register import describe, find_version, make_version
 from rayembed.registry.registered_model import (
@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 SHARE_TAG = "rayembed.trained_share"
 """Tag of a version: share of the trained model in it, for a card that is written later."""
+LICENCE_TAG = "rayembed.base_licence"
+"""Tag of a training's MLflow run: licence of the base model, read where it lies."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,25 @@ class Training:
     share: float = 1.0
     """Share of the trained model in the one that is kept: 0 is the start, what lies between a
     mixture of both."""
+    recorded: Mapping[str, str] | None = None
+    """Tags of its MLflow run, if the run was read from there: its `run.yaml` names no place of the
+    machine, so neither the fingerprint nor the base model's licence follows from it."""
 
     @property
     def global_step(self) -> int:
         """Step of the run after which the kept model is: that of the start is 0."""
         return self.run.total_steps if self.share else 0
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the run as it was trained."""
+        return self.run.fingerprint if self.recorded is None else self.recorded[FINGERPRINT_TAG]
+
+    def base_licence(self) -> str:
+        """Licence of the base model; empty: not known."""
+        if self.recorded is None:
+            return base_licence(self.run.model.backbone.path)
+        return self.recorded.get(LICENCE_TAG, "")
 
 
 @dataclass(frozen=True)
@@ -178,6 +194,8 @@ def register_trained(
     folder = resolve_model(model)
     check_registrable(folder)
     weights = weights_fingerprint(folder)
+    if licence := training.base_licence():
+        tracker.set_tags({LICENCE_TAG: licence})
     client = connect(tracker.tracking_uri)
     with as_tracking_error(tracker.tracking_uri):
         number = find_version(client, name, weights)
@@ -326,13 +344,14 @@ def own_run(
 def _card(training: Training, name: str, dimensions: int, scores: tuple[TaskScore, ...]) -> str:
     return model_card(
         training.run,
+        fingerprint=training.fingerprint,
         dimensions=dimensions,
         scores=training.table,
         provenance=training.provenance,
         registered_model=name,
         share=training.share,
         results=scores,
-        base_licence=base_licence(training.run.model.backbone.path),
+        base_licence=training.base_licence(),
         data_licences=data_licences(training.run),
     )
 
@@ -358,7 +377,9 @@ def _training_of(client: Any, version: Any) -> Training | None:
     provenance = _artifact(client, run_id, "provenance.json")
     table = _artifact(client, run_id, "scores.md")
     share = float(version.tags.get(SHARE_TAG, 1))
-    return Training(run, json.loads(provenance) if provenance else {}, table or "", share)
+    recorded = dict(client.get_run(run_id).data.tags)
+    kept = json.loads(provenance) if provenance else {}
+    return Training(run, kept, table or "", share, recorded)
 
 
 def training_run(client: Any, run_id: str) -> Run | None:

@@ -27,6 +27,7 @@ FOLDER = "path/to/this/folder"
 def model_card(
     run: Run,
     *,
+    fingerprint: str,
     dimensions: int,
     scores: str,
     provenance: Mapping[str, Any],
@@ -39,6 +40,7 @@ def model_card(
     """Model card in Markdown with YAML front matter for model hubs.
 
     Args:
+        fingerprint: of the run as it was trained; that of a published `run.yaml` is another one.
         dimensions: width of the vectors.
         scores: a Markdown table; empty when nothing was scored.
         provenance: what `collect_provenance` gives.
@@ -66,7 +68,7 @@ def model_card(
         "## Use\n\n" + _use(run, registered_model, share, scored=scored),
         "## Scores\n\n" + score_section(scores, results, reference),
         "## Training\n\n" + _not_whole(share) + _training(run, _row_counts(provenance), licences),
-        "## Provenance\n\n" + _provenance(run, provenance),
+        "## Provenance\n\n" + _provenance(run, fingerprint, provenance),
         "## Limits\n\n" + _limits(run, base_licence, licences),
     ]
     return "\n\n".join(sections) + "\n"
@@ -304,7 +306,7 @@ def _stage_row(stage: StageConfig) -> list[object]:
     return [stage.name, stage.steps, batch.global_pairs, batch.num_negatives, in_batch, data]
 
 
-def _provenance(run: Run, provenance: Mapping[str, Any]) -> str:
+def _provenance(run: Run, fingerprint: str, provenance: Mapping[str, Any]) -> str:
     code = provenance.get("code") or {}
     commit = code.get("commit") or "unknown"
     if code.get("uncommitted_changes"):
@@ -313,7 +315,7 @@ def _provenance(run: Run, provenance: Mapping[str, Any]) -> str:
     hardware = provenance.get("hardware") or {}
     constraints = provenance.get("constraints") or {}
     lines = [
-        f"- run `{run.name}`, fingerprint `{run.fingerprint}`, seed {run.seed}",
+        f"- run `{run.name}`, fingerprint `{fingerprint}`, seed {run.seed}",
         f"- rayembed {code.get('version') or 'unknown'}, commit {commit}",
         f"- Python {provenance.get('python') or 'unknown'}, "
         + (", ".join(f"{name} {found}" for name, found in packages.items()) or "packages unknown"),
