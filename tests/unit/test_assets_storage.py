@@ -1,4 +1,5 @@
 import errno
+import io
 import os
 import shutil
 import socket
@@ -238,6 +239,7 @@ def test_what_a_killed_writer_left_goes_and_what_a_live_one_writes_stays(tmp_pat
         other.touch()
     left = {path.name.split(".")[1] for path in tmp_path.glob(".*.npy.*.tmp")}
     assert left == {"killed", "live"}
+    age(tmp_path)
     write_atomic(tmp_path / "new", b"x")
     left = {path.name.split(".")[1] for path in tmp_path.glob(".*.npy.*.tmp")}
     assert left == {"live"}
@@ -248,6 +250,33 @@ def test_what_a_killed_writer_left_goes_and_what_a_live_one_writes_stays(tmp_pat
     assert list(tmp_path.glob(".*.npy.*.tmp")) == []
 
 
+def age(folder):
+    """Nothing in the folder was written to for longer than a writer takes."""
+    for path in folder.iterdir():
+        os.utime(path, (0, path.stat().st_mtime - 2 * atomic.STALE_SECONDS))
+
+
+def test_a_file_whose_lock_is_not_seen_stays_while_it_is_young(tmp_path, monkeypatch):
+    """As on file systems that show a lock to its own machine only."""
+    monkeypatch.setattr(atomic.fcntl, "flock", lambda handle, kind: None)
+    target = tmp_path / "file"
+
+    class Content(io.BytesIO):
+        def read(self, *size):
+            atomic.remove_unfinished.__wrapped__(tmp_path, 1)
+            return super().read(*size)
+
+    atomic.write_beside(target, Content(b"content"))
+    assert target.read_bytes() == b"content"
+    left = tmp_path / ".other.abcdefgh.tmp"
+    left.touch()
+    atomic.remove_unfinished.__wrapped__(tmp_path, 1)
+    assert left.exists()
+    age(tmp_path)
+    atomic.remove_unfinished.__wrapped__(tmp_path, 1)
+    assert not left.exists()
+
+
 def test_a_writer_whose_file_was_taken_for_a_dead_ones_begins_again(tmp_path, monkeypatch):
     """Between its beginning and its lock another process looks."""
     flock, looked = atomic.fcntl.flock, []
@@ -255,6 +284,7 @@ def test_a_writer_whose_file_was_taken_for_a_dead_ones_begins_again(tmp_path, mo
     def late(handle, kind):
         if not looked:
             looked.append(True)
+            age(tmp_path)
             atomic.remove_unfinished.__wrapped__(tmp_path, 0)
         flock(handle, kind)
 

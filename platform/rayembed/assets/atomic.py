@@ -1,7 +1,8 @@
 """Atomic writes of local files: a temporary file beside the target, renamed over it.
 
 A process that is killed leaves its temporary file. The next process that writes into the folder
-removes it: a writer holds a lock on its file until it has its name, and of a dead one nobody does.
+removes it once it is old: a writer holds a lock on its file until it has its name, and of a dead
+one nobody does. Some shared file systems show a lock to its own machine only, so age counts, too.
 """
 
 import fcntl
@@ -9,10 +10,15 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
+
+STALE_SECONDS = 3600.0
+"""Age from which a file that a writer left half-written is stale, and from which an unfinished
+folder counts as left by a job that has ended."""
 
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
 
@@ -43,12 +49,16 @@ def write_beside(target: Path, content: BinaryIO) -> None:
 
 @lru_cache(maxsize=10_000)
 def remove_unfinished(folder: Path, _process: int) -> None:
-    """Remove temporary files in a folder that killed writers left; once a process and folder."""
+    """Remove temporary files in a folder that killed writers left and that were not written to for
+    `STALE_SECONDS`; once a process and folder.
+    """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if _TEMPORARY.fullmatch(entry.name):
                 # Where locks are not possible, nothing is removed.
                 with suppress(OSError), Path(entry.path).open("r+b") as file:
+                    if time.time() - os.fstat(file.fileno()).st_mtime < STALE_SECONDS:
+                        continue
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     Path(entry.path).unlink()
 

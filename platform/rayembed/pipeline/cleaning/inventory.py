@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from rayembed.assets.atomic import STALE_SECONDS
 from rayembed.assets.storage import exists, file_sizes, file_times, join, read_bytes
 from rayembed.config.document import fingerprint
 from rayembed.config.yaml_text import read_yaml
@@ -45,10 +46,6 @@ _STORES = "teacher_vectors"
 _TEMPORARY = re.compile(r"\..+\.\w{8}\.tmp")
 _IDENTITY = re.compile(r"(?<![0-9a-f])[0-9a-f]{12}(?![0-9a-f])")
 _DIGEST = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
-
-STALE_SECONDS = 3600.0
-"""Age from which a file that a writer left half-written is stale, and from which an unfinished
-folder counts as left by a job that has ended."""
 
 NEW_SECONDS = 86400.0
 """Age up to which data that no run uses counts as made for a run that is about to start."""
