@@ -104,8 +104,22 @@ def test_a_folder_of_that_name_is_the_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert expanded_name(SHORT) == WHOLE
     (tmp_path / SHORT).mkdir()
-    assert expanded_name(SHORT) == SHORT
-    assert resolve(SHORT) == tmp_path / SHORT
+    folder = tmp_path / SHORT
+    assert expanded_name(SHORT) == str(folder)
+    assert expanded_name(f"st:{SHORT}") == f"st:{folder}"
+    assert resolve(SHORT) == folder
+    run = override(get_recipe("biencoder"), [f"model.backbone.path={SHORT}"])
+    # A process in another folder, as that of a worker, reads the settings again.
+    monkeypatch.chdir(tmp_path.parent)
+    assert override(run, ["name=again"]).model.backbone.path == str(folder)
+
+
+def test_a_short_name_that_nobody_replaced_is_no_other_model(tmp_path, monkeypatch):
+    """A relative folder of that name that is gone, or is not there for a worker."""
+    monkeypatch.chdir(tmp_path)
+    for find in (resolve, resolve_model):
+        with pytest.raises(AssetError, match="there is no file or folder"):
+            find(SHORT)
 
 
 def test_an_unknown_scheme_says_which_are_known():

@@ -1,8 +1,9 @@
 """Resolution of asset references to local files and folders.
 
-References: a short name of `SHORT_NAMES`; a local path; `hf://[datasets/]org/name[/path]@revision`;
+References: a local path; `hf://[datasets/]org/name[/path]@revision`;
 `s3://…` and `gs://…`; `pypi://package==version/path?sha256=…`; `sample://…`, which other rooms
-make. Nothing but the reference changes when an asset moves.
+make. Short names are replaced where settings and arguments are read. Nothing but the reference
+changes when an asset moves.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from rayembed.assets.hub import fetch_from_hub, fetch_model_from_hub
 from rayembed.assets.object_storage import fetch_from_object_storage
 from rayembed.assets.package_index import fetch_from_package
 from rayembed.config.credentials import check_address
-from rayembed.config.types import SHORT_NAMES, expanded_name
+from rayembed.config.types import SHORT_NAMES
 from rayembed.errors import AssetError
 
 _ALLOWED = (
@@ -50,7 +51,6 @@ def resolve(reference: str, *, cache: Path | None = None) -> Path:
         AssetError: unknown scheme, nothing there, not reachable, or not the expected content.
     """
     check_address(reference, "the reference of an asset")
-    reference = expanded_name(reference)
     scheme, separator, _ = reference.partition("://")
     if not separator:
         return _local(reference)
@@ -111,7 +111,7 @@ def _local(reference: str) -> Path:
     if not path.exists():
         known = {name.lower(): name for name in SHORT_NAMES}
         close = get_close_matches(reference.rpartition("/")[2].lower(), known, 1, 0.8)
-        meant = [known[name] for name in close]
+        meant = [known[name] for name in close if known[name] != reference]
         meant += [f"hf://{reference}@main"] if reference.count("/") == 1 else []
         hint = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ""
         raise AssetError(

@@ -64,13 +64,17 @@ SHORT_NAMES: Mapping[str, str] = {
 
 
 def expanded_name(reference: str) -> str:
-    """Asset reference of a model: of a short name what it stands for, unless a file or folder has
-    the name; else the text itself. The loader `st:` before it stays.
+    """Asset reference of a model: of a short name what it stands for, or the whole path of a file
+    or folder that has the name; else the text itself. The loader `st:` before it stays.
+
+    Only for what a user gives, where it is read. The whole path is no short name, so that another
+    process, in another folder, does not take it for one.
     """
     loader, name = ("st:", reference[3:]) if reference.startswith("st:") else ("", reference)
-    if name not in SHORT_NAMES or Path(name).exists():
+    if name not in SHORT_NAMES:
         return reference
-    return loader + SHORT_NAMES[name]
+    path = Path(name).absolute()
+    return loader + (str(path) if path.exists() else SHORT_NAMES[name])
 
 
 ModelReference = Annotated[Reference, AfterValidator(expanded_name)]
