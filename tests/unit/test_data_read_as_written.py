@@ -217,24 +217,114 @@ def test_an_unclosed_quote_is_refused_wherever_csv_is_read(reader, tmp_path):
         READERS[reader](tmp_path, path)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+STRAY = settings(max_examples=120, derandomize=True, deadline=None, phases=[Phase.generate])
+
+
+def rows_at(path: Path, **form: Any) -> list[list[str]]:
+    """Cells of the rows; those that are rejected are left out."""
+    (piece,) = list_pieces(str(path), versions=False, **form)
+    return [list(row.values.values()) for row in read_rows(piece) if isinstance(row, Row)]
+
+
+@STRAY
 @given(st.data())
 def test_stray_quotes_never_swallow_rows(data):
-    """One at a cell's start, and a second one at another cell's start or end, or in front of it."""
-    lines = plain_lines(40)
-    first, cell = data.draw(st.integers(0, 39)), data.draw(st.integers(0, 1))
-    lines[first] = with_quote(lines[first], cell)
-    if data.draw(st.booleans()):
-        end = data.draw(st.booleans())
-        # A quote that opens and closes around few whole rows is a cell of several lines.
-        second = first + data.draw(st.integers(9 if end else 1, 30))
-        if second < 40:
-            lines[second] = with_quote(lines[second], data.draw(st.integers(0, 1)), end=end)
+    """One at a cell's start, and a second one at a cell's start or end, at any distance."""
+    draw = data.draw
+    columns, distance = draw(st.integers(1, 5)), draw(st.integers(1, 9) | st.integers(1, 300))
+    first = draw(st.integers(0, 30))
+    rng = draw(st.randoms(use_true_random=False))
+    blank, ragged = draw(st.sampled_from([0, 0.1, 0.5])), draw(st.sampled_from([0, 0.05, 0.3]))
+    cells = [draw(st.integers(0, columns - 1)), draw(st.integers(0, columns - 1))]
+    end, second = draw(st.booleans()), first + distance
+    lines = []
+    for row in range(second + draw(st.integers(1, 30))):
+        texts = [f"text {row} of {column}" for column in range(columns)]
+        if row == first:
+            texts[cells[0]] = f'"{texts[cells[0]]}'
+        elif row == second:
+            texts[cells[1]] = f'{texts[cells[1]]}"' if end else f'"{texts[cells[1]]}'
+        elif rng.random() < ragged:
+            texts = [*texts, "more"] if columns == 1 or rng.random() < 0.5 else texts[1:]
+        lines += [",".join(texts), *([""] if rng.random() < blank else [])]
+    number = first + 2 + lines[: lines.index(next(one for one in lines if '"' in one))].count("")
     with TemporaryDirectory() as place:
-        path = csv_of(Path(place, "a.csv"), lines)
-        (piece,) = list_pieces(str(path))
-        with pytest.raises(ArtifactError, match=rf"line {first + 2}: the cell .* opens a quote"):
-            list(read_rows(piece))
+        path = csv_of(Path(place, "a.csv"), lines, ",".join(f"c{i}" for i in range(columns)))
+        with pytest.raises(ArtifactError, match=rf"line {number}: the cell .* opens a quote"):
+            rows_at(path)
+        meant = [line.split(",") for line in lines if line]
+        assert rows_at(path, quotes="none") == [
+            row + [None] * (columns - len(row)) for row in meant if len(row) <= columns
+        ]
+
+
+@STRAY
+@given(st.data())
+def test_cells_of_several_lines_are_read_as_a_writer_of_csv_wrote_them(data):
+    """Or refused, where they look like rows and the file does not quote all texts."""
+    line = st.sampled_from(
+        ["Hello", "yes, it is", "", "def f(a, b):", "    x = [1, 2],", 'say "hi", please', "}"]
+    )
+    cell = st.lists(line, min_size=1, max_size=6).map("\n".join).filter(str.strip)
+    columns = data.draw(st.integers(1, 5))
+    row = st.lists(cell, min_size=columns, max_size=columns)
+    rows = data.draw(st.lists(row, min_size=1, max_size=20))
+    with TemporaryDirectory() as place:
+        path, head = Path(place, "a.csv"), [f"c{i}" for i in range(columns)]
+        for quoting in (csv.QUOTE_ALL, csv.QUOTE_MINIMAL):
+            with path.open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file, quoting=quoting).writerows([head, *rows])
+            assert rows_at(path, quotes="csv") == rows
+            try:
+                assert rows_at(path) == rows
+            except ArtifactError as error:
+                if quoting == csv.QUOTE_ALL or "set source.quotes=csv" not in str(error):
+                    raise
+
+
+def test_prose_and_code_of_several_lines_are_no_rows(tmp_path):
+    """Not even with as many commas as rows have: in prose, spaces follow them."""
+    texts = ["Dear all,\nthanks, Bob", "one, two\nthree, four\nfive, six", "f(a, b)\n\ng(c, d)"]
+    rows = [{"query": f"q{i}", "positive": text} for i, text in enumerate(texts * 50)]
+    write_csv(tmp_path / "a.csv", rows)
+    assert read_pairs(tmp_path, tmp_path / "a.csv") == [(r["query"], r["positive"]) for r in rows]
+    swapped = [{"positive": r["positive"], "query": r["query"]} for r in rows]
+    write_csv(tmp_path / "b.csv", swapped)
+    assert len(rows_at(tmp_path / "b.csv")) == len(rows)
+
+
+def test_rows_whose_cells_begin_with_spaces_or_are_empty_are_swallowed_by_no_quotes(tmp_path):
+    for name, row in (("spaced", "q{0}, answer {0}"), ("empty", "q{0},"), ("first", ",a{0}")):
+        lines = [row.format(i) for i in range(60)]
+        lines[20], lines[26] = 'q,"open', 'q,a 12"'
+        path = csv_of(tmp_path / f"{name}.csv", lines)
+        with pytest.raises(ArtifactError, match=r"line 22: .* opens a quote that closes 6 lines"):
+            rows_at(path)
+
+
+def test_a_row_that_two_quotes_have_shortened_is_rejected(tmp_path):
+    lines = ['"how big is it,a 12",forum', "q,a,forum"]
+    path = csv_of(tmp_path / "a.csv", lines, "query,positive,place")
+    source = {"kind": "pairs", "path": str(path), "max_rejected_share": 1}
+    records, made = made_records(tmp_path / "out", source)
+    assert [record.query for record in records] == ["q"]
+    assert made.manifest["rejected"] == {
+        "fewer cells than columns, one with the delimiter within quotes": 1
+    }
+
+
+def test_what_quotes_are_can_be_set_for_a_job(tmp_path):
+    lines = ['q,"open', 'r,a 12"', "s,t"]
+    source = {"kind": "pairs", "path": str(csv_of(tmp_path / "a.csv", lines))}
+    seen = {}
+    for quotes in ("csv", "none"):
+        records, _ = made_records(tmp_path / quotes, {**source, "quotes": quotes})
+        seen[quotes] = [(record.query, *record.positives) for record in records]
+        assert _look_at(source["path"], delimiter=None, encoding=None, quotes=quotes).rows == len(
+            seen[quotes]
+        )
+    assert seen["csv"] == [("q", "open\nr,a 12"), ("s", "t")]
+    assert seen["none"] == [("q", '"open'), ("r", 'a 12"'), ("s", "t")]
 
 
 def test_without_the_strict_reader_two_quotes_swallow_rows(tmp_path):
@@ -277,20 +367,48 @@ def test_a_carriage_return_without_quotes_is_refused_and_ends_the_lines_of_old_f
     assert read_pairs(tmp_path, tmp_path / "a.tsv") == [("one\rtwo", "p")]
 
 
-def test_tsv_that_was_quoted_as_csv_is_told(tmp_path):
-    rows = [{"query": 'say "hi"', "positive": "p"}, {"query": "q", "positive": "two\nlines"}]
-    write_csv(tmp_path / "a.tsv", rows, delimiter="\t", lineterminator="\n")
-    source = {"kind": "pairs", "path": str(tmp_path / "a.tsv")}
-    with pytest.raises(
-        DataError, match=r"none usable \(3 × quoted as in CSV: name the file \.csv and set"
-    ):
-        made_records(tmp_path / "out", source)
-    (tmp_path / "a.tsv").rename(tmp_path / "a.csv")
-    source = {"kind": "pairs", "path": str(tmp_path / "a.csv"), "delimiter": "\t"}
-    records, _ = made_records(tmp_path / "out", source)
-    assert [(r.query, r.positives[0]) for r in records] == [
-        (r["query"], r["positive"]) for r in rows
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_tsv_with_quotes_around_cells_is_read_without_them(quoting, tmp_path):
+    rows = [
+        {"query": "plain", "positive": "before any quote"},
+        {"query": 'say "hi"', "positive": "a,b"},
+        {"query": "q", "positive": "two\nlines"},
+        {"query": "r", "positive": "a\ttab"},
     ]
+    form = {"delimiter": "\t", "lineterminator": "\n"}
+    write_csv(tmp_path / "a.tsv", rows, quoting=quoting, **form)
+    assert read_pairs(tmp_path, tmp_path / "a.tsv") == [(r["query"], r["positive"]) for r in rows]
+    excel = 'query\tpositive\nplain\tp\n"a, b"\t"c"\n'
+    (tmp_path / "b.tsv").write_text(excel)
+    assert read_pairs(tmp_path, tmp_path / "b.tsv") == [("plain", "p"), ("a, b", "c")]
+    assert rows_at(tmp_path / "b.tsv", quotes="none")[1] == ['"a, b"', '"c"']
+
+
+@pytest.mark.parametrize("other", ['"to be" or not', '"', '"open'])
+def test_one_cell_of_tsv_that_is_not_in_quotes_makes_all_quotes_signs(other, tmp_path):
+    rows = [("a", '"to be"'), ("b", other), ("c", '"whole"')]
+    for order in (rows, rows[::-1]):
+        lines = ["query\tpositive", *map("\t".join, order)]
+        (tmp_path / "a.tsv").write_text("\n".join(lines))
+        assert read_pairs(tmp_path, tmp_path / "a.tsv") == order
+
+
+def test_lines_within_quotes_of_tsv_that_look_like_rows_are_refused(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('query\tpositive\n"a"\tb\nq\t"open\nr\ta 12"\n')
+    with pytest.raises(ArtifactError, match=r"line 3: the cell .* as rows have"):
+        rows_at(path)
+    assert rows_at(path, quotes="csv") == [["a", "b"], ["q", "open\nr\ta 12"]]
+    assert rows_at(path, quotes="none") == [['"a"', "b"], ["q", '"open'], ["r", 'a 12"']]
+
+
+def test_tsv_of_both_kinds_is_told(tmp_path):
+    lines = ["query\tpositive", '"say ""hi"""\tp', '"to be" or not\tp']
+    (tmp_path / "a.tsv").write_text("\n".join(lines))
+    source = {"kind": "pairs", "path": str(tmp_path / "a.tsv"), "max_rejected_share": 1}
+    _, made = made_records(tmp_path / "out", source)
+    told = "quoted as in CSV, unlike other cells: set source.quotes to csv or none"
+    assert made.manifest["rejected"] == {told: 1}
 
 
 # ---- two columns of one name

@@ -230,7 +230,7 @@ def training_run(
     """
     if steps is not None and epochs is not None:
         raise ConfigError(f"steps={steps} and epochs={epochs:g} are given; one of them is enough")
-    form = {name: settings.get(f"{_DATASET}.source.{name}") for name in ("delimiter", "encoding")}
+    form = {name: settings.get(f"{_DATASET}.source.{name}") for name in _FORM}
     look = _look_at(path, **form)
     graded = {"sentence1", "sentence2", "score"} <= look.columns
     found: dict[str, Any] = {
@@ -307,7 +307,13 @@ class _Look:
     """Keys of the files' pieces, which change with what these hold."""
 
 
-def _look_at(path: str, *, delimiter: str | None, encoding: str | None) -> _Look:
+_FORM = ("delimiter", "encoding", "quotes")
+"""Settings of a source that say how files are written."""
+
+
+def _look_at(
+    path: str, *, delimiter: str | None, encoding: str | None, quotes: str | None = None
+) -> _Look:
     """Read the rows once, for what follows from their number.
 
     Raises:
@@ -317,7 +323,7 @@ def _look_at(path: str, *, delimiter: str | None, encoding: str | None) -> _Look
     from rayembed.data.sources.rows import Row, read_rows
 
     look, seen = _Look(), set[int]()
-    for piece in list_pieces(path, delimiter=delimiter, encoding=encoding):
+    for piece in list_pieces(path, delimiter=delimiter, encoding=encoding, quotes=quotes):
         look.keys.append(piece.key)
         for row in read_rows(piece):
             look.rows += 1

@@ -8,7 +8,7 @@ Web pages often open with their title: of a text, `text.first_line` is that line
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -174,5 +174,9 @@ class FileSource(Settings):
     encoding: FileName | None = Field(default=None, exclude_if=lambda one: one is None)
     """Encoding of CSV, TSV and JSONL files, such as `latin-1`, `cp1252`, `utf-16` (not of JSONL);
     None: UTF-8."""
+    quotes: Literal["csv", "none"] | None = Field(default=None, exclude_if=lambda one: one is None)
+    """What `"` is in CSV and TSV files. `csv`: it stands around cells, also where their lines look
+    like rows; `none`: a sign like any other, and each line is a row; None: found out, and a file
+    that can be read both ways is refused."""
     language: Column | None = None
     """Column of a language code, by which batches and filters can be separated."""

@@ -33,6 +33,7 @@ _READERS = (
     "data/sources/csv_rows.py",
     "data/sources/files.py",
     "data/sources/names_beside.py",
+    "data/sources/quote_check.py",
     "data/sources/rows.py",
     "data/sources/versions.py",
     "evaluation/own_data.py",

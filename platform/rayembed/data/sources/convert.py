@@ -24,7 +24,7 @@ from rayembed.data.sources.unread import merge_unread
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 9
+CODE_VERSION = 10
 """Code version of conversion and cleaning; bump when the same inputs yield other records."""
 
 

@@ -1,94 +1,136 @@
-"""Rows of CSV and TSV files; a file whose quotes do not close is refused, not guessed at.
+"""Rows of CSV and TSV files; a file whose quotes can be read in two ways is refused.
 
 Python's csv takes a cell whose quote is never closed to hold the rest of the file, or all rows up
 to the next quote. Its strict mode raises where a quote closes within a cell or not at all; a quote
-that closes at the end of another cell by chance is known by the rows that the cell holds.
+that closes at the end of another cell by chance is known by the lines of the cell (`quote_check`).
 
-TSV knows no quotes, as its registered media type has it: a tab ends a cell, a line ends a row.
+TSV as registered knows no quotes: a tab ends a cell, a line ends a row. Programs that write CSV put
+them into TSV, too, and are known by all cells of the file that begin with one.
 """
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from rayembed.data.sources.cells import is_unicode
+from rayembed.data.sources.quote_check import ADVICE, QuoteCheck, shown
 
 NOT_UTF8 = "not UTF-8"
 
 _LARGEST_CELL = 1 << 26
 """Characters of a cell; a longer one comes from a quote that was not closed."""
 
-_ROWS_IN_A_CELL = 8
-"""Further lines of a row, each with as many cells as the file has columns, from which on they are
-taken for rows of their own. Lines of prose or code hardly ever agree so long."""
-
-_SHOWN_CHARACTERS = 40
-_ADVICE = (
-    "Within a quoted cell a quote is written twice, as csv.writer and pandas' to_csv do it; write "
-    "the file so, or as JSONL or Parquet"
-)
-
-
 Cells = tuple[dict[str, Any], str | None]
 """Cells of a row by the names in the first line, None for those that it lacks, and the reason where
 it is no row."""
 
 
-def csv_rows(text: TextIO, *, tsv: bool = False, delimiter: str | None = None) -> Iterator[Cells]:
+def csv_rows(
+    text: TextIO,
+    *,
+    tsv: bool = False,
+    delimiter: str | None = None,
+    quotes: str | None = None,
+    again: Callable[[], TextIO] | None = None,
+) -> Iterator[Cells]:
     """Rows of a file.
 
     Args:
         text: opened with `newline=""`.
         delimiter: sign between cells; None: a comma, or a tab of TSV.
+        quotes: "csv": they stand around cells, also around several lines that look like rows;
+            "none": they are signs like any other; None: as in CSV, of TSV what its cells say.
+        again: opens the file once more; needed for TSV whose quotes are to be found out.
 
     Raises:
-        csv.Error: two columns have one name, the first line is not UTF-8, or a quote does not close
-            at the end of its cell; the message has the line where it opens.
+        csv.Error: two columns have one name, the first line is not UTF-8, a quote does not close at
+            the end of its cell, or lines within quotes may be rows; the message has the line where
+            it opens.
     """
     sign, lines = delimiter or ("\t" if tsv else ","), _Lines(text)
-    rows = _rows_of_tsv(lines, sign) if tsv else _rows_of_csv(lines, sign)
+    plain = quotes == "none" or (tsv and quotes is None)
+    judged = tsv and quotes is None and again is not None
+    rows = (
+        _rows_of_lines(lines, sign, again if judged else None)
+        if plain
+        else _rows_of_csv(lines, sign, meant=quotes == "csv")
+    )
     names = next(rows, None)
     if names is None:
         return
     _check_names(names)
     for cells in rows:
-        if not tsv and len(lines.of_row) > 1:
-            _check_lines(lines, sign, cells, len(names))
         values: dict[str, Any] = dict(zip(names, cells, strict=False))
+        reason = None
         if len(values) < len(names):
             values = {**dict.fromkeys(names), **values}
-        reason = None
+            if any(sign in cell for cell in cells):
+                reason = "fewer cells than columns, one with the delimiter within quotes"
         if further := cells[len(names) :]:
             values["…"], reason = further, "more cells than columns"
         elif not all(map(is_unicode, cells)):
             reason = NOT_UTF8
         elif (
-            tsv and '"' in lines.of_row[0] and _is_of_csv(cells, lines.next_cells(sign), len(names))
+            plain
+            and quotes is None
+            and '"' in lines.of_row[0]
+            and _is_of_csv(cells, lines.next_cells(sign), len(names))
         ):
-            reason = "quoted as in CSV: name the file .csv and set source.delimiter"
+            reason = "quoted as in CSV, unlike other cells: set source.quotes to csv or none"
         yield values, reason
 
 
-def _rows_of_csv(lines: "_Lines", sign: str) -> Iterator[list[str]]:
+def _rows_of_csv(
+    lines: "_Lines", sign: str, columns: int = 0, *, meant: bool = False
+) -> Iterator[list[str]]:
     csv.field_size_limit(_LARGEST_CELL)
     reader = csv.reader(lines, delimiter=sign, strict=True)
+    check = QuoteCheck(sign, meant=meant)
     while True:
         try:
             cells = next(reader, None)
         except csv.Error as error:
             raise csv.Error(_unread(lines, sign, str(error))) from None
         if cells is None:
+            check.end()
             return
         if cells:  # an empty line is no row
+            columns = columns or len(cells)
+            if len(lines.of_row) > 1 or len(cells) != columns or not check.settled:
+                check.see(lines.of_row, cells, columns, lines.first)
             yield cells
         lines.of_row.clear()
 
 
-def _rows_of_tsv(lines: "_Lines", sign: str) -> Iterator[list[str]]:
+def _rows_of_lines(
+    lines: "_Lines", sign: str, again: Callable[[], TextIO] | None
+) -> Iterator[list[str]]:
+    """Rows of one line each; from the first cell that begins with a quote on those of CSV, if the
+    whole file can be read so.
+    """
+    columns, inner = 0, f'{sign}"'
     for line in lines:
+        if again is not None and (line[0] == '"' or inner in line):
+            if _is_quoted(again, sign):
+                lines.put_back()
+                yield from _rows_of_csv(lines, sign, columns)
+                return
+            again = None
         if cells := _cells(line, sign):
+            columns = columns or len(cells)
             yield cells
         lines.of_row.clear()
+
+
+def _is_quoted(again: Callable[[], TextIO], sign: str) -> bool:
+    """Whether each cell of a file that begins with a quote ends with one, and is one cell."""
+    with again() as text:
+        try:
+            for _ in _rows_of_csv(_Lines(text), sign, meant=True):
+                pass
+        except csv.Error:
+            return False
+    return True
 
 
 def _cells(line: str, sign: str) -> list[str]:
@@ -97,10 +139,7 @@ def _cells(line: str, sign: str) -> list[str]:
 
 
 class _Lines:
-    """Lines of a file for the parser, which keep those of the row that it is in.
-
-    X
-    """
+    """Lines of a file for the parser, which keep those of the row that it is in."""
 
     def __init__(self, text: TextIO) -> None:
         self._text, self._read, self._end = iter(text), 0, ""
@@ -133,10 +172,19 @@ class _Lines:
                 return []
         return _cells(self._ahead, sign)
 
+    def put_back(self) -> None:
+        """Make the line that was read last the next one."""
+        self._ahead = self.of_row.pop()
+        self._read -= 1
+
+    @property
+    def first(self) -> int:
+        """Number in the file, from 1, of the row's first line."""
+        return self._read - len(self.of_row) + 1
+
     def number(self, place: int) -> int:
         """Number in the file, from 1, of the line with this character of the row."""
-        first = self._read - len(self.of_row) + 1
-        for number, line in enumerate(self.of_row, first):
+        for number, line in enumerate(self.of_row, self.first):
             place -= len(line)
             if place < 0:
                 return number
@@ -170,29 +218,6 @@ def _is_of_csv(cells: Sequence[str], following: Sequence[str], columns: int) -> 
     return (opens and cut) or (len(cells) < columns and cells[0].endswith('"'))
 
 
-def _check_lines(lines: _Lines, sign: str, cells: Sequence[str], columns: int) -> None:
-    """Raise where a row of several lines is made of several rows.
-
-    A quote that was left open ends at the next one; where that stands at the end of a cell, the
-    parser sees one long cell.
-    """
-    further = lines.of_row[1:]
-    rows = columns > 1 and all(line.count(sign) == columns - 1 for line in further)
-    if len(cells) == columns and not (rows and len(further) >= _ROWS_IN_A_CELL):
-        return
-    cell = next(cell for cell in cells if "\n" in cell or "\r" in cell)
-    place = "".join(lines.of_row).find(cell.replace('"', '""').partition("\n")[0])
-    seen = (
-        f"the row has {len(cells)} cells in place of {columns}"
-        if len(cells) != columns
-        else f"its lines have {columns} cells each, as rows have"
-    )
-    raise csv.Error(
-        f"line {lines.number(max(place, 0))}: the cell {_shown(cell)} opens a quote that closes "
-        f"{len(further)} lines further on, and {seen}. {_ADVICE}"
-    )
-
-
 def _unread(lines: _Lines, sign: str, error: str) -> str:
     """Message of a row that the parser cannot read: where the quote opens that does not close."""
     text = "".join(lines.of_row)
@@ -202,9 +227,8 @@ def _unread(lines: _Lines, sign: str, error: str) -> str:
             error = "a carriage return stands in a cell without quotes; write it with QUOTE_ALL"
         return f"line {lines.number(0)}: {error}, or write JSONL or Parquet"
     return (
-        f"line {lines.number(place)}: the cell {_shown(text[place:])} opens a quote that does not "
-        f"close at the end of a cell ({error}). {_ADVICE}; where quotes are signs like any other "
-        "and no cell has a line break, name the file .tsv and set source.delimiter"
+        f"line {lines.number(place)}: the cell {shown(text[place:])} opens a quote that does not "
+        f"close at the end of a cell ({error}). {ADVICE}"
     )
 
 
@@ -227,8 +251,3 @@ def _closing(text: str, place: int) -> int:
     while (place := text.find('"', place)) >= 0 and text[place + 1 : place + 2] == '"':
         place += 2
     return place
-
-
-def _shown(cell: str) -> str:
-    more = "…" if len(cell) > _SHOWN_CHARACTERS else ""
-    return repr((cell[:_SHOWN_CHARACTERS] + more).encode("utf-8", "replace").decode())

@@ -150,6 +150,7 @@ class FileRows(FileSource, Source):
             list_pieces,
             delimiter=self.delimiter,
             encoding=self.encoding,
+            quotes=self.quotes,
             versions=versions,
             texts=self.takes_texts,
         )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.fs
@@ -79,6 +79,8 @@ class FilePiece:
     """Sign between cells; None: the kind's own."""
     encoding: str | None = None
     """Encoding of texts; None: UTF-8."""
+    quotes: str | None = None
+    """What quotes are in CSV and TSV; None: it is found out."""
     origins: str | None = None
     """Column with the rows' own origins; None if their position in the file is their origin."""
     made: bool = False
@@ -118,6 +120,7 @@ def list_pieces(
     *,
     delimiter: str | None = None,
     encoding: str | None = None,
+    quotes: str | None = None,
     versions: bool = True,
     texts: bool = False,
 ) -> list[FilePiece]:
@@ -129,6 +132,7 @@ def list_pieces(
     Args:
         delimiter: sign between cells of CSV and TSV files; None: the kind's own.
         encoding: of all but Parquet files; None: UTF-8.
+        quotes: of CSV and TSV files; see `FileSource`.
         versions: whether pieces have the version of their file, for which local files are read
             whole.
         texts: whether files of texts (`.txt`, `.md`) are rows; not those of the hub.
@@ -166,7 +170,8 @@ def list_pieces(
             f"source.encoding={encoding}: JSONL files such as {lines[0]!r} are read in pieces, "
             f"which it does not allow; convert them: iconv -f {encoding} -t utf-8"
         )
-    return [replace(piece, delimiter=delimiter, encoding=encoding) for piece in pieces]
+    form: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "quotes": quotes}
+    return [replace(piece, **form) for piece in pieces]
 
 
 def _newline(path: str, encoding: str) -> bytes:

@@ -82,8 +82,7 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
             case "jsonl":
                 yield from _read_jsonl(filesystem, inside, piece)
             case "csv" | "tsv":
-                with filesystem.open_input_stream(inside) as stream:
-                    yield from _read_csv(stream, piece)
+                yield from _read_csv(filesystem, inside, piece)
             case "parquet":
                 with filesystem.open_input_file(inside) as file:
                     yield from _read_parquet(file, piece, columns)
@@ -371,22 +370,28 @@ def _without_front_matter(text: str) -> tuple[str, str]:
     return title.strip() if isinstance(title, str) else "", text[found.end() :]
 
 
-def _read_csv(stream: pyarrow.NativeFile, piece: FilePiece) -> Iterator[Row | BadRow]:
-    # Bytes that are not UTF-8 come through as halves of surrogate pairs, so that they cost one row.
-    encoding = _encoding(piece)
-    text = io.TextIOWrapper(
-        io.BufferedReader(stream),
-        encoding=encoding,
-        errors="surrogateescape" if encoding == _UTF8 else "strict",
-        newline="",
-    )
-    rows = csv_rows(text, tsv=piece.kind == "tsv", delimiter=piece.delimiter)
-    for number, (values, reason) in enumerate(rows):
-        origin = f"{piece.name}#{number}"
-        if reason is not None:
-            yield BadRow(origin, reason, str(values)[:200])
-        else:
-            yield Row(origin, values, json_lists=True)
+def _read_csv(
+    filesystem: pyarrow.fs.FileSystem, inside: str, piece: FilePiece
+) -> Iterator[Row | BadRow]:
+    def opened() -> io.TextIOWrapper:
+        # Bytes that are not UTF-8 come through as halves of surrogate pairs; they cost one row.
+        encoding = _encoding(piece)
+        return io.TextIOWrapper(
+            io.BufferedReader(filesystem.open_input_stream(inside)),
+            encoding=encoding,
+            errors="surrogateescape" if encoding == _UTF8 else "strict",
+            newline="",
+        )
+
+    sign, quotes = piece.delimiter, piece.quotes
+    with opened() as text:
+        rows = csv_rows(text, tsv=piece.kind == "tsv", delimiter=sign, quotes=quotes, again=opened)
+        for number, (values, reason) in enumerate(rows):
+            origin = f"{piece.name}#{number}"
+            if reason is not None:
+                yield BadRow(origin, reason, str(values)[:200])
+            else:
+                yield Row(origin, values, json_lists=True)
 
 
 def _encoding(piece: FilePiece) -> str:
