@@ -459,18 +459,56 @@ def test_a_key_twice_costs_its_row(tmp_path):
         '[["a"], ["b"]]',
         '["a", 1]',
         '[{"text": "a"}]',
+        "('a', 'b')",
+        "{'a', 'b'}",
+        "array(['a', 'b'], dtype=object)",
+        "['a', 3]",
+        "[3, 'a']",
+        "['a', ...]",
     ],
 )
 def test_lists_that_are_no_json_lists_of_texts_are_rejected(cell, tmp_path):
-    write_csv(tmp_path / "a.csv", [{"query": "q", "positive": "p", "negatives": cell}] * 3)
-    source = {"kind": "pairs", "path": str(tmp_path / "a.csv"), "negatives": "negatives"}
-    with pytest.raises(DataError, match=r"3 × column 'negatives' is a (list that is no|JSON list)"):
-        made_records(tmp_path / "out", source)
+    for form in ("plain.csv", "plain.jsonl", "arrow.parquet", "memory"):
+        for column in ("positive", "hard"):
+            rows = [{"query": "q", "positive": "p", "hard": "n", column: cell}] * 3
+            path = tmp_path / form
+            if form == "memory":
+                path = Path(rows_file(rows, str(tmp_path)))
+            else:
+                WRITERS[form](path, rows)
+            source = {"kind": "pairs", "path": str(path), "negatives": "hard"}
+            told = rf"3 × column '{column}' is a (list that is no|JSON list)"
+            with pytest.raises(DataError, match=told):
+                made_records(tmp_path / "out", source)
+
+
+def test_empty_negatives_in_memory_are_none(tmp_path):
+    frame = pd.DataFrame({"query": ["q"], "positive": ["p"], "negatives": [""]})
+    assert rows_file(frame, str(tmp_path))
+
+
+def test_lists_that_are_no_json_are_neither_counted_as_none_nor_taken_in_memory(tmp_path):
+    cell = "['a', 'b']"
+    write_jsonl(tmp_path / "a.jsonl", [{"query": "q", "positive": "p", "negatives": cell}])
+    assert _look_at(str(tmp_path / "a.jsonl"), delimiter=None, encoding=None).negatives == 1
+    with pytest.raises(DataError, match=r"row 0: the negatives are .*written as a text"):
+        rows_file([("q", "p", cell)], str(tmp_path))
 
 
 @pytest.mark.parametrize(
     "text",
-    ["[Solved] how do I …", "[1, 2]", "[x]", "[a] and [b]", "['solved'] how", "a ['b']", "["],
+    [
+        "[Solved] how do I …",
+        "[1, 2]",
+        "[x]",
+        "[a] and [b]",
+        "['solved'] how",
+        "a ['b']",
+        "[",
+        "('a')",
+        "array",
+        "{'a': 1}",
+    ],
 )
 def test_texts_in_brackets_are_texts(text, tmp_path):
     write_csv(tmp_path / "a.csv", [{"query": "q", "positive": text}])

@@ -340,13 +340,15 @@ def _look_at(
 
 
 def _negatives_in(row: "Row") -> int:
-    """Number of texts in a row's column `negatives`; conversion rejects a cell that has none."""
+    """Number of texts in a row's column `negatives`; one where they cannot be read, so
+    that conversion reads and rejects the cell.
+    """
     from rayembed.data.sources.cells import RowError, texts_in
 
     try:
-        return len(texts_in(row.values, "negatives", json_lists=row.json_lists))
+        return len(texts_in(row.values, "negatives"))
     except RowError:
-        return 0
+        return 1
 
 
 def _share(documents: int) -> float | None:

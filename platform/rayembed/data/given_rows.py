@@ -203,6 +203,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _texts(item: Any, number: int) -> list[str]:
+    if isinstance(item, str) and looks_like_list(item):
+        raise DataError(
+            f"row {number}: the negatives are {_shown(item)}, a list that was written as a text; "
+            "read it first, by json.loads or ast.literal_eval"
+        )
     texts = [item] if isinstance(item, str) else item
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise DataError(f"row {number}: negatives are texts or a list of texts, not {_shown(item)}")

@@ -4,15 +4,28 @@ The grammar of columns is described in `rayembed.config.sources`; it applies to 
 name.
 """
 
+import ast
 import json
 import math
 import re
+import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-_ELEMENT_FIRST = re.compile(r"""[bru]?['"]|(?:None|nan|null)\b""")
-_ELEMENT_LAST = re.compile(r"""(?:['"]|\b(?:None|nan|null))\Z""")
+_QUOTED_FIRST = re.compile(r"""[bru]?['"]|(?:None|nan|null)\b""")
+_QUOTED_LAST = re.compile(r"""(?:['"]|\b(?:None|nan|null))\Z""")
 """Begin and end of what stands between the brackets of a list of texts."""
+
+_OTHER_FIRST = re.compile(r"[-+\d.]+\s*,")
+_OTHER_LAST = re.compile(r",\s*[-+\d.]+\Z")
+"""The same where that element is a number or an ellipsis."""
+
+_ARRAY = re.compile(
+    r"(?:(?:np|numpy)\.)?(?:array|frozenset|set|Index)\((.*?)(?:,\s*dtype=[^()]*)?\)", re.DOTALL
+)
+_LIST_BEGINS = "[({anfsI"
+"""Signs that a list in JSON's or Python's form may begin with."""
 
 _LINES = ("first_line", "other_lines")
 
@@ -64,16 +77,13 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
     return ([] if below is None or below == [] else [column]), row
 
 
-def texts_in(row: Mapping[str, Any], column: str, *, json_lists: bool = False) -> list[str]:
+def texts_in(row: Mapping[str, Any], column: str) -> list[str]:
     """Texts in a cell with a text or a list of texts; none if it is empty.
 
-    Args:
-        json_lists: a text that is a JSON list of texts stands for these, as in the cells of CSV
-            and TSV, which hold no lists.
+    A text that is a JSON list of texts stands for these, in every format.
 
     Raises:
-        RowError: it holds something else, such as a list in Python's form, `['a', 'b']`, in a cell
-            that may hold one of JSON.
+        RowError: it holds something else, such as a list in Python's form, `['a', 'b']`.
     """
     value = read_column(row, column)
     if value is None:
@@ -82,7 +92,7 @@ def texts_in(row: Mapping[str, Any], column: str, *, json_lists: bool = False) -
         name = name_in(row, column)
         return [] if name is None else [name]
     if isinstance(value, str):
-        return _texts_of_json(value, column) if json_lists else [value]
+        return _texts_of(value, column)
     if not isinstance(value, list) or not _all_texts(value):
         raise RowError(f"column {column!r} is neither a text nor a list of texts")
     return [text for text in value if text is not None]
@@ -180,25 +190,48 @@ def is_unicode(text: str) -> bool:
 
 
 def looks_like_list(text: str) -> bool:
-    """Whether a text is a list of texts as JSON or Python writes one, be it whole or broken.
+    """Whether a text is a list of texts as JSON or Python writes one, be it whole or broken: a
+    list, tuple, set or array.
 
-    A text in brackets, `[Solved] …` or `[1, 2]`, is none: its first and its last element would be
-    in quotes, or nothing (`None`, `nan`).
+    A text in brackets, `[Solved] …` or `[1, 2]`, is none: its first or its last element would be
+    in quotes, or nothing (`None`, `nan`), and the other one that or a number.
     """
     text = text.strip()
-    if text[:1] != "[" or text[-1:] != "]":
+    if not text or text[0] not in _LIST_BEGINS:
+        return False
+    if text[:1] not in "[({":
+        array = _ARRAY.fullmatch(text)
+        return array is not None and looks_like_list(array[1])
+    if text[0] + text[-1] not in ("[]", "()", "{}"):
         return False
     inner = text[1:-1].strip(" \t\r\n,")
-    return bool(_ELEMENT_FIRST.match(inner) and _ELEMENT_LAST.search(inner))
+    first, last = _QUOTED_FIRST.match(inner), _QUOTED_LAST.search(inner)
+    if text[0] != "[":
+        return bool(first or last) and _is_of_python(text)
+    if first and last:
+        return True
+    return bool((first and _OTHER_LAST.search(inner)) or (last and _OTHER_FIRST.match(inner)))
 
 
-def _texts_of_json(text: str, column: str) -> list[str]:
-    if text.strip()[:1] != "[":
-        return [text]
+def _is_of_python(text: str) -> bool:
+    """Whether Python reads a text as a tuple or a set with a text in it."""
     try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):
-        parsed = None
+        with warnings.catch_warnings(action="ignore"):  # about backslashes in texts
+            value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return isinstance(value, tuple | set) and any(isinstance(one, str) for one in value)
+
+
+def _texts_of(text: str, column: str) -> list[str]:
+    """Texts of a text that is a JSON list of them, else the text itself."""
+    begin = text.lstrip()[:1]
+    if not begin or begin not in _LIST_BEGINS:
+        return [text]
+    parsed = None
+    if begin == "[":
+        with suppress(ValueError, RecursionError):
+            parsed = json.loads(text)
     if isinstance(parsed, list) and _all_texts(parsed):
         return [item for item in parsed if item is not None]
     if isinstance(parsed, list) and any(isinstance(item, str | list | dict) for item in parsed):
