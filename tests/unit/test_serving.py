@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from fastapi import Request
 from fastapi.testclient import TestClient
 from tiny_folders import ARCHITECTURES, save_nvembed
 
@@ -21,7 +22,7 @@ from rayembed.errors import ArtifactError, ConfigError, WorkerError
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
 from rayembed.serving import on_ray as serving_on_ray
-from rayembed.serving.app import _metrics, digest, make_app
+from rayembed.serving.app import _Bodies, _metrics, digest, make_app
 from rayembed.serving.batcher import Batcher
 from rayembed.serving.routes import Embedded, _ranked
 from rayembed.serving.service import EmbeddingService, State
@@ -619,8 +620,8 @@ def test_encode_in_python_refuses_numbers_that_are_not_finite(sick):
 
 
 def test_a_body_that_comes_too_slowly_ends_with_the_request(model):
-    """And others are answered meanwhile, until too many bodies are open."""
-    limits = Limits(request_seconds=0.4, open_bodies=2)
+    """And others are answered meanwhile."""
+    limits = Limits(request_seconds=60, body_seconds=0.4)
     app = app_of(EmbeddingService("tiny", model, limits=limits))
 
     async def slow():
@@ -640,18 +641,57 @@ def test_a_body_that_comes_too_slowly_ends_with_the_request(model):
             one = asyncio.create_task(ask(1))
             await asyncio.sleep(0.1)
             assert (await ask(0)).status_code == 200
-            two = asyncio.create_task(ask(2))
-            await asyncio.sleep(0.1)
-            full = await ask(0)
-            assert (full.status_code, full.headers["Retry-After"]) == (503, "2")
-            found = [await one, await two]
-            assert (await ask(0)).status_code == 200, "their places are free again"
-            return found, time.monotonic() - began
+            return [await one, await ask(2)], time.monotonic() - began
 
     answers, seconds = asyncio.run(run())
     assert [answer.status_code for answer in answers] == [408, 408]
     assert "not sent within 0.4 seconds" in answers[0].json()["error"]["message"]
     assert seconds < 5
+
+
+def read_together(bodies, limits):
+    """What `_Bodies` gives for requests at once, each a list of parts and seconds between them."""
+
+    async def run():
+        reader = _Bodies(limits)
+
+        async def one(parts, seconds):
+            coming = [{"type": "http.request", "body": p, "more_body": True} for p in parts]
+            coming[-1]["more_body"] = False
+            coming = iter(coming)
+
+            async def receive():
+                await asyncio.sleep(seconds)
+                return next(coming)
+
+            request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+            return await reader.read(request, asyncio.get_running_loop().time() + 60)
+
+        found = await asyncio.gather(*(one(*b) for b in bodies), return_exceptions=True)
+        assert (reader._bytes, reader._held) == (0, {})
+        return [getattr(answer, "status", 200) for answer in found]
+
+    return asyncio.run(run())
+
+
+def test_a_burst_of_small_requests_waits_for_its_bodies():
+    """As Ray Serve hands them on, each after an answer of another process."""
+    assert read_together([([b'{"input": "x"}'], 0.01)] * 500, Limits()) == [200] * 500
+
+
+def test_the_largest_of_too_many_bodies_is_refused_and_small_ones_pass():
+    limits = Limits(body_bytes=1000, waiting_bytes=1200)
+    large = [b'{"input": "', *[b"x" * 100] * 5, b'"}']
+    small = [b'{"input": ', b'"x"}']
+    slow = [(large, 0.02)] * 3 + [(small, 0.01 * i) for i in range(10)]
+    statuses = read_together(slow, limits)
+    assert sorted(statuses[:3]) == [200, 200, 503]
+    assert statuses[3:] == [200] * 10
+    first, second = ([b'{"input": "' + b"x" * size, b'"}'] for size in (900, 400))
+    assert read_together([(first, 0.1), (second, 0.15)], limits) == [503, 200], "it waits"
+    assert read_together([(first, 0.15), (second, 0.1)], limits) == [503, 200], "it has just come"
+    with pytest.raises(ConfigError, match="waiting_bytes 1200 is below body_bytes"):
+        parse(Limits, {"waiting_bytes": 1200})
 
 
 def unit_rows(random, number):

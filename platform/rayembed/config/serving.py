@@ -18,17 +18,29 @@ class Limits(Settings):
     characters: PositiveInt = 100_000
     """Maximum characters of one text. The model reads the first tokens up to its own maximum
     length; the answer tells which texts were longer, and `truncate` false refuses them."""
-    body_bytes: PositiveInt = 8 * 2**20
-    """Maximum bytes of one request's body: 2,048 texts of 4,000 characters. While a body is parsed
-    the server answers nothing else, for up to a second where its 8 MiB are brackets."""
-    open_bodies: PositiveInt = 64
-    """Maximum requests whose bodies are being read; further ones are told to retry later. With
-    `body_bytes` it bounds the memory of clients that send slowly."""
+    body_bytes: PositiveInt = 32 * 2**20
+    """Maximum bytes of one request's body: 2,048 texts of 16,000 ASCII characters, or of 2,700 that
+    the client escapes (`\\uXXXX`). While a body is parsed the server answers nothing else: a tenth
+    of a second for 32 MiB of texts, up to two where they are brackets."""
+    waiting_bytes: PositiveInt = 512 * 2**20
+    """Maximum bytes of the bodies that have not come whole. Where they hold more, the largest one
+    is told to retry later, so that small requests pass beside clients that send slowly."""
+    body_seconds: PositiveFloat = 60.0
+    """Maximum seconds from a request's first byte until its body is whole."""
     waiting_texts: PositiveInt = 16_384
     """Maximum texts queued in a replica; further requests are told to retry later."""
     request_seconds: PositiveFloat = 300.0
     """Maximum seconds of one request, from its first byte on; then it is answered by an error and
     worked on no longer."""
+
+    @model_validator(mode="after")
+    def _check_bytes(self) -> Self:
+        if self.waiting_bytes < self.body_bytes:
+            raise ValueError(
+                f"waiting_bytes {self.waiting_bytes} is below body_bytes {self.body_bytes}, so the "
+                "largest bodies would never come whole; raise the one or lower the other"
+            )
+        return self
 
 
 class Autoscaling(Settings):

@@ -192,51 +192,71 @@ def _check_key(request: Request, wanted: Collection[str]) -> None:
 
 
 class _Bodies:
-    """Reads bodies of requests within the limits of their size, number and time."""
+    """Reads bodies of requests within the limits of their size, their time and the bytes of all."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._open = 0
+        self._held: dict[asyncio.Timeout, int] = {}
+        """Bytes of each body that is being read, by the time that it has."""
+        self._bytes = 0
 
     async def read(self, request: Request, ends: float) -> dict[str, Any]:
         """The JSON object in a request's body.
 
         Args:
-            ends: time of the loop until which it must be there.
+            ends: time of the loop until which it must be there, unless it has less time by itself.
 
         Raises:
-            ServiceError: too large (413), too slow (408), too many at once (503), no object (400).
+            ServiceError: too large (413), too slow (408), no room for it (503), no object (400).
         """
         limits = self._limits
-        if self._open >= limits.open_bodies:
-            raise ServiceError(
-                503, f"{self._open} requests are being sent already; try again later"
-            )
-        self._open += 1
+        ends = min(ends, asyncio.get_running_loop().time() + limits.body_seconds)
+        time = asyncio.timeout_at(ends)
         try:
-            async with asyncio.timeout_at(ends):
-                return _object(await _read(request, limits.body_bytes))
+            async with time:
+                return _object(await self._read(request, time))
         except TimeoutError:
+            if time.when() != ends:
+                raise self._no_room() from None
+            seconds = min(limits.body_seconds, limits.request_seconds)
             raise ServiceError(
-                408, f"the request was not sent within {limits.request_seconds:g} seconds"
+                408, f"the request was not sent within {seconds:g} seconds"
             ) from None
         except ClientDisconnect:
             raise ServiceError(499, "the client left") from None  # to nobody
         finally:
-            self._open -= 1
+            self._bytes -= self._held.pop(time, 0)
+
+    async def _read(self, request: Request, time: asyncio.Timeout) -> bytearray:
+        """Request body; reading stops once it is too large, or all together and it is the largest.
+
+        Another one that is the largest is ended by its time.
+        """
+        found, largest = bytearray(), self._limits.body_bytes
+        async for part in request.stream():
+            found += part
+            if len(found) > largest:
+                raise ServiceError(413, f"the request is larger than {largest} bytes")
+            self._held[time] = self._held.get(time, 0) + len(part)
+            self._bytes += len(part)
+            while self._bytes > self._limits.waiting_bytes:
+                most = max(self._held, key=self._held.__getitem__)
+                self._bytes -= self._held.pop(most)
+                if most is time:
+                    raise self._no_room()
+                if not most.expired():
+                    most.reschedule(asyncio.get_running_loop().time())
+        return found
+
+    def _no_room(self) -> ServiceError:
+        return ServiceError(
+            503,
+            f"requests that are being sent hold more than {self._limits.waiting_bytes} bytes, and "
+            "this one most of them; try again later, or send fewer texts at once",
+        )
 
 
-async def _read(request: Request, largest: int) -> bytes:
-    """Request body; reading stops once it is too large."""
-    found = bytearray()
-    async for part in request.stream():
-        found += part
-        if len(found) > largest:
-            raise ServiceError(413, f"the request is larger than {largest} bytes")
-    return bytes(found)
-
-
-def _object(body: bytes) -> dict[str, Any]:
+def _object(body: bytearray) -> dict[str, Any]:
     try:
         value = json.loads(body)
     except ValueError as error:
