@@ -302,9 +302,9 @@ def has_lowercase(backend: Any) -> bool:
 
 def _rules(backend: Any) -> list[Any]:
     """What the tokenizer does with a text before it splits it, in order."""
-    own = backend.normalizer
+    own: Any = backend.normalizer  # a sequence can be iterated, though its stub says nothing
     if isinstance(own, normalizers.Sequence):
-        return list(own)  # type: ignore[call-overload] # iterable, though its stub says nothing
+        return list(own)
     return [] if own is None else [own]
 
 
