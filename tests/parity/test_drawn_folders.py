@@ -398,7 +398,7 @@ def test_lengths_of_former_files_count_and_positions_limit_them(folders, tmp_pat
     ("change", "message"),
     [
         (lambda entries: entries[1].update(name="0"), "two modules of one name"),
-        (lambda entries: entries[1].update(path="../1_Pooling"), "leads out of the model's folder"),
+        (lambda entries: entries[1].update(path="../1_Pooling"), "no path inside its folder"),
         (lambda entries: entries[1].update(kwargs=["task"]), "kwargs="),
         (lambda entries: entries.append("Normalize"), "no list of modules"),
     ],

@@ -1,7 +1,7 @@
 """Modules of folders in sentence-transformers format."""
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -182,11 +182,6 @@ def _check_entries(path: Path, modules: Any) -> None:
         raise ArtifactError(f"{str(path)!r} is no list of modules with path and type")
     for module in modules:
         check_known(path, module, ("idx", "name", "path", "type"))
-        inside = PurePosixPath(module["path"])
-        if inside.is_absolute() or ".." in inside.parts:
-            raise ArtifactError(
-                f"{str(path)!r} has path={module['path']!r}, which leads out of the model's folder"
-            )
     names = [module["name"] for module in modules if "name" in module]
     if len(set(names)) < len(names):
         raise ArtifactError(f"{str(path)!r} has two modules of one name; the names are {names}")

@@ -302,9 +302,10 @@ def has_lowercase(backend: Any) -> bool:
 
 def _rules(backend: Any) -> list[Any]:
     """What the tokenizer does with a text before it splits it, in order."""
-    own: Any = backend.normalizer  # a sequence can be iterated, though its stub says nothing
+    own = backend.normalizer
     if isinstance(own, normalizers.Sequence):
-        return list(own)
+        parts: Any = own  # a sequence can be iterated, though its stub says nothing
+        return [*parts]
     return [] if own is None else [own]
 
 
