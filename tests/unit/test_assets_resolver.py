@@ -14,6 +14,7 @@ from rayembed.pipeline.register_job import run_register_job
 from rayembed.pipeline.serve_job import run_serve_job
 from rayembed.pipeline.sizes_job import run_sizes_job
 from rayembed.recipes.catalogue import get_recipe
+from rayembed_papers.noise.job import _labelled
 
 
 def test_local_paths(tmp_path, monkeypatch):
@@ -97,6 +98,7 @@ def test_a_job_takes_a_short_name_for_what_it_stands_for(loader):
     assert run_merge_job.arguments([*asked, "--output", "x"]).model == [meant]
     assert run_corpus_job.arguments([*asked, "--documents", "x", "--output", "x"]).model == meant
     assert run_register_job.arguments(asked).model == meant
+    assert _labelled(f"ours={SHORT}") == ("ours", meant)
     assert run_sizes_job.resolve(asked)[0].run.model.backbone.path == meant
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.run import Run
+from rayembed.config.types import expanded_name
 from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import heading
 from rayembed.pipeline.job import Job, JobContext, Reader, at_least, option
@@ -95,7 +96,7 @@ def _labelled(text: str) -> tuple[str, str]:
     label, equals, reference = text.partition("=")
     if not equals or not label or not reference:
         raise ConfigError(f"--model {text!r}: expected LABEL=REFERENCE, as in ours=outputs/model")
-    return label, reference
+    return label, expanded_name(reference)
 
 
 def _measure(run: Run, context: JobContext) -> None:
