@@ -617,6 +617,13 @@ def test_encode_in_python_refuses_numbers_that_are_not_finite(sick):
     for texts in (SICK, [WELL, SICK], iter([WELL, SICK])):
         with pytest.raises(ArtifactError, match=r"not finite.* 1 texts.*the quick brown fox"):
             embedder.encode(texts)
+    # All places of the text, and of what is longer nothing is embedded any more.
+    passed = []
+    sick._model.register_forward_pre_hook(lambda *_: passed.append(1))
+    many = [f"Paris {number}" for number in range(30)]
+    with pytest.raises(ArtifactError, match=r"for 3 texts: texts\[1\], texts\[5\], texts\[35\]"):
+        embedder.encode([WELL, SICK, "7", "a", "b", SICK, *many[:29], SICK], tokens_per_batch=1)
+    assert 0 < len(passed) < 30
 
 
 def test_a_body_that_comes_too_slowly_ends_with_the_request(model):

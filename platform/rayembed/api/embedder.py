@@ -1,7 +1,7 @@
 """A loaded model: texts in, vectors out."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,16 +45,14 @@ class Embedder:
                 characters) the vector of the model's special tokens, in place of an error.
 
         Raises:
-            ArtifactError: the model gives no finite numbers for a text.
+            ArtifactError: the model gives no finite numbers for texts, at the first batch of them.
             ConfigError: no such role.
             DataError: what is given is no text, or a text has no visible character.
         """
-        from rayembed.models.encoding import encode, no_unit_vectors
+        from rayembed.models.encoding import encode
 
-        if isinstance(texts, Iterable) and not isinstance(texts, str):
-            texts = list(texts)
         with EncodingProgress() as progress:
-            vectors = encode(
+            return encode(
                 self.model,
                 texts,
                 role=role,
@@ -62,16 +60,8 @@ class Embedder:
                 tokens_per_batch=tokens_per_batch,
                 allow_empty=allow_empty,
                 progress=progress,
+                finite=True,
             )
-        wrong = no_unit_vectors(vectors.reshape(-1, vectors.shape[-1]))
-        if len(wrong):
-            text = texts if isinstance(texts, str) else texts[wrong[0]]
-            raise ArtifactError(
-                f"{self!r} gives numbers that are not finite, or all zero, for {len(wrong)} texts, "
-                f"the first of which is {text[:80]!r}: its weights are damaged, or overflow in its "
-                "number type; load the model again, in float32 where it was trained in that"
-            )
-        return vectors
 
     def encode_query(self, texts: str | Sequence[str], **options: Any) -> "np.ndarray":
         """Vectors of queries; see `encode`."""

@@ -31,8 +31,8 @@ _CPU_TOKENS, _GPU_TOKENS = 2048, 16384
 PROBES = ("Paris", "the quick brown fox jumps over the lazy dog", "7 wonders of the world")
 """Texts that a model is tried on where none are given."""
 
-_EMPTY_NAMED = 5
-"""Empty texts that a message names at most."""
+_NAMED = 5
+"""Texts that a message names at most."""
 
 _UNIT_ERROR = 0.01
 """Maximum difference of a vector's length from 1; models normalise in float32."""
@@ -49,6 +49,7 @@ def encode(
     progress: Callable[[int, int], None] | None = None,
     allow_empty: bool = False,
     context: Tensor | None = None,
+    finite: bool = False,
 ) -> np.ndarray:
     """(N, D) float32 unit vectors, in the order of the texts; (D,) of a single text.
 
@@ -64,8 +65,10 @@ def encode(
         allow_empty: embed texts without a visible character by their special tokens.
         context: what `encode_context` gives for documents of the corpus; None: the corpus that the
             model has, if it uses one at all.
+        finite: stop at the first texts whose vectors are not of length 1.
 
     Raises:
+        ArtifactError: there are such, where `finite` is asked for.
         ConfigError: no such role.
         DataError: no text, or one without a visible character, unless `allow_empty`.
     """
@@ -82,6 +85,11 @@ def encode(
     vectors = np.empty((len(distinct), model.dimensions[0]), dtype=np.float32)
     done = 0
 
+    def check(made: np.ndarray, numbers: np.ndarray) -> None:
+        wrong = numbers[no_unit_vectors(made)]
+        if len(wrong):
+            raise _not_finite(texts, np.flatnonzero(np.isin(order, done + wrong)), single)
+
     def count(of_part: int, _: int) -> None:
         if progress is not None:
             progress(done + of_part, len(distinct))
@@ -94,7 +102,12 @@ def encode(
     with closing(ahead(tokenized, parts, 1)) as coming:
         for tokens in coming:
             vectors[done : done + len(tokens)] = encode_tokens(
-                model, tokens, tokens_per_batch=tokens_per_batch, progress=count, context=context
+                model,
+                tokens,
+                tokens_per_batch=tokens_per_batch,
+                progress=count,
+                context=context,
+                check=check if finite else None,
             )
             done += len(tokens)
     return vectors[0] if single else vectors[order]
@@ -108,10 +121,12 @@ def encode_tokens(
     tokens_per_batch: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     context: Tensor | None = None,
+    check: Callable[[np.ndarray, np.ndarray], None] | None = None,
 ) -> np.ndarray:
     """(N, D) float32 unit vectors of tokenised texts, in their order.
 
-    The texts may be of different roles and instructions. Arguments are those of `encode`.
+    The texts may be of different roles and instructions. Arguments are those of `encode`, and
+    `check`, which is called with the vectors of each micro-batch and the numbers of its texts.
     """
     vectors = np.empty((len(tokens), model.dimensions[0]), dtype=np.float32)
     device = model.device
@@ -129,6 +144,8 @@ def encode_tokens(
 
         for chosen, made in passes(model, tokens, costs, budget, embed):
             vectors[chosen] = made.numpy()
+            if check is not None:
+                check(vectors[chosen], np.array(chosen))
             done += len(chosen)
             if progress is not None:
                 progress(done, len(tokens))
@@ -265,13 +282,28 @@ def _check(texts: Sequence[object], role: str, allow_empty: bool) -> None:
         if not (allow_empty or has_content(text)):
             empty.append(place)
     if empty:
-        named = ", ".join(f"texts[{place}]" for place in empty[:_EMPTY_NAMED])
-        more = f" and {len(empty) - _EMPTY_NAMED} more" if len(empty) > _EMPTY_NAMED else ""
         raise DataError(
-            f"{len(empty)} of {len(texts)} texts have no visible character: {named}{more}. Leave "
+            f"{len(empty)} of {len(texts)} texts have no visible character: {_named(empty)}. Leave "
             "them out, or pass allow_empty=True: each then gets the vector of its special tokens, "
             "which says nothing of it"
         )
+
+
+def _named(places: Sequence[int]) -> str:
+    named = ", ".join(f"texts[{place}]" for place in places[:_NAMED])
+    return named + (f" and {len(places) - _NAMED} more" if len(places) > _NAMED else "")
+
+
+def _not_finite(texts: Sequence[str], places: np.ndarray, single: bool) -> ArtifactError:
+    """Error for texts of a batch whose vectors are not of length 1."""
+    text = texts[places[0]]
+    where = "" if single else f": {_named(places.tolist())}"
+    return ArtifactError(
+        f"the model gives numbers that are not finite, or all zero, for {len(places)} texts"
+        f"{where}, the first of which is {text[:80]!r}; no text behind their batch was embedded. "
+        "Its weights are damaged, or overflow in its number type: load the model again, in float32 "
+        "where it was trained in that, or leave these texts out"
+    )
 
 
 def default_budget(device: torch.device) -> int:
