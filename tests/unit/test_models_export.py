@@ -323,7 +323,7 @@ def test_plain_encoder_is_taken_with_mean_pooling(encoder):
     [
         ("modules.json", "models.Normalize", "models.LSTM", "supported are"),
         ("1_Pooling/config.json", "mean_tokens", "max_token", "pooling_mode_max_token=True"),
-        ("sentence_bert_config.json", "false", "true", "lower-casing"),
+        ("sentence_bert_config.json", "false", '"yes"', "do_lower_case='yes'"),
     ],
 )
 def test_modules_of_other_kinds_are_refused(tmp_path, encoder, file, old, new, message):
