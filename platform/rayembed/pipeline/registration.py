@@ -58,11 +58,10 @@ class Training:
     table: str
     """Scores of the run's models in Markdown; empty where none were taken."""
     share: float = 1.0
-    """Share of the trained model in the one that is kept: 0 is the start, what lies between a
-    mixture of both."""
+    """Share of the trained model in the kept one: 0 is the start, 1 the trained model itself."""
     recorded: Mapping[str, str] | None = None
-    """Tags of its MLflow run, if the run was read from there: its `run.yaml` names no place of the
-    machine, so neither the fingerprint nor the base model's licence follows from it."""
+    """Tags of its MLflow run, if the run was read from there: fingerprint and licence do not follow
+    from its `run.yaml`, which names no place of the machine."""
 
     @property
     def global_step(self) -> int:
@@ -378,8 +377,7 @@ def _training_of(client: Any, version: Any) -> Training | None:
     table = _artifact(client, run_id, "scores.md")
     share = float(version.tags.get(SHARE_TAG, 1))
     recorded = dict(client.get_run(run_id).data.tags)
-    kept = json.loads(provenance) if provenance else {}
-    return Training(run, kept, table or "", share, recorded)
+    return Training(run, json.loads(provenance or "{}"), table or "", share, recorded)
 
 
 def training_run(client: Any, run_id: str) -> Run | None:
