@@ -24,6 +24,7 @@ from rayembed.data.held_out.choice import listed_values
 from rayembed.data.sources import files
 from rayembed.data.sources.cells import looks_like_list
 from rayembed.data.sources.files import list_pieces
+from rayembed.data.sources.quote_check import QuoteCheck
 from rayembed.data.sources.rows import Row, lines_of, read_rows
 from rayembed.errors import ArtifactError, ConfigError, DataError, RayembedError
 from rayembed.evaluation.own_data import find_files, write_set
@@ -293,6 +294,34 @@ def test_prose_and_code_of_several_lines_are_no_rows(tmp_path):
     assert len(rows_at(tmp_path / "b.csv")) == len(rows)
 
 
+def test_cells_that_look_like_rows_are_read_where_others_of_several_lines_do_not(tmp_path):
+    """A program that quotes cells with line breaks leaves no stray quotes."""
+    like = ["It was built in 1889.\nIt cost 7,799 francs.", "Main Street 5\nBerlin,Germany"]
+    prose = "Dear all,\nthanks, Bob\nsee you, soon"
+    for proofs, read in ((5, False), (6, True)):
+        texts = [*like, *[prose] * proofs, *["plain"] * 20]
+        rows = [{"query": f"q{i}", "positive": text} for i, text in enumerate(texts)]
+        path = tmp_path / f"{proofs}.csv"
+        write_csv(path, rows)
+        if read:
+            assert read_pairs(tmp_path, path) == [(r["query"], r["positive"]) for r in rows]
+        else:
+            with pytest.raises(ArtifactError, match=r"line 2: .* opens a quote"):
+                rows_at(path)
+    code = [{"query": f"q{i}", "positive": "def f(x):\n    return max(x,1)"} for i in range(20)]
+    write_csv(tmp_path / "code.csv", code)
+    assert len(rows_at(tmp_path / "code.csv")) == 20
+
+
+def test_cells_are_held_for_the_first_rows_alone():
+    """Of a file whose every row has a cell of several lines, too."""
+    check = QuoteCheck(",", meant=False)
+    for number in range(3000):
+        check.see(['"a\n', 'b","c\n', 'd"\n'], ["a\nb", "c\nd"], 2, 3 * number)
+        assert len(check._held) <= 2002
+    assert check.settled
+
+
 def test_rows_whose_cells_begin_with_spaces_or_are_empty_are_swallowed_by_no_quotes(tmp_path):
     for name, row in (("spaced", "q{0}, answer {0}"), ("empty", "q{0},"), ("first", ",a{0}")):
         lines = [row.format(i) for i in range(60)]
@@ -468,7 +497,8 @@ def test_a_key_twice_costs_its_row(tmp_path):
     ],
 )
 def test_lists_that_are_no_json_lists_of_texts_are_rejected(cell, tmp_path):
-    for form in ("plain.csv", "plain.jsonl", "arrow.parquet", "memory"):
+    forms = ["plain.csv", "plain.jsonl", "arrow.parquet", "memory"]
+    for form in forms[:1] if is_json(cell) else forms:  # where lists can be lists, JSON is a text
         for column in ("positive", "hard"):
             rows = [{"query": "q", "positive": "p", "hard": "n", column: cell}] * 3
             path = tmp_path / form

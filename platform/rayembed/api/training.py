@@ -346,7 +346,7 @@ def _negatives_in(row: "Row") -> int:
     from rayembed.data.sources.cells import RowError, texts_in
 
     try:
-        return len(texts_in(row.values, "negatives"))
+        return len(texts_in(row.values, "negatives", json_lists=row.json_lists))
     except RowError:
         return 1
 

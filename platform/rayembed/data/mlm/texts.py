@@ -54,7 +54,14 @@ def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
     """
     source = texts.source.model_copy(update={"path": below(root, texts.source.path)})
     texts = texts.model_copy(update={"source": source})
-    pieces = tuple(list_pieces(source.path))
+    pieces = tuple(
+        list_pieces(
+            source.path,
+            delimiter=source.delimiter,
+            encoding=source.encoding,
+            quotes=source.quotes,
+        )
+    )
     columns = {"source.text": source.text}
     if source.language is not None:
         columns["source.language"] = source.language

@@ -77,10 +77,12 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
     return ([] if below is None or below == [] else [column]), row
 
 
-def texts_in(row: Mapping[str, Any], column: str) -> list[str]:
+def texts_in(row: Mapping[str, Any], column: str, *, json_lists: bool = False) -> list[str]:
     """Texts in a cell with a text or a list of texts; none if it is empty.
 
-    A text that is a JSON list of texts stands for these, in every format.
+    Args:
+        json_lists: a text that is a JSON list of texts stands for these, as in the cells of CSV
+            and TSV, which hold no lists; elsewhere it is a text.
 
     Raises:
         RowError: it holds something else, such as a list in Python's form, `['a', 'b']`.
@@ -92,7 +94,7 @@ def texts_in(row: Mapping[str, Any], column: str) -> list[str]:
         name = name_in(row, column)
         return [] if name is None else [name]
     if isinstance(value, str):
-        return _texts_of(value, column)
+        return _texts_of(value, column, json_lists=json_lists)
     if not isinstance(value, list) or not _all_texts(value):
         raise RowError(f"column {column!r} is neither a text nor a list of texts")
     return [text for text in value if text is not None]
@@ -223,7 +225,7 @@ def _is_of_python(text: str) -> bool:
     return isinstance(value, tuple | set) and any(isinstance(one, str) for one in value)
 
 
-def _texts_of(text: str, column: str) -> list[str]:
+def _texts_of(text: str, column: str, *, json_lists: bool) -> list[str]:
     """Texts of a text that is a JSON list of them, else the text itself."""
     begin = text.lstrip()[:1]
     if not begin or begin not in _LIST_BEGINS:
@@ -232,6 +234,8 @@ def _texts_of(text: str, column: str) -> list[str]:
     if begin == "[":
         with suppress(ValueError, RecursionError):
             parsed = json.loads(text)
+    if parsed is not None and not json_lists:
+        return [text]
     if isinstance(parsed, list) and _all_texts(parsed):
         return [item for item in parsed if item is not None]
     if isinstance(parsed, list) and any(isinstance(item, str | list | dict) for item in parsed):

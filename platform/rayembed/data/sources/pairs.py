@@ -93,7 +93,7 @@ class PairsSource(NamedRows):
             language=language,
             instruction=instruction,
         )
-        texts = partial(texts_in, values)
+        texts = partial(texts_in, values, json_lists=row.json_lists)
         named = self.negatives
         columns = (named,) if isinstance(named, str) else named or ()
         negatives = [text for column in columns for text in texts(column)]

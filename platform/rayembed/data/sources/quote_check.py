@@ -5,7 +5,8 @@
 
 Lines that have as many cells as the file has columns, written as its rows are, look like rows: in
 prose a space follows a comma, in rows seldom. Where the first and the last line of a cell do, and
-half of those between, the two cannot be told apart, unless the file quotes all of its texts.
+half of those between, the two cannot be told apart, unless the file quotes all of its texts, or has
+several other cells of lines that are no rows: then whatever wrote it puts line breaks into quotes.
 """
 
 import csv
@@ -14,17 +15,21 @@ from collections.abc import Iterator, Sequence
 
 ADVICE = (
     "Within a quoted cell a quote is written twice, as csv.writer and pandas' to_csv do it; write "
-    "the file so with QUOTE_ALL, or as JSONL or Parquet. Where the lines are meant as one cell, "
-    "set source.quotes=csv; where quotes are signs like any other and no cell has a line break, "
-    "set source.quotes=none"
+    "the file so with QUOTE_ALL, or as JSONL or Parquet. For a source of training data: where the "
+    "lines are meant as one cell, set source.quotes=csv; where quotes are signs like any other and "
+    "no cell has a line break, set source.quotes=none"
 )
 
-_ROWS_IN_A_CELL = 8
+_ROWS_IN_A_CELL = 4
 """Lines that look like rows, and are most of their cell, from which on they are taken for rows.
 Lines of prose or code hardly ever agree so long."""
 
 _ROWS_LOOKED_AT = 1000
 """First rows of a file, by which it is known how its rows are written."""
+
+_PROOF = 3
+"""Cells of several lines that are no rows, for each one whose lines may be rows, from which on the
+file is taken to be written by a program that quotes cells with line breaks."""
 
 _SHARE = 20
 """One in so many of them with an empty cell, or one that begins with a space, is the file's way."""
@@ -48,14 +53,15 @@ class QuoteCheck:
         self._bare = meant
         self.settled = meant
         """Whether it is known how the rows of the file are written."""
-        self._rows = self._spaced = self._empty = 0
+        self._seen = self._rows = self._spaced = self._empty = 0
+        self._suspects = self._doubtful = self._proper = 0
         self._ragged = False
         self._held: list[_Cell] = []
         """Cells whose lines may be rows, until it is known how the rows are written."""
         self._told = ""
-        """Message about the first cell whose lines may be rows."""
+        """Message about the first cell whose lines may be rows, of `_suspects`."""
         self._unlikely = ""
-        """That about the first one that counts only where the file has rows of other lengths."""
+        """That about the first of `_doubtful`, which count in files with rows of other lengths."""
 
     def see(self, lines: Sequence[str], cells: Sequence[str], columns: int, first: int) -> None:
         """Look at a row; needed where it has several lines or another number of cells than the file
@@ -68,6 +74,10 @@ class QuoteCheck:
         Raises:
             csv.Error: lines within quotes may be rows.
         """
+        self._seen += 1
+        if not self.settled and self._seen > _ROWS_LOOKED_AT:
+            self.settled = True
+            self._judge_held()
         if len(lines) == 1:
             self._ragged = self._ragged or len(cells) != columns
             if not self.settled:
@@ -82,8 +92,6 @@ class QuoteCheck:
             if len(further) > 1:
                 self._look(_Cell(cell, further, place, columns, number), len(cells))
             number += len(further) - 1
-        if self._bare and self._told:
-            raise csv.Error(self._told)
 
     def end(self) -> None:
         """Judge what only the whole file tells.
@@ -93,7 +101,8 @@ class QuoteCheck:
         """
         self._judge_held()
         told = self._told or (self._unlikely if self._ragged else "")
-        if self._bare and told:
+        suspects = self._suspects + (self._doubtful if self._ragged else 0)
+        if self._bare and told and self._proper < _PROOF * suspects:
             raise csv.Error(told)
 
     def _count(self, line: str, cells: Sequence[str]) -> None:
@@ -106,9 +115,6 @@ class QuoteCheck:
             self._rows += 1
             self._spaced += any(cell[:1] == " " for cell in cells[1:])
             self._empty += not all(map(str.strip, cells))
-        if self._bare and self._rows >= _ROWS_LOOKED_AT:
-            self.settled = True
-            self._judge_held()
 
     def _judge_held(self) -> None:
         held, self._held = self._held, []
@@ -122,9 +128,9 @@ class QuoteCheck:
             )
         if self._meant:
             return
-        if self._doubled.search(cell.text):
-            return  # a quote is written twice, as a writer of CSV does it
-        if self.settled:
+        if self._doubled.search(cell.text):  # a quote is written twice, as a writer of CSV does it
+            self._proper += 1
+        elif self.settled:
             self._judge(cell)
         else:
             self._held.append(cell)
@@ -136,9 +142,13 @@ class QuoteCheck:
         alike, most = sum(full), 2 * sum(full) >= len(full)
         told = f"{cell.told}its lines have {cell.columns} cells each, as rows have. {ADVICE}"
         if most and (ends or alike >= _ROWS_IN_A_CELL):
+            self._suspects += 1
             self._told = self._told or told
         elif ends:
+            self._doubtful += 1
             self._unlikely = self._unlikely or told
+        else:
+            self._proper += 1
 
     def _like_rows(self, cell: "_Cell") -> Iterator[bool]:
         """Whether each line is written as the file's rows are, with what stands before and behind
@@ -151,8 +161,9 @@ class QuoteCheck:
             before = cell.place if number == 0 else 0
             behind = cell.columns - 1 - cell.place if number == last else 0
             cells = line.split(self._sign)
+            indented = number > 0 and line[:1].isspace() and not spaced  # as code is
             row = before + len(cells) + behind == cell.columns
-            row = row and (spaced or not any(one[:1] == " " for one in cells[1:]))
+            row = row and not indented and (spaced or not any(one[:1] == " " for one in cells[1:]))
             row = row and (empty or all(map(str.strip, cells)))
             # A quote alone is no cell.
             row = row and bool(number > 0 or cells[0].strip())

@@ -48,6 +48,8 @@ class Row:
 
     origin: str
     values: Mapping[str, Any]
+    json_lists: bool = False
+    """Whether cells hold no lists, so that a text that is a JSON list stands for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +391,7 @@ def _read_csv(
             if reason is not None:
                 yield BadRow(origin, reason, str(values)[:200])
             else:
-                yield Row(origin, values)
+                yield Row(origin, values, json_lists=True)
 
 
 def _encoding(piece: FilePiece) -> str:
