@@ -163,7 +163,7 @@ def test_languages_of_the_training_data_say_which_tokens_are_kept(run, tmp_path,
     assert len(french) > 60
     assert french < of_all
     assert all("capitale" in text for text in french)
-    with pytest.raises(ConfigError, match=r"--language de: .* fr \(37\)"):
+    with pytest.raises(ConfigError, match=r"--language de: .* fr \(36\)"):
         sizes_module._texts_of(many, replace(family, languages=("fr", "de")))
     for words, told in (
         (["--size", "vocabulary", "--texts", str(path), "--language", "fr"], "one of the two"),
