@@ -511,7 +511,7 @@ def test_object_storage_is_cleaned_as_a_disk_is(storage, capsys, monkeypatch, tm
     with s3_server() as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        place = f"s3://{BUCKET}/outputs"
+        place = f"s3://{BUCKET}/cleaned"  # servers of one process share what their buckets hold
         for top in ("runs", "data", "plans"):
             upload_folder(storage / top, f"{place}/{top}")
         code, out, err = clean(capsys, place)
