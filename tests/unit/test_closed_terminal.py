@@ -25,8 +25,8 @@ notes = Path(sys.argv[1]).open("w", buffering=1)
 
 def work():
     with doing("at work"):
-        print("re" "ady", flush=True)
-        try:
+        try:  # the signal may come as soon as the line is read
+            print("re" "ady", flush=True)
             time.sleep(60)
         except KeyboardInterrupt:
             # The shell's signal came; the kernel's comes when the shell has ended.
