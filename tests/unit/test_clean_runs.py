@@ -89,6 +89,14 @@ def killed(*_, **__):
     raise Killed
 
 
+def closed_midway(tracker: tracking.Tracker, _: str) -> None:
+    """The end of a tracker that is killed when its thread has ended."""
+    tracker._stop.set()
+    assert tracker._thread is not None
+    tracker._thread.join()
+    raise Killed
+
+
 def half_removed(folder: str) -> None:
     """The removal of a folder that is killed after its first file."""
     next(path for path in sorted(Path(folder).rglob("*")) if path.is_file()).unlink()
@@ -98,7 +106,7 @@ def half_removed(folder: str) -> None:
 POINTS = [
     (train_module, "register_trained", killed),
     (train_module, "Outcome", killed),
-    (tracking.Tracker, "close", killed),
+    (tracking.Tracker, "close", closed_midway),
     (RunFolders, "keep_at_the_end", killed),
     (train_module, "remove_states", killed),
     (checkpoint_list, "remove_folder", half_removed),

@@ -223,6 +223,7 @@ def test_mlflow_away_midway_is_warned_of_once_and_all_is_sent_later(opened, tmp_
     folder = tmp_path / "run"
     tracker = opened()
     log = MetricsLog(folder / METRICS_FILE)
+    before = set(threading.enumerate())
     tracker.start_forwarding(log, every_seconds=0.02)
     write(log, 1, 3)
     wait_for(lambda: len(stored(tracker)) == 3)
@@ -247,7 +248,7 @@ def test_mlflow_away_midway_is_warned_of_once_and_all_is_sent_later(opened, tmp_
     assert send_metrics(folder) == 0
     assert stored(tracker) == [(s, 1.0 / s) for s in range(1, 9)]
     assert run_of(tracker).info.status == "FINISHED"
-    assert "mlflow" not in [thread.name for thread in threading.enumerate()]
+    assert "mlflow" not in [thread.name for thread in set(threading.enumerate()) - before]
 
 
 def test_two_threads_that_miss_mlflow_at_once_say_so_once(opened, monkeypatch, caplog):
