@@ -33,8 +33,19 @@ class StorageFullError(StorageError):
     """A storage is full; a retry helps only after space was freed."""
 
 
+class DeviceMemoryError(RayembedError):
+    """A GPU's memory is too small for what a step, a text or a model takes there."""
+
+    plans_less = False
+    """Whether the next start takes less memory, so that a retry may succeed."""
+
+
 def may_pass(error: BaseException) -> bool:
-    """Whether a retry may succeed: a storage failed for another reason than lack of space."""
+    """Whether a retry may succeed: a storage failed for another reason than lack of space, or the
+    next start plans with less memory.
+    """
+    if isinstance(error, DeviceMemoryError):
+        return error.plans_less
     return isinstance(error, StorageError) and not isinstance(error, StorageFullError)
 
 

@@ -5,6 +5,7 @@ Processors without units for bfloat16 emulate it, ten to a hundred times slower 
 one small product on the CPU, which also sees what `ONEDNN_MAX_CPU_ISA` or a virtual machine hides.
 """
 
+import gc
 import logging
 import math
 import time
@@ -32,6 +33,10 @@ _ROUNDS = 3
 
 _CPU_BUDGET = 1024
 _GPU_BUDGET = 8192
+_GPU_MOST = 131_072
+"""Tokens of a forward pass above which a GPU computes no faster, whatever the model."""
+_SHARE_OF_A_PASS = 0.25
+"""Share of the room for graphs that a forward pass may take: GradCache always finds room for it."""
 
 _CPU_PASS = 48
 """all-MiniLM-L6-v2 in float32, fitted to passes of 128 to 1,024 tokens: 50 in training, 26 in
@@ -215,12 +220,47 @@ def total_memory() -> int:
     return torch.cuda.mem_get_info()[1]
 
 
+def release_memory() -> None:
+    """Free what nothing refers to any more, also for other processes of a GPU that is in use."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def memory_in_use(device: str) -> str:
+    """Memory of the current GPU as torch and its driver count it, for messages; of a CPU what is
+    free.
+    """
+    gib = 2**30
+    if not device.startswith("cuda"):
+        return f"{free_memory(device) / gib:.2f} GiB are free"
+    free, total = torch.cuda.mem_get_info()
+    return (
+        f"{torch.cuda.memory_allocated() / gib:.2f} GiB are allocated, "
+        f"{torch.cuda.memory_reserved() / gib:.2f} reserved by torch, and {free / gib:.2f} of "
+        f"{total / gib:.2f} free"
+    )
+
+
 def micro_batch_tokens(device: str) -> int:
-    """Default of padded tokens in one forward pass of training.
+    """Default of padded tokens in one forward pass of training; see also `packed_tokens`.
 
     On CPUs what their caches hold: 512 to 2,048 were within a tenth of each other (docs/LOG.md).
     """
     return _GPU_BUDGET if device.startswith("cuda") else _CPU_BUDGET
+
+
+def packed_tokens(room: float, of_token: float) -> int:
+    """Tokens of a forward pass without padding on a GPU: a power of two from 8,192 to 131,072.
+
+    A small encoder's pass of 8,192 tokens takes longer to launch than to compute (docs/LOG.md).
+
+    Args:
+        room: bytes that graphs may take; a pass takes a quarter of it at most.
+        of_token: bytes of a token's graph.
+    """
+    tokens = max(1, int(_SHARE_OF_A_PASS * room / of_token))
+    return int(min(max(2 ** (tokens.bit_length() - 1), _GPU_BUDGET), _GPU_MOST))
 
 
 def pass_cost_tokens(device: str, model: nn.Module) -> int:

@@ -95,11 +95,11 @@ def test_a_checkpoint_that_cannot_be_stored_says_why(monkeypatch, tmp_path, erro
         placement=Placement(),
         fetch=lambda: None,
         trainer=lambda callbacks, _: SimpleNamespace(
-            fit=lambda: callbacks[1].on_checkpoint(7, tmp_path)
+            fit=lambda memory: callbacks[1].on_checkpoint(7, tmp_path)
         ),
     )
     sink = SimpleNamespace(where=SimpleNamespace(remote=lambda where: None))
     with pytest.raises(StorageError) as caught:
-        train_function({"job": job, "sink": sink, "offset": 0})
+        train_function({"job": job, "sink": sink, "offset": 0, "memory": ""})
     assert type(caught.value) is kind
     assert str(caught.value).startswith(f"the checkpoint of step 7 {told}")

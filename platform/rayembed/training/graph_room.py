@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from rayembed.config.placement import Placement
 from rayembed.distributed.collectives import largest, rank
 from rayembed.distributed.random_state import capture, replayed
-from rayembed.hardware import free_memory
+from rayembed.hardware import free_memory, packed_tokens
 from rayembed.models.contract import TrainableModel
 from rayembed.models.layers import recomputable_layers
 from rayembed.training.live_bytes import LiveBytes
@@ -28,6 +28,9 @@ _FLOAT32 = 4
 _SHARES = {"cpu": 0.5, "cuda": 0.8}
 """Share of the memory left that graphs may take. The rest is for the loss, what kernels take while
 they work, buffers in which gradients are reduced, and on CPUs for other processes."""
+
+_LESS = 0.75
+"""Share of the bytes of a step that ran out of memory which the next start may keep."""
 
 Choice = bool | Literal["auto"]
 
@@ -79,6 +82,7 @@ class GraphRoom:
         grad_cache: Choice = "auto",
         recompute: Choice = "auto",
         to_come: Callable[[], int] | None = None,
+        limit: int | None = None,
     ) -> None:
         """Recompute the model's layers, where that is settled.
 
@@ -87,6 +91,7 @@ class GraphRoom:
             recompute: whether to recompute the layers; `auto`: as many as do not fit.
             to_come: `bytes_to_come` of the training, asked when memory is measured; None: that of
                 AdamW on one worker.
+            limit: bytes that graphs may take at most, whatever memory is left; None: no limit.
         """
         self._device, self._model = device, model
         self._grad_cache: Choice = grad_cache
@@ -97,6 +102,11 @@ class GraphRoom:
             model.recompute_layers()
         alone = partial(bytes_to_come, model, Placement(zero_stage=0), 1, 12)
         self._to_come = to_come or alone
+        self._limit = limit
+        self.tokens: Tokens | None = None
+        """Tokens of the step that was planned last."""
+        self._needed: float | None = None
+        self._is_last = True
         self._left: float | None = None
         self._whole: float | None = None
         self._bare: float | None = None
@@ -113,34 +123,78 @@ class GraphRoom:
             tokens: the same on all workers.
             several: whether there are passes for GradCache to tell apart.
         """
+        self.tokens = tokens
         found = ways(self._grad_cache if several else False, self._recompute, self._layers)
+        way = found[-1]
         if len(found) > 1:
-            fitting = (way for way in found if self._fits(way, tokens, forward, measured))
-            found = [next(fitting, found[-1])]
-        (way,) = found
+            fitting = (one for one in found if self._fits(one, tokens, forward, measured))
+            way = next(fitting, way)
+        self._is_last = way == found[-1]
         if self._recompute == "auto":
             self._model.recompute_layers(way.recomputed)
         return way.graphs
 
+    def less(self) -> int | None:
+        """Limit under which less is kept of the step that was planned last; None: nothing is.
+
+        Three quarters of what the step was planned to keep; where it had a limit already, 0.
+        """
+        if self._is_last or self._needed is None or self._limit == 0:
+            return None
+        return int(_LESS * self._needed) if self._limit is None else 0
+
+    def pass_tokens(self, forward: Callable[[], Any], measured: int) -> int:
+        """Tokens of a packed forward pass by the memory that is left; see `packed_tokens`.
+
+        A collective, which does not affect what `keeps_graphs` measures.
+
+        Args:
+            forward: a pass through the engine.
+            measured: its tokens.
+        """
+        if self._recompute is True:  # a layer that is computed again has its whole graph
+            self._model.recompute_layers(0)
+        with torch.compiler.set_stance("force_eager"):
+            taken = saved_bytes(forward, self._model)
+        if self._recompute is True:
+            self._model.recompute_layers()
+        a_token = largest(max(1, math.ceil(taken / measured)), self._device)
+        left = -largest(-int(self._room()), self._device)
+        tokens = packed_tokens(left, a_token)
+        if not rank():
+            logger.info(
+                "%s tokens in a forward pass: the graph of a token takes %.3g MB, and %.1f GiB are "
+                "left for graphs (placement.micro_batch_tokens)",
+                *(f"{tokens:,}", a_token / 1e6, left / 2**30),
+            )
+        return tokens
+
     def _fits(self, way: Way, tokens: Tokens, forward: Callable[[], Any], measured: int) -> bool:
         if self._left is None:
             self._left = -largest(-int(self._room()), self._device)
+            if self._limit is not None:
+                self._left = min(self._left, self._limit)
         kept = tokens.of_step if way.graphs else tokens.of_pass
         if way.recomputed and self._bare is None:
             self._model.recompute_layers()
             self._bare = self._of_token(graph_bytes(forward), measured, " with layers recomputed")
         if self._recompute is True:
-            return kept * (self._bare or 0.0) <= self._left
+            return self._holds(kept * (self._bare or 0.0))
         if self._whole is None:
             if self._recompute == "auto":
                 self._model.recompute_layers(0)
             self._whole = self._of_token(saved_bytes(forward, self._model), measured)
         if not way.recomputed:
-            return kept * self._whole <= self._left
+            return self._holds(kept * self._whole)
         of_layer = (self._whole - (self._bare or 0.0)) / self._layers
         # While a layer is computed again its graph is there too.
-        needed = kept * (self._whole - way.recomputed * of_layer) + tokens.of_pass * of_layer
-        return needed <= self._left
+        return self._holds(
+            kept * (self._whole - way.recomputed * of_layer) + tokens.of_pass * of_layer
+        )
+
+    def _holds(self, needed: float) -> bool:
+        self._needed = needed
+        return self._left is not None and needed <= self._left
 
     def _of_token(self, taken: int, measured: int, how: str = "") -> float:
         """Bytes of a token's graph on the worker where it takes the most; a collective."""

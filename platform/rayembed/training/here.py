@@ -4,14 +4,13 @@ The same trainer, callbacks and files as of a worker on Ray, so a run may change
 """
 
 import atexit
-import gc
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import wraps
 from importlib.metadata import version
@@ -26,7 +25,8 @@ from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.data.plan.stream import prefetched
 from rayembed.distributed.random_state import capture, restore
-from rayembed.errors import PlacementError, RayembedError
+from rayembed.errors import DeviceMemoryError, PlacementError, RayembedError
+from rayembed.hardware import release_memory
 from rayembed.training.callbacks import Preemption
 from rayembed.training.capacity import validation_resources
 from rayembed.training.checkpoint import Checkpoint, checkpoint_on_disk
@@ -117,21 +117,38 @@ def _train(
         _Interrupts() as stops,
         Uploads() as uploads,
     ):
-        kept = _Kept(sink, offset, checkpoints, job.placement.keep_checkpoints, stops, uploads)
-        minutes = job.placement.checkpoint_minutes
-        timed = Preemption(
-            lambda: stops.interrupt is not None, look_seconds=0.0, every_minutes=minutes
-        )
-        names = listed_checkpoints(checkpoints)
-        with closing(job.trainer([timed, kept, *further], prefetched)) as trainer:
-            if names:
-                with checkpoint_on_disk(join(checkpoints, names[-1])) as place:
-                    trainer.fit(Checkpoint(place, trainer.position))
-            else:
-                trainer.fit()
-    # Weights and optimiser states, before the next thing needs room.
-    del trainer, kept
-    gc.collect()
+
+        def callbacks() -> list[Callback]:
+            keep, minutes = job.placement.keep_checkpoints, job.placement.checkpoint_minutes
+            timed = Preemption(
+                lambda: stops.interrupt is not None, look_seconds=0.0, every_minutes=minutes
+            )
+            return [timed, _Kept(sink, offset, checkpoints, keep, stops, uploads), *further]
+
+        for starts_left in reversed(range(job.placement.max_failures + 1)):
+            try:
+                _fit(job, checkpoints, callbacks())
+                break
+            except DeviceMemoryError as error:
+                if not (error.plans_less and starts_left):
+                    raise
+                logger.warning("%s The stage goes on from its last checkpoint.", str(error))
+            finally:
+                # Weights and optimiser states, before the next thing needs room: out of the except
+                # block nothing holds the frames of the step that failed.
+                release_memory()
+            uploads.wait()
+
+
+def _fit(job: Job, checkpoints: str, callbacks: Sequence[Callback]) -> None:
+    """Train from the newest checkpoint, or from the beginning, to the end."""
+    names = listed_checkpoints(checkpoints)
+    with closing(job.trainer(callbacks, prefetched)) as trainer:
+        if names:
+            with checkpoint_on_disk(join(checkpoints, names[-1])) as place:
+                trainer.fit(Checkpoint(place, trainer.position), memory=checkpoints)
+        else:
+            trainer.fit(memory=checkpoints)
 
 
 class _Interrupts:

@@ -233,7 +233,12 @@ def _trainer(
     make = partial(ElasticTrainer, job=job) if placement.is_elastic else StoppableTrainer
     trainer = make(
         train_function,
-        train_loop_config={"job": job, "sink": sink, "offset": offset},
+        train_loop_config={
+            "job": job,
+            "sink": sink,
+            "offset": offset,
+            "memory": join(folder, CHECKPOINTS),
+        },
         torch_config=Torch(
             backend="nccl" if placement.use_gpu else "gloo",
             timeout_s=math.ceil(placement.collective_timeout_seconds),

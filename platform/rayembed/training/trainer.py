@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,6 +40,7 @@ from rayembed.training.expert_parallel import spread_experts
 from rayembed.training.graph_room import GraphRoom, bytes_to_come
 from rayembed.training.hidden_states import StateErrors
 from rayembed.training.schedule import learning_rate_factor
+from rayembed.training.stage_memory import StageMemory
 from rayembed.training.step import StepReport, StepSettings
 
 logger = logging.getLogger(__name__)
@@ -230,16 +232,26 @@ class StageTrainer:
         self.engine: Engine
         self.settings: StepSettings
         self.seed, self._number, self._dtype, self._stream = seed, number, dtype, stream
+        self._memory = StageMemory(stage, placement, self.device)
         self._engines = ExitStack()
 
-    def fit(self, start: Checkpoint | None = None) -> DeepSpeedEngine:
+    def fit(self, start: Checkpoint | None = None, *, memory: str | None = None) -> DeepSpeedEngine:
         """Train from the beginning or from a checkpoint; the engine after the last step.
+
+        Args:
+            memory: folder in storage of the stage's memory plan; None: it is kept nowhere.
 
         Raises:
             DataError: a batch of another step than the next, or too few batches.
+            DeviceMemoryError: the device's memory is too small.
             DivergenceError: too many steps in a row were dropped.
             RayembedError: the plan or the checkpoint cannot be used.
         """
+        self._memory = StageMemory(self.stage, self.placement, self.device, memory)
+        with self._memory.outside_steps():
+            return self._fit(start)
+
+    def _fit(self, start: Checkpoint | None) -> DeepSpeedEngine:
         placement, model = self.placement, self.model
         if start is not None:
             load_trainable_state(model, start.weights())
@@ -260,6 +272,7 @@ class StageTrainer:
                 *(model, placement, world_size(), self.stage.optimizer.state_bytes),
                 states=not engine.has_states,
             ),
+            limit=self._memory.plan.graph_bytes,
         )
         if placement.compile_layers:
             model.compile_layers()
@@ -287,6 +300,8 @@ class StageTrainer:
             start.restore(engine)
             position = start.position
             logger.info("stage %s goes on after step %d", self.stage.name, position.step)
+        tokens = self._memory.settle(room, model, engine.forward)
+        settings = replace(settings, micro_batch_tokens=tokens)
         self.train(engine, settings, position.step, position.dropped_steps)
         return engine
 
@@ -346,10 +361,11 @@ class StageTrainer:
             if batch.step != done:
                 raise DataError(f"stage {stage.name!r}: got step {batch.step}, expected {done}")
             waited = time.perf_counter() - ended
-            report = self.objective.run_step(
-                engine.model, engine.forward, engine.backward, batch, stage, settings
-            )
-            rate, norm = engine.step(learning_rate_factor(done, stage))
+            with self._memory.step(done + 1):
+                report = self.objective.run_step(
+                    engine.model, engine.forward, engine.backward, batch, stage, settings
+                )
+                rate, norm = engine.step(learning_rate_factor(done, stage))
             now = time.perf_counter()
             done += 1
             dropped.note(done, report.loss, norm, rate)

@@ -30,6 +30,7 @@ from rayembed.errors import (
     AssetError,
     ConfigError,
     DataError,
+    DeviceMemoryError,
     DivergenceError,
     PlacementError,
     RayembedError,
@@ -47,7 +48,14 @@ from rayembed.tuning.trials import Trial, counted, key_of, make_trial, number_le
 
 logger = logging.getLogger(__name__)
 
-_SAME_AGAIN = (ConfigError, DataError, ArtifactError, AssetError, DivergenceError)
+_SAME_AGAIN = (
+    ConfigError,
+    DataError,
+    ArtifactError,
+    AssetError,
+    DeviceMemoryError,
+    DivergenceError,
+)
 """Permanent errors, which a retry would raise again."""
 
 _FRAME = re.compile(r'\s+File ".+", line \d+')

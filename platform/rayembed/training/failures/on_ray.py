@@ -105,12 +105,9 @@ class OnWorkerErrors(UserCallback):  # type: ignore[misc]  # Ray is not typed
         if ours is not None:
             # Wrapped already, so that Train's controller does not print its own traceback.
             raise ray.train.ControllerError(ours)
-        # Workers that were waiting for one that died raise errors of their own.
-        died = [
-            w for w, e in worker_exceptions.items() if isinstance(e, WorkerHealthCheckFailedError)
-        ]
-        worker = min(died or worker_exceptions)
+        worker = _first(worker_exceptions)
         error = worker_exceptions[worker]
+        died = isinstance(error, WorkerHealthCheckFailedError)
         logger.warning(
             "worker %d %s; all go on from the last checkpoint, as often as placement.max_failures "
             "allows: %s",
@@ -204,16 +201,30 @@ def _was_announced(failure: Exception) -> bool:
 
 
 def _ours(failures: Iterable[Any]) -> RayembedError | None:
-    """First rayembed error among failures, unwrapped from Train's errors.
+    """First rayembed error among failures that a retry would meet again, unwrapped from Train's.
 
     A storage that does not answer is like a worker that dies: the next try may fare better. One
-    that is full stays so.
+    that is full stays so. A GPU's memory stays too small unless the next start plans with less.
     """
     for failure in failures:
-        error = getattr(failure, "_base_exc", failure)
+        error = _unwrapped(failure)
         if isinstance(error, RayembedError) and not may_pass(error):
             return error
     return None
+
+
+def _first(failures: Mapping[int, Exception]) -> int:
+    """Worker whose failure is the cause: workers that were waiting for it raise errors of their
+    own.
+    """
+    ours = [w for w, e in failures.items() if isinstance(_unwrapped(e), RayembedError)]
+    died = [w for w, e in failures.items() if isinstance(e, WorkerHealthCheckFailedError)]
+    return min(ours or died or failures)
+
+
+def _unwrapped(failure: Any) -> Any:
+    """The worker's own error, without Train's wrapper."""
+    return getattr(failure, "_base_exc", failure)
 
 
 def death(error: Exception) -> str:
@@ -251,13 +262,15 @@ def killed_for_memory(text: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """One-line reason: the message of a rayembed error, or the last line of others."""
-    return _told(error).strip().rpartition("\n")[2][:_REASON_CHARACTERS]
+    """One-line reason: the message of a rayembed error, or the end of the last line of others."""
+    if isinstance(ours := _unwrapped(error), RayembedError):
+        return " ".join(str(ours).split())
+    return str(error).strip().rpartition("\n")[2][:_REASON_CHARACTERS]
 
 
 def _told(failure: Any) -> str:
     """Message of a rayembed error; for others all that Train has, with their traceback."""
-    error = getattr(failure, "_base_exc", failure)
+    error = _unwrapped(failure)
     return str(error if isinstance(error, RayembedError) else failure)
 
 
@@ -286,7 +299,7 @@ def cause(error: Any, job: Job) -> RayembedError:
 def _too_often(stage: str, max_failures: int, failures: Mapping[int, Exception]) -> WorkerError:
     return WorkerError(
         f"stage {stage!r}: workers failed more often than placement.max_failures={max_failures} "
-        f"allows; the first failure: {_told(next(iter(failures.values())))}. {AGAIN}"
+        f"allows; the first failure: {_told(failures[_first(failures)])}. {AGAIN}"
     )
 
 

@@ -107,7 +107,8 @@ def train_function(config: dict[str, Any]) -> None:
     """Train on this worker, from the job's last checkpoint if any.
 
     Args:
-        config: `job`; `sink`, the `MetricsSink` actor; `offset`, the steps of earlier stages.
+        config: `job`; `sink`, the `MetricsSink` actor; `offset`, the steps of earlier stages;
+            `memory`, the folder of the stage's memory plan.
 
     Raises:
         RayembedError: what the job raises, or the storage of its checkpoints.
@@ -123,7 +124,7 @@ def train_function(config: dict[str, Any]) -> None:
         raise
 
 
-def _train(job: Job, sink: Any, offset: int) -> None:
+def _train(job: Job, sink: Any, offset: int, memory: str) -> None:
     placement = job.placement
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if placement.use_gpu else "cpu")
     # A node that came after the driver had all fetch them does so now: this waits for it, where
@@ -145,10 +146,10 @@ def _train(job: Job, sink: Any, offset: int) -> None:
         watch = stack.enter_context(HangWatch(limit, sink.where.remote))
         trainer = job.trainer([watch, TrainReport(sink, offset, uploads), stops], stream)
         if checkpoint is None:
-            trainer.fit()
+            trainer.fit(memory=memory)
             return
         folder = Path(stack.enter_context(checkpoint.as_directory()))
-        trainer.fit(Checkpoint(folder, trainer.position))
+        trainer.fit(Checkpoint(folder, trainer.position), memory=memory)
 
 
 class TrainReport(Callback):

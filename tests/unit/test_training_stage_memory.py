@@ -1,0 +1,172 @@
+"""Memory that runs out in training: what is said, and what the next start keeps less of."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from own_pairs import own_run
+from small_device import SmallDevice
+
+from rayembed.config.data_run import data_of
+from rayembed.config.override import override
+from rayembed.config.placement import Placement
+from rayembed.data.prepare import prepare
+from rayembed.errors import ArtifactError, DeviceMemoryError, may_pass
+from rayembed.pipeline.here import Here
+from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
+from rayembed.training import stage_memory
+from rayembed.training.here import train_stage_here
+from rayembed.training.job import StageJob
+from rayembed.training.stage_memory import MEMORY_FILE, MemoryPlan
+
+STEPS, EVERY, FULL_AT = 6, 2, 4
+RESULT = "weights.safetensors"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run, and the folder of its stage's plan."""
+    folder = tmp_path_factory.mktemp("full")
+    settings = f"stages.finetune.steps={STEPS}", f"stages.finetune.checkpoint_every_steps={EVERY}"
+    dropout = "model.backbone.hidden_dropout=0.3"
+    run = own_run(folder, *settings, dropout, "data.datasets.pairs.held_out=null")
+    return run, prepare(run, Here().data_context(data_of(run)))["finetune"]
+
+
+def train(made, place: Path, device: SmallDevice | None = None, *settings: str):
+    """Weights of the stage, and the number of each step that was done."""
+    place.mkdir(exist_ok=True)
+    run = override(made[0], settings) if settings else made[0]
+    job = StageJob(run, 0, made[1], None, str(place / RESULT))
+    if device is not None:
+        job = replace(job, callbacks=(device,))
+    train_stage_here(job, str(place), place / METRICS_FILE, 0)
+    steps = [record["step"] for record in MetricsLog(place / METRICS_FILE).records()]
+    return safetensors.torch.load_file(place / RESULT), steps
+
+
+def planned(place: Path) -> dict:
+    return json.loads((place / "train" / MEMORY_FILE).read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(made, tmp_path_factory):
+    return train(made, tmp_path_factory.mktemp("whole"))[0]
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_the_next_start_keeps_less_and_ends_in_the_same_weights(made, whole, tmp_path, caplog):
+    device = SmallDevice(FULL_AT)
+    found, steps = train(made, tmp_path, device)
+    assert_equal(found, whole)
+    assert steps == list(range(1, STEPS + 1))
+    assert (device.starts, device.held) == (2, 0)
+    assert planned(tmp_path)["graph_bytes"] > 0
+    (warning,) = [line for line in caplog.messages if "ran out of memory in" in line]
+    for part in (
+        f"stage 'finetune': rank 0 ran out of memory in step {FULL_AT}, with ",
+        " tokens in a forward pass and ",
+        " GiB are free",
+        "The next start plans with less: at most",
+        "ower placement.micro_batch_tokens (1024), raise placement.zero_stage (",
+        "PyTorch says: CUDA out of memory. Tried to allocate 2.00 GiB",
+    ):
+        assert part in warning
+
+
+def test_without_a_smaller_plan_the_same_step_fails_at_every_start(made, tmp_path, monkeypatch):
+    """The control of the test above."""
+    monkeypatch.setattr(MemoryPlan, "write", lambda *_: None)
+    device = SmallDevice(FULL_AT)
+    with pytest.raises(DeviceMemoryError, match=f"in step {FULL_AT}"):
+        train(made, tmp_path, device)
+    assert device.starts == 1 + Placement().max_failures
+
+
+def test_plans_shrink_until_nothing_is_left_to_shrink(made, tmp_path, caplog):
+    """Three quarters of the graphs, none of them, smaller passes; then it ends at once."""
+    device = SmallDevice(FULL_AT, layers=99)
+    with pytest.raises(DeviceMemoryError) as caught:
+        train(made, tmp_path, device, "placement.max_failures=9")
+    assert "Nothing smaller is planned" in str(caught.value)
+    assert "placement.micro_batch_tokens (" not in str(caught.value)
+    assert not may_pass(caught.value)
+    assert device.starts == 4
+    assert planned(tmp_path) == {"graph_bytes": 0, "micro_batch_tokens": 256}
+    said = [line for line in caplog.messages if "The next start" in line]
+    assert ["at most" in said[0], "one graph at" in said[1], "of 256 tokens" in said[2]] == [
+        True
+    ] * 3
+
+
+def test_the_same_command_goes_on_with_less(made, whole, tmp_path):
+    settings = ("placement.max_failures=0",)
+    with pytest.raises(DeviceMemoryError) as caught:
+        train(made, tmp_path, SmallDevice(FULL_AT), *settings)
+    assert may_pass(caught.value)
+    found, steps = train(made, tmp_path, SmallDevice(FULL_AT), *settings)
+    assert_equal(found, whole)
+    assert steps == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        (
+            ("placement.grad_cache=false", "placement.gradient_checkpointing=false"),
+            "Set placement.grad_cache=auto (it is false), set placement.gradient_checkpointing="
+            "auto (it is false), lower placement.micro_batch_tokens (1024)",
+        ),
+        (
+            (
+                "placement.grad_cache=true",
+                "placement.gradient_checkpointing=true",
+                "placement.micro_batch_tokens=512",
+            ),
+            "Lower placement.micro_batch_tokens (512), raise placement.zero_stage",
+        ),
+    ],
+)
+def test_what_the_run_names_is_kept_and_named(made, tmp_path, settings, advice):
+    device = SmallDevice(FULL_AT, layers=99)
+    with pytest.raises(DeviceMemoryError) as caught:
+        train(made, tmp_path, device, *settings)
+    assert advice in str(caught.value)
+    assert device.starts == 1
+    assert not (tmp_path / "train" / MEMORY_FILE).exists()
+
+
+def test_memory_that_runs_out_before_the_first_step_is_named(made, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("rayembed.training.trainer.DeepSpeedEngine", full)
+    with pytest.raises(DeviceMemoryError, match="ran out of memory outside its steps") as caught:
+        train(made, tmp_path)
+    assert not may_pass(caught.value)
+
+
+def test_a_plan_that_is_damaged_is_named(tmp_path):
+    assert MemoryPlan.read(str(tmp_path)) == MemoryPlan()
+    MemoryPlan(8192, 10).write(str(tmp_path))
+    assert MemoryPlan.read(str(tmp_path)) == MemoryPlan(8192, 10)
+    (tmp_path / MEMORY_FILE).write_text('{"tokens": 3}')
+    with pytest.raises(ArtifactError, match="is no memory plan"):
+        MemoryPlan.read(str(tmp_path))
+
+
+def test_bytes_of_a_gpu_are_named(monkeypatch):
+    gib = 2**30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (gib // 2, 80 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 70 * gib)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 75 * gib)
+    assert stage_memory.memory_in_use("cuda") == (
+        "70.00 GiB are allocated, 75.00 reserved by torch, and 0.50 of 80.00 free"
+    )
