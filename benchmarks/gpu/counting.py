@@ -94,7 +94,9 @@ class CountOnMeta(TorchDispatchMode):
         super().__init__()
         self.machine, self.padded = machine, padded
         self.counts = Counts()
-        self._kept: list[torch.Tensor] = []  # so that no storage's number is given twice
+        # So that no storage's number is given twice. The tensors themselves are not held: autograd
+        # would copy gradients, which it otherwise keeps as they come.
+        self._kept: list[torch.UntypedStorage] = []
         self._events: list[tuple[bool, list, list]] = []
 
     def attended(self, query, key, masked, backward):
@@ -113,11 +115,13 @@ class CountOnMeta(TorchDispatchMode):
             return not self.padded
         out = func(*args, **kwargs)
         if func in _NOTHING or _is_view(func):
-            self._kept += [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+            self._kept += [
+                x.untyped_storage() for x in tree_leaves(out) if isinstance(x, torch.Tensor)
+            ]
             return out
         read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         written = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
-        self._kept += read + written
+        self._kept += [x.untyped_storage() for x in (*read, *written)]
         moved = sum(map(_bytes, read)) + sum(map(_bytes, written))
         product = func._overloadpacket in flop_registry
         if product:

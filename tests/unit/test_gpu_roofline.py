@@ -149,6 +149,17 @@ def test_operations_and_bytes_are_those_of_a_small_layer_by_hand():
     assert found.kernels == 4
 
 
+def test_gradients_of_weights_are_kept_as_they_come_and_not_copied():
+    layer = nn.Linear(32, 64, device="meta")
+    x = torch.empty(16, 32, device="meta", requires_grad=True)
+
+    found = counted(lambda: layer(x).backward(torch.empty(16, 64, device="meta")))
+
+    assert found.kernels == 4, "forward, two gradients by products, one by a sum"
+    assert found.product_flops == 3 * 2 * 16 * 32 * 64
+    assert found.bytes == 4 * (16 * 64 + 64), "the sum alone, over what came back"
+
+
 def test_what_a_later_product_reads_is_written_though_work_between_products_is_fused():
     weight = torch.empty(8, 8, device="meta")
     x = torch.empty(8, 8, device="meta")
@@ -188,7 +199,7 @@ def test_each_improvement_of_a_small_model_takes_no_more_time(toy):
         ("one graph where it fits", "one reduction a step"),
         ("unpadded attention", "one graph where it fits"),
     ):
-        assert totals[better] <= totals[before], better
+        assert totals[better] <= totals[before] * (1 + 1e-9), better
     padded = [steps[0].padding for _, steps in rows]
     assert padded[0] > padded[1] > 1.0 == padded[-1]
 
@@ -291,6 +302,6 @@ def test_the_7b_model_reached_8_and_5_percent_and_reaches_35_and_39(nvembed):
     alone = was[8].total - seconds["waiting for the slowest"] - seconds["collectives"]
     assert seconds["element-wise"] / alone == pytest.approx(0.4, abs=0.03)
     # Of six batches, with waiting and collectives, as the settings come and with fused work.
-    for gpus, told in ((8, (0.270, 0.352)), (32, (0.311, 0.392))):
+    for gpus, told in ((8, (0.270, 0.352)), (32, (0.314, 0.393))):
         found = [nvembed.step(setup, gpus, seeds=6).share for setup in (as_it_comes, best)]
         assert found == pytest.approx(told, abs=0.002)
