@@ -1,7 +1,7 @@
 """DeepSpeed wrapper of a model; the only module that imports DeepSpeed."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -81,6 +81,8 @@ def deepspeed_settings(
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
+        # Its clock of samples per second waits for the device at each forward pass.
+        "timers": {"throughput": {"enabled": False}},
     }
 
 
@@ -205,6 +207,9 @@ class DeepSpeedEngine:
             # What it stages for a reduction would be bf16, and in stage 1 what comes back.
             self._optimizer._gradient_reduction_buffer_dtype = lambda: torch.float32
             self._optimizer.gradient_accumulation_dtype = torch.float32
+        elif not self._zero_stage:
+            # Its own asks the device for the sum of each gradient.
+            self._optimizer.overflow_checker.has_overflow_serial = _not_finite
 
     def _reduce_whole_gradients(self) -> None:
         """Average plain gradients over workers."""
@@ -410,6 +415,12 @@ class DeepSpeedEngine:
             safe_set_local_fp32_param(p, mine)
         else:
             safe_set_local_optimizer_state(p, mine, key)
+
+
+def _not_finite(parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether a gradient has a number that is not finite, by one read of the device."""
+    norms = torch._foreach_norm([p.grad for p in parameters if p.grad is not None])
+    return not bool(torch.stack(norms).isfinite().all())
 
 
 def _fragment(parameter: Any) -> Fragment:
