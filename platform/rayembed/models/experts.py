@@ -16,11 +16,12 @@ from torch.nn import functional
 from rayembed.distributed.expert_group import ExpertGroup
 
 Products = Literal["auto", "grouped", "loop"]
-"""Matrix products of experts: `grouped` in one kernel, `loop` one after the other, `auto` by
-device."""
+"""Matrix products of experts: `grouped` in one kernel, `loop` one after the other with one read of
+the counts a layer, `auto` by device."""
 
-_GROUPED_CAPABILITY = (8, 0)
-"""Minimum CUDA capability of torch's grouped kernel."""
+_GROUPED_CAPABILITIES = (9, 10)
+"""Major CUDA capabilities of torch's fused grouped kernel: H100, B200. On others (A100, GeForce 50)
+`grouped_mm` is a loop that reads the counts at each product, up to six times a layer and pass."""
 
 _GROUPED_MULTIPLE = 8
 """Row alignment of the kernel: 16 bytes, in bfloat16 elements."""
@@ -92,8 +93,11 @@ class ExpertMlps(nn.Module):
             ends_E = counts_E.cumsum(0).to(torch.int32)
             inner_MF = functional.grouped_mm(rows_MH, w1_EFH.transpose(1, 2), offs=ends_E)
             if b1_EF is not None:
-                of_row_MF = b1_EF.repeat_interleave(counts_E, dim=0, output_size=len(rows_MH))
-                inner_MF = inner_MF + of_row_MF
+                # A product, not copies of the biases: their gradient would be summed by atomic
+                # additions in bfloat16, which stop growing at 256 times an addend.
+                places_M = torch.arange(len(rows_MH), device=rows_MH.device).unsqueeze(1)
+                of_ME = (places_M >= ends_E - counts_E) & (places_M < ends_E)
+                inner_MF = torch.addmm(inner_MF, of_ME.to(b1_EF.dtype), b1_EF)
             return functional.grouped_mm(functional.gelu(inner_MF), w2_EFH, offs=ends_E)
         # Unbound at once: of each block taken alone the gradient would be as large as all blocks.
         first, second = w1_EFH.unbind(), w2_EFH.unbind()
@@ -267,7 +271,7 @@ def has_grouped_kernel(weight: Tensor, num_experts: int) -> bool:
     return (
         weight.dtype == torch.bfloat16
         and weight.device.type == "cuda"
-        and torch.cuda.get_device_capability(weight.device) >= _GROUPED_CAPABILITY
+        and torch.cuda.get_device_capability(weight.device)[0] in _GROUPED_CAPABILITIES
         and weight.shape[1] % _GROUPED_MULTIPLE == 0
         and (len(weight) // num_experts) % _GROUPED_MULTIPLE == 0
     )
