@@ -23,6 +23,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.data.plan.step_batch import make_step_batch
+from rayembed.data.vectors.teacher import _narrow_linear_layers
 from rayembed.errors import ConfigError
 from rayembed.models import unpadded, varlen
 from rayembed.models.backbones import load_backbone
@@ -245,39 +246,71 @@ def _one_text(_, args, kwargs):
 
 
 CONFIG = BackboneConfig(path="unused", dtype="float32")
+PRECISIONS = ("float32", "bfloat16", "a teacher's")
 
 
+def reason(model, precision):
+    """Why it is padded; of a teacher the linear layers and their inputs alone are in bfloat16."""
+    if precision in ("float32", "bfloat16"):
+        return why_part_padded("backbone", model.to(getattr(torch, precision)))
+    _narrow_linear_layers(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        return why_part_padded("backbone", model)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("mask", ["bidirectional", "causal"])
 @pytest.mark.parametrize("family", DECODERS)
-def test_decoders_read_packed_texts(family, mask, tmp_path):
+def test_decoders_read_packed_texts(family, mask, precision, tmp_path):
     save_decoder(tmp_path, family)
-    assert why_part_padded("backbone", load_backbone(tmp_path, CONFIG, mask=mask)) is None
+    assert reason(load_backbone(tmp_path, CONFIG, mask=mask), precision) is None
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("save", [save_encoder, save_modern_encoder, save_nomic_encoder])
-def test_encoders_read_packed_texts(save, tmp_path):
+def test_encoders_read_packed_texts(save, precision, tmp_path):
     save(tmp_path)
-    assert why_part_padded("backbone", load_backbone(tmp_path, CONFIG, mask="own")) is None
+    assert reason(load_backbone(tmp_path, CONFIG, mask="own"), precision) is None
 
 
+def test_a_trial_is_of_the_number_type_that_computes(tmp_path):
+    save_decoder(tmp_path, "mistral", num_hidden_layers=12)
+    model = load_backbone(tmp_path, CONFIG, mask="causal")
+    assert reason(model, "float32") is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert why_part_padded("backbone", model) is None
+    assert len(unpadded._trials[model]) == 2
+    assert reason(model, "a teacher's") is None
+    assert next(model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
-    "place", ["causal window", "window", "positions", "arguments", "unusual error"]
+    "place",
+    ["causal window", "window", "positions", "borders", "faint borders", "arguments", "any error"],
 )
-def test_a_model_that_reads_packed_texts_in_another_way_is_found(place, tmp_path, monkeypatch):
+def test_a_model_that_reads_packed_texts_in_another_way_is_found(
+    place, precision, tmp_path, monkeypatch
+):
     save = {"window": save_modern_encoder, "positions": save_encoder}.get(place)
     if save is None:
         save_decoder(tmp_path, "mistral")
     else:
         save(tmp_path)
     model = load_backbone(tmp_path, CONFIG, mask="own" if save else "causal")
-    assert why_part_padded("backbone", model) is None
+    if place == "faint borders":  # as at random weights: other texts change little
+        for weight in (p for n, p in model.named_parameters() if n.endswith("o_proj.weight")):
+            weight.data.mul_(0.01)
+    assert reason(model, precision) is None
     unpadded._trials.clear()  # another trial would not be made
-    if place == "unusual error":
+    if place == "any error":
         monkeypatch.setattr(unpadded, "packed_states", lambda *_, **__: {}["states"])
     elif place == "positions":
         monkeypatch.setattr(unpadded, "first_position", lambda _: 1)
     elif "window" in place:
         wrong_window(monkeypatch)
+    elif "borders" in place:
+        let_attention_cross_borders(model)
     else:
 
         def without(_, args, kwargs):
@@ -286,7 +319,7 @@ def test_a_model_that_reads_packed_texts_in_another_way_is_found(place, tmp_path
         for module in model.modules():
             if hasattr(module, "is_causal"):
                 module.register_forward_pre_hook(without, with_kwargs=True)
-    assert "backbone" in why_part_padded("backbone", model)
+    assert "backbone" in reason(model, precision)
 
 
 def wrong_window(monkeypatch):

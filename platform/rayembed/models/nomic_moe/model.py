@@ -79,9 +79,8 @@ class NomicMoe(TransformerModel):
             states: Tensor = backbone(row, torch.ones_like(row)).last_hidden_state
             return states.squeeze(0)
 
-        def together(ids: Tensor, packed: Packed) -> Tensor:
-            output = backbone.forward_packed(ids, packed, packed.positions(len(ids)))
-            return output.last_hidden_state
+        def together(ids: Tensor, packed: Packed, positions: Tensor) -> Tensor:
+            return backbone.forward_packed(ids, packed, positions).last_hidden_state
 
         return why_not_alike("backbone", backbone, alone, together, longest=9)
 
