@@ -1,19 +1,37 @@
-"""Work done ahead of its use by a thread: batches of training, tokens of encoding, corpus parts.
+"""Work done ahead of its use: batches of training, tokens of encoding, corpus parts.
 
-What it does is left to its users; it knows no torch.
+A thread does it, or processes where one thread is too slow. What it does is left to its users; it
+knows no torch.
 """
 
+import json
+import os
+import pickle
 import queue
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Generator, Iterable
-from contextlib import closing, nullcontext
+import traceback
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import ExitStack, closing, nullcontext, suppress
+from multiprocessing.connection import Connection
 from typing import Any
+
+import cloudpickle
+
+from rayembed.errors import ConfigError, WorkerError
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 _ENDING_SECONDS = 5.0
-"""Seconds to wait for the thread at the end; a thread blocked in a read must not delay the error.
-"""
+"""Seconds to wait for the thread or a process at the end; one that is blocked in a read must not
+delay the error."""
+
+_PROCESS = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from rayembed.ahead import serve; serve()"
+)
+"""What a process runs. It imports no `__main__`, so a script needs no `if __name__ == ...`."""
 
 
 def done_ahead(
@@ -62,3 +80,155 @@ def done_ahead(
     finally:
         closed.set()
         thread.join(_ENDING_SECONDS)
+
+
+def done_by_processes(
+    work: Callable[[Any], Any], items: Sequence[Any], *, processes: int, setting: str
+) -> Generator[Any]:
+    """Results of `work` on each item, in order, made by processes of this machine.
+
+    Each process does every `processes`-th item and has one result ready. It computes with one
+    thread, sees no GPU and ends with this process, also where that is killed. Signals of a terminal
+    reach this process alone. Closing the iterator ends the processes.
+
+    Args:
+        work: picklable by cloudpickle; each process has its own copy.
+        setting: full name of the setting that asks for processes, for messages.
+
+    Raises:
+        ConfigError: `work` cannot be sent to a process.
+        WorkerError: a process died.
+        Exception: what `work` raises, with its class and message, after the results before it.
+    """
+    try:
+        told = cloudpickle.dumps(work)
+    except Exception as error:
+        raise ConfigError(
+            f"{setting}={processes} sends {type(work).__name__} to other processes, and it cannot "
+            f"be pickled: {error}. Set {setting}=0 to make batches in a thread of this process"
+        ) from error
+    processes = min(processes, len(items))
+    with ExitStack() as stack:
+        started = [stack.enter_context(_Process(setting)) for _ in range(processes)]
+        for first, process in enumerate(started):
+            process.begin(told, items[first::processes])
+        for place, item in enumerate(items):
+            yield started[place % processes].result(item)
+
+
+class _Process:
+    """A process that does work ahead; inside its block it is alive, and its input stays open."""
+
+    def __init__(self, setting: str) -> None:
+        self._setting = setting
+
+    def __enter__(self) -> "_Process":
+        # In a session of its own: Ctrl-C and a closed terminal are for the process that trains.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROCESS, json.dumps([*map(str, sys.path)])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "CUDA_VISIBLE_DEVICES": "",
+                "OMP_NUM_THREADS": "1",
+                "TOKENIZERS_PARALLELISM": "false",
+            },
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._process.stdin as own, self._process.stdout as answers:
+            self._input = Connection(os.dup(own.fileno()), readable=False)
+            self._answers = Connection(os.dup(answers.fileno()), writable=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._answers.close()
+
+    def begin(self, work: bytes, items: Sequence[Any]) -> None:
+        """Send the work, pickled, and the items to do it on."""
+        try:
+            self._input.send_bytes(pickle.dumps((work, items)))
+        except BrokenPipeError as error:
+            raise self._died("before its first item") from error
+
+    def result(self, item: Any) -> Any:
+        """Wait for the next result, which is of `item`.
+
+        Raises:
+            WorkerError: the process died.
+            Exception: what the work raised.
+        """
+        try:
+            answer = self._answers.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise self._died(f"at item {item}") from error
+        failed, value = pickle.loads(answer)
+        if failed:
+            raise value
+        return value
+
+    def _died(self, when: str) -> WorkerError:
+        self._end()
+        return WorkerError(
+            f"a process of {self._setting} died {when} with exit code {self._process.returncode} "
+            "(a negative one is a signal; -9 mostly means that memory ran out). What it wrote last "
+            f"is above. Set {self._setting} lower, or to 0 for a thread of the training process"
+        )
+
+    def _end(self) -> None:
+        self._input.close()  # at whose end the process ends
+        try:
+            self._process.wait(_ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def serve() -> None:
+    """Do the work that standard input holds, in a process of `done_by_processes`."""
+    given = Connection(os.dup(0), writable=False)
+    answers = Connection(os.dup(1), readable=False)
+    os.dup2(2, 1)  # what the work prints must not stand among the answers
+    work, items = pickle.loads(given.recv_bytes())
+    threading.Thread(target=_end_with_input, name="end-with-input", daemon=True).start()
+    with suppress(BrokenPipeError):  # nobody reads any more
+        try:
+            own = pickle.loads(work)
+        except Exception as error:  # noqa: BLE001  it is raised where the results are read
+            answers.send_bytes(_failure(error))
+            return
+        for item in items:
+            answers.send_bytes(_answer(own, item))
+
+
+def _end_with_input() -> None:
+    """End this process when its input ends, as it does with the process that holds it."""
+    while os.read(0, 1):
+        pass
+    os._exit(0)
+
+
+def _answer(work: Callable[[Any], Any], item: Any) -> bytes:
+    """Pickled (False, result), or (True, error)."""
+    try:
+        # With classes of the script that trains, which no module of a process has.
+        made: bytes = cloudpickle.dumps((False, work(item)))
+    except Exception as error:  # noqa: BLE001  as above
+        return _failure(error)
+    return made
+
+
+def _failure(error: Exception) -> bytes:
+    """Pickled (True, error) with its traceback as a note; one that cannot be pickled is named."""
+    error.add_note("".join(traceback.format_exception(error)).rstrip())
+    try:
+        made: bytes = cloudpickle.dumps((True, error))
+        pickle.loads(made)
+    except Exception:  # noqa: BLE001  whatever its class does when it is made again
+        other = RuntimeError(f"{type(error).__name__}: {error}")
+        other.__notes__ = error.__notes__
+        return pickle.dumps((True, other))
+    return made

@@ -48,6 +48,18 @@ microseconds for each), counted and not measured: 500 tokens of a 7B LLM, some t
 encoder."""
 _GPU_PASS_RANGE = (256, 8192)
 
+_GPU_FLOPS = 4e14
+"""Useful FLOP/s of a GPU in training: half of an H100's peak in bfloat16."""
+
+_TOKENS_OF_A_PROCESS = 250_000
+"""Tokens per second that one process makes from texts: 400,000 to 450,000 in a second of a core of
+EPYC Turin (`benchmarks/input_speed.py`), of which beside other work it gets a part."""
+
+_STEP_PROCESSES = range(2, 5)
+
+_CORES_OF_A_PROCESS = 4
+"""Cores for each worker of a machine that let a further process run."""
+
 _CONTAINER = Path("/sys/fs/cgroup")
 
 _CONTAINER_MEMORY = (
@@ -274,6 +286,25 @@ def pass_cost_tokens(device: str, model: nn.Module) -> int:
     least, most = _GPU_PASS_RANGE
     parameters = max(1, sum(parameter.numel() for parameter in model.parameters()))
     return int(min(max(_GPU_PASS / parameters, least), most))
+
+
+def step_processes(device: str, model: nn.Module, cores: float) -> int:
+    """Number of processes that make each worker's batches; 0 for a thread of the worker.
+
+    A thread where it is fast enough: a step on CPUs takes a hundred times as long as its
+    tokenisation, and a GPU reads few tokens a second of a large model.
+
+    Args:
+        cores: of this machine for each of its workers.
+    """
+    if not device.startswith("cuda") or cores < _STEP_PROCESSES[0]:
+        return 0
+    parameters = max(1, sum(parameter.numel() for parameter in model.parameters()))
+    tokens = _GPU_FLOPS / (6 * parameters)  # a second; two FLOP forward, four backward
+    if tokens < _TOKENS_OF_A_PROCESS / 4:  # which the thread spends a quarter of its time on
+        return 0
+    wanted = min(math.ceil(tokens / _TOKENS_OF_A_PROCESS), int(cores / _CORES_OF_A_PROCESS))
+    return min(max(wanted, _STEP_PROCESSES[0]), _STEP_PROCESSES[-1])
 
 
 def _gpu(device: str) -> tuple[str, tuple[int, int]]:

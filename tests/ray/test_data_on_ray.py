@@ -1,4 +1,4 @@
-"""Ray Data makes the same plans and the same step batches as one process."""
+"""Ray Data makes the same plans as one process."""
 
 import dataclasses
 import itertools
@@ -12,23 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import psutil
 import pytest
 import ray
 from made_up_records import made_up_records
 from second_node import second_node
-from toy_model import ToyTokenizer
 
 from rayembed.assets.storage import refused
 from rayembed.config.data_run import TeacherPlacement
 from rayembed.data.on_ray import execute_with_ray_data, gpus_for
 from rayembed.data.parts import write_part
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.on_ray import prefetched_on_ray
 from rayembed.data.plan.order import PlanConfig
-from rayembed.data.plan.step_batch import StepBatch
-from rayembed.data.plan.stream import PairSteps
 from rayembed.data.plan.write import write_plan
 from rayembed.errors import DataError, PlacementError, StorageFullError, WorkerError
 from rayembed.shares import hearing, pieces
@@ -112,63 +106,10 @@ def plans(cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[BatchPlan,
     return here, there
 
 
-def assert_same(ours: StepBatch, theirs: StepBatch) -> None:
-    for field in dataclasses.fields(StepBatch):
-        a, b = getattr(ours, field.name), getattr(theirs, field.name)
-        if field.name == "tokens":
-            assert len(a) == len(b)
-            for one, other in zip(a, b, strict=True):
-                np.testing.assert_array_equal(one["input_ids"], other["input_ids"])
-        elif isinstance(a, np.ndarray):
-            np.testing.assert_array_equal(a, b)
-        else:
-            assert a == b
-
-
 def test_the_same_plan_is_written(plans: tuple[BatchPlan, BatchPlan]) -> None:
     here, there = plans
     assert here.fingerprint == there.fingerprint
     assert [here.read(s) for s in range(20)] == [there.read(s) for s in range(20)]
-
-
-def stream(plan: BatchPlan, worker=0, num_workers=1, start_step=0, processes=1):
-    make = PairSteps(plan, ToyTokenizer(), worker, num_workers)
-    return prefetched_on_ray(make, start_step, plan.num_steps, processes=processes)
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_same_batches_as_without_ray_while_all_cpus_are_taken(num_workers: int, plans) -> None:
-    plan = plans[0]
-
-    @ray.remote(num_cpus=2)
-    class TrainWorker:  # two of them hold all four CPUs, as training workers do
-        def batches(self, worker: int) -> list[StepBatch]:
-            return list(stream(plan, worker, num_workers, start_step=7, processes=num_workers))
-
-    workers = [TrainWorker.remote() for _ in range(2)]
-    streams = ray.get([workers[w].batches.remote(w) for w in range(num_workers)], timeout=400)
-    for worker, found in enumerate(streams):
-        wanted = map(PairSteps(plan, ToyTokenizer(), worker, num_workers), range(7, 20))
-        assert [batch.step for batch in found] == list(range(7, 20))
-        for ours, theirs in zip(found, wanted, strict=True):
-            assert_same(ours, theirs)
-    for worker in workers:
-        ray.kill(worker)
-
-
-def test_windows_follow_each_other(plans, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayembed.data.plan.on_ray._STEPS_PER_EXECUTION", 6)
-    steps = [batch.step for batch in stream(plans[0], start_step=3)]
-    assert steps == list(range(3, 20))
-    assert list(stream(plans[0], start_step=20)) == []
-
-
-def test_little_room_for_what_is_read_ahead_only_slows_down(plans, monkeypatch) -> None:
-    monkeypatch.setattr("rayembed.data.plan.on_ray._BYTES_READ_AHEAD", 20_000)
-    monkeypatch.setattr("rayembed.data.plan.on_ray._BLOCK_BYTES", 1)
-    monkeypatch.setattr("rayembed.data.plan.on_ray._STEPS_PER_TASK", 4)
-    steps = [batch.step for batch in stream(plans[0])]
-    assert steps == list(range(20))
 
 
 def test_results_keep_their_order_and_actors_their_process(cluster) -> None:
@@ -239,31 +180,8 @@ def test_units_on_ray_tell_how_far_they_are(cluster) -> None:
     assert any(0 < share < 1 for share in heard), heard
 
 
-def step_actors() -> list[int]:
-    titles = ((p.pid, " ".join(p.info["cmdline"] or [])) for p in psutil.process_iter(["cmdline"]))
-    return [pid for pid, title in titles if "_StepActor" in title]
-
-
-def a_slow_step(step: int) -> bytes:
-    time.sleep(0.1)
-    return bytes(2 << 20)
-
-
-def test_processes_that_make_steps_end_with_a_training_that_ends_early(cluster) -> None:
-    made = prefetched_on_ray(a_slow_step, 0, 10_000, processes=1)
-    next(made)
-    assert step_actors()
-    made.close()
-    deadline = time.monotonic() + 60
-    while step_actors():
-        assert time.monotonic() < deadline, "they would make steps that nobody takes"
-        time.sleep(0.1)
-
-
-def test_errors_of_workers_are_raised_as_themselves(cluster, plans) -> None:
+def test_errors_of_workers_are_raised_as_themselves(cluster) -> None:
     with pytest.raises(DataError, match="-1 has no root"):
         list(execute_with_ray_data(Squares(), [Number(1), Number(-1)], "cpu"))
     with pytest.raises(StorageFullError, match=r"no room to write .*Make room"):
         list(execute_with_ray_data(WithoutRoom(), [Number(1)], "cpu"))
-    with pytest.raises(DataError, match="3 workers cannot share batches of 8"):
-        list(stream(plans[0], num_workers=3))

@@ -318,7 +318,7 @@ def assert_went_on(steps: list, since: float) -> None:
 
 
 def test_killed_worker_ends_in_the_weights_of_the_uninterrupted_run(cluster, folder, plan, whole):
-    """Whose steps a thread of each worker makes; here a process of Ray Data makes them."""
+    """Whose steps a thread of each worker makes; here a process beside it makes them."""
     killer = Killer(folder / "out" / "killed" / METRICS_FILE, KILL_AT)
     killed, steps = train(make_run(folder, step_processes=1), plan, "killed")
     assert_went_on(steps, killer.killed_at())

@@ -15,7 +15,13 @@ from rayembed.config.override import override
 from rayembed.config.sweep import Sweep
 from rayembed.data.vectors.teacher import TeacherLoader, embedding_settings
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.hardware import Precision, auto_precision, settled, wide_enough
+from rayembed.hardware import (
+    Precision,
+    auto_precision,
+    settled,
+    step_processes,
+    wide_enough,
+)
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.models.load import load_model, saved_dtype
@@ -61,6 +67,33 @@ def with_units(monkeypatch):
     monkeypatch.setattr(hardware, "bfloat16_speed", lambda: 2.4)
     yield
     _forget()
+
+
+class OfSize(torch.nn.Module):
+    """A model of so many parameters, none of which takes memory."""
+
+    def __init__(self, parameters: float):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(int(parameters), device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("device", "parameters", "cores", "expected"),
+    [
+        ("cpu", 22e6, 64, 0),  # a process would take a core from the steps
+        ("cuda", 22e6, 1, 0),
+        ("cuda", 22e6, 4, 2),
+        ("cuda", 22e6, 12, 3),
+        ("cuda", 22e6, 64, 4),
+        ("cuda", 110e6, 64, 3),  # reads 600,000 tokens a second
+        ("cuda", 560e6, 64, 2),
+        ("cuda", 7e9, 64, 0),  # reads 10,000
+    ],
+)
+def test_processes_make_batches_where_a_gpu_reads_more_than_a_thread_makes(
+    device, parameters, cores, expected
+):
+    assert step_processes(device, OfSize(parameters), cores) == expected
 
 
 def _forget():

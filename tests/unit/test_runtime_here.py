@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from own_pairs import own_run
 from s3_server import BUCKET, s3_server
+from sent_work import children
 from squares import square
 from tiny_models import save_encoder
 
@@ -51,7 +52,7 @@ DROPOUT = "model.backbone.hidden_dropout=0.3"
         (Placement(runtime="local"), "auto", Here),
         (Placement(runtime="ray"), None, OnRay),
         (Placement(workers=2), None, OnRay),
-        (Placement(step_processes=1), None, OnRay),
+        (Placement(step_processes=1), None, Here),
         (EvaluationPlacement(), None, Here),
         (EvaluationPlacement(workers=2), None, OnRay),
         (TeacherPlacement(), None, Here),
@@ -128,6 +129,21 @@ def handlers():
 
 def equal(found, expected):
     return all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+def test_batches_made_by_processes_give_the_same_weights(made, whole, tmp_path):
+    run = override(made[0], ["placement.step_processes=2"])
+    seen = []
+
+    class Children(Callback):
+        def on_step_end(self, record):
+            seen.append(children())
+
+    weights, steps = train(made, tmp_path / "processes", Children(), run=run)
+    assert steps == [*range(1, STEPS + 1)]
+    assert equal(weights, whole)
+    assert len(seen[0]) == 2
+    assert not children()
 
 
 class Interrupts(Callback):

@@ -13,12 +13,13 @@ ROOT = PLATFORM.parents[1]
 FILES = sorted([*PLATFORM.parent.rglob("*.py"), *(ROOT / "jobs").rglob("*.py")])
 
 BETWEEN_WORKERS = {
-    "data/on_ray.py": {"units"},
-    "data/plan/on_ray.py": {"row['result']"},
+    "ahead.py": {"answer", "made", "given.recv_bytes()", "work"},
+    "data/on_ray.py": {"units", "row['result']"},
     "data/synthesis/on_ray.py": {"row['request']"},
 }
 """Where pickles are read, and of what: rows of data sets that the same job has just put into Ray's
-store, which itself pickles all that it moves. Nothing of them comes from a file."""
+store, which itself pickles all that it moves, and what a process and those that it has started send
+each other through pipes. Nothing of them comes from a file."""
 
 CHECKED = {"assets/arrow_files.py"}
 """Reads Parquet and Arrow files for all others, and looks at their types first."""

@@ -12,6 +12,7 @@ from told import Told
 from rayembed.config.placement import Placement
 from rayembed.errors import DataError
 from rayembed.recipes.catalogue import get_recipe
+from rayembed.training import trainer as trainer_module
 from rayembed.training.callbacks import Preemption
 from rayembed.training.step import StepReport, StepSettings
 from rayembed.training.trainer import Objective, StageTrainer
@@ -63,7 +64,7 @@ def checkpoints(every, first=0, last=STEPS, callbacks=(), **asked):
         SimpleNamespace(fingerprint="plan", teachers=()),
         seed=0,
         callbacks=[told, *callbacks],
-        stream=lambda make, first, _: (make(step) for step in range(first, last)),
+        stream=lambda make, first, *_: (make(step) for step in range(first, last)),
     )
     trainer.train(Engine(), StepSettings(1, True, CPU), first)
     assert {record["workers"] for record in records} == {1}
@@ -87,6 +88,34 @@ def test_a_checkpoint_out_of_turn_is_asked_for_after_the_steps_that_have_none():
 
     assert checkpoints(3, saves_now=saves_now) == [3, 4, 6, 8]
     assert len(asked) == 5  # after steps 1, 2, 4, 5, 7
+
+
+@pytest.mark.parametrize(
+    ("asked", "use_gpu", "expected"),
+    [(None, True, 4), (None, False, 0), (0, True, 0), (3, False, 3)],
+)
+def test_a_trainer_has_as_many_processes_as_asked_or_as_the_machine_and_the_model_want(
+    asked, use_gpu, expected, monkeypatch
+):
+    monkeypatch.setattr(trainer_module, "num_cores", lambda: 64)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    taken = []
+
+    def stream(make, first, last, processes):
+        taken.append(processes)
+        return map(make, range(first, last))
+
+    trainer = StageTrainer(
+        get_recipe("biencoder").stages[0].model_copy(update={"steps": 1}),
+        Placement(step_processes=asked, use_gpu=use_gpu),
+        Engine.model,
+        Nothing(),
+        SimpleNamespace(fingerprint="plan", teachers=()),
+        seed=0,
+        stream=stream,
+    )
+    trainer.train(Engine(), StepSettings(1, True, CPU))
+    assert taken == [expected]
 
 
 def test_a_notice_makes_one_checkpoint():

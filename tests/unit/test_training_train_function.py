@@ -1,4 +1,4 @@
-"""What stands around a worker's training: who makes its steps, and what a lost checkpoint means."""
+"""What stands around a worker's training: its environment, and what a lost checkpoint means."""
 
 import errno
 import os
@@ -11,26 +11,7 @@ import ray.train.collective
 
 from rayembed.config.placement import Placement
 from rayembed.errors import StorageError, StorageFullError
-from rayembed.training.train_function.on_ray import (
-    step_processes,
-    train_function,
-    worker_environment,
-)
-
-
-@pytest.mark.parametrize(
-    ("settings", "cpus", "expected"),
-    [
-        ({}, 64, 0),
-        ({"use_gpu": True}, 1, 2),
-        ({"use_gpu": True}, 12, 3),
-        ({"use_gpu": True}, 24, 4),
-        ({"use_gpu": True, "step_processes": 0}, 24, 0),
-        ({"step_processes": 8}, 1, 8),
-    ],
-)
-def test_a_thread_on_cpus_and_processes_beside_a_gpu_by_its_cpus(settings, cpus, expected):
-    assert step_processes(Placement(**settings), cpus) == expected
+from rayembed.training.train_function.on_ray import train_function, worker_environment
 
 
 def test_memory_of_gpus_grows_in_segments_unless_somebody_set_the_allocator(monkeypatch):

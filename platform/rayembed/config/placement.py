@@ -117,10 +117,11 @@ class Placement(UnitLimit, RuntimeSettings):
     where other processes keep this machine's cores busy when the run begins, which says what it
     took and has the number in its `run.yaml`; on a cluster of several nodes two."""
     step_processes: int | None = Field(default=None, ge=0)
-    """Ray Data processes that read and tokenise each worker's batches ahead, on any CPUs of the
-    cluster; 0: a thread of the worker. None: 2 to 4 with `use_gpu`, as the machine has 8 to 16 CPUs
-    for each worker, else 0, as a step on CPUs takes a hundred times as long as its tokenisation,
-    and each process takes CPU seconds to start."""
+    """Processes on the worker's machine that read and tokenise its batches ahead; 0: a thread of
+    the worker. None: on a GPU 2 to 4 for a model below about a billion parameters, as the machine
+    has cores for them, else 0: a GPU reads few tokens a second of a larger model, and a step on
+    CPUs takes a hundred times as long as its tokenisation. Each takes some 0.3 GB and, once, two
+    CPU seconds."""
     zero_stage: ZeroStage = 2
     """DeepSpeed's partitioning: 0 nothing, 1 optimiser, 2 gradients, 3 parameters."""
     reduce_once: bool = True
@@ -229,7 +230,6 @@ class Placement(UnitLimit, RuntimeSettings):
         """Setting → whether its value needs Ray."""
         return {
             "workers": self.workers > 1,
-            "step_processes": bool(self.step_processes),
             "wait_for_nodes_seconds": bool(self.wait_for_nodes_seconds),
             "validations_at_once": self.validations_at_once > 1,
             "validation_minutes": self.validation_minutes is not None,

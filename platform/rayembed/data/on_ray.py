@@ -18,13 +18,12 @@ from ray.data import ActorPoolStrategy
 
 from rayembed.config.data_run import DataRun, TeacherPlacement
 from rayembed.data.artifacts import PipelineContext
-from rayembed.data.plan.on_ray import keep_order, result_or_error, results
 from rayembed.data.vectors.software import software_here
 from rayembed.data.vectors.teacher import TeacherLoader, load_teacher
 from rayembed.data.watch.on_ray import Guard, watching
 from rayembed.data.watched import next_units
 from rayembed.data.work_items import Needs, Result, Task
-from rayembed.errors import PlacementError
+from rayembed.errors import PlacementError, RayembedError
 from rayembed.hardware import Precision, auto_precision
 from rayembed.progress import doing
 from rayembed.shares import present_listener
@@ -122,7 +121,7 @@ def execute_with_ray_data(
             groups = [numbered[i : i + each] for i in range(first, first + count, each)]
             first += count
             spent = 0.0
-            for group in results(_execution(guard, task, groups, processes, bool(gpus))):
+            for group in _results(_execution(guard, task, groups, processes, bool(gpus))):
                 spent += group.seconds
                 yield from group.results
             seconds = spent / count
@@ -138,7 +137,7 @@ def _execution(
     """
     rows = [{"units": ray.cloudpickle.dumps(group)} for group in groups]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
-    keep_order(dataset)
+    _keep_order(dataset)
     if processes is None:
         return dataset.map_batches(_run_group, fn_args=(guard, task), batch_size=1)
     return dataset.map_batches(
@@ -220,4 +219,31 @@ def _run_group(
         done = [task(item, *device) for item in guard.told(units)]
         return _Group(done, time.monotonic() - began)
 
-    return {"result": [result_or_error(run, pickle.loads(units)) for units in batch["units"]]}
+    return {"result": [_result_or_error(run, pickle.loads(units)) for units in batch["units"]]}
+
+
+def _result_or_error(make: Callable[..., Any], *arguments: Any) -> bytes:
+    """Pickled result or rayembed error; if raised, Ray Data would keep only the error's text."""
+    try:
+        return pickle.dumps(make(*arguments))
+    except RayembedError as error:
+        return pickle.dumps(error)
+
+
+def _keep_order(dataset: Any) -> Any:
+    """Ray Data options for ordered rows without progress output."""
+    dataset.context.print_on_execution_start = False
+    dataset.context.enable_progress_bars = False
+    # It would warn that the bars are off.
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
+    dataset.context.execution_options.preserve_order = True
+    return dataset.context.execution_options
+
+
+def _results(dataset: Any) -> Iterator[Any]:
+    """Results in order; rayembed errors from workers are raised with their own class."""
+    for row in dataset.iter_rows():
+        result = pickle.loads(row["result"])
+        if isinstance(result, RayembedError):
+            raise result
+        yield result

@@ -4,6 +4,7 @@ Every worker makes a `StageTrainer` of the same settings and calls `fit`; all of
 """
 
 import logging
+import os
 import shutil
 import tempfile
 import time
@@ -20,11 +21,12 @@ from torch import Tensor, nn
 from rayembed.ahead import done_ahead
 from rayembed.config.placement import Placement
 from rayembed.config.train_loop import TrainLoopConfig
+from rayembed.cores import num_cores
 from rayembed.data.plan.stream import prefetched
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError
-from rayembed.hardware import micro_batch_tokens, pass_cost_tokens
+from rayembed.hardware import micro_batch_tokens, pass_cost_tokens, step_processes
 from rayembed.models.contract import EmbeddingModel, TrainableModel, load_trainable_state
 from rayembed.models.unpadded import packs
 from rayembed.training.checkpoint import (
@@ -51,9 +53,9 @@ _READY = 2
 MakeBatch = Callable[[int], Any]
 """Builds this worker's batch of a step, counted from 0; picklable."""
 
-Stream = Callable[[MakeBatch, int, int], Generator[Any]]
-"""Generator of the batches from the first step to the second (exclusive), in order; closed when
-training ends, also by an error."""
+Stream = Callable[[MakeBatch, int, int, int], Generator[Any]]
+"""Generator of the batches from the first step to the second (exclusive), in order, made by a
+number of processes, 0 for a thread; closed when training ends, also by an error."""
 
 StepRecord = dict[str, Any]
 """Metrics of one step, ready for JSON."""
@@ -233,6 +235,10 @@ class StageTrainer:
         self.settings: StepSettings
         self.seed, self._number, self._dtype, self._stream = seed, number, dtype, stream
         self._memory = StageMemory(stage, placement, self.device)
+        workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as Ray Train sets it
+        processes = step_processes(self.device.type, model, num_cores() / workers_here)
+        asked = placement.step_processes
+        self._processes = processes if asked is None else asked
         self._engines = ExitStack()
 
     def fit(self, start: Checkpoint | None = None, *, memory: str | None = None) -> DeepSpeedEngine:
@@ -344,7 +350,7 @@ class StageTrainer:
             def ahead(batch: Any) -> Any:
                 return self.objective.ahead(engine.model, batch, self.stage, settings)
 
-            made = self._stream(make, step, self.stage.steps)
+            made = self._stream(make, step, self.stage.steps, self._processes)
             with closing(done_ahead(ahead, made, read_ahead=_READY)) as batches:
                 self._steps(batches, settings, step, dropped)
         for callback in self.callbacks:

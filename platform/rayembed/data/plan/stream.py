@@ -1,4 +1,4 @@
-"""A worker's input pipeline without Ray: a thread builds step batches ahead of use.
+"""A worker's input pipeline: a thread or processes build step batches ahead of use.
 
 Of a model that learns in context, examples stand in front of queries, as in bge-en-icl (arXiv
 2409.15700): other pairs of the same global batch, so that they need no data of their own. They
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rayembed.ahead import done_ahead
+from rayembed.ahead import done_ahead, done_by_processes
 from rayembed.data.hashes import text_hash
 from rayembed.data.plan.batch_plan import TRAINING, BatchPlan, Pair
 from rayembed.data.plan.step_batch import StepBatch, make_step_batch
@@ -23,12 +23,25 @@ from rayembed.models.contract import InContextTokenizer, Tokenizer
 
 
 def prefetched(
-    make: Callable[[int], Any], first_step: int, num_steps: int, *, read_ahead: int = 4
+    make: Callable[[int], Any],
+    first_step: int,
+    num_steps: int,
+    processes: int = 0,
+    *,
+    read_ahead: int = 4,
 ) -> Generator[Any]:
-    """Results of `make` for steps `first_step` to `num_steps` (exclusive), in order, made by a
-    thread; see `done_ahead`.
+    """Results of `make` for steps `first_step` to `num_steps` (exclusive), in order, made ahead of
+    use.
+
+    Args:
+        make: picklable where processes make the steps.
+        processes: that make them; 0: a thread of this process. See `ahead`.
+        read_ahead: results that a thread has ready.
     """
-    return done_ahead(make, range(first_step, num_steps), read_ahead=read_ahead)
+    steps = range(first_step, num_steps)
+    if not processes:
+        return done_ahead(make, steps, read_ahead=read_ahead)
+    return done_by_processes(make, steps, processes=processes, setting="placement.step_processes")
 
 
 @dataclass(frozen=True)

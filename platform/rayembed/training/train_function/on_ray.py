@@ -8,7 +8,6 @@ import os
 import re
 import tempfile
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ import ray.train.collective
 from rayembed.assets.clients import is_unanswered
 from rayembed.assets.room import is_full
 from rayembed.config.placement import Placement
-from rayembed.cores import num_cores
-from rayembed.data.plan.on_ray import prefetched_on_ray
 from rayembed.data.plan.stream import prefetched
 from rayembed.distributed.collectives import rank
 from rayembed.errors import RayembedError, StorageError, StorageFullError
@@ -35,15 +32,6 @@ from rayembed.training.uploads import Uploads
 
 LOG_LEVEL = "WARNING"
 """Log level of other libraries in Train's own processes."""
-
-_PROCESSES_BESIDE_GPU = range(2, 5)
-"""Processes that build the batches of a worker on a GPU, as its machine has CPUs for each GPU: one
-makes 130,000 to 330,000 tokens a second, a GPU trains a model of 7B parameters with 20,000 and a
-small encoder with about a million."""
-
-_CPUS_OF_A_PROCESS = 4
-"""CPUs for each worker of a machine that let a further process run."""
-
 
 _ANSWER_SECONDS = 5.0
 
@@ -89,20 +77,6 @@ def worker_environment(placement: Placement) -> dict[str, str]:
     return values
 
 
-def step_processes(placement: Placement, cpus: float) -> int:
-    """Number of processes that build each worker's batches; 0 for a thread of the worker.
-
-    Args:
-        cpus: of this machine for each of its workers.
-    """
-    if placement.step_processes is not None:
-        return placement.step_processes
-    if not placement.use_gpu:
-        return 0
-    few, most = _PROCESSES_BESIDE_GPU[0], _PROCESSES_BESIDE_GPU[-1]
-    return min(max(int(cpus / _CPUS_OF_A_PROCESS), few), most)
-
-
 def train_function(config: dict[str, Any]) -> None:
     """Train on this worker, from the job's last checkpoint if any.
 
@@ -132,9 +106,6 @@ def _train(job: Job, sink: Any, offset: int, memory: str) -> None:
     job.fetch()
     ray.train.collective.barrier()
     checkpoint = ray.train.get_checkpoint()
-    workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as Ray Train sets it for torch
-    processes = step_processes(placement, num_cores() / workers_here)
-    stream = partial(prefetched_on_ray, processes=processes) if processes else prefetched
     with ExitStack() as stack:
         uploads = stack.enter_context(Uploads())
         stops = Preemption(
@@ -144,7 +115,7 @@ def _train(job: Job, sink: Any, offset: int, memory: str) -> None:
         )
         limit = SHARE * placement.collective_timeout_seconds
         watch = stack.enter_context(HangWatch(limit, sink.where.remote))
-        trainer = job.trainer([watch, TrainReport(sink, offset, uploads), stops], stream)
+        trainer = job.trainer([watch, TrainReport(sink, offset, uploads), stops], prefetched)
         if checkpoint is None:
             trainer.fit(memory=memory)
             return
