@@ -23,6 +23,7 @@ from made_up_records import made_up_records
 from ray.util.placement_group import PlacementGroup
 from s3_server import BUCKET, s3_server
 from second_node import second_node
+from small_device import SmallDevice
 from stops_after import StopsAfter
 from tiny_models import save_decoder
 from waiting_job import WaitingJob
@@ -38,6 +39,7 @@ from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training.checkpoint_list import checkpoint_name, listed_checkpoints
 from rayembed.training.job import StageJob
 from rayembed.training.on_ray import check_placement, train_stage_on_ray
+from rayembed.training.stage_memory import MEMORY_FILE
 
 pytestmark = pytest.mark.ray
 
@@ -474,6 +476,15 @@ def test_an_error_of_ours_is_told_once_and_others_are_tried_again(cluster, folde
     others = train_failing(run, plan, "others", RuntimeError("made up"), 1)
     assert len((others / "attempts.txt").read_text().splitlines()) == 1
     assert len(MetricsLog(others / METRICS_FILE).records()) == STEPS
+
+
+def test_a_worker_that_ran_out_of_memory_makes_all_keep_less(cluster, folder, plan, whole):
+    run = make_run(folder, max_failures=1)
+    out = folder / "out" / "full"
+    job = replace(job_of(run, plan, "full"), callbacks=(SmallDevice(KILL_AT, of_rank=1),))
+    train_stage_on_ray(job, str(out), out / METRICS_FILE, 0)
+    assert_equal(found_in(str(out), run, out / METRICS_FILE)[0], whole)
+    assert json.loads((out / "train" / MEMORY_FILE).read_text())["graph_bytes"] > 0
 
 
 def test_more_workers_than_the_cluster_has_is_refused_at_once(cluster, folder):

@@ -1,5 +1,6 @@
 """Ray Train's decisions in an elastic run: how many workers, when, and which failures count."""
 
+import pickle
 import socket
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -25,7 +26,14 @@ from ray.train.v2._internal.execution.scaling_policy import NoopDecision, Resize
 from waits import Replaced
 
 from rayembed.config.placement import Placement
-from rayembed.errors import DataError, PlacementError, StorageError, StorageFullError, WorkerError
+from rayembed.errors import (
+    DataError,
+    DeviceMemoryError,
+    PlacementError,
+    StorageError,
+    StorageFullError,
+    WorkerError,
+)
 from rayembed.training.elastic import on_ray as elastic
 from rayembed.training.elastic.on_ray import ElasticPolicy
 from rayembed.training.failures import on_ray as failures
@@ -317,7 +325,7 @@ def test_an_elastic_run_counts_itself_and_others_leave_it_to_ray(gone):
     assert str(cause(error.value, JOB)) == "made up"
 
 
-def test_a_storage_that_does_not_answer_is_tried_again_like_a_worker_that_died(gone):
+def test_what_may_pass_is_tried_again_like_a_worker_that_died(gone, caplog):
     lost = StorageError("the storage does not answer")
     failure_callbacks(JOB)[0].after_exception(None, {0: lost, 1: RuntimeError("waited for it")})
     with pytest.raises(ray.train.ControllerError, match="made up"):
@@ -328,6 +336,17 @@ def test_a_storage_that_does_not_answer_is_tried_again_like_a_worker_that_died(g
     assert type(ended) is WorkerError
     assert "does not answer" in str(ended)
     assert "Traceback" not in str(ended)
+    full = DeviceMemoryError("rank 1 ran out of memory; " + 20 * "what to do, in many words; ")
+    with pytest.raises(ray.train.ControllerError, match="rank 1"):
+        failure_callbacks(JOB)[0].after_exception(None, {1: full})
+    full.plans_less = True
+    full = pickle.loads(pickle.dumps(full))
+    wrapped = UserExceptionWithTraceback(full, "Traceback")
+    waited = RuntimeError("connection closed by peer")
+    failure_callbacks(JOB)[0].after_exception(None, {0: waited, 1: wrapped})
+    assert "worker 1 failed; all go on from the last" in caplog.messages[-1]
+    assert str(full).strip() in caplog.messages[-1], "not cut"
+    assert str(full) in str(cause(SimpleNamespace(worker_failures={0: waited, 1: wrapped}), JOB))
     others = UserExceptionWithTraceback(ValueError("bad"), "Traceback:\n  a line of code\nbad")
     assert "Traceback" in str(cause(SimpleNamespace(worker_failures={0: others}), JOB))
 

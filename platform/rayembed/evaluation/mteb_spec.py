@@ -36,6 +36,7 @@ from rayembed.evaluation.sentence_spec import (
 from rayembed.evaluation.task_text import task_metadata as read_task
 from rayembed.evaluation.task_text import task_text
 from rayembed.hardware import Precision, settled
+from rayembed.models.fitting import TextsAtOnce
 
 logger = logging.getLogger(__name__)
 
@@ -131,20 +132,23 @@ class MtebSpec:
         if self._changes(but=("dimensions",)):
             _adjust(wrapper, self.settings)
 
+        at_once = TextsAtOnce(BATCH_SIZE)
+
         def embed(texts: Sequence[str], encode_spec: EncodeSpec) -> np.ndarray:
-            return as_vectors(
-                wrapper.encode(
-                    _loader(texts),
+            def batches_of(number: int) -> Any:
+                return wrapper.encode(
+                    _loader(texts, number),
                     task_metadata=read_task(encode_spec.task),
                     hf_split="test",
                     hf_subset="default",
                     prompt_type=PromptType(encode_spec.prompt_type)
                     if encode_spec.prompt_type
                     else None,
-                    batch_size=BATCH_SIZE,
+                    batch_size=number,
                     show_progress_bar=False,
                 )
-            )
+
+            return as_vectors(at_once(batches_of))
 
         return embed
 
@@ -276,9 +280,9 @@ def _adjust(wrapper: Any, settings: ModelUnderTest) -> None:
     adjust(model, settings)
 
 
-def _loader(texts: Sequence[str]) -> Any:
+def _loader(texts: Sequence[str], number: int) -> Any:
     """Loader as mteb hands it to an encoder: batches of a data set with the column `text`."""
     from datasets import Dataset
     from torch.utils.data import DataLoader
 
-    return DataLoader(Dataset.from_dict({"text": list(texts)}), batch_size=BATCH_SIZE)
+    return DataLoader(Dataset.from_dict({"text": list(texts)}), batch_size=number)

@@ -38,6 +38,7 @@ from rayembed.models.files import (
     read_json_value,
     weights_fingerprint,
 )
+from rayembed.models.fitting import TextsAtOnce
 from rayembed.models.load import saved_dtype
 from rayembed.models.sentence_folder import stated_dtype
 
@@ -144,15 +145,18 @@ class SentenceSpec:
             "document": model.encode_document,
         }
 
+        at_once = TextsAtOnce(BATCH_SIZE)
+
         def embed(texts: Sequence[str], encode_spec: EncodeSpec) -> np.ndarray:
-            return as_vectors(
-                encode[encode_spec.prompt_type](
+            def batches_of(number: int) -> Any:
+                return encode[encode_spec.prompt_type](
                     list(texts),
                     prompt=encode_spec.instruction,
-                    batch_size=BATCH_SIZE,
+                    batch_size=number,
                     show_progress_bar=False,
                 )
-            )
+
+            return as_vectors(at_once(batches_of))
 
         return embed
 

@@ -84,7 +84,7 @@ def padded_tokens(
 ) -> int:
     """Total tokens of the micro-batches, padding included."""
     if packed:
-        return sum(lengths)
+        return sum(lengths[place] for cut in cuts for place in cut)
     return sum(len(cut) * max(lengths[place] for place in cut) for cut in cuts)
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from rayembed.ahead import done_ahead
 from rayembed.hardware import pass_cost_tokens
 from rayembed.models.contract import EmbeddingModel, Tokens, pinned, to_device
-from rayembed.models.micro_batches import cut_by_length, ways_to_collate
+from rayembed.models.fitting import fewer_tokens, first_line, fitting_tokens
+from rayembed.models.micro_batches import cut_by_length, padded_tokens, ways_to_collate
 from rayembed.models.unpadded import packs
 
 _CPU_READY, _GPU_READY = 0, 4
@@ -36,19 +37,28 @@ def passes(
     """Places of texts, and the (B, D) float32 CPU tensor that `embed` gives for them.
 
     Texts are cut into micro-batches by their lengths; for a GPU a thread collates the next ones in
-    order, a bounded number ahead, and what it raises is raised here in its turn.
+    order, a bounded number ahead, and what it raises is raised here in its turn. Where a GPU's
+    memory runs out, this and later calls for the model go on with half the tokens.
 
     Args:
         lengths: tokens of each text.
         budget: tokens of a micro-batch, padding included.
         embed: takes a micro-batch on the model's device.
         collate: how texts are padded, and how packed; none: as the model's tokenizer does.
+
+    Raises:
+        DeviceMemoryError: memory has no room for a single text.
     """
     device = model.device
     # Asked here: the thread is not in the autocast in which the model is tried.
     packed = packs(model)
     way = (collate or ways_to_collate(model.tokenizer))[packed]
-    cuts = cut_by_length(lengths, budget, pass_cost_tokens(device.type, model), packed=packed)
+    pass_cost = pass_cost_tokens(device.type, model)
+
+    def cut(left: Sequence[int]) -> list[list[int]]:
+        budget_now, own = fitting_tokens(model, budget), [lengths[place] for place in left]
+        cuts = cut_by_length(own, budget_now, pass_cost, packed=packed)
+        return [[left[i] for i in one] for one in cuts]
 
     def ready(chosen: list[int]) -> tuple[list[int], dict[str, Tensor]]:
         batch = way([tokens[place] for place in chosen])
@@ -56,12 +66,24 @@ def passes(
 
     before: tuple[list[int], Callable[[], Tensor]] | None = None
     number = _CPU_READY if device.type == "cpu" else _GPU_READY
-    with closing(ahead(ready, cuts, number)) as batches:
-        for chosen, batch in batches:
-            made = _copied(embed(to_device(batch, device)).float())
-            if before is not None:
-                yield before[0], before[1]()
-            before = chosen, made
+    left: Sequence[int] = range(len(tokens))
+    while left:
+        done, cuts, full = 0, cut(left), ""
+        with closing(ahead(ready, cuts, number)) as batches:
+            for chosen, batch in batches:
+                try:
+                    made = _copied(embed(to_device(batch, device)).float())
+                except torch.OutOfMemoryError as error:
+                    full = first_line(error)
+                    break
+                done += 1
+                if before is not None:
+                    yield before[0], before[1]()
+                before = chosen, made
+        if full:
+            own = [cuts[done]]
+            fewer_tokens(model, len(own[0]), padded_tokens(lengths, own, packed=packed), full)
+        left = [place for one in cuts[done:] for place in one]
     if before is not None:
         yield before[0], before[1]()
 

@@ -3,7 +3,6 @@
 The model stays loaded in the process that uses it. N rows, C places of a list.
 """
 
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from rayembed.data.vectors.teacher import take_free_threads
 from rayembed.errors import AssetError, DataError
 from rayembed.hardware import wide_enough
 from rayembed.models.backbones import num_positions
+from rayembed.models.fitting import TextsAtOnce
 from rayembed.shares import piece, pieces, tell
 
 Scorer = Callable[[Sequence[tuple[str, str]]], np.ndarray]
@@ -181,24 +181,29 @@ def _load(reference: str, weights: str, max_length: int, device: str) -> Scorer:
     limits = (max_length, model.tokenizer.model_max_length, num_positions(model))
     model.max_seq_length = min(limit for limit in limits if limit is not None)
     batch = _PAIRS_PER_BATCH_CPU if device == "cpu" else _PAIRS_PER_BATCH_GPU
+    at_once = TextsAtOnce(batch)
 
     def score(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         if not pairs:
             return np.empty(0, dtype=np.float32)
-        batches = itertools.count(1)
-        heard = model.register_forward_hook(
-            lambda *_: tell(min(next(batches) * batch / len(pairs), 1.0))
-        )
-        try:
-            found = model.predict(
-                list(pairs),
-                batch_size=batch,
+        scores = np.empty(len(pairs), dtype=np.float32)
+        characters = np.array([len(query) + len(text) for query, text in pairs])
+        order = np.argsort(-characters, kind="stable")
+        done = 0
+
+        def predicted(number: int) -> int:
+            chosen = order[done : done + number]
+            scores[chosen] = model.predict(
+                [pairs[place] for place in chosen],
+                batch_size=number,
                 show_progress_bar=False,
                 activation_fn=torch.nn.Sigmoid(),
             )
-        finally:
-            heard.remove()
-        scores = np.asarray(found, dtype=np.float32)
+            return len(chosen)
+
+        while done < len(pairs):
+            done += at_once(predicted, int(characters[order[done]]))
+            tell(done / len(pairs))
         bad = np.flatnonzero(~np.isfinite(scores))
         if len(bad):
             query, text = pairs[bad[0]]

@@ -1,0 +1,103 @@
+"""Passes without gradient that a GPU has no room for: smaller ones from then on.
+
+Other processes may take memory at any time, and texts differ in length, so that no budget is right
+for all. What a pass computes does not depend on the others.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from rayembed.errors import DeviceMemoryError
+from rayembed.hardware import memory_in_use, release_memory, say_once
+
+T = TypeVar("T")
+
+_fitting: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""Tokens of a pass that a model is left with after memory ran out."""
+
+
+def fitting_tokens(model: nn.Module, budget: int) -> int:
+    """Tokens of a pass: the budget, or fewer where memory ran out in this process."""
+    return min(budget, _fitting.get(model, budget))
+
+
+def fewer_tokens(model: nn.Module, texts: int, tokens: int, says: str) -> None:
+    """Halve the tokens of the model's passes, after one ran out of memory.
+
+    Args:
+        texts: in that pass.
+        tokens: in that pass, padding included.
+        says: message of the error.
+
+    Raises:
+        DeviceMemoryError: the pass had a single text.
+    """
+    if texts == 1:
+        raise _no_room(f"a text of {tokens:,} tokens", "lower the model's max_length", says)
+    _fitting[model] = fitting_tokens(model, tokens) // 2
+    _say(f"{tokens:,} tokens", f"{_fitting[model]:,}", says)
+
+
+class TextsAtOnce:
+    """Number of texts that a library embeds at a time, halved whenever memory runs out.
+
+    Args:
+        most: texts at a time, where memory suffices.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._room: int | None = None
+        """Texts at a time times their length; None: memory has not run out."""
+
+    def __call__(self, work: Callable[[int], T], length: int = 1) -> T:
+        """Result of `work` of a number of texts, called again with half of it until memory suffices.
+
+        Args:
+            length: of the longest text, in any unit; shorter texts go more at a time.
+
+        Raises:
+            DeviceMemoryError: memory does not suffice for one text.
+        """
+        while True:
+            number = self._most
+            if self._room is not None:
+                number = max(1, min(number, self._room // max(1, length)))
+            try:
+                return work(number)
+            except torch.OutOfMemoryError as error:
+                says = first_line(error)
+            if number == 1:
+                raise _no_room("one text", "lower its max_length", says)
+            self._room = number // 2 * length
+            _say(f"{number:,} texts", f"{number // 2:,} as long as these", says)
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an error's message, or its type."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _say(before: str, after: str, says: str) -> None:
+    say_once(
+        logging.WARNING,
+        f"memory ran out in a pass of {before}; the passes of this process have {after} at most "
+        f"from now on. PyTorch says: {says}",
+    )
+    release_memory()
+
+
+def _no_room(what: str, advice: str, says: str) -> DeviceMemoryError:
+    return DeviceMemoryError(
+        f"{what} does not fit into memory: {memory_in_use(_device())}. End what else uses the GPU, "
+        f"{advice}, or take a GPU with more memory. PyTorch says: {says}"
+    )
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_initialized() else "cpu"
