@@ -56,7 +56,7 @@ class TextsAtOnce:
         """Texts at a time times their length; None: memory has not run out."""
 
     def __call__(self, work: Callable[[int], T], length: int = 1) -> T:
-        """Result of `work` of a number of texts, called again with half of it until memory suffices.
+        """Result of `work` of a number of texts; called with half of it until memory suffices.
 
         Args:
             length: of the longest text, in any unit; shorter texts go more at a time.

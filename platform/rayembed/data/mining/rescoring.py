@@ -34,6 +34,8 @@ _OF_CANDIDATES = 0.9
 
 _PAIRS_PER_BATCH_GPU = 256
 _PAIRS_PER_BATCH_CPU = 16
+_BATCHES = 32
+"""Batches of a call: one is tokenised while a GPU computes the one before."""
 
 
 def load_cross_encoder(config: CrossEncoder, weights: str, device: str = "cpu") -> Scorer:
@@ -192,7 +194,7 @@ def _load(reference: str, weights: str, max_length: int, device: str) -> Scorer:
         done = 0
 
         def predicted(number: int) -> int:
-            chosen = order[done : done + number]
+            chosen = order[done : done + number * _BATCHES]
             scores[chosen] = model.predict(
                 [pairs[place] for place in chosen],
                 batch_size=number,
