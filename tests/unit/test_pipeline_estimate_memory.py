@@ -198,7 +198,10 @@ def test_a_run_that_does_not_fit_the_named_gpu_is_told_whole_and_ends_with_2(cap
             {"use_gpu": True, "gpu": "H10O"},
             "no GPU 'H10O' is known here; known are B200",
         ),
-        ({"gpu": "H100"}, r"placement.gpu is H100, and placement.use_gpu=false trains on CPUs"),
+        (
+            {"gpu": "H100", "use_gpu": False},
+            r"placement.gpu is H100, and placement.use_gpu=false trains on CPUs",
+        ),
     ],
 )
 def test_a_gpu_that_is_not_known_or_not_used_is_refused(values, message):

@@ -29,6 +29,7 @@ from rayembed.data import on_ray as data_on_ray
 from rayembed.data.here import execute_here
 from rayembed.data.mining.rescoring import load_cross_encoder
 from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.device import SeenGpus
 from rayembed.errors import ConfigError
 from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.make_spec import make_spec
@@ -253,6 +254,9 @@ class Workers:
 
     def pool(self, workers):
         return None
+
+    def gpus(self):
+        return SeenGpus(0, "there is no GPU")
 
 
 def evaluated(monkeypatch, folder, runtime, **settings):

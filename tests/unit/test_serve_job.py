@@ -34,7 +34,7 @@ def test_arguments_and_settings():
     assert (config.limits.texts, config.port) == (7, 8000)
     assert [(m.name, m.model, m.use_gpu, m.replicas) for m in config.models] == [
         ("x", "x", True, 1),
-        ("large", "hf://org/y@main", False, 2),
+        ("large", "hf://org/y@main", "auto", 2),
     ]
 
 

@@ -107,10 +107,12 @@ def load(
         RayembedError: there is no such model, or it is not supported.
     """
     from rayembed.assets.resolver import resolve_model
+    from rayembed.device import set_allocator
     from rayembed.hardware import default_device
     from rayembed.models.load import load_model
 
     check_addresses(model=model, output=output)
+    set_allocator()
     device = device or default_device()
     if device.startswith("cuda") and default_device() == "cpu":
         raise ConfigError(

@@ -80,7 +80,7 @@ def data_of(run: Run) -> DataRun:
 
     Where nodes are waited for, its teachers may have as many GPUs as its workers will.
     """
-    seconds = run.placement.wait_for_nodes_seconds if run.placement.use_gpu else 0.0
+    seconds = run.placement.wait_for_nodes_seconds if run.placement.on_gpu else 0.0
     return DataRun(
         name=run.name,
         seed=run.seed,

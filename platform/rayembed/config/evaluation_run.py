@@ -9,7 +9,7 @@ from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.placement import RuntimeSettings
 from rayembed.config.scores import Scores
 from rayembed.config.settings import Settings
-from rayembed.config.types import Reference, StoragePath
+from rayembed.config.types import Reference, StoragePath, UseGpu
 
 
 class EvaluationPlacement(RuntimeSettings):
@@ -19,8 +19,9 @@ class EvaluationPlacement(RuntimeSettings):
     """Folder or object-storage prefix for results and kept embeddings."""
     workers: PositiveInt = 1
     """Processes that hold the model."""
-    use_gpu: bool = False
-    """One GPU for each worker."""
+    use_gpu: UseGpu = "auto"
+    """One GPU for each worker. `auto`: where torch sees one on this machine or, with Ray, where a
+    live node offers one."""
     cpus_per_worker: float = Field(default=1.0, gt=0)
     """CPUs that Ray reserves for each worker."""
     threads_per_worker: PositiveInt | None = None
@@ -38,6 +39,11 @@ class EvaluationPlacement(RuntimeSettings):
     """MLflow's address; None: a SQLite file in `storage_path`."""
     experiment: str = "rayembed-evaluation"
     """MLflow experiment."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether each worker has a GPU; `auto` counts as no until a job's start settles it."""
+        return self.use_gpu is True
 
     def asks_ray(self) -> dict[str, bool]:
         """Setting → whether its value needs Ray."""

@@ -14,7 +14,7 @@ from pydantic import (
 
 from rayembed.config.gpus import known_gpu
 from rayembed.config.settings import Settings
-from rayembed.config.types import Reference, StoragePath, Unpadded
+from rayembed.config.types import Reference, StoragePath, Unpadded, UseGpu
 
 
 def check_model_name(name: str) -> str:
@@ -102,11 +102,14 @@ class Placement(UnitLimit, RuntimeSettings):
     resize_interval_seconds: float = Field(default=60.0, ge=0.0)
     """Minimum seconds between two checks for more workers, with `min_workers`. A check follows a
     checkpoint; every change restarts all workers."""
-    use_gpu: bool = False
-    """Whether each worker has a GPU."""
+    use_gpu: UseGpu = "auto"
+    """Whether each worker has a GPU. `auto`: where torch sees one on this machine or, with Ray,
+    where a live node offers one; said at the start and kept in `run.yaml`. With
+    `wait_for_nodes_seconds` and no such node `auto` is refused, since GPUs may be still to come."""
     gpu: Annotated[str, AfterValidator(known_gpu)] | None = None
     """Kind of each worker's GPU (`H100`, `A100 40 GB`, `L40S`, …): `--dry-run` says whether the run
-    fits, and ends with exit code 2 where it does not. None: it names all kinds that it fits."""
+    fits, and ends with exit code 2 where it does not; on a cluster with GPUs of several kinds
+    workers run on this one alone. None: any kind; `--dry-run` names all that the run fits."""
     cpus_per_worker: float = Field(default=1.0, gt=0)
     """CPUs that Ray reserves for each worker."""
     wait_for_nodes_seconds: float = Field(default=0.0, ge=0.0)
@@ -163,6 +166,10 @@ class Placement(UnitLimit, RuntimeSettings):
     collective_timeout_seconds: PositiveFloat = 1800.0
     """Most seconds that a worker waits for the others in one collective; then it ends, and all go
     on from the last checkpoint. After 0.8 of it without a step each worker logs where it stands."""
+    deterministic: bool = False
+    """Whether GPUs compute the same bits each time, with the same workers on the same kind of GPU:
+    torch takes slower operations with one order of additions, and refuses those that have no such
+    form. On CPUs runs repeat without it."""
     max_failures: int = Field(default=3, ge=0)
     """Maximum restarts after a worker died, each from the last checkpoint."""
     end_after_dropped_steps: PositiveInt = 5
@@ -210,7 +217,7 @@ class Placement(UnitLimit, RuntimeSettings):
 
     @model_validator(mode="after")
     def _a_named_gpu_is_used(self) -> "Placement":
-        if self.gpu is not None and not self.use_gpu:
+        if self.gpu is not None and self.use_gpu is False:
             raise ValueError(
                 f"placement.gpu is {self.gpu}, and placement.use_gpu=false trains on CPUs; set "
                 "use_gpu=true, or leave gpu out"
@@ -234,6 +241,11 @@ class Placement(UnitLimit, RuntimeSettings):
             "validations_at_once": self.validations_at_once > 1,
             "validation_minutes": self.validation_minutes is not None,
         }
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether each worker has a GPU; `auto` counts as no until a job's start settles it."""
+        return self.use_gpu is True or (self.use_gpu == "auto" and self.gpu is not None)
 
     @property
     def threads(self) -> int:

@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.backbone import DtypeSetting
 from rayembed.config.settings import Settings
-from rayembed.config.types import ModelReference, Reference, StoragePath, unique_names
+from rayembed.config.types import ModelReference, Reference, StoragePath, UseGpu, unique_names
 
 
 class Limits(Settings):
@@ -65,8 +65,9 @@ class ServedModel(Settings):
     autoscaling: Autoscaling | None = None
     """More copies under load; None: always `replicas`."""
     cpus_per_replica: float = Field(default=1.0, gt=0.0)
-    use_gpu: bool = False
-    """Whether each replica has a GPU."""
+    use_gpu: UseGpu = "auto"
+    """Whether each replica has a GPU. `auto`: where the cluster's live nodes have GPUs for all
+    replicas of the server."""
     threads_per_replica: PositiveInt | None = None
     """Torch threads of a replica; None: `cpus_per_replica`, rounded down, at least 1."""
     dtype: DtypeSetting = "auto"

@@ -49,7 +49,7 @@ def parse(cls: type[SettingsT], values: Any) -> SettingsT:
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        items = [dict(item) for item in error.errors()]
+        items = _one_of_plain([dict(item) for item in error.errors()])
         lines = [_describe(cls, item, values) for item in items if not _follows(item, items)]
         raise ConfigError("\n".join(lines)) from None
 
@@ -102,6 +102,24 @@ def _follows(item: Mapping[str, Any], items: list[dict[str, Any]]) -> bool:
     )
 
 
+_PLAIN = re.compile(r"bool|int|float|str|literal\[.*\]")
+"""Names that pydantic gives to the alternatives of a value that is no group of settings."""
+
+
+def _one_of_plain(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The errors with those of the alternatives of one value (`bool | Literal["auto"]`) as one."""
+    found: dict[Any, dict[str, Any]] = {}
+    for number, item in enumerate(items):
+        loc = item["loc"]
+        if len(loc) < 2 or not _PLAIN.fullmatch(str(loc[-1])):
+            found[number] = item
+        elif loc[:-1] in found:
+            found[loc[:-1]]["expected"] += f", or {_expected(item)}"
+        else:
+            found[loc[:-1]] = {**item, "loc": loc[:-1], "expected": _expected(item)}
+    return list(found.values())
+
+
 def _describe(cls: type[Settings], item: Mapping[str, Any], values: Any) -> str:
     owner, kept = _walk(cls, tuple(item["loc"]))
     kept = _by_name(kept, values)
@@ -125,7 +143,7 @@ def _describe(cls: type[Settings], item: Mapping[str, Any], values: Any) -> str:
     seen = item["input"]
     plain = isinstance(seen, str | int | float | bool | None) and not holds_credentials(seen)
     shown = f" = {seen!r}" if plain else ""
-    return f"{path or cls.__name__}{shown}: {_expected(item)}"
+    return f"{path or cls.__name__}{shown}: {item.get('expected') or _expected(item)}"
 
 
 def _expected(item: Mapping[str, Any]) -> str:

@@ -118,6 +118,10 @@ PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 """Seed of 32 bits, as numpy's generators take it."""
 
+UseGpu = bool | Literal["auto"]
+"""Whether a GPU computes; `auto`: where the machines that will compute have one."""
+
+
 Unpadded = Literal["auto", "always", "never"]
 """Whether micro-batches are packed, so that attention has no padding. `auto`: on GPUs, where the
 model's attention has a kernel for it."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import ray
 
 from rayembed.config.placement import Placement
+from rayembed.device import nodes_gpus, settled_placement
 from rayembed.errors import WorkerError
 
 Measured = TypeVar("Measured")
@@ -28,15 +29,18 @@ def measured_on_ray(
         placement: of which one worker's CPUs, threads and GPU are reserved.
 
     Raises:
+        PlacementError: the placement asks for a GPU that no live node has.
         RayembedError: what `measure` raises, unwrapped from Ray's error.
         WorkerError: the task was lost, also when it was tried again.
     """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    placement = settled_placement(placement, nodes_gpus(nodes))
     task = ray.remote(
         num_cpus=placement.cpus_per_worker,
-        num_gpus=1.0 if placement.use_gpu else 0.0,
+        num_gpus=1.0 if placement.on_gpu else 0.0,
         max_retries=2,
     )(_measure)
-    options["device"] = "cuda" if placement.use_gpu else "cpu"
+    options["device"] = "cuda" if placement.on_gpu else "cpu"
     try:
         found: Measured = ray.get(
             task.remote(placement.threads, measure, str(reference), *given, **options)

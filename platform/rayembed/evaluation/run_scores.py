@@ -15,6 +15,7 @@ from rayembed.config.evaluation import BM25, ModelUnderTest, Prompts
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
 from rayembed.config.small_vectors import Precision
+from rayembed.device import placed_here
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.code_version import code_version
 from rayembed.evaluation.folder_prompts import folder_prompts, unsaved_prompts
@@ -53,7 +54,7 @@ def run_model(
     """
     if reference == BM25:
         return Bm25(bm25_meta(name, bm25_revision()))
-    on = on or ("cuda" if run.placement.use_gpu else "cpu")
+    on = on or ("cuda" if placed_here(run.placement).on_gpu else "cpu")
     settings = ModelUnderTest(
         reference=reference,
         name=name,

@@ -18,12 +18,11 @@ from rayembed.errors import RayembedError
 from rayembed.evaluation.plots import loss_curve
 from rayembed.models.nomic_moe.adaptation import check_adaptable
 from rayembed.pipeline.adaptation_tables import corpus_table
-from rayembed.pipeline.estimate import estimate, gpu_hours
 from rayembed.pipeline.on_ray import OnRay
-from rayembed.pipeline.precision import as_begun, run_settled
+from rayembed.pipeline.precision import as_begun
 from rayembed.pipeline.report import MLFLOW_AWAY, dropped_line
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
-from rayembed.pipeline.runtime import Runtime, runtime_of, with_threads
+from rayembed.pipeline.runtime import Runtime, runtime_of, started
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.train import DATA, START, Tell, TrialOf
 from rayembed.pipeline.validation import SCORE
@@ -67,11 +66,8 @@ def adapt(run: Adaptation) -> AdaptedEncoder:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
     run = placed(run)
-    with locked_folders(run) as folders:
-        if expected := estimate(as_begun(run, folders.local)) or gpu_hours([run]):
-            logger.info("%s", expected)
-        with overview(_phases(run)):
-            outcome, plan, complete = _adapt(run, folders, runtime_of(run.placement))
+    with locked_folders(run) as folders, overview(_phases(run)):
+        outcome, plan, complete = _adapt(run, folders, runtime_of(run.placement))
     _print(outcome, plan, mlflow_complete=complete)
     return outcome
 
@@ -124,9 +120,7 @@ def _adapt(
         logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_encoder(run)
-    runtime.start()
-    runtime.check_now(run.placement)
-    run = with_threads(run_settled(run, runtime.precision), runtime)
+    run = started(run, runtime, is_trial=trial is not None)
     enter(DATA)
     context = PipelineContext(run.placement.storage_path, run.seed, runtime.execute)
     plan = SequencePlan.open(prepare_sequences(run, context, find_corpus(run)))
@@ -232,7 +226,7 @@ def _print(outcome: AdaptedEncoder, plan: SequencePlan, *, mlflow_complete: bool
 
 def next_command(outcome: AdaptedEncoder) -> str:
     """The command that pretrains a mixture of experts from the encoder."""
-    recipe = "nomic-v2-moe" if outcome.run.placement.use_gpu else "nomic-quickstart"
+    recipe = "nomic-v2-moe" if outcome.run.placement.on_gpu else "nomic-quickstart"
     words = [f"python jobs/train_nomic.py --recipe {recipe}"]
     settings = {"model.backbone.path": outcome.folder}
     base = outcome.run.model.rotary_base

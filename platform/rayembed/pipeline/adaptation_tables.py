@@ -6,6 +6,7 @@ from typing import Any, TextIO
 from rayembed.config.adaptation import Adaptation, TextsSource
 from rayembed.pipeline.requirements import (
     ModelSize,
+    auto_device,
     expected_precision,
     known_settings,
     machines,
@@ -113,6 +114,7 @@ def _needs(run: Adaptation, size: ModelSize | None) -> Table:
         "at most about 4 bytes for each token of the whole corpus, also of what no step draws; how "
         "many these are is not known before it is read"
     )
+    facts |= auto_device(placement)
     facts["machines"] = machines(placement)
     facts["root of the texts"] = corpus.root or "the working directory"
     facts["storage"] = placement.storage_path

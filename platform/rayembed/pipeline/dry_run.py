@@ -9,6 +9,7 @@ from rayembed.config.held_out import held_out_set
 from rayembed.config.idle import idle_settings
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
+from rayembed.device import placed_here
 from rayembed.errors import ConfigError
 from rayembed.pipeline.at_hand import AtHand
 from rayembed.pipeline.estimate_memory import (
@@ -22,6 +23,7 @@ from rayembed.pipeline.estimate_memory import (
 from rayembed.pipeline.model_sizes import remembered_size
 from rayembed.pipeline.requirements import (
     ModelSize,
+    auto_device,
     checkpoint_bytes,
     expected_precision,
     export_bytes,
@@ -110,7 +112,7 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
             + (f", teacher {_gib(memory.teacher)}" if teaches else "")
         )
         of = f"({precision.dtype}, ZeRO {placement.zero_stage})"
-        if placement.use_gpu:
+        if placed_here(placement).on_gpu:
             facts |= _of_gpu(run, size, states, of)
         else:
             facts["memory a worker"] = f"{_gib(memory.total)} and activations: {states} {of}"
@@ -129,6 +131,7 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
     if of_states:
         facts["teacher of hidden states"] = ", ".join(sorted(map(_short, of_states)))
     facts["scores"] = _scores(run)
+    facts |= auto_device(placement)
     facts["machines"] = machines(placement)
     facts["data root"] = run.data.root or "the working directory"
     facts["storage"] = placement.storage_path

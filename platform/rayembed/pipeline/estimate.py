@@ -19,6 +19,7 @@ from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.config.validation import HeldOutValidation, OwnSetsValidation
 from rayembed.cores import num_cores
+from rayembed.device import placed_here
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.hardware import Precision, product_speed
 from rayembed.pipeline.adaptation_tables import adaptation_size
@@ -78,7 +79,7 @@ def estimate(run: AnyRun) -> Estimate | None:
     Preparation of data that is there already, and stages that are done, are counted all the same;
     of an adaptation its preparation is not, as the size of its corpus is not known.
     """
-    work = None if run.placement.use_gpu else _work(run)
+    work = None if _on_gpu(run) else _work(run)
     if work is None:
         return None
     precision, speed, encoding = _speeds(run)
@@ -119,7 +120,7 @@ def gpu_hours(runs: Sequence[AnyRun]) -> str | None:
     """
     operations = 0.0
     for run in runs:
-        work = _work(run) if run.placement.use_gpu else None
+        work = _work(run) if _on_gpu(run) else None
         if work is None:
             return None
         operations += work.training
@@ -135,7 +136,7 @@ def on_gpu_seconds(run: AnyRun) -> float | None:
     """A run's time on one GPU, from operations at the speed that one was timed at; None: on CPUs,
     or not known.
     """
-    work = _work(run) if run.placement.use_gpu else None
+    work = _work(run) if _on_gpu(run) else None
     if work is None:
         return None
     fixed = _START_SECONDS + _STAGE_SECONDS * work.stages
@@ -149,6 +150,11 @@ class _Work:
     training: float
     scores: float
     stages: int
+
+
+def _on_gpu(run: AnyRun) -> bool:
+    """Whether the run's workers have GPUs; of `auto` on machines like this one."""
+    return placed_here(run.placement).on_gpu
 
 
 def _work(run: AnyRun) -> _Work | None:

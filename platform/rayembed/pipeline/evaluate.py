@@ -8,6 +8,7 @@ from typing import Any
 from rayembed.assets.storage import check_writable, join
 from rayembed.config.evaluation import BM25
 from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.device import placed_here
 from rayembed.errors import RayembedError
 from rayembed.evaluation.air_bench.catalogue import VERSIONS
 from rayembed.evaluation.air_bench.job import AIR_BENCH_RESULT, AirBenchJob, air_bench_jobs
@@ -22,7 +23,7 @@ from rayembed.evaluation.pooled.workers import Workers
 from rayembed.evaluation.run_scores import bm25_revision
 from rayembed.evaluation.score import ModelScores, Store, meta_of, score
 from rayembed.hardware import Precision
-from rayembed.pipeline.runtime import runtime_of
+from rayembed.pipeline.runtime import runtime_of, with_device
 from rayembed.pipeline.storage import absolute_storage, placed
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 
@@ -78,7 +79,9 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
     check_writable(storage)
     factories = task_factories(run)
     runtime = runtime_of(run.placement)
-    asks = run.model.dtype in ("auto", "bfloat16") and loader_of(run.model.reference) != BM25
+    neural = loader_of(run.model.reference) != BM25
+    run = with_device(run, runtime) if neural else run
+    asks = neural and run.model.dtype in ("auto", "bfloat16")
     model = evaluated_model(run, factories, runtime.precision(run.placement) if asks else None)
     air = {job: AirBench(job) for job in air_bench_of(run)}
 
@@ -125,7 +128,7 @@ def evaluated_model(
     placement = run.placement
     storage = absolute_storage(placement.storage_path)
     tracking_uri = resolve_tracking_uri(placement.tracking_uri, storage, make_folder=False)
-    on = precision or ("cuda" if placement.use_gpu else "cpu")
+    on = precision or ("cuda" if placed_here(placement).on_gpu else "cpu")
     return make_spec(run.model, tracking_uri=tracking_uri, own_tasks=own, on=on)
 
 
@@ -136,7 +139,7 @@ def workers_of(run: EvaluationRun) -> Workers:
         number=placement.workers,
         cpus=placement.cpus_per_worker,
         threads=placement.threads_per_worker,
-        gpu=placement.use_gpu,
+        gpu=placement.on_gpu,
         tasks_at_once=placement.tasks_at_once,
         cpus_per_task=placement.cpus_per_task,
     )

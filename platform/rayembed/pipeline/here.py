@@ -1,7 +1,7 @@
 """The own process as the place where a run is done: no Ray, one worker, a small pool for data."""
 
-import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from rayembed.config.placement import Placement
 from rayembed.cores import num_cores
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.here import execute_here
+from rayembed.device import SeenGpus, check_deterministic_start, gpus_here, set_allocator
 from rayembed.errors import PlacementError
 from rayembed.evaluation.pooled.here import run_shown
 from rayembed.evaluation.pooled.workers import Workers
@@ -25,35 +26,38 @@ from rayembed.quiet import MLFLOW, quiet, set_unset
 from rayembed.registry.provenance import node_hardware
 from rayembed.training.capacity import Node, check_capacity, check_validation_capacity
 from rayembed.training.gpu_check import gpu_facts, gpu_problem
-from rayembed.training.here import train_here, train_stage_here
+from rayembed.training.here import take_device, train_here, train_stage_here
 
 
 class Here:
-    """The runtime of this process; a `Runtime`.
-
-    Args:
-        use_gpu: whether its worker has a GPU.
-    """
+    """The runtime of this process; a `Runtime`."""
 
     execute = staticmethod(execute_here)
     train = staticmethod(train_here)
     train_stage = staticmethod(train_stage_here)
 
-    def __init__(self, *, use_gpu: bool = False) -> None:
-        self._use_gpu = use_gpu
-
     def start(self) -> None:
         """Keep the libraries' progress out of the log, as on Ray; warnings stay."""
         work_begins()
         set_unset(MLFLOW)
-        # Read when DeepSpeed is imported, which peft does too; it would warn of a guess.
-        os.environ.setdefault("DS_ACCELERATOR", "cuda" if self._use_gpu else "cpu")
+        set_allocator()
         quiet()
         disable_progress_bar()
 
+    def gpus(self) -> SeenGpus:
+        """GPUs that torch sees, and why it sees none though NVIDIA's driver is there."""
+        seen = gpus_here()
+        if not seen.number and (facts := gpu_facts()).driver is not None:
+            return replace(seen, problem=gpu_problem(facts) or "")
+        return seen
+
     def check_now(self, placement: Placement, *, validates: bool = False) -> None:
-        """Check that this machine has the CPUs and the GPU of a worker, and that the GPU works."""
-        if placement.use_gpu:
+        """Check that this process can train on the placement's device, and that this machine has
+        the CPUs and the GPU of a worker, which works.
+        """
+        if placement.on_gpu:
+            if placement.deterministic:
+                check_deterministic_start()
             facts = gpu_facts()
             # A driver that is too old would count as no GPU below.
             if facts.driver is not None and (problem := gpu_problem(facts)):
@@ -62,13 +66,14 @@ class Here:
         check_capacity(placement, nodes)
         if validates:
             check_validation_capacity(placement, nodes)
+        take_device("cuda" if placement.on_gpu else "cpu")
 
     def check(self, placement: Placement, *, validates: bool = False) -> None:
         """Do nothing: this machine is what it was at `check_now`."""
 
     def precision(self, placement: Placement | EvaluationPlacement) -> Precision:
         """Number type that this machine computes fast."""
-        return auto_precision("cuda" if placement.use_gpu else "cpu")
+        return auto_precision("cuda" if placement.on_gpu else "cpu")
 
     def is_here(self) -> bool:
         """Always: this process does the work."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rayembed.config.evaluation_run import EvaluationPlacement
     from rayembed.config.placement import Placement
     from rayembed.data.artifacts import PipelineContext
+    from rayembed.device import SeenGpus
     from rayembed.evaluation.pooled.workers import Workers
     from rayembed.evaluation.score import Pool
     from rayembed.hardware import Precision
@@ -82,10 +83,13 @@ def connect() -> None:
     import ray
     import ray.data
 
+    from rayembed.device import allocator_environment
+
     quiet()
     # Of the variables that a job's runtime environment names, Ray takes no second value.
     unset = set_unset(JOB)
     if not ray.is_initialized():
+        unset |= set_unset(allocator_environment())
         started = _own_cluster(unset) if address == "local" else {}
         _filter_lines_of_workers()
         try:
@@ -137,6 +141,19 @@ class OnRay:
         self.hardware = worker_hardware
         self.train_stage, self.train = train_stage_on_ray, train_on_ray
 
+    def gpus(self) -> "SeenGpus":
+        """GPUs of the cluster's live nodes; a cluster that would only be started for the job is
+        this machine.
+        """
+        import ray
+
+        from rayembed.device import gpus_here, nodes_gpus
+
+        if not ray.is_initialized() and not os.environ.get("RAY_ADDRESS"):
+            return gpus_here()
+        self.start()
+        return nodes_gpus([node["Resources"] for node in ray.nodes() if node["Alive"]])
+
     def precision(self, placement: "Placement | EvaluationPlacement") -> "Precision":
         """Number type that a worker computes fast, by its node; a cluster that would only be
         started for the job is this machine.
@@ -147,7 +164,7 @@ class OnRay:
         from rayembed.training.on_ray import worker_precision
 
         if not ray.is_initialized() and not os.environ.get("RAY_ADDRESS"):
-            return auto_precision("cuda" if placement.use_gpu else "cpu")
+            return auto_precision("cuda" if placement.on_gpu else "cpu")
         self.start()
         return worker_precision(placement)
 

@@ -14,6 +14,7 @@ from rayembed.config.model import ModelConfig
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
+from rayembed.device import gpus_here, placed_here
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.hardware import Precision, auto_precision
 from rayembed.pipeline.published_shapes import PUBLISHED
@@ -224,7 +225,7 @@ def expected_precision(run: Run | Adaptation) -> Precision:
     """The number type of a run; of `auto` what workers on machines like this one take."""
     asked = run.model.backbone.dtype
     if asked == "auto":
-        return auto_precision("cuda" if run.placement.use_gpu else "cpu")
+        return auto_precision("cuda" if placed_here(run.placement).on_gpu else "cpu")
     return Precision(asked, "as set")
 
 
@@ -272,8 +273,16 @@ def machines(placement: Placement) -> str:
         numbers = (placement.fewest_workers, placement.workers)
         return " to ".join(f"{number * each:g}" for number in sorted({*numbers}))
 
-    gpus = f", {of_all(1)} GPUs" if placement.use_gpu else ", no GPU"
+    gpus = f", {of_all(1)} GPUs" if placed_here(placement).on_gpu else ", no GPU"
     return f"{of_all(1)} workers with {of_all(placement.cpus_per_worker)} CPUs{gpus}"
+
+
+def auto_device(placement: Placement) -> dict[str, str]:
+    """Row of a table that says what `use_gpu: auto` is on this machine; none where it is set."""
+    if placement.use_gpu != "auto":
+        return {}
+    settled = "GPU" if placed_here(placement).on_gpu else "CPU"
+    return {"device": f"auto, on this machine {settled}: {gpus_here().text}"}
 
 
 def checkpoint_bytes(run: Run, size: ModelSize) -> int:

@@ -43,7 +43,7 @@ class RunScorer:
                 number=placement.fewest_workers,
                 cpus=placement.cpus_per_worker,
                 threads=placement.threads if placement.threads_per_worker else None,
-                gpu=placement.use_gpu,
+                gpu=placement.on_gpu,
             )
         )
 

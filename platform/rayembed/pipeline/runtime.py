@@ -4,14 +4,17 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from rayembed.config.adaptation import Adaptation
 from rayembed.config.data_run import DataRun
-from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
 from rayembed.config.placement import Placement, RuntimeSettings
+from rayembed.config.run import Run
 from rayembed.cores import Threads, free_threads
 from rayembed.data.work_items import Execute
-from rayembed.pipeline.precision import AnyRun
+from rayembed.device import SeenGpus, settled_placement
+from rayembed.pipeline.precision import AnyRun, run_settled
 
 if TYPE_CHECKING:
     from rayembed.data.artifacts import PipelineContext
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from rayembed.training.validation.scoring import Validation
 
 logger = logging.getLogger(__name__)
+
+PlacedRun = TypeVar("PlacedRun", bound=Run | Adaptation | EvaluationRun)
 
 
 class Runtime(Protocol):
@@ -34,6 +39,10 @@ class Runtime(Protocol):
 
     def start(self) -> None:
         """Be ready for work."""
+
+    def gpus(self) -> SeenGpus:
+        """GPUs of the machines that will compute; joins the cluster that is named."""
+        ...
 
     def check_now(self, placement: Placement, *, validates: bool = False) -> None:
         """Check the placement before data is prepared, unless nodes are still to come.
@@ -94,6 +103,37 @@ class Runtime(Protocol):
         ...
 
 
+def with_device(run: PlacedRun, runtime: Runtime) -> PlacedRun:
+    """Return the run with the device that `placement.use_gpu=auto` stands for, said in one line.
+
+    Raises:
+        PlacementError: a GPU is asked for and none is there, or `auto` cannot be decided.
+    """
+    placement = settled_placement(run.placement, runtime.gpus())
+    return cast(PlacedRun, run.model_copy(update={"placement": placement}))
+
+
+def started(
+    run: AnyRun, runtime: Runtime, *, validates: bool = False, is_trial: bool = False
+) -> AnyRun:
+    """Return the run with device, number type and threads settled, on a runtime that can train it.
+
+    Each is said in one line, and so is the time that the run takes; a sweep says that of its
+    trials.
+
+    Raises:
+        RayembedError: what was asked for is not there.
+    """
+    from rayembed.pipeline.estimate import estimate, gpu_hours
+
+    runtime.start()
+    run = with_device(run, runtime)
+    runtime.check_now(run.placement, validates=validates)
+    if not is_trial and (expected := estimate(run) or gpu_hours([run])):
+        logger.info("%s", expected)
+    return with_threads(run_settled(run, runtime.precision), runtime)
+
+
 def with_threads(run: AnyRun, runtime: Runtime) -> AnyRun:
     """The run with the number of threads that `auto` stands for, said in one line."""
     placement = run.placement
@@ -118,7 +158,7 @@ def runtime_of(placement: RuntimeSettings) -> Runtime:
         from rayembed.pipeline.here import Here
 
         logger.info("this process does the work, without Ray (placement.runtime)")
-        return Here(use_gpu=getattr(placement, "use_gpu", False))
+        return Here()
     from rayembed.pipeline.on_ray import OnRay
 
     return OnRay()

@@ -16,10 +16,11 @@ from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.config.sweep import Sweep
 from rayembed.config.yaml_text import read_yaml
+from rayembed.device import settled_placement
 from rayembed.errors import ArtifactError, RayembedError, StorageError, WorkerError
 from rayembed.pipeline import sweep_adaptation, sweep_trial
 from rayembed.pipeline.adapt import AdaptedEncoder
-from rayembed.pipeline.on_ray import connect
+from rayembed.pipeline.on_ray import OnRay, connect
 from rayembed.pipeline.precision import sweep_as_begun, sweep_settled
 from rayembed.pipeline.report import Outcome
 from rayembed.pipeline.run_folders import fetched_folder, locked_sweep, run_place
@@ -129,11 +130,8 @@ def _sweep(
     way, validates = WAYS[type(sweep.base)], sweep.validates
     way.check([sweep.base, *(trial.run for trial in known_trials(sweep))])
     connect()
-    check_placement_now(placement, validates=validates)
-    if not placement.wait_for_nodes_seconds:
-        trials_at_once(placement, free_nodes(), validates=validates)
-    check_dashboard()
-    sweep = sweep_settled(sweep, worker_precision)
+    sweep = _settled(sweep)
+    placement = sweep.base.placement
     trials = known_trials(sweep)
     trial_store = TrialStore(files.place)
     past = trial_store.read()
@@ -184,6 +182,22 @@ def _sweep(
     print_swept(sweep, records, report, outcome, printed, source, mlflow_complete=complete)
     _refuse_failed(records)
     return swept
+
+
+def _settled(sweep: Sweep) -> Sweep:
+    """The sweep with device and number type settled, on a cluster that can hold its trials.
+
+    Raises:
+        PlacementError: it cannot.
+    """
+    gpus = OnRay().gpus()
+    sweep = sweep.placed(use_gpu=settled_placement(sweep.base.placement, gpus).use_gpu)
+    placement, validates = sweep.base.placement, sweep.validates
+    check_placement_now(placement, validates=validates)
+    if not placement.wait_for_nodes_seconds:
+        trials_at_once(placement, free_nodes(), validates=validates)
+    check_dashboard()
+    return sweep_settled(sweep, worker_precision)
 
 
 def _as_begun(sweep: Sweep, place: str) -> Sweep:

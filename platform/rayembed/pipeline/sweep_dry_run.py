@@ -9,6 +9,7 @@ from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.sweep import Sweep, metric_source
 from rayembed.cores import num_cores
+from rayembed.device import gpus_here, placed_here
 from rayembed.errors import PlacementError
 from rayembed.hardware import Precision, auto_precision
 from rayembed.pipeline.estimate import estimate_trials, gpu_hours
@@ -30,6 +31,7 @@ def print_sweep(sweep: Sweep, *, out: TextIO, tables: TextIO) -> None:
     out.write(f"# sweep {sweep.name}, fingerprint {sweep.fingerprint}\n{sweep.to_yaml()}")
     out.flush()
     printer = console(tables)
+    sweep = sweep.placed(use_gpu=placed_here(sweep.base.placement).use_gpu)
     # Names of trials hold the number type, which the sweep asks its nodes for.
     trials = known_trials(sweep_settled(sweep, _precision_here))
     printer.print(_trials(sweep, trials))
@@ -39,7 +41,7 @@ def print_sweep(sweep: Sweep, *, out: TextIO, tables: TextIO) -> None:
 
 
 def _precision_here(placement: Placement) -> Precision:
-    return auto_precision("cuda" if placement.use_gpu else "cpu")
+    return auto_precision("cuda" if placement.on_gpu else "cpu")
 
 
 def expected_time(sweep: Sweep, trials: Sequence[Trial], number: int) -> str:
@@ -105,13 +107,14 @@ def _at_once(sweep: Sweep) -> Table:
     if validates:
         beside = f"{placement.validations_at_once} × {validation_resources(placement)}"
         facts["validation beside it"] = beside
-    cpus = float(num_cores())
+    cpus, gpus = float(num_cores()), gpus_here().number
+    here = {"CPU": cpus, "GPU": float(gpus)}
     try:
-        number = trials_at_once(placement, [{"CPU": cpus}], validates=validates)
+        number = trials_at_once(placement, [here], validates=validates)
         told = str(min(number, sweep.trials_at_once or number))
     except PlacementError:
         told = "none"
-    facts[f"on a machine like this one ({cpus:g} CPUs, no GPU)"] = told
+    facts[f"on a machine like this one ({cpus:g} CPUs, {gpus or 'no'} GPU)"] = told
     facts["at most (trials_at_once)"] = str(sweep.trials_at_once or "as many as fit")
     facts["scheduler"] = sweep.scheduler.kind
     return facts_table("Trials at once", facts)

@@ -30,17 +30,16 @@ from rayembed.pipeline.checks import (
     check_instructions_at_hand,
     check_row_instructions,
 )
-from rayembed.pipeline.estimate import estimate, gpu_hours
 from rayembed.pipeline.general_tasks import other_language, with_fitting_tasks
 from rayembed.pipeline.guard import folder_of, judge, mixtures, own_tasks, remove_mixtures, share_of
 from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.on_ray import OnRay
-from rayembed.pipeline.precision import as_begun, run_settled
+from rayembed.pipeline.precision import as_begun
 from rayembed.pipeline.registration import Training, register_trained
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.run_scorer import RunScorer
-from rayembed.pipeline.runtime import Runtime, runtime_of, with_threads
+from rayembed.pipeline.runtime import Runtime, runtime_of, started
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.validation import (
     VALIDATION_FILE,
@@ -117,8 +116,6 @@ def train(run: Run, *, callbacks: Sequence[Callback] = ()) -> Outcome:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
     with _claimed(run, wait=False) as (claimed, folders):
-        if expected := estimate(as_begun(claimed, folders.local)) or gpu_hours([claimed]):
-            logger.info("%s", expected)
         runtime = runtime_of(run.placement)
         guarded = [MIXTURES] if run.evaluation.guard is not None else []
         with overview([*_phases(run), *guarded, REGISTRY]):
@@ -198,10 +195,8 @@ def _train(
         logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     tokenizer = _checked(run)
-    runtime.start()
     validates = run.evaluation.validation is not None
-    runtime.check_now(run.placement, validates=validates)
-    run = with_threads(run_settled(run, runtime.precision), runtime)
+    run = started(run, runtime, validates=validates, is_trial=trial is not None)
     enter(DATA)
     run, plans = _prepared(run, runtime)
     check_row_instructions(run, plans, tokenizer)

@@ -14,6 +14,7 @@ from ray.serve.exceptions import RayServeException
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.serving import Limits, ServedModel, ServingConfig
+from rayembed.device import SeenGpus, nodes_gpus, settled_gpu
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.models.load import computed_dtype, load_model
 from rayembed.registry.registered_model import (
@@ -118,7 +119,7 @@ def load(served: ServedModel, limits: Limits, tracking_uri: str | None) -> Embed
         folder = download(client, version, tracking_uri=tracking_uri)
     else:
         folder = resolve_model(served.model)
-    device = "cuda" if served.use_gpu else "cpu"
+    device = "cuda" if served.use_gpu is True else "cpu"
     dtype = computed_dtype(folder, served.dtype, device)
     model = load_model(folder, dtype=dtype, device=device)
     tokenizer = None
@@ -155,6 +156,7 @@ def start(config: ServingConfig, *, key_digests: frozenset[str]) -> None:
     serve.start(
         http_options=HTTPOptions(host=config.host, port=config.port), proxy_location="HeadOnly"
     )
+    config = with_devices(config, nodes_gpus(_live_nodes()))
     for model in config.models:
         _check_resources(model)
     try:
@@ -163,6 +165,31 @@ def start(config: ServingConfig, *, key_digests: frozenset[str]) -> None:
         reason = _told(str(error))
         told = f"{_NOT_LOADED}{reason}" if reason else f"Ray Serve could not start it: {error}"
         raise WorkerError(told) from error
+
+
+def with_devices(config: ServingConfig, seen: SeenGpus) -> ServingConfig:
+    """Return the settings with `use_gpu=auto` settled, said in a line for each model.
+
+    All models that leave it open have GPUs, or none has: a copy without one would wait for ever.
+
+    Raises:
+        PlacementError: a model asks for a GPU and there is none.
+    """
+    wanted = sum(model.replicas for model in config.models if model.use_gpu is not False)
+    for_auto = seen
+    if 0 < seen.number < wanted:
+        few = f"{seen.text}, and {wanted} copies would need one each"
+        for_auto = SeenGpus(0, few, few)
+    models = []
+    for model in config.models:
+        setting = f"models.{model.name}.use_gpu"
+        of = for_auto if model.use_gpu == "auto" else seen
+        models.append(model.model_copy(update={"use_gpu": settled_gpu(model.use_gpu, of, setting)}))
+    return config.model_copy(update={"models": tuple(models)})
+
+
+def _live_nodes() -> list[Mapping[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _application(config: ServingConfig, key_digests: frozenset[str]) -> Any:
@@ -180,7 +207,7 @@ def _application(config: ServingConfig, key_digests: frozenset[str]) -> Any:
             max_constructor_retry_count=1,
             ray_actor_options={
                 "num_cpus": model.cpus_per_replica,
-                "num_gpus": 1 if model.use_gpu else 0,
+                "num_gpus": 1 if model.use_gpu is True else 0,
             },
         )(serve.ingress()(Replica) if alone else Replica)
         arguments = (model, config.limits, config.tracking_uri, key_digests)
@@ -244,8 +271,8 @@ def _check_port(host: str, port: int) -> None:
 
 def _check_resources(model: ServedModel) -> None:
     """Check that a replica fits on some node; Serve itself would wait forever."""
-    wanted = {"CPU": model.cpus_per_replica, "GPU": 1.0 if model.use_gpu else 0.0}
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    wanted = {"CPU": model.cpus_per_replica, "GPU": 1.0 if model.use_gpu is True else 0.0}
+    nodes = _live_nodes()
     if not any(
         all(resources.get(name, 0.0) >= number for name, number in wanted.items())
         for resources in nodes

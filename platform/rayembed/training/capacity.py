@@ -25,7 +25,7 @@ _POLL_SECONDS = 2.0
 def worker_resources(placement: Placement | EvaluationPlacement) -> dict[str, float]:
     """Resources that each training worker reserves, by Ray's names."""
     resources = {"CPU": placement.cpus_per_worker}
-    return {**resources, "GPU": 1.0} if placement.use_gpu else resources
+    return {**resources, "GPU": 1.0} if placement.on_gpu else resources
 
 
 def workers_that_fit(placement: Placement, nodes: Sequence[Node]) -> int:
@@ -44,7 +44,7 @@ def validation_resources(placement: Placement) -> dict[str, float]:
     cpus = placement.validation_cpus or placement.cpus_per_worker
     gpus = placement.validation_gpus
     if gpus is None:
-        gpus = 1.0 if placement.use_gpu else 0.0
+        gpus = 1.0 if placement.on_gpu else 0.0
     return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
 
 
@@ -93,7 +93,7 @@ def check_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
     wanted = worker_resources(placement)
     total = {kind: sum(node.get(kind, 0) for node in nodes) for kind in wanted}
     enough = all(total[kind] >= needed * wanted[kind] for kind in wanted)
-    if placement.use_gpu and not total["GPU"]:
+    if placement.on_gpu and not total["GPU"]:
         problem = "no node has a GPU"
         advice = "set placement.use_gpu=false, or add nodes with GPUs"
     elif fit == 0:

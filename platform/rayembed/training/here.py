@@ -24,6 +24,7 @@ from rayembed.assets.storage import join, upload_folder
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.data.plan.stream import prefetched
+from rayembed.device import deterministic
 from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import DeviceMemoryError, PlacementError, RayembedError
 from rayembed.hardware import release_memory
@@ -46,6 +47,9 @@ from rayembed.training.validation.folder import ValidationFolder
 from rayembed.training.validation.scoring import Scoring, Validation
 
 logger = logging.getLogger(__name__)
+
+_ACCELERATOR = "deepspeed.accelerator.real_accelerator"
+"""DeepSpeed's module that keeps the device; looked at where it is imported, and never imported."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -308,6 +312,37 @@ class ValidationHere(Callback):
             self._scoring.scored(step, content, scores, time.monotonic() - began)
 
 
+def take_device(device: str) -> None:
+    """Make this process one that trains on the device, `cuda` or `cpu`.
+
+    DeepSpeed fixes its device when it is imported, and a process group its backend when it is made.
+
+    Raises:
+        PlacementError: this process has trained on the other device, or has a process group for it.
+    """
+    accelerator = getattr(sys.modules.get(_ACCELERATOR), "ds_accelerator", None)
+    taken = None if accelerator is None else str(accelerator.device_name()).partition(":")[0]
+    if taken not in (None, device):
+        raise PlacementError(_other_device(device, f"DeepSpeed computes on {taken!r} in it"))
+    if dist.is_initialized():
+        backend = dict(part.split(":") for part in dist.get_backend_config().split(","))
+        # gloo takes tensors of GPUs as well, but not in all collectives of a training.
+        if backend.get(device) is None or (device == "cuda" and backend[device] != "nccl"):
+            made = f"its torch.distributed group is of {dist.get_backend()!r}"
+            raise PlacementError(_other_device(device, made))
+    # Read when DeepSpeed is imported, which would warn of a guess.
+    os.environ["DS_ACCELERATOR"] = device
+
+
+def _other_device(device: str, why: str) -> str:
+    asked, other = ("true", "false") if device == "cuda" else ("false", "true")
+    return (
+        f"placement.use_gpu={asked} trains on {device!r}, and this process is set to the other "
+        f"device by what ran in it before: {why}. Start a new process (in a notebook: restart the "
+        f"kernel) and train there, or keep placement.use_gpu={other}"
+    )
+
+
 @contextmanager
 def _one_worker(placement: Placement) -> Iterator[None]:
     """Make this process the only worker: its threads, and a process group of one for DeepSpeed.
@@ -315,8 +350,9 @@ def _one_worker(placement: Placement) -> Iterator[None]:
     Raises:
         PlacementError: the process is one of several workers already.
     """
+    take_device("cuda" if placement.on_gpu else "cpu")
     if not dist.is_initialized():
-        backend = "nccl" if placement.use_gpu else "gloo"
+        backend = "nccl" if placement.on_gpu else "gloo"
         store = dist.HashStore()  # type: ignore[attr-defined]
         shown = sys.excepthook
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
@@ -334,7 +370,8 @@ def _one_worker(placement: Placement) -> Iterator[None]:
     before = dict(os.environ)
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it
     try:
-        yield
+        with deterministic(placement.deterministic):
+            yield
     finally:
         torch.set_num_threads(threads)
         # Whatever else trains in this process or is started by it would take itself for a worker.

@@ -112,7 +112,7 @@ def check_gpus(placement: Placement) -> None:
     Raises:
         PlacementError: what is wrong with which nodes, and what to do.
     """
-    if not placement.use_gpu:
+    if not placement.on_gpu:
         return
     nodes = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("GPU")]
     task = ray.remote(num_cpus=0, num_gpus=1, max_retries=1)(gpu_facts)
@@ -148,7 +148,7 @@ def _request_nodes(bundles: list[dict[str, float]]) -> None:
 
 def worker_precision(placement: Placement | EvaluationPlacement) -> Precision:
     """Number type that `auto` means on a node with room for a worker; see `node_precision`."""
-    return node_precision("cuda" if placement.use_gpu else "cpu", worker_resources(placement))
+    return node_precision("cuda" if placement.on_gpu else "cpu", worker_resources(placement))
 
 
 def worker_hardware(placement: Placement) -> dict[str, Any] | None:
@@ -240,12 +240,12 @@ def _trainer(
             "memory": join(folder, CHECKPOINTS),
         },
         torch_config=Torch(
-            backend="nccl" if placement.use_gpu else "gloo",
+            backend="nccl" if placement.on_gpu else "gloo",
             timeout_s=math.ceil(placement.collective_timeout_seconds),
         ),
         scaling_config=ray.train.ScalingConfig(
             num_workers=workers if placement.is_elastic else placement.workers,
-            use_gpu=placement.use_gpu,
+            use_gpu=placement.on_gpu,
             resources_per_worker=worker_resources(placement),
             elastic_resize_monitor_interval_s=placement.resize_interval_seconds,
         ),

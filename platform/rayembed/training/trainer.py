@@ -228,7 +228,7 @@ class StageTrainer:
     ) -> None:
         self.stage, self.placement, self.model = stage, placement, model
         self.objective, self.plan, self.callbacks = objective, plan, callbacks
-        self.device = torch.device("cuda" if placement.use_gpu else "cpu")
+        self.device = torch.device("cuda" if placement.on_gpu else "cpu")
         self.position = expected_position(stage.name, run_fingerprint, plan.fingerprint)
         """Position that a checkpoint must have to go on from, but for its step."""
         self.engine: Engine

@@ -8,6 +8,7 @@ from functools import partial
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import check_writable, file_name, join, remove_folder, write_atomic
+from rayembed.device import settled_placement
 from rayembed.errors import ArtifactError, DivergenceError, RayembedError, WorkerError
 from rayembed.hardware import settled
 from rayembed.models.files import check_weight_files, weights_fingerprint
@@ -88,7 +89,11 @@ def evaluate_backbone(run: BackboneRun) -> BackboneScores:
     Raises:
         RayembedError: what is wrong with the run, the backbone, the data or the cluster.
     """
+    from rayembed.pipeline.on_ray import OnRay
+
     storage = absolute_storage(run.placement.storage_path)
+    placement = settled_placement(run.placement, OnRay().gpus())
+    run = run.model_copy(update={"placement": placement})
     plan = plan_of(run)
     backbone = find_backbone(run, plan)
     check_writable(storage)
@@ -123,7 +128,7 @@ def find_backbone(run: BackboneRun, plan: Plan) -> Backbone:
     Tokenizer(encoder, longest.protocol.max_length)
     name = run.name or file_name(run.backbone.partition("@")[0])
     weights = weights_fingerprint(folder)
-    precision = settled(run.precision, "cuda" if run.placement.use_gpu else "cpu")
+    precision = settled(run.precision, "cuda" if run.placement.on_gpu else "cpu")
     return Backbone(run.backbone, name, weights, precision, run.head_dropout)
 
 

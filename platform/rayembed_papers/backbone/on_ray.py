@@ -91,7 +91,7 @@ def run_trials(
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     at_once = trials_at_once(placement, nodes, ray.available_resources())
     threads = placement.threads_per_trial or max(1, int(placement.cpus_per_trial))
-    work = _Work(by_key, placement.use_gpu, threads, placement.predict_batch)
+    work = _Work(by_key, placement.on_gpu, threads, placement.predict_batch)
     filesystem, inside = open_storage_for_ray(folder) if is_remote(folder) else (None, folder)
     os.environ.update({key: value for key, value in _QUIET.items() if key not in os.environ})
     found = tune.Tuner(
@@ -119,7 +119,7 @@ def run_trials(
 def trial_resources(placement: BackbonePlacement) -> dict[str, float]:
     """Resources that each trial reserves, by Ray's names."""
     needed = {"CPU": float(placement.cpus_per_trial)}
-    return {**needed, "GPU": 1.0} if placement.use_gpu else needed
+    return {**needed, "GPU": 1.0} if placement.on_gpu else needed
 
 
 def trials_at_once(

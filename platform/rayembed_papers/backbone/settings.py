@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from rayembed.config.backbone import DtypeSetting
 from rayembed.config.document import Document
 from rayembed.config.settings import Settings, parse
-from rayembed.config.types import Distinct, FileName, ModelReference, Reference, Seed
+from rayembed.config.types import Distinct, FileName, ModelReference, Reference, Seed, UseGpu
 
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -67,8 +67,8 @@ class BackbonePlacement(Settings):
     storage_path: Reference = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for data, results and models that others start from; all
     nodes must see it."""
-    use_gpu: bool = False
-    """One GPU for each trial."""
+    use_gpu: UseGpu = "auto"
+    """One GPU for each trial. `auto`: where a live node offers one."""
     cpus_per_trial: PositiveFloat = 1.0
     """CPUs that Ray reserves for each trial."""
     threads_per_trial: PositiveInt | None = None
@@ -83,6 +83,11 @@ class BackbonePlacement(Settings):
     """MLflow's address; None: a SQLite file in `storage_path`."""
     experiment: str = "rayembed-backbones"
     """MLflow experiment."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether each trial has a GPU; `auto` counts as no until the start of a job settles it."""
+        return self.use_gpu is True
 
 
 class BackboneRun(Document):

@@ -15,6 +15,7 @@ from rayembed.config.document import fingerprint
 from rayembed.config.override import override
 from rayembed.config.placement import AUTO_THREADS
 from rayembed.config.run import Run
+from rayembed.device import placed_here
 from rayembed.errors import ArtifactError
 from rayembed.hardware import settled
 from rayembed.pipeline.estimate import estimate, on_gpu_seconds
@@ -50,7 +51,7 @@ class Task:
     def command(self) -> str:
         """Measures the run in an empty storage, with others of its claim."""
         asked = f"--only {self.claim} --seeds {self.seeds}"
-        asked += " --on-a-gpu" if self.run.placement.use_gpu else ""
+        asked += " --on-a-gpu" if self.run.placement.use_gpu is True else ""
         return f"python jobs/papers/measure_directions.py {asked}"
 
     def seconds_in(self, storage: str) -> float:
@@ -157,7 +158,7 @@ class Results:
 
 
 def _machine(run: Run) -> str:
-    return ", ".join(gpus()) if run.placement.use_gpu else cpu_told()
+    return ", ".join(gpus()) if placed_here(run.placement).on_gpu else cpu_told()
 
 
 def _here(run: Run) -> Measured:

@@ -19,6 +19,12 @@ from rayembed.assets.clients import is_unanswered
 from rayembed.assets.room import is_full
 from rayembed.config.placement import Placement
 from rayembed.data.plan.stream import prefetched
+from rayembed.device import (
+    CUBLAS,
+    CUBLAS_DETERMINISTIC,
+    allocator_environment,
+    deterministic,
+)
 from rayembed.distributed.collectives import rank
 from rayembed.errors import RayembedError, StorageError, StorageFullError
 from rayembed.training.callbacks import Preemption
@@ -27,6 +33,7 @@ from rayembed.training.checkpoint_list import checkpoint_name
 from rayembed.training.dropped import mean_of_finite
 from rayembed.training.hangs import SHARE, HangWatch
 from rayembed.training.job import Job
+from rayembed.training.nccl import MOST_OF_NODE, TransportLog, log_nccl
 from rayembed.training.trainer import Callback, StepRecord
 from rayembed.training.uploads import Uploads
 
@@ -34,10 +41,6 @@ LOG_LEVEL = "WARNING"
 """Log level of other libraries in Train's own processes."""
 
 _ANSWER_SECONDS = 5.0
-
-
-_ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
-"""Names of the settings of torch's allocator on GPUs, the new and the old one."""
 
 
 _NCCL_WATCH = {
@@ -52,20 +55,26 @@ that may hang itself), one that does not is ended by a heartbeat, and the last c
 rank are written to a file of that name and the rank, for `torchfrtrace`."""
 
 
+_COMPILE_THREADS = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
+"""Processes with which each worker compiles; by itself each of a machine's workers takes up to 32,
+of some 0.3 GB each."""
+
+
 def worker_environment(placement: Placement) -> dict[str, str]:
-    """Environment variables of the training workers."""
+    """Environment variables of the training workers, but those that the user has set."""
     values = {
         "OMP_NUM_THREADS": str(placement.threads),
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     }
-    if placement.use_gpu:
-        values |= {name: v for name, v in _NCCL_WATCH.items() if name not in os.environ}
-        # Each micro-batch has another shape: segments that grow leave no gaps between them.
-        if not _ALLOCATOR & os.environ.keys():
-            values["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-    else:
-        values["DS_ACCELERATOR"] = "cpu"
+    values["DS_ACCELERATOR"] = "cuda" if placement.on_gpu else "cpu"
+    unless_set = _COMPILE_THREADS if placement.compile_layers else {}
+    if placement.on_gpu:
+        unless_set = {**unless_set, **_NCCL_WATCH, **allocator_environment()}
+        if placement.deterministic:
+            unless_set[CUBLAS] = CUBLAS_DETERMINISTIC
+    values |= {name: value for name, value in unless_set.items() if name not in os.environ}
+    if not placement.on_gpu:
         # Steps allocate and free gigabytes: with jemalloc, which Ray's wheels for Linux bring, a
         # worker needs less memory than with glibc (docs/LOG.md). Its pages must be allowed to
         # decay: kept for ever (dirty_decay_ms:-1) they grew to three times the need.
@@ -100,7 +109,6 @@ def train_function(config: dict[str, Any]) -> None:
 
 def _train(job: Job, sink: Any, offset: int, memory: str) -> None:
     placement = job.placement
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if placement.use_gpu else "cpu")
     # A node that came after the driver had all fetch them does so now: this waits for it, where
     # the first collective of training has a time limit.
     job.fetch()
@@ -115,12 +123,27 @@ def _train(job: Job, sink: Any, offset: int, memory: str) -> None:
         )
         limit = SHARE * placement.collective_timeout_seconds
         watch = stack.enter_context(HangWatch(limit, sink.where.remote))
-        trainer = job.trainer([watch, TrainReport(sink, offset, uploads), stops], prefetched)
+        stack.enter_context(deterministic(placement.deterministic))
+        nccl = _nccl_log(placement)
+        report = TrainReport(sink, offset, uploads)
+        trainer = job.trainer([watch, report, stops, *nccl], prefetched)
         if checkpoint is None:
             trainer.fit(memory=memory)
             return
         folder = Path(stack.enter_context(checkpoint.as_directory()))
         trainer.fit(Checkpoint(folder, trainer.position), memory=memory)
+
+
+def _nccl_log(placement: Placement) -> list[Callback]:
+    """Callback of worker 0 that says how NCCL sends, where workers are on several nodes."""
+    if not placement.on_gpu or rank():
+        return []
+    context = ray.train.get_context()
+    workers, here = context.get_world_size(), context.get_local_world_size()
+    if workers == here and workers <= MOST_OF_NODE:
+        return []
+    file = log_nccl(tempfile.gettempdir())
+    return [] if file is None else [TransportLog(file, workers, several_nodes=workers > here)]
 
 
 class TrainReport(Callback):

@@ -1,0 +1,214 @@
+"""The device that computes: GPU or CPU as placements leave it open, and what torch needs for it.
+
+`use_gpu: auto` is settled once, where a job starts, by the machines that will compute; the answer
+stands in the job's records.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rayembed.config.settings import Settings
+from rayembed.config.types import UseGpu
+from rayembed.errors import PlacementError
+
+logger = logging.getLogger(__name__)
+
+_ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+"""Names of the settings of torch's allocator on GPUs, the new and the old one."""
+
+_GROWING = "expandable_segments:True"
+
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+CUBLAS_DETERMINISTIC = ":4096:8"
+"""Workspaces with which cuBLAS adds up in one order (24 MiB), as torch's documentation has them."""
+
+_NOT_DETERMINISTIC = ("does not have a deterministic implementation", CUBLAS)
+"""Parts of torch's messages of operations that it refuses."""
+
+Placed = TypeVar("Placed", bound=Settings)
+
+
+@dataclass(frozen=True)
+class SeenGpus:
+    """GPUs of the machines that will compute."""
+
+    number: int
+    text: str
+    """What was seen, as a clause: `torch 2.13.0+cpu sees no GPU on this machine`."""
+    problem: str = ""
+    """Why a GPU that is there cannot be used, and what to do; empty: nothing is wrong."""
+
+
+def settled_gpu(asked: UseGpu, seen: SeenGpus, setting: str, *, waits: bool = False) -> bool:
+    """Return whether GPUs are used, and log why unless the setting says so itself.
+
+    Args:
+        asked: the setting's value.
+        setting: its full path.
+        waits: whether the job waits for nodes that are still to come.
+
+    Raises:
+        PlacementError: GPUs are asked for and none was seen, or `auto` cannot be decided because
+            nodes are still to come.
+    """
+    if asked is False:
+        if seen.number:
+            logger.warning("%s=false: CPUs compute, though %s", setting, seen.text)
+        return False
+    if asked is True:
+        if not seen.number and not waits:
+            raise PlacementError(
+                f"{setting} is true, but no node has a GPU: "
+                f"{seen.problem or seen.text}. Set {setting}=false, or compute where a GPU is"
+            )
+        return True
+    if seen.number:
+        logger.info("%s auto is true: %s", setting, seen.text)
+        return True
+    if waits:
+        raise PlacementError(
+            f"{setting}=auto goes by the nodes that are there, and {seen.text}; but with placement."
+            f"wait_for_nodes_seconds others may come: set {setting}=true to wait for GPUs, or "
+            "false to compute on CPUs"
+        )
+    if seen.problem:
+        logger.warning("%s auto is false, though there is a GPU: %s", setting, seen.problem)
+    else:
+        logger.info("%s auto is false: %s", setting, seen.text)
+    return False
+
+
+def settled_placement(placement: Placed, seen: SeenGpus) -> Placed:
+    """Return the placement with `use_gpu` settled; one without that setting stays as it is.
+
+    Raises:
+        PlacementError: as `settled_gpu`.
+    """
+    asked: UseGpu | None = getattr(placement, "use_gpu", None)
+    if asked is None:
+        return placement
+    if getattr(placement, "gpu", None) is not None:
+        asked = True  # of a kind that is named
+    waits = bool(getattr(placement, "wait_for_nodes_seconds", 0.0))
+    found = settled_gpu(asked, seen, "placement.use_gpu", waits=waits)
+    return placement.model_copy(update={"use_gpu": found})
+
+
+def gpus_here() -> SeenGpus:
+    """Return the GPUs that torch sees on this machine."""
+    import torch
+
+    number = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not number:
+        build = "" if torch.version.cuda else ", a build without CUDA,"
+        return SeenGpus(0, f"torch {torch.__version__}{build} sees no GPU on this machine")
+    names = ", ".join(dict.fromkeys(torch.cuda.get_device_name(i) for i in range(number)))
+    return SeenGpus(number, f"this machine has {number} GPU{'s' * (number > 1)} ({names})")
+
+
+def nodes_gpus(nodes: list[Mapping[str, float]]) -> SeenGpus:
+    """Return the GPUs of a cluster's live nodes, whose resources are given by Ray's names."""
+    number = int(sum(node.get("GPU", 0.0) for node in nodes))
+    of = f"the cluster's {len(nodes)} live nodes" if len(nodes) != 1 else "the cluster's live node"
+    if not number:
+        return SeenGpus(0, f"{of} offer{'s' * (len(nodes) == 1)} no GPU")
+    kinds = gpu_kinds(nodes)
+    named = f" ({', '.join(kinds)})" if kinds else ""
+    have = "has" if len(nodes) == 1 else "have"
+    return SeenGpus(number, f"{of} {have} {number} GPU{'s' * (number > 1)}{named}")
+
+
+KIND = "accelerator_type:"
+"""Beginning of the resource by which Ray names the kind of a node's GPUs."""
+
+
+def gpu_kinds(nodes: list[Mapping[str, float]]) -> list[str]:
+    """Return the kinds of the nodes' GPUs by Ray's names, each once, in alphabetical order."""
+    found = {
+        name.removeprefix(KIND)
+        for node in nodes
+        if node.get("GPU")
+        for name in node
+        if name.startswith(KIND)
+    }
+    return sorted(found)
+
+
+def placed_here(placement: Placed) -> Placed:
+    """Return the placement as machines like this one settle it, without a line in the log.
+
+    For estimates and tables; a GPU that is asked for is taken to be there.
+    """
+    if getattr(placement, "use_gpu", None) != "auto":
+        return placement
+    uses = getattr(placement, "gpu", None) is not None or gpus_here().number > 0
+    return placement.model_copy(update={"use_gpu": uses})
+
+
+def allocator_environment() -> dict[str, str]:
+    """Return the variables of torch's allocator on GPUs, unless the user has set them.
+
+    Each forward pass has another shape: segments that grow leave no gaps between them.
+    """
+    if {os.environ.get(name) for name in _ALLOCATOR} - {None, _GROWING}:
+        return {}
+    return {"PYTORCH_ALLOC_CONF": _GROWING}
+
+
+def set_allocator() -> None:
+    """Set torch's allocator for this process; without effect once it uses a GPU."""
+    os.environ.update(allocator_environment())
+
+
+def check_deterministic_start() -> None:
+    """Set what cuBLAS reads when it starts on a GPU.
+
+    Raises:
+        PlacementError: the process uses a GPU already, without it.
+    """
+    import torch
+
+    if CUBLAS in os.environ:
+        return
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise PlacementError(
+            f"placement.deterministic needs {CUBLAS}={CUBLAS_DETERMINISTIC} before a process uses "
+            "its GPU, and this one uses it already; start a new process, or set that variable first"
+        )
+    os.environ[CUBLAS] = CUBLAS_DETERMINISTIC
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Let torch take only operations with one order of additions inside the block.
+
+    Args:
+        wanted: `placement.deterministic`; False changes nothing.
+
+    Raises:
+        PlacementError: an operation has no such form on this device.
+    """
+    if not wanted:
+        yield
+        return
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(part in str(error) for part in _NOT_DETERMINISTIC):
+            raise
+        raise PlacementError(
+            "placement.deterministic is true, and torch has no deterministic form of an operation "
+            f"of this training here: {str(error).strip().partition('. ')[0]}. Set placement."
+            "deterministic=false, or train on CPUs (placement.use_gpu=false)"
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)
