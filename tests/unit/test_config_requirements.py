@@ -153,7 +153,7 @@ class Optimizer:
     def __init__(self, model):
         self._state = trainable_state(model)
 
-    def optimizer_state(self):
+    def written_states(self):
         for name, weight in self._state.items():
             moments = {key: torch.zeros(weight.shape) for key in ("exp_avg", "exp_avg_sq")}
             yield name, {**moments, "weight": weight.float(), "step": torch.zeros(())}

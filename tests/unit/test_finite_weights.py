@@ -60,7 +60,7 @@ class Engine:
     def __init__(self, **state):
         self.state = state
 
-    def optimizer_state(self):
+    def written_states(self):
         yield "layer", self.state
 
 

@@ -23,7 +23,7 @@ class Engine:
         self.state = {"weight": torch.full((3,), value), "exp_avg": torch.full((3,), value / 2)}
         self.restored: dict[str, dict[str, torch.Tensor]] = {}
 
-    def optimizer_state(self):
+    def written_states(self):
         yield "layer", self.state
 
     def restore_optimizer_state(self, saved):

@@ -33,7 +33,7 @@ POSITIONS = expected_position("only", "run", "plan")
 
 
 class Engine:
-    def optimizer_state(self):
+    def written_states(self):
         yield "layer", {"weight": torch.zeros(100), "exp_avg": torch.ones(100)}
 
 

@@ -44,7 +44,7 @@ class Engine:
     def step(self, factor):
         return factor, next(self.norms)
 
-    def optimizer_state(self):
+    def written_states(self):
         return iter(())
 
 

@@ -34,7 +34,7 @@ class Engine:
     def step(self, factor):
         return factor, 0.0
 
-    def optimizer_state(self):
+    def written_states(self):
         return iter(())
 
 

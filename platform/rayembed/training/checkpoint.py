@@ -68,8 +68,10 @@ class Position:
 class StatefulEngine(Protocol):
     """Engine methods that a checkpoint needs."""
 
-    def optimizer_state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Full states by name, one at a time, in the same order on all workers."""
+    def written_states(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Full states by name that this worker writes, one at a time; a collective. Each state is
+        written by one worker.
+        """
         ...
 
     def restore_optimizer_state(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -85,16 +87,12 @@ def save_checkpoint(folder: Path, engine: StatefulEngine, position: Position) ->
         StorageFullError: the disk is full.
     """
     mine: dict[str, Tensor] = {}
-    sizes = [0] * world_size()
-    for name, state in engine.optimizer_state():
-        writer = sizes.index(min(sizes))  # the same on all workers
-        sizes[writer] += state["weight"].numel()
-        if writer == rank():
-            states = ((f"{name} ({key})", value) for key, value in state.items())
-            check_finite(states, f"the checkpoint of step {position.step}")
-            # Copies: they may be views of one buffer, which safetensors refuses.
-            for key, value in state.items():
-                mine[f"{name}{_SEPARATOR}{key}"] = value.to("cpu", copy=True)
+    for name, state in engine.written_states():
+        states = ((f"{name} ({key})", value) for key, value in state.items())
+        check_finite(states, f"the checkpoint of step {position.step}")
+        # Copies: they may be views of one buffer, which safetensors refuses.
+        for key, value in state.items():
+            mine[f"{name}{_SEPARATOR}{key}"] = value.to("cpu", copy=True)
     stamp = _stamp(position)
     with room_for(folder, "or set TMPDIR to a folder on another disk"):
         for name, tensors in ((_state_file(rank()), mine), (_random_file(rank()), capture())):

@@ -20,6 +20,7 @@ from rayembed.training.expert_parallel import SpreadExperts, group_name
 from rayembed.training.hidden_states import StateErrors
 from rayembed.training.kept_zeros import KeptZeros
 from rayembed.training.optimizer import parameter_groups, set_learning_rates, trained_parameters
+from rayembed.training.partitioned_states import states_by_owner
 from rayembed.training.step import EngineModule
 
 _WHOLE = 10_000
@@ -281,6 +282,25 @@ class DeepSpeedEngine:
         for name, p, state in self._own_states():
             whole = {key: self._whole(p, value) for key, value in state.items() if key != "step"}
             yield name, {**whole, "step": state["step"]}
+
+    def written_states(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """States of `optimizer_state` that this worker writes to a checkpoint; a collective.
+
+        In stages 1 and 2 the worker whose partition has a parameter writes it, and nothing is
+        sent; only what lies in several partitions is reduced, to the one that has most of it.
+        """
+        if self._zero_stage in (1, 2) and self._experts is None:
+            self._link_states()
+            step = self._updates()
+            for name, state in states_by_owner(self._trained(), self._states):
+                yield name, {**state, "step": step}
+            return
+        sizes = [0] * world_size()
+        for name, state in self.optimizer_state():
+            writer = sizes.index(min(sizes))  # the same on all workers
+            sizes[writer] += state["weight"].numel()
+            if writer == rank():
+                yield name, state
 
     def _own_states(self) -> Iterator[tuple[str, nn.Parameter, dict[str, Tensor]]]:
         """Local part of `optimizer_state` on this worker."""

@@ -1,0 +1,80 @@
+"""Optimiser states of ZeRO 1 and 2, each brought together where most of it lies.
+
+DeepSpeed's own getters all-reduce every state of every parameter in fp32, zeros for the most part.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rayembed.distributed.collectives import rank, world_size
+
+
+def states_by_owner(
+    trained: Sequence[tuple[str, nn.Parameter]], names: Mapping[nn.Parameter, Sequence[str]]
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield full fp32 states that this worker writes, by parameter; a collective.
+
+    The worker whose partition holds most of a parameter writes it, of equals the first one. A
+    parameter that lies in one partition is not sent at all.
+
+    Args:
+        trained: parameters with DeepSpeed's notes of their fragments, whose states are linked.
+        names: parameter → names of its states; `weight` is added.
+    """
+    parts = _parts([parameter for _, parameter in trained])
+    for (name, parameter), counts in zip(trained, parts, strict=True):
+        writer = counts.index(max(counts))
+        is_shared = sum(count > 0 for count in counts) > 1
+        if not is_shared and writer != rank():
+            continue
+        state: dict[str, Tensor] = {}
+        for key in ("weight", *names[parameter]):
+            own = _own_fragment(parameter, None if key == "weight" else key)
+            if is_shared:
+                own = _in_place(parameter, own)
+                dist.reduce(own, writer)
+            assert own is not None  # of a partition that has all of the parameter
+            state[key] = own
+        if writer == rank():
+            yield name, {key: value.view(parameter.shape) for key, value in state.items()}
+
+
+def _parts(parameters: Sequence[nn.Parameter]) -> list[list[int]]:
+    """Number of elements of each parameter in each worker's partition."""
+    device = parameters[0].device if parameters else "cpu"
+    mine = torch.tensor([_held(p) for p in parameters], dtype=torch.int64, device=device)
+    everyone = [torch.empty_like(mine) for _ in range(world_size())]
+    if world_size() > 1:
+        dist.all_gather(everyone, mine)
+    else:
+        everyone = [mine]
+    found: list[list[int]] = torch.stack(everyone, dim=1).tolist()
+    return found
+
+
+def _held(parameter: nn.Parameter) -> int:
+    note = parameter._hp_mapping  # type: ignore[attr-defined] # set by DeepSpeed
+    return 0 if note is None else int(note.lp_fragment_address.numel)
+
+
+def _own_fragment(parameter: nn.Parameter, key: str | None) -> Tensor | None:
+    """Part of a state in this worker's partition, flat; None: it has none. Without a key of the
+    weight.
+    """
+    note = parameter._hp_mapping  # type: ignore[attr-defined] # set by DeepSpeed
+    if note is None:
+        return None
+    fragment: Tensor = note.get_hp_fragment(key)
+    return fragment.detach()
+
+
+def _in_place(parameter: nn.Parameter, own: Tensor | None) -> Tensor:
+    """The part at its place in a flat state, zeros elsewhere."""
+    whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+    if own is not None:
+        start = parameter._hp_mapping.lp_fragment_address.start  # type: ignore[attr-defined]
+        whole[start : start + own.numel()] = own
+    return whole
