@@ -6,7 +6,7 @@ stands in the job's records.
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -110,7 +110,7 @@ def gpus_here() -> SeenGpus:
     return SeenGpus(number, f"this machine has {number} GPU{'s' * (number > 1)} ({names})")
 
 
-def nodes_gpus(nodes: list[Mapping[str, float]]) -> SeenGpus:
+def nodes_gpus(nodes: Sequence[Mapping[str, float]]) -> SeenGpus:
     """Return the GPUs of a cluster's live nodes, whose resources are given by Ray's names."""
     number = int(sum(node.get("GPU", 0.0) for node in nodes))
     of = f"the cluster's {len(nodes)} live nodes" if len(nodes) != 1 else "the cluster's live node"
@@ -126,7 +126,7 @@ KIND = "accelerator_type:"
 """Beginning of the resource by which Ray names the kind of a node's GPUs."""
 
 
-def gpu_kinds(nodes: list[Mapping[str, float]]) -> list[str]:
+def gpu_kinds(nodes: Sequence[Mapping[str, float]]) -> list[str]:
     """Return the kinds of the nodes' GPUs by Ray's names, each once, in alphabetical order."""
     found = {
         name.removeprefix(KIND)

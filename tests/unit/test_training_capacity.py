@@ -1,5 +1,7 @@
 """How many workers nodes can hold, what a refusal says, and waiting for nodes."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from rayembed.training.capacity import (
     await_capacity,
     check_capacity,
     check_validation_capacity,
+    kind_resource,
     most_workers,
     validation_resources,
     workers_that_fit,
@@ -38,6 +41,60 @@ def placement(workers=1, cpus=1.0, **settings):
 )
 def test_workers_that_fit(cpus, use_gpu, nodes, fit):
     assert workers_that_fit(placement(cpus=cpus, use_gpu=use_gpu), nodes) == fit
+
+
+H100, L4 = ({"CPU": 8.0, "GPU": 4.0, f"accelerator_type:{kind}": 1.0} for kind in ("H100", "L4"))
+PLAIN = {"CPU": 8.0, "GPU": 4.0}  # a node that names no kind
+LOCAL = {"CPU": 8.0, "accelerator_type:L4": 1.0}  # whose GPUs Ray was told not to use
+
+
+@pytest.mark.parametrize(
+    ("gpu", "nodes", "fit", "constraint"),
+    [
+        (None, [H100, L4], 8, {}),
+        ("H100", [H100, L4], 4, {"accelerator_type:H100": 0.001}),
+        ("L4", [H100, L4, L4], 8, {"accelerator_type:L4": 0.001}),
+        ("H100", [H100, H100], 8, {}),  # an autoscaler knows no kinds
+        ("H100", [H100, PLAIN], 8, {}),
+        ("H100", [H100, LOCAL], 4, {}),
+        (
+            "A100 40 GB",
+            [{**PLAIN, "accelerator_type:A100": 1.0}, L4],
+            4,
+            {"accelerator_type:A100": 0.001},
+        ),
+        ("T4", [H100, L4], 0, {}),
+    ],
+)
+def test_workers_have_gpus_of_the_named_kind_alone(gpu, nodes, fit, constraint):
+    asked = placement(use_gpu=True, gpu=gpu)
+    assert workers_that_fit(asked, nodes) == fit
+    assert kind_resource(asked, nodes) == constraint
+
+
+def test_gpus_of_several_kinds_are_warned_of_where_nothing_names_one(caplog):
+    check_capacity(placement(8, use_gpu=True), [H100, L4])
+    assert "GPUs of several kinds (H100, L4)" in caplog.text
+    caplog.clear()
+    for asked in (placement(4, use_gpu=True, gpu="L4"), placement(1, use_gpu=True), placement(8)):
+        check_capacity(asked, [H100, L4])
+    assert not caplog.records
+
+
+def test_ray_train_gets_the_kind_of_gpu(monkeypatch, tmp_path):
+    given = {}
+    monkeypatch.setattr(on_ray, "_nodes", lambda: [H100, L4])
+    for name in ("_wait_for_workers", "_fetch"):
+        monkeypatch.setattr(on_ray, name, lambda _: None)
+    monkeypatch.setattr(on_ray, "_here", lambda: "here")
+    monkeypatch.setattr(on_ray, "failure_callbacks", lambda _: [])
+    actor = SimpleNamespace(remote=lambda *_: None)
+    monkeypatch.setattr(on_ray.ray, "remote", lambda **_: lambda _: actor)
+    monkeypatch.setattr(on_ray, "StoppableTrainer", lambda *_, **named: given.update(named))
+    job = SimpleNamespace(placement=placement(4, use_gpu=True, gpu="H100"))
+    on_ray._trainer(job, str(tmp_path), tmp_path / "log", 0, None)
+    resources = given["scaling_config"].resources_per_worker
+    assert resources == {"CPU": 1.0, "GPU": 1.0, "accelerator_type:H100": 0.001}
 
 
 @given(st.lists(st.integers(0, 8), max_size=4), st.lists(st.integers(1, 4), min_size=1, max_size=1))
@@ -77,6 +134,11 @@ def test_as_many_as_can_be_put_one_by_one(cpus, each):
             r"2 CPU and 1 GPU each: only 2 fit.* 1 × \(16 CPU and 2 GPU\), 1 × \(4 CPU and 0 GPU\)",
         ),
         (placement(1, 1), [], "has no nodes.*wait_for_nodes_seconds"),
+        (
+            placement(1, use_gpu=True, gpu="T4"),
+            [{"CPU": 8.0, "GPU": 4.0, "accelerator_type:H100": 1.0}],
+            "no node has GPUs of the kind T4, they have H100.*correct or remove placement.gpu",
+        ),
     ],
 )
 def test_a_refusal_says_what_is_there_and_what_to_do(asked, nodes, message):

@@ -8,9 +8,11 @@ import pytest
 import ray
 import ray.train
 import ray.train.collective
+import torch
 
 from rayembed.config.placement import Placement
 from rayembed.errors import StorageError, StorageFullError
+from rayembed.training.nccl import TransportLog
 from rayembed.training.train_function.on_ray import train_function, worker_environment
 
 
@@ -37,6 +39,30 @@ def test_the_watchdog_of_nccl_is_on_unless_somebody_set_it(monkeypatch):
     assert name not in worker_environment(Placement())
     monkeypatch.setenv(name, "1")
     assert name not in worker_environment(Placement(use_gpu=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "value"),
+    [
+        ({"compile_layers": True}, "TORCHINDUCTOR_COMPILE_THREADS", "4"),
+        ({"use_gpu": True, "deterministic": True}, "CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
+    ],
+)
+def test_what_a_worker_reads_when_it_starts_is_set_unless_somebody_set_it(
+    settings, name, value, monkeypatch
+):
+    monkeypatch.delenv(name, raising=False)
+    assert worker_environment(Placement(**settings))[name] == value
+    assert name not in worker_environment(Placement(use_gpu=settings.get("use_gpu", False)))
+    monkeypatch.setenv(name, "1")
+    assert name not in worker_environment(Placement(**settings))
+
+
+@pytest.mark.parametrize("use_gpu", [True, False])
+def test_deepspeed_takes_the_workers_device_whatever_a_node_says(use_gpu, monkeypatch):
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu" if use_gpu else "cuda")
+    found = worker_environment(Placement(use_gpu=use_gpu))["DS_ACCELERATOR"]
+    assert found == ("cuda" if use_gpu else "cpu")
 
 
 @pytest.mark.parametrize(("folder", "is_one"), [("rayembed", True), ("my files", False)])
@@ -84,3 +110,45 @@ def test_a_checkpoint_that_cannot_be_stored_says_why(monkeypatch, tmp_path, erro
         train_function({"job": job, "sink": sink, "offset": 0, "memory": ""})
     assert type(caught.value) is kind
     assert str(caught.value).startswith(f"the checkpoint of step 7 {told}")
+
+
+def train(monkeypatch, placement, fit=lambda **_: None, callbacks=()):
+    """A worker's training in this process, whose callbacks are put into a list."""
+    monkeypatch.setattr(ray.train, "get_checkpoint", lambda: None)
+    monkeypatch.setattr(ray.train.collective, "barrier", lambda: None)
+
+    def trainer(given, _):
+        callbacks.extend(given)
+        return SimpleNamespace(fit=fit)
+
+    job = SimpleNamespace(placement=placement, fetch=lambda: None, trainer=trainer)
+    sink = SimpleNamespace(where=SimpleNamespace(remote=lambda where: None))
+    train_function({"job": job, "sink": sink, "offset": 0, "memory": ""})
+
+
+def test_a_worker_takes_deterministic_operations(monkeypatch):
+    seen = []
+    for wanted in (True, False):
+        placement = Placement(use_gpu=False, deterministic=wanted)
+        look = lambda **_: seen.append(torch.are_deterministic_algorithms_enabled())  # noqa: E731
+        train(monkeypatch, placement, look, [])
+    assert seen == [True, False]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(
+    ("use_gpu", "workers", "here", "watched"),
+    [(True, 16, 8, True), (True, 2, 1, True), (True, 8, 8, False), (False, 16, 8, False)],
+)
+def test_nccls_network_is_watched_on_several_nodes(
+    use_gpu, workers, here, watched, monkeypatch, tmp_path
+):
+    for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    sizes = {"get_world_size": lambda: workers, "get_local_world_size": lambda: here}
+    monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(**sizes))
+    callbacks = []
+    train(monkeypatch, Placement(use_gpu=use_gpu), callbacks=callbacks)
+    assert any(isinstance(one, TransportLog) for one in callbacks) is watched
+    assert ("NCCL_DEBUG_FILE" in os.environ) is watched

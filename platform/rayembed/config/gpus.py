@@ -32,5 +32,10 @@ def known_gpu(name: str) -> str:
     raise ValueError(f"no GPU {name!r} is known here; known are {', '.join(GPUS)}")
 
 
+def ray_kind(name: str) -> str:
+    """Return Ray's name for a kind of `GPUS`, which does not tell sizes of memory apart."""
+    return name.partition(" ")[0]
+
+
 def _letters(name: str) -> str:
     return re.sub(r"[\s_-]", "", name).lower()

@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.gpus import ray_kind
 from rayembed.config.placement import Placement
+from rayembed.device import KIND, gpu_kinds
 from rayembed.errors import PlacementError
 from rayembed.progress import doing
 
@@ -29,9 +31,33 @@ def worker_resources(placement: Placement | EvaluationPlacement) -> dict[str, fl
 
 
 def workers_that_fit(placement: Placement, nodes: Sequence[Node]) -> int:
-    """Number of workers that empty nodes can hold; a worker runs on one node."""
+    """Number of workers that empty nodes can hold; a worker runs on one node, with GPUs of the kind
+    that `placement.gpu` names.
+    """
     wanted = worker_resources(placement)
-    return sum(min(_times(node, kind, wanted[kind]) for kind in wanted) for node in nodes)
+    return sum(
+        min(_times(node, kind, wanted[kind]) for kind in wanted)
+        for node in with_named_gpu(placement, nodes)
+    )
+
+
+def with_named_gpu(placement: Placement, nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes on which workers may run; a node that names no kind of its GPUs is one."""
+    if placement.gpu is None:
+        return list(nodes)
+    kind = ray_kind(placement.gpu)
+    return [node for node in nodes if gpu_kinds([node]) in ([], [kind])]
+
+
+def kind_resource(placement: Placement, nodes: Sequence[Node]) -> dict[str, float]:
+    """Return what keeps a worker on GPUs of the named kind; empty where the nodes have no others.
+
+    An autoscaler knows no kinds: on equal nodes it must be able to replace one that is lost.
+    """
+    kinds = gpu_kinds(nodes)
+    if placement.gpu is None or ray_kind(placement.gpu) not in kinds or len(kinds) == 1:
+        return {}
+    return {f"{KIND}{ray_kind(placement.gpu)}": 0.001}  # as Ray's own `accelerator_type` option
 
 
 def most_workers(numbers: Sequence[int], room: int) -> int:
@@ -81,7 +107,14 @@ def check_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
         PlacementError: too few or too small nodes; says what was asked, what is there, what to do.
     """
     needed, fit = placement.fewest_workers, workers_that_fit(placement, nodes)
+    kinds = gpu_kinds(nodes)
     if fit >= needed:
+        if placement.on_gpu and placement.gpu is None and placement.workers > 1 and len(kinds) > 1:
+            logger.warning(
+                "the nodes have GPUs of several kinds (%s): all workers wait for the slowest; "
+                "placement.gpu names the kind that they shall have",
+                ", ".join(kinds),
+            )
         if fit < placement.workers:
             logger.info(
                 "the cluster has room for %d of %d workers now: training begins with as many of "
@@ -96,6 +129,9 @@ def check_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
     if placement.on_gpu and not total["GPU"]:
         problem = "no node has a GPU"
         advice = "set placement.use_gpu=false, or add nodes with GPUs"
+    elif placement.gpu is not None and kinds and ray_kind(placement.gpu) not in kinds:
+        problem = f"no node has GPUs of the kind {placement.gpu}, they have {', '.join(kinds)}"
+        advice = "correct or remove placement.gpu, or add nodes with such GPUs"
     elif fit == 0:
         problem = "no node is large enough for one worker"
         advice = "lower placement.cpus_per_worker, or add larger nodes"

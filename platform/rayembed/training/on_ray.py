@@ -30,6 +30,7 @@ from rayembed.training.capacity import (
     Node,
     await_capacity,
     check_validation_capacity,
+    kind_resource,
     worker_resources,
     workers_that_fit,
 )
@@ -246,7 +247,7 @@ def _trainer(
         scaling_config=ray.train.ScalingConfig(
             num_workers=workers if placement.is_elastic else placement.workers,
             use_gpu=placement.on_gpu,
-            resources_per_worker=worker_resources(placement),
+            resources_per_worker=worker_resources(placement) | kind_resource(placement, _nodes()),
             elastic_resize_monitor_interval_s=placement.resize_interval_seconds,
         ),
         run_config=ray.train.RunConfig(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rayembed.config.placement import Placement
 from rayembed.config.sweep import Sweep
 from rayembed.errors import PlacementError
-from rayembed.training.capacity import Node, validation_resources, worker_resources
+from rayembed.training.capacity import Node, validation_resources, with_named_gpu, worker_resources
 
 
 def trials_at_once(placement: Placement, free: Sequence[Node], *, validates: bool) -> int:
@@ -23,6 +23,7 @@ def trials_at_once(placement: Placement, free: Sequence[Node], *, validates: boo
     """
     workers = [worker_resources(placement)] * placement.workers
     beside = [validation_resources(placement)] * placement.validations_at_once if validates else []
+    free = with_named_gpu(placement, free)
     found = _that_fit([*workers, *beside], free)
     if found:
         return found
