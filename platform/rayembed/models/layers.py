@@ -13,8 +13,8 @@ def compile_layers(parts: Iterable[nn.Module], backend: str = "inductor") -> Non
     """Compile the layers of these models in place; names and weights stay as they are.
 
     Element-wise work between products is fused: norms, activations, rotary positions and LoRA's
-    additions are 40 % of a 7B model's pass (16,384 tokens on an H100, by a roofline). Attention
-    stays as it is, between two graphs of each layer.
+    additions are 40 % of a 7B model's pass (16,384 tokens on an H100, by a roofline). Attention of
+    packed texts stays a kernel of its own within each layer's graph.
 
     Layers of one kind share their graphs, in which the number of tokens is open: one for passes
     with and one for passes without gradient, in training and in use. Dropout draws the numbers that
