@@ -443,7 +443,7 @@ def test_a_step_goes_on_in_the_number_type_that_it_was_begun_in(tmp_path) -> Non
 def test_a_cross_encoder_from_a_folder(tmp_path) -> None:
     folder = str(save_cross_encoder(tmp_path / "reranker"))
     rows = by_hand.made_up_rows(12, 4)
-    reranker = {"model": folder, "max_length": 24}
+    reranker = {"model": folder, "max_length": 24, "dtype": "float32"}
     config = configured(rescoring=reranker, rule={"kind": "top_k"}, candidates=12)
     found, _ = mine(tmp_path, rows, config)
     model = SentenceCrossEncoder(folder, max_length=24, device="cpu")

@@ -63,6 +63,9 @@ class CrossEncoder(Settings):
     """Asset reference of a cross-encoder in sentence-transformers format."""
     max_length: PositiveInt = 512
     """Tokens of query and document together."""
+    dtype: DtypeSetting = "auto"
+    """Number type of matrix products. In bfloat16, embeddings, norms and the residual stream keep
+    the type of the saved weights, and the layers that give the score compute in float32."""
 
 
 class MiningConfig(Teacher):

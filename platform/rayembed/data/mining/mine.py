@@ -105,7 +105,9 @@ def _mine(
     assert config is not None
     teachers = [writer.settled(context, teacher) for teacher in _teachers(config)]
     if config.rescoring is not None and cross_encoder is not None:
-        note_cross_encoder(context, config.rescoring.model, cross_encoder)
+        rescoring = writer.settled(context, config.rescoring)
+        config = config.model_copy(update={"rescoring": rescoring})
+        note_cross_encoder(context, rescoring.model, cross_encoder)
     # Before texts are embedded, as evaluation texts may fail to load.
     excluded, not_mined = _texts_of_benchmarks(context, dataset, documents, writer)
     vectors = [_embedded(context, dataset, records, documents, teacher) for teacher in teachers]
@@ -148,6 +150,12 @@ def _mine(
             {"teacher": teacher.teacher, "weights": one, "dtype": teacher.dtype}
             for teacher, one in zip(teachers, weights, strict=True)
         ],
+        cross_encoder=config.rescoring
+        and {
+            "model": config.rescoring.model,
+            "weights": cross_encoder,
+            "dtype": config.rescoring.dtype,
+        },
         **add_up_mining(results, working),
         **not_mined,
         **found,

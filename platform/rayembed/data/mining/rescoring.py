@@ -4,23 +4,27 @@ The model stays loaded in the process that uses it. N rows, C places of a list.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from contextlib import ExitStack, closing
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.sentence_modules import no_pickled_objects
+from rayembed.config.backbone import Dtype
 from rayembed.config.mining import CrossEncoder
 from rayembed.data.mining.candidates import Candidates, without_near_duplicates
 from rayembed.data.mining.selection import copies_among
-from rayembed.data.vectors.teacher import take_free_threads
+from rayembed.data.vectors.teacher import narrow_linear_layers, take_free_threads
 from rayembed.errors import AssetError, DataError
-from rayembed.hardware import wide_enough
+from rayembed.hardware import auto_precision
 from rayembed.models.backbones import num_positions
-from rayembed.models.fitting import TextsAtOnce
+from rayembed.models.passes import ahead, passes
 from rayembed.shares import piece, pieces, tell
 
 Scorer = Callable[[Sequence[tuple[str, str]]], np.ndarray]
@@ -32,10 +36,12 @@ _QUERIES_AT_A_TIME = 512
 _OF_CANDIDATES = 0.9
 """Share of the work that candidates are; the positives are the rest. For the progress alone."""
 
-_PAIRS_PER_BATCH_GPU = 256
-_PAIRS_PER_BATCH_CPU = 16
-_BATCHES = 32
-"""Batches of a call: one is tokenised while a GPU computes the one before."""
+_TOKENS_PER_BATCH_GPU = 65_536
+_TOKENS_PER_BATCH_CPU = 4096
+"""Tokens of a micro-batch, as of a teacher."""
+
+_PAIRS_TOKENISED = 2048
+"""Pairs, about equally long, that are tokenised together while those before them are scored."""
 
 
 def load_cross_encoder(config: CrossEncoder, weights: str, device: str = "cpu") -> Scorer:
@@ -50,7 +56,8 @@ def load_cross_encoder(config: CrossEncoder, weights: str, device: str = "cpu") 
     Raises:
         AssetError: the model is no cross-encoder, or gives more than one number for a pair.
     """
-    return _load(config.model, weights, config.max_length, device)
+    dtype: Dtype = auto_precision(device).dtype if config.dtype == "auto" else config.dtype
+    return _load(config.model, weights, config.max_length, device, dtype)
 
 
 def check_cross_encoder(folder: Path, reference: str) -> None:
@@ -168,44 +175,38 @@ def _open_documents(lists: Sequence[Candidates], row: int) -> set[int]:
 
 
 @lru_cache(maxsize=1)
-def _load(reference: str, weights: str, max_length: int, device: str) -> Scorer:
-    from sentence_transformers import CrossEncoder as Model
+def _load(reference: str, weights: str, max_length: int, device: str, dtype: Dtype) -> Scorer:
+    """Load the cross-encoder; linear layers work in `dtype`, but for those that give the score."""
+    model = _model(reference, max_length, device, dtype)
+    budget = _TOKENS_PER_BATCH_CPU if device == "cpu" else _TOKENS_PER_BATCH_GPU
+    pad, further = partial(_padded, model.tokenizer), dict[str, Any]()
 
-    if device == "cpu":
-        take_free_threads("a reranker")  # as a teacher
-    folder = resolve_model(reference)
-    check_cross_encoder(folder, reference)
-    model = Model(str(folder), device=device, local_files_only=True)
-    saved = next(model.parameters()).dtype
-    if saved == torch.bfloat16 and wide_enough("bfloat16", device) == "float32":
-        model.float()  # never to bfloat16 again, which would round the angles of positions
-    # Tokens beyond the positions that the model has learnt would fail in the middle of the job.
-    limits = (max_length, model.tokenizer.model_max_length, num_positions(model))
-    model.max_seq_length = min(limit for limit in limits if limit is not None)
-    batch = _PAIRS_PER_BATCH_CPU if device == "cpu" else _PAIRS_PER_BATCH_GPU
-    at_once = TextsAtOnce(batch)
+    def scored(batch: dict[str, Tensor]) -> Tensor:
+        return torch.sigmoid(model({**further, **batch})["scores"].float()).reshape(-1)
 
     def score(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        if not pairs:
-            return np.empty(0, dtype=np.float32)
         scores = np.empty(len(pairs), dtype=np.float32)
-        characters = np.array([len(query) + len(text) for query, text in pairs])
-        order = np.argsort(-characters, kind="stable")
+        order = np.argsort([-len(query) - len(text) for query, text in pairs], kind="stable")
+        parts = [order[n : n + _PAIRS_TOKENISED] for n in range(0, len(order), _PAIRS_TOKENISED)]
         done = 0
 
-        def predicted(number: int) -> int:
-            chosen = order[done : done + number * _BATCHES]
-            scores[chosen] = model.predict(
-                [pairs[place] for place in chosen],
-                batch_size=number,
-                show_progress_bar=False,
-                activation_fn=torch.nn.Sigmoid(),
-            )
-            return len(chosen)
+        def ready(part: np.ndarray) -> tuple[np.ndarray, list[dict[str, Tensor]]]:
+            rows, rest = _tokenized(model, [pairs[place] for place in part])
+            further.update(rest)
+            return part, rows
 
-        while done < len(pairs):
-            done += at_once(predicted, int(characters[order[done]]))
-            tell(done / len(pairs))
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode())
+            if dtype == "bfloat16":  # casts what goes into linear layers and attention
+                kind = torch.device(device).type
+                stack.enter_context(torch.autocast(kind, torch.bfloat16))
+            for part, rows in stack.enter_context(closing(ahead(ready, parts, 1))):
+                lengths = [len(row["attention_mask"]) for row in rows]
+                found = passes(model, rows, lengths, budget, scored, collate=(pad,))
+                for chosen, made in found:
+                    scores[part[chosen]] = made.numpy()
+                    done += len(chosen)
+                    tell(done / len(pairs))
         bad = np.flatnonzero(~np.isfinite(scores))
         if len(bad):
             query, text = pairs[bad[0]]
@@ -217,3 +218,63 @@ def _load(reference: str, weights: str, max_length: int, device: str) -> Scorer:
         return scores
 
     return score
+
+
+def _model(reference: str, max_length: int, device: str, dtype: Dtype) -> Any:
+    """The cross-encoder of sentence-transformers, as `passes` takes a model."""
+    from sentence_transformers import CrossEncoder as Model
+
+    if device == "cpu":
+        take_free_threads("a reranker")  # as a teacher
+    folder = resolve_model(reference)
+    check_cross_encoder(folder, reference)
+    model: Any = Model(str(folder), device=device, local_files_only=True).eval()
+    halved = dtype == "bfloat16"
+    if halved:
+        body = getattr(model.model, model.model.base_model_prefix)
+        # Never the whole model: that would round the angles of positions.
+        narrow_linear_layers(body)
+        inside = set(body.modules())
+        named = [
+            name for name, m in model.named_modules() if type(m) is nn.Linear and m not in inside
+        ]
+        model.set_keep_in_fp32_modules([*(model.keep_in_fp32_modules or ()), *named])
+    else:
+        model.float()
+    # Tokens beyond the positions that the model has learnt would fail in the middle of the job.
+    limits = (max_length, model.tokenizer.model_max_length, num_positions(model))
+    model.max_seq_length = min(limit for limit in limits if limit is not None)
+    model.unpadded = "never"  # for `passes`
+    return model
+
+
+def _tokenized(
+    model: Any, pairs: Sequence[tuple[str, str]]
+) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
+    """Arrays of each pair without padding, and what the model takes beside them."""
+    made = model.preprocess(list(pairs), prompt=model.prompts.get(model.default_prompt_name))
+    mask = made["attention_mask"].bool()
+    arrays = {
+        name: value
+        for name, value in made.items()
+        if isinstance(value, Tensor) and value.shape == mask.shape
+    }
+    rows = [{name: value[n][mask[n]] for name, value in arrays.items()} for n in range(len(mask))]
+    return rows, {name: value for name, value in made.items() if name not in arrays}
+
+
+def _padded(tokenizer: Any, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Micro-batch of the pairs, padded to the longest on the tokenizer's side."""
+    fill = {
+        "input_ids": tokenizer.pad_token_id or 0,
+        "token_type_ids": tokenizer.pad_token_type_id,
+    }
+    return {
+        name: nn.utils.rnn.pad_sequence(
+            [row[name] for row in rows],
+            batch_first=True,
+            padding_value=fill.get(name, 0),
+            padding_side=tokenizer.padding_side,
+        )
+        for name in rows[0]
+    }

@@ -68,12 +68,12 @@ class CrossEncoderJudge(CrossEncoder, Judge):
         return {**settings, "model": fingerprint(self.model)}
 
     def ready(self, work: JudgeWork) -> ScoreNegatives:
-        """Only the software is written down: each process loads the model."""
+        """Settle the number type and write down the software: each process loads the model."""
         from rayembed.data.vectors.software import note_cross_encoder
 
         weights = work.context.teacher_loader.fingerprint(self.model)
         note_cross_encoder(work.context, self.model, weights)
-        return ScoreNegatives(self, weights)
+        return ScoreNegatives(work.writer.settled(work.context, self), weights)
 
 
 @dataclass(frozen=True)

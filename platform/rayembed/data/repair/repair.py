@@ -70,7 +70,7 @@ def _repair(
 ) -> DatasetArtifact:
     config = dataset.repair
     assert config is not None
-    decide = config.judge.ready(JudgeWork(context, dataset.name, tuple(parent.parts)))
+    decide = config.judge.ready(JudgeWork(context, writer, dataset.name, tuple(parent.parts)))
     working = writer.working_folder
     task = RepairPart(writer.parts_folder, working, config.action, decide)
     items = [PartItem(part) for part in parent.parts]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.artifacts import ArtifactWriter, PipelineContext
 from rayembed.data.parts import Part
 from rayembed.data.records import Record
 
@@ -13,6 +13,8 @@ class JudgeWork:
     """What a judge has to judge, and with whom."""
 
     context: PipelineContext
+    writer: ArtifactWriter
+    """Writes the folder that the judge's verdicts decide."""
     dataset: str
     parts: tuple[Part, ...]
 

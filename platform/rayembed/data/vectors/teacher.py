@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.backbone import Dtype
+from rayembed.config.backbone import Dtype, DtypeSetting
 from rayembed.config.document import fingerprint
 from rayembed.config.instructions import instruction_in
 from rayembed.config.mining import Teacher
@@ -35,7 +35,18 @@ log = logging.getLogger(__name__)
 Encoder = Callable[[Sequence[str], Role], np.ndarray]
 """Encodes N texts in a role: (N, D) float32 unit vectors."""
 
-TeacherSettings = TypeVar("TeacherSettings", bound=Teacher)
+
+class _Typed(Protocol):
+    """Settings of a model with a number type."""
+
+    @property
+    def dtype(self) -> DtypeSetting: ...
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self: ...
+
+
+TeacherSettings = TypeVar("TeacherSettings", bound=_Typed)
+"""Of a teacher, or of a cross-encoder."""
 
 _TOKENS_PER_BATCH_GPU = 65_536
 _TOKENS_PER_BATCH_CPU = 4096
@@ -159,7 +170,7 @@ def _load(
     halved = dtype == "bfloat16"
     model = load_as_saved(folder) if halved else load_model(folder, dtype=dtype)
     if halved:
-        _narrow_linear_layers(model)
+        narrow_linear_layers(model)
     lengths = model.tokenizer.max_lengths
     model.tokenizer.max_lengths = {role: min(lengths[role], max_length) for role in lengths}
     model.to(device)
@@ -198,7 +209,7 @@ def _load(
     return encode_texts
 
 
-def _narrow_linear_layers(model: torch.nn.Module) -> None:
+def narrow_linear_layers(model: torch.nn.Module) -> None:
     """Cast linear layers to bfloat16, and what else is in float16 to float32, in place."""
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
