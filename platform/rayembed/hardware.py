@@ -9,6 +9,8 @@ import gc
 import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -134,6 +136,26 @@ def settled(asked: DtypeSetting, on: Precision | str | None = None) -> Dtype:
             f"{asked} was asked for, but {precision.why}; {precision.dtype} or auto is faster",
         )
     return asked
+
+
+@contextmanager
+def rounded_products(dtype: str, device: str) -> Iterator[None]:
+    """Compute float32 products in TF32 inside, where that is the number type and a GPU computes.
+
+    They are exact by default: scores and vectors are then those of any other device.
+
+    Args:
+        dtype: `tf32`, or another type, for which nothing changes.
+    """
+    if dtype != "tf32" or not device.startswith("cuda"):
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @lru_cache

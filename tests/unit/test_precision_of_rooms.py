@@ -5,6 +5,7 @@ import pickle
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import ray
 import torch
@@ -24,7 +25,9 @@ from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
 from rayembed.config.mining import CrossEncoder, Teacher
 from rayembed.config.override import override
+from rayembed.config.serving import Limits, ServedModel
 from rayembed.config.settings import parse
+from rayembed.config.small_vectors import StoredVectors as SmallVectors
 from rayembed.data import on_ray as data_on_ray
 from rayembed.data.here import execute_here
 from rayembed.data.mining.rescoring import load_cross_encoder
@@ -33,6 +36,8 @@ from rayembed.device import SeenGpus
 from rayembed.errors import ConfigError
 from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.make_spec import make_spec
+from rayembed.evaluation.pooled.embedding_store import Bucket, TextUnit
+from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.hardware import Precision
 from rayembed.models import transformer_model
 from rayembed.models.biencoder.config import BiEncoderConfig
@@ -49,6 +54,7 @@ from rayembed.pipeline.on_ray import OnRay
 from rayembed.pipeline.run_folders import RunFolders
 from rayembed.pipeline.run_scorer import RunScorer
 from rayembed.recipes.catalogue import get_recipe
+from rayembed.serving import on_ray as serving
 
 RTX, T4 = ("NVIDIA GeForce RTX 3090", (8, 6)), ("Tesla T4", (7, 5))
 EMULATED, WITH_UNITS = 1 / 30, 2.4
@@ -241,6 +247,66 @@ def test_a_named_type_that_is_emulated_is_warned_of(machine, caplog, plain, pref
     machine(EMULATED)
     assert make_spec(asked).settings == asked
     assert "bfloat16 was asked for, but this CPU emulates" in caplog.text
+
+
+class Answers:
+    """A spec whose model says how exact float32 products are when it is called."""
+
+    similarity, stored = "cosine", SmallVectors()
+
+    def __init__(self, dtype):
+        self.conditions = {"dtype": dtype}
+        self.seen = []
+
+    def load(self, device):
+        def embed(texts, encode_spec):
+            self.seen.append(torch.get_float32_matmul_precision())
+            return np.eye(len(texts), 4, dtype=np.float32)
+
+        return embed
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "products"),
+    [("tf32", "cuda", "high"), ("tf32", "cpu", "highest"), ("float32", "cuda", "highest")],
+)
+def test_products_are_rounded_by_name_on_a_gpu_and_while_texts_are_embedded_alone(
+    dtype, device, products
+):
+    spec = Answers(dtype)
+    worker = EncodingWorker(spec, None, device)
+    worker.embed(TextUnit(Bucket(EncodeSpec("document"), 0, 1), ("a", "b")))
+    assert spec.seen == [products]
+    assert torch.get_float32_matmul_precision() == "highest", "a search after it is exact"
+
+
+@pytest.mark.parametrize("prefix", ["", "st:"])
+def test_scores_with_rounded_products_have_a_revision_of_their_own(machine, tmp_path, prefix):
+    folder = save_encoder(tmp_path / "b") if prefix else save_cde(tmp_path / "cde")
+    specs = [
+        make_spec(ModelUnderTest(reference=f"{prefix}{folder}", dtype=dtype))
+        for dtype in ("tf32", "float32")
+    ]
+    rounded, exact = specs
+    assert rounded.conditions["dtype"] == "tf32"
+    assert rounded.fingerprint != exact.fingerprint
+    assert rounded.meta.revision != exact.meta.revision
+    texts = ["a b", "c"], EncodeSpec("document")
+    if prefix:
+        assert loaded_types(rounded) == {torch.float32}
+    else:
+        np.testing.assert_array_equal(*(spec.load("cpu")(*texts) for spec in specs))
+
+
+def test_a_server_on_a_gpu_rounds_products_by_name_alone(monkeypatch, plain):
+    seen = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", seen.append)
+    monkeypatch.setattr(serving, "load_model", lambda folder, *, dtype, device: seen.append(dtype))
+    monkeypatch.setattr(serving, "EmbeddingService", lambda *_, **__: None)
+    for use_gpu, dtype in ((True, "tf32"), (False, "tf32"), (True, "float32")):
+        model = {"model": str(plain), "name": "m", "use_gpu": use_gpu, "dtype": dtype}
+        serving.load(parse(ServedModel, model), Limits(), None)
+    assert seen == ["float32", "high", "float32", "float32"]
 
 
 class Workers:

@@ -14,6 +14,10 @@ DtypeSetting = Literal["auto", "bfloat16", "float32"]
 elsewhere; resolved once, when a run begins, and written into its `run.yaml` (see
 `rayembed.hardware`)."""
 
+Tf32 = Literal["tf32"]
+"""float32 whose products a GPU computes from ten bits of each mantissa (TF32, from compute
+capability 8.0 on); elsewhere float32."""
+
 
 class BackboneConfig(Settings):
     """The pretrained transformer that a model starts from."""

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from rayembed.config.backbone import Tf32
 from rayembed.config.settings import Settings
 from rayembed.config.small_vectors import StoredVectors
 from rayembed.config.types import ModelReference, Seed, SortedDict
@@ -67,10 +68,12 @@ class ModelUnderTest(StoredVectors):
     revision: str | None = None
     """Revision on the hub of a model that mteb loads; None: the one that mteb measured, else the
     newest."""
-    dtype: Literal["auto", "saved", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "saved", "float32", "bfloat16"] | Tf32 = "auto"
     """Number type of the model. `auto`: as in the folder (float16 becomes float32), but float32
     where bfloat16 is emulated, as the model is loaded and served. `saved`: as in the folder,
-    whatever computes. mteb's wrappers keep their own with both."""
+    whatever computes. mteb's wrappers keep their own with both. `tf32`: float32, but a GPU rounds
+    what its products take, which is several times faster. Only by name, since scores are then no
+    longer those of a CPU; results of it have a revision of their own."""
     max_length: PositiveInt | None = None
     """Tokens of a text, special ones and prompt included, never above the model's own limit. None:
     512 for models that rayembed loads, as the papers have it; the wrapper's own for others."""

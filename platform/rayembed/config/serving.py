@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from rayembed.config.backbone import DtypeSetting
+from rayembed.config.backbone import DtypeSetting, Tf32
 from rayembed.config.settings import Settings
 from rayembed.config.types import ModelReference, Reference, StoragePath, UseGpu, unique_names
 
@@ -70,9 +70,11 @@ class ServedModel(Settings):
     replicas of the server."""
     threads_per_replica: PositiveInt | None = None
     """Torch threads of a replica; None: `cpus_per_replica`, rounded down, at least 1."""
-    dtype: DtypeSetting = "auto"
+    dtype: DtypeSetting | Tf32 = "auto"
     """Number type of weights and activations; `auto`: as saved (float16 becomes float32), but
-    float32 where the replica's machine emulates bfloat16, as where it is loaded and scored."""
+    float32 where the replica's machine emulates bfloat16, as where it is loaded and scored. `tf32`:
+    float32, but a GPU rounds what its products take, which is several times faster; vectors differ
+    from those of an index in the last of three digits."""
     tokens_per_batch: PositiveInt | None = None
     """Maximum tokens that are embedded together, of one request or many: a larger request takes
     several batches, between which others have theirs. None: 16384 on a GPU, 2048 on a CPU. 1 embeds

@@ -164,7 +164,10 @@ class RayembedSpec(PromptedSpec):
             )
         asked = self.settings.dtype
         assert asked != "auto"  # settled once, by `rayembed_spec`
-        dtype = computed_dtype(folder, "saved") if asked == "saved" else asked
+        if asked == "saved":
+            dtype = computed_dtype(folder, asked)
+        else:
+            dtype = "float32" if asked == "tf32" else asked
         # transformers takes it along for assisted generation: a sixth of a worker's imports.
         with without("sklearn"):
             model: Any = load_model(folder, dtype=dtype, device=device)
@@ -301,7 +304,7 @@ def rayembed_spec(
                 *(settings.dtype, settings.reference),
             )
         settings = settings.model_copy(update={"dtype": "saved"})
-    elif settings.dtype != "saved":
+    elif settings.dtype not in ("saved", "tf32"):
         dtype = computed_dtype(folder, settings.dtype, on)
         settings = settings.model_copy(update={"dtype": dtype})
     check_weight_files(folder)

@@ -254,7 +254,7 @@ def adjust(model: Any, settings: ModelUnderTest) -> None:
     import torch
 
     if settings.dtype not in ("auto", "saved"):
-        model.to(getattr(torch, settings.dtype))
+        model.to(torch.float32 if settings.dtype == "tf32" else getattr(torch, settings.dtype))
     if settings.max_length is not None:
         own = model.max_seq_length
         model.max_seq_length = settings.max_length if own is None else min(settings.max_length, own)

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import torch
 
-from rayembed.config.backbone import Dtype, DtypeSetting
+from rayembed.config.backbone import Dtype, DtypeSetting, Tf32
 from rayembed.config.model import ModelConfig
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError
@@ -154,14 +154,14 @@ def _check_stated(folder: Path, config: ModelConfig) -> Stated:
 
 def computed_dtype(
     folder: Path,
-    asked: DtypeSetting | Literal["saved"] = "auto",
+    asked: DtypeSetting | Tf32 | Literal["saved"] = "auto",
     on: Precision | str | None = None,
 ) -> Dtype:
     """Number type in which a saved model computes, whoever loads, serves or scores it.
 
     Args:
         asked: `auto`: as saved (float16 becomes float32), but float32 where bfloat16 is emulated.
-            `saved`: as saved, whatever computes. Else this type.
+            `saved`: as saved, whatever computes. `tf32`: float32. Else this type.
         on: what will compute, as in `hardware.settled`.
 
     Raises:
@@ -169,6 +169,8 @@ def computed_dtype(
     """
     if asked == "auto":
         return wide_enough(saved_dtype(folder), on)
+    if asked == "tf32":
+        return "float32"
     return saved_dtype(folder) if asked == "saved" else settled(asked, on)
 
 

@@ -122,6 +122,8 @@ def load(served: ServedModel, limits: Limits, tracking_uri: str | None) -> Embed
     device = "cuda" if served.use_gpu is True else "cpu"
     dtype = computed_dtype(folder, served.dtype, device)
     model = load_model(folder, dtype=dtype, device=device)
+    if served.dtype == "tf32" and served.use_gpu:  # this process serves no other model
+        torch.set_float32_matmul_precision("high")
     tokenizer = None
     if served.token_arrays == "model":
         tokenizer = model_tokenizer(model)

@@ -7,6 +7,7 @@ Q queries, N texts of a unit, D embedding width, k results.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from rayembed.errors import DataError
 from rayembed.evaluation.context import unpacked
 from rayembed.evaluation.model_spec import EmbedInContext, EmbedTexts, ModelSpec, Similarity
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore, TextUnit, hashes_of
+from rayembed.hardware import rounded_products
 from rayembed.search.stored import best_by_bits, codes, pair_scores, score_of_code_product
 from rayembed.search.tiles import Above, Best, best_documents, documents_above, tiles_of
 
@@ -63,6 +65,7 @@ class EncodingWorker:
         self._stored = spec.stored
         self._store = store
         self._device = device
+        self._products = partial(rounded_products, spec.conditions.get("dtype", ""), device)
 
     def learn(self, name: str, context: np.ndarray | None) -> None:
         """Take in the documents of the context of that name, unless there is none.
@@ -73,7 +76,8 @@ class EncodingWorker:
         if name:
             assert context is not None
             assert isinstance(self._embed_texts, EmbedInContext)
-            self._embed_texts.learn(name, lambda: unpacked(context))
+            with self._products():
+                self._embed_texts.learn(name, lambda: unpacked(context))
 
     def embed(self, unit: TextUnit) -> np.ndarray:
         """(N, D) embeddings of the unit's texts, in their order.
@@ -87,7 +91,9 @@ class EncodingWorker:
         missing = [place for place, key in enumerate(keys) if key not in known]
         if missing:
             texts = [unit.texts[place] for place in missing]
-            made = _finite(texts, np.asarray(self._embed_texts(texts, unit.bucket.encode_spec)))
+            with self._products():
+                made = np.asarray(self._embed_texts(texts, unit.bucket.encode_spec))
+            made = _finite(texts, made)
             if self._store is not None:
                 self._store.write(unit.bucket, hashes[missing], made)
                 made = self._store.rounded(made)
