@@ -45,10 +45,11 @@ _CPU_PASS = 48
 encoding (docs/LOG.md)."""
 
 _GPU_PASS = 3.5e12
-"""Parameters times tokens that a GPU computes while the kernels of a pass are launched (some 7
-microseconds for each), counted and not measured: 500 tokens of a 7B LLM, some thousands of a small
-encoder."""
-_GPU_PASS_RANGE = (256, 8192)
+"""Parameters times tokens that a GPU computes while the host launches a pass of a small encoder:
+16 ms for the 175 kernels of BERT base's forward pass beside an H200 (80 to 90 microseconds of
+Python for each, docs/LOG.md), at 400 TFLOP/s. A 7B LLM has ten times the kernels, but hides their
+launches behind its products; 500 of its tokens stand for what the GPU itself loses in a pass."""
+_GPU_PASS_RANGE = (256, 16_384)
 
 _GPU_FLOPS = 4e14
 """Useful FLOP/s of a GPU in training: half of an H100's peak in bfloat16."""
@@ -301,7 +302,8 @@ def pass_cost_tokens(device: str, model: nn.Module) -> int:
     """Cost of a forward pass beside its tokens, in tokens, where the run names no number.
 
     Its kernels are launched, its weights read and, in training, gradients of all of them added.
-    On a GPU the launches take as long for every model, in which a small one computes more tokens.
+    On a GPU the launches take about as long for every encoder, in which a small one computes more
+    tokens.
     """
     if not device.startswith("cuda"):
         return _CPU_PASS

@@ -11,9 +11,10 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.models.contract import TrainableModel
-from rayembed.training import graph_room
+from rayembed.training import graph_room, stage_memory
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.graph_room import GraphRoom, Tokens, bytes_to_come
+from rayembed.training.stage_memory import MemoryPlan, StageMemory
 from rayembed.training.step import EngineModule, StepSettings, run_step
 
 pytestmark = pytest.mark.distributed
@@ -31,6 +32,7 @@ STAGE = parse(
     },
 )
 WORLD, WIDTH, LAYERS = 2, 8, 2
+GIVEN = torch.ones(64, WIDTH)
 TOKENS = (1400, 1350)
 """Of the measured pass of each worker."""
 
@@ -131,6 +133,37 @@ def ways_by_room(rank, world, lefts):
     return found
 
 
+def tokens_of_passes(rank, world, folder):
+    """Tokens of a pass of packed texts on a worker with more memory than the one before, at the
+    first start and after the plan is gone on one of them; collectives of each start.
+    """
+    called, found = [], []
+
+    def counted(value, device, largest=graph_room.largest):
+        called.append(1)
+        return largest(value, device)
+
+    class Gpu:
+        type = "cuda"
+
+    model = ToyModel()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (graph_room, stage_memory):
+            patch.setattr(module, "largest", lambda value, _: counted(value, CPU))
+        patch.setattr(stage_memory, "packs", lambda _: True)
+        patch.setattr(stage_memory, "_probe", lambda *_: (lambda: Stack()(GIVEN), len(GIVEN)))
+        patch.setattr(graph_room, "free_memory", lambda _: 4**rank * 2**26)
+        for _ in range(2):
+            called.clear()
+            memory = StageMemory(STAGE, Placement(use_gpu=True), Gpu, str(folder / str(rank)))
+            room = GraphRoom(torch.device("cuda"), model, to_come=lambda: 0)
+            tokens = memory.settle(room, model, nn.Identity())
+            found.append((tokens, len(called)))
+            if rank == 1:
+                MemoryPlan().write(str(folder / str(rank)))
+    return found
+
+
 def states_by_stage(rank, world):
     """Bytes of the optimiser's states that are counted before a step, and those that it has made;
     whether there were any before and after.
@@ -170,6 +203,15 @@ def test_all_workers_measure_and_recompute_alike_whatever_their_tokens():
     # Of one pass's two layers one is there again in its turn, so that (False, 1) saves nothing.
     assert ways == {(True, 0), (True, 1), (True, 2), (False, 0), (False, 2)}
     assert {calls for *_, calls in first} == {2, 3}, "of the room, whole graphs and bare ones"
+
+
+def test_all_workers_take_the_tokens_that_the_one_with_the_least_memory_has_room_for(tmp_path):
+    """Also where one of them does not see the plan yet, as on storage that is late."""
+    first, second = run_distributed(tokens_of_passes, WORLD, tmp_path)
+    assert first == second
+    (tokens, measured), (again, read) = first
+    assert 8192 < tokens == again < 131_072
+    assert measured > read
 
 
 def test_states_that_are_counted_are_those_that_a_step_makes():

@@ -80,7 +80,7 @@ def test_filled_micro_batches_cost_as_much_or_more(lengths, budget, pass_cost):
 def test_a_pass_of_a_larger_model_is_worth_fewer_of_its_tokens_on_a_gpu():
     assert GPU_7B == 500
     assert pass_cost_tokens("cuda", sized(1_300_000_000)) == 2692
-    assert pass_cost_tokens("cuda", sized(22_000_000)) == 8192
+    assert pass_cost_tokens("cuda", sized(22_000_000)) == 16_384
     assert pass_cost_tokens("cuda", sized(70_000_000_000)) == 256
     assert pass_cost_tokens("cpu", sized(22_000_000)) == CPU == 48
 

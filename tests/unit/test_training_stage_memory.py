@@ -7,20 +7,27 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from architecture_contract import STAGE
 from own_pairs import own_run
 from small_device import SmallDevice
+from tiny_folders import tiny_parts, tiny_settings
 
 from rayembed.config.data_run import data_of
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.data.prepare import prepare
 from rayembed.errors import ArtifactError, DeviceMemoryError, may_pass
+from rayembed.hardware import packed_tokens
+from rayembed.models.build import build_model
+from rayembed.models.layers import recomputable_layers
 from rayembed.pipeline.here import Here
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
-from rayembed.training import stage_memory
+from rayembed.training import graph_room, stage_memory
+from rayembed.training.graph_room import GraphRoom
 from rayembed.training.here import train_stage_here
 from rayembed.training.job import StageJob
-from rayembed.training.stage_memory import MEMORY_FILE, MemoryPlan
+from rayembed.training.stage_memory import MEMORY_FILE, MemoryPlan, StageMemory
+from rayembed.training.step import EngineModule
 
 STEPS, EVERY, FULL_AT = 6, 2, 4
 RESULT = "weights.safetensors"
@@ -160,6 +167,71 @@ def test_a_plan_that_is_damaged_is_named(tmp_path):
     (tmp_path / MEMORY_FILE).write_text('{"tokens": 3}')
     with pytest.raises(ArtifactError, match="is no memory plan"):
         MemoryPlan.read(str(tmp_path))
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("room", "megabytes", "expected"),
+    [
+        (100 * GIB, 0.34, 65_536),  # BERT base on an H200
+        (55 * GIB, 0.34, 32_768),  # the same on 80 GB
+        (50 * GIB, 6.8, 8192),  # 7B with LoRA
+        (GIB, 6.8, 8192),
+        (0, 6.8, 8192),
+        (100 * GIB, 0.01, 131_072),
+    ],
+)
+def test_a_packed_pass_takes_a_quarter_of_the_room(room, megabytes, expected):
+    tokens = packed_tokens(room, megabytes * 1e6)
+    assert tokens == expected
+    if 8192 < tokens < 131_072:
+        assert tokens * megabytes * 1e6 <= room / 4 < 2 * tokens * megabytes * 1e6
+
+
+@pytest.fixture
+def on_gpu(tmp_path, monkeypatch):
+    """Settles a start's tokens of a pass on a GPU with so many free bytes, in the memory of this
+    machine; the plan is kept in the test's folder.
+    """
+    parts = tiny_parts("biencoder", tmp_path / "parts")
+    monkeypatch.setattr(stage_memory, "to_device", lambda batch, _: batch)
+
+    def settle(free, *, recompute="auto", unpadded="always", **placement):
+        model = build_model(tiny_settings("biencoder"), parts, seed=1)
+        model.unpadded = unpadded
+        asked = Placement(use_gpu=True, **placement)
+        memory = StageMemory(STAGE, asked, torch.device("cuda"), str(tmp_path))
+        room = GraphRoom(torch.device("cuda"), model, recompute=recompute, to_come=lambda: 0)
+        monkeypatch.setattr(graph_room, "free_memory", lambda _: free)
+        state = torch.get_rng_state()
+        tokens = memory.settle(room, model, EngineModule(model))
+        assert torch.equal(torch.get_rng_state(), state), "training draws what it would have drawn"
+        layers = recomputable_layers(model.trained_parts)
+        assert {layer.gradient_checkpointing for layer in layers} == {recompute is True}
+        return tokens
+
+    return settle
+
+
+def test_tokens_of_a_pass_go_by_memory_and_stay_for_the_stage(on_gpu, tmp_path, caplog):
+    caplog.set_level("INFO", logger="rayembed")
+    found = on_gpu(GIB)
+    assert 8192 < found < 131_072
+    assert caplog.messages[-1].startswith(f"{found:,} tokens in a forward pass: the graph of a tok")
+    assert MemoryPlan.read(str(tmp_path)) == MemoryPlan(found)
+    assert on_gpu(0) == found, "a stage that goes on, on a GPU with less free"
+    (tmp_path / MEMORY_FILE).unlink()
+    assert on_gpu(GIB // 2, recompute=True) == found // 2
+    (tmp_path / MEMORY_FILE).unlink()
+    assert on_gpu(0) == 8192
+    assert on_gpu(GIB, micro_batch_tokens=300) == 300
+
+
+def test_padded_passes_keep_the_smaller_number(on_gpu, tmp_path):
+    assert on_gpu(400 * GIB, unpadded="never") == 8192
+    assert not (tmp_path / MEMORY_FILE).exists()
 
 
 def test_bytes_of_a_gpu_are_named(monkeypatch):

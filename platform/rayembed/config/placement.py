@@ -138,14 +138,16 @@ class Placement(UnitLimit, RuntimeSettings):
     and the number of experts."""
     micro_batch_tokens: PositiveInt | None = None
     """Tokens of one forward pass, padding included; texts are sorted by length and cut at this
-    budget. None: by hardware, 8,192 on a GPU and 1,024 on a CPU, whose caches hold that.
+    budget. None: 1,024 on a CPU, whose caches hold that, and on a GPU 8,192 with padding, without
+    it 8,192 to 131,072: a power of two whose graphs take a quarter of the memory that is left for
+    them at most, measured before the first step and kept for the stage.
 
     It is what memory must hold; where texts are cut below it is decided by `pass_cost_tokens`.
     """
     pass_cost_tokens: PositiveInt | None = None
     """Cost of a forward pass beside its tokens, in tokens: texts sorted by length are cut where
     padded tokens and passes together cost the least. None: by the hardware and the model's size, 48
-    on a CPU, on a GPU from 500 for an LLM of 7B parameters to 8,192 for a small encoder.
+    on a CPU, on a GPU from 500 for an LLM of 7B parameters to 16,384 for a small encoder.
 
     More where workers add up gradients over a slow network, as GradCache does after each pass.
     """
@@ -171,7 +173,9 @@ class Placement(UnitLimit, RuntimeSettings):
     torch takes slower operations with one order of additions, and refuses those that have no such
     form. On CPUs runs repeat without it."""
     max_failures: int = Field(default=3, ge=0)
-    """Maximum restarts after a worker died, each from the last checkpoint."""
+    """Maximum restarts after a worker died, each from the last checkpoint. After a GPU ran out of
+    memory in a step the next start keeps less of the step's forward passes; where the settings
+    forbid that, the run ends at once."""
     end_after_dropped_steps: PositiveInt = 5
     """Consecutive steps with a non-finite loss or gradient that end the run. Such a step changes no
     weights, and no checkpoint is made until a step succeeds."""
