@@ -1,29 +1,73 @@
 """The teacher of mining, from a folder of sentence-transformers."""
 
 import json
+import weakref
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from own_pairs import own_run, write_pairs
 from safetensors.torch import load_file, save_file
+from sentence_transformers import CrossEncoder as SentenceCrossEncoder
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from tiny_models import LINES, save_decoder, save_encoder
+from tiny_models import LINES, save_cross_encoder, save_decoder, save_encoder
 
 from rayembed.config.backbone import BackboneConfig
+from rayembed.config.data_run import data_of
 from rayembed.config.mining import MiningConfig
 from rayembed.config.pooling import MeanPooling
 from rayembed.config.settings import parse
+from rayembed.data.mining import rescoring
+from rayembed.data.prepare import prepare
 from rayembed.data.vectors import teacher
 from rayembed.data.vectors.teacher import load_teacher, weights_of
 from rayembed.errors import ArtifactError
 from rayembed.models.build import build_model
+from rayembed.models.contract import EmbeddingModel
 from rayembed.models.encoding import encode
 from rayembed.models.export import save_model
 from rayembed.models.load import load_as_saved, load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
+from rayembed.pipeline.here import Here
+
+
+def test_models_of_preparation_are_gone_when_a_run_is_prepared(tmp_path, monkeypatch):
+    """On a GPU they would take the memory that training measures next."""
+    made, held = [], []
+
+    def noted(model):
+        made.append(weakref.ref(model))
+        return model.train(False)
+
+    def counted(module):
+        held.append(module._load.cache_info().currsize)
+
+    for kind in (EmbeddingModel, SentenceCrossEncoder):
+        monkeypatch.setattr(kind, "eval", noted)
+    for module, name in ((teacher, "release_teacher"), (rescoring, "release_cross_encoder")):
+        release = getattr(module, name)
+        both = lambda module=module, release=release: (counted(module), release())  # noqa: E731
+        monkeypatch.setattr(module, name, both)
+    reranker = save_cross_encoder(tmp_path / "reranker")
+    mining = {"teacher": str(save_encoder(tmp_path / "encoder"))}
+    mining |= {"num_negatives": 1, "rule": {"kind": "top_k"}, "rescoring": {"model": str(reranker)}}
+    write_pairs(tmp_path / "pairs.jsonl", 24)
+    run = own_run(
+        tmp_path,
+        f"data.datasets.pairs.mining={json.dumps(mining)}",
+        "data.datasets.pairs.held_out=null",
+        "stages.finetune.batch.num_negatives=1",
+    )
+    prepared = prepare(run, Here().data_context(data_of(run)))
+    assert list(prepared) == ["finetune"]
+    assert held == [1, 1], "both were loaded"
+    assert [module._load.cache_info().currsize for module in (teacher, rescoring)] == [0, 0]
+    assert len(made) >= 2
+    assert not any(model() is not None for model in made)
+
 
 TEXTS = ["where do cats live", "Paris is the capital of France"]
 

@@ -14,6 +14,20 @@ _SECONDS_ALONE = 5.0
 """Seconds of work after which a pool is started: its processes need about two for their imports."""
 
 
+def release_models() -> None:
+    """Release the teacher and the cross-encoder that tasks keep loaded in this process.
+
+    On a GPU their memory is what training has room for next.
+    """
+    from rayembed.data.mining.rescoring import release_cross_encoder
+    from rayembed.data.vectors.teacher import release_teacher
+    from rayembed.hardware import release_memory
+
+    release_teacher()
+    release_cross_encoder()
+    release_memory()
+
+
 def execute_here(task: Task, items: Sequence[Any], needs: Needs = "cpu") -> Iterator[Result]:
     """Run a task on items on this machine; results in the items' order. An `Execute`.
 

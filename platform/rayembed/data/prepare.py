@@ -30,6 +30,7 @@ from rayembed.data.audit import write_folder_audit
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.filtering.consistency import make_filtered
 from rayembed.data.held_out.part import make_part
+from rayembed.data.here import release_models
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.parts import are_graded
 from rayembed.data.plan.audit import plan_warnings, write_audit
@@ -53,6 +54,8 @@ PLAN_VERSION = 8
 
 def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
     """Prepare all stages of a training run: stage name → folder of its batch plan.
+
+    Models that this process has loaded for it are released.
 
     Raises:
         ConfigError: settings that contradict each other or the columns of a file.
@@ -107,6 +110,7 @@ def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
     for plan in plans.values():
         for warning in plan_warnings(plan):
             log.warning("%s", warning)
+    release_models()
     if unused := [d.name for d in run.data.datasets if d.name not in used]:
         log.warning("no stage uses the data sets %s; they are not prepared", ", ".join(unused))
     return {name: plan.folder for name, plan in plans.items()}

@@ -129,6 +129,7 @@ def _train(
             )
             return [timed, _Kept(sink, offset, checkpoints, keep, stops, uploads), *further]
 
+        release_memory()  # what was scored before, whose memory is measured else
         for starts_left in reversed(range(job.placement.max_failures + 1)):
             try:
                 _fit(job, checkpoints, callbacks())

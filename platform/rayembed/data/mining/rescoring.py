@@ -60,6 +60,11 @@ def load_cross_encoder(config: CrossEncoder, weights: str, device: str = "cpu") 
     return _load(config.model, weights, config.max_length, device, dtype)
 
 
+def release_cross_encoder() -> None:
+    """Forget the cross-encoder that this process keeps loaded."""
+    _load.cache_clear()
+
+
 def check_cross_encoder(folder: Path, reference: str) -> None:
     """Check that the folder holds a model that scores pairs with a trained head.
 

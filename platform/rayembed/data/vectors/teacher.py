@@ -78,6 +78,11 @@ def load_teacher(
     return _load(config.teacher, weights, config.max_length, *prefixes, device, dtype)
 
 
+def release_teacher() -> None:
+    """Forget the teacher that this process keeps loaded."""
+    _load.cache_clear()
+
+
 def embedding_settings(config: Teacher, weights: str) -> str:
     """Hash of everything that decides a text's vector, in hexadecimal digits; `weights` is the
     fingerprint of the weights.
