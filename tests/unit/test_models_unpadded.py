@@ -23,7 +23,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.data.plan.step_batch import make_step_batch
-from rayembed.data.vectors.teacher import _narrow_linear_layers
+from rayembed.data.vectors.teacher import narrow_linear_layers
 from rayembed.errors import ConfigError
 from rayembed.models import unpadded, varlen
 from rayembed.models.backbones import load_backbone
@@ -253,7 +253,7 @@ def reason(model, precision):
     """Why it is padded; of a teacher the linear layers and their inputs alone are in bfloat16."""
     if precision in ("float32", "bfloat16"):
         return why_part_padded("backbone", model.to(getattr(torch, precision)))
-    _narrow_linear_layers(model)
+    narrow_linear_layers(model)
     with torch.autocast("cpu", torch.bfloat16):
         return why_part_padded("backbone", model)
 
