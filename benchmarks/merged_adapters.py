@@ -15,7 +15,9 @@ import torch
 from benchmarks.gpu import made_up
 from benchmarks.gpu.counting import Machine, PassCosts
 from benchmarks.gpu.measuring import machine_line, print_table
-from benchmarks.gpu.roofline import _build, nvembed
+from benchmarks.gpu.workloads import build, nvembed
+
+from rayembed.config.settings import changed
 
 SHAPES = {
     "2 layers of 64": (dict(made_up.TOY_DECODER), 2000),
@@ -41,11 +43,13 @@ def counted() -> list[list[object]]:
     rows = []
     for name, training in (("in use", False), ("GradCache's first pass", True)):
         for kind in ("plain", "merged"):
+            without = {"lora": None} if kind == "merged" else {}
+            model = changed(workload.model, **without)
 
-            def build(layers, kind=kind, training=training):
-                return _build(workload.model, kind, layers).train(training)
+            def made(layers, model=model, training=training):
+                return build(model, "plain", layers).train(training)
 
-            costs = PassCosts(build, workload.layers, machine, gradient=False, padded=True)
+            costs = PassCosts(made, workload.layers, machine, gradient=False, padded=True)
             found = costs.of([512] * 32)
             of_token = found.product_flops / 16_384
             rows.append(

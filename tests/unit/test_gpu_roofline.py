@@ -1,7 +1,6 @@
 """The roofline of a training step: counts by hand, the code as it was, each row's direction."""
 
 import itertools
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -24,6 +23,7 @@ from torch import nn
 
 from rayembed.data.plan.balance import balanced_steps
 from rayembed.models.micro_batches import cut_by_length, padded_tokens
+from rayembed.training.graph_room import _SHARES
 
 SEEDS = range(30)
 
@@ -75,10 +75,7 @@ def test_rows_dealt_by_length_leave_nobody_waiting():
 
 def test_graphs_get_the_share_of_memory_that_training_gives_them(toy):
     gradients = toy.trained * (4 + 4 + 12 / 8)
-    left = 80e9 - 2e9 - toy.held - gradients
-    graph = toy.graphs[True]
-    placement = toy._room(8, graph) + toy.workload.budget * graph.of_layer
-    assert placement == pytest.approx(0.8 * left)
+    assert toy._room(8) == pytest.approx(_SHARES["cuda"] * (80e9 - 2e9 - toy.held - gradients))
 
 
 @pytest.mark.parametrize(
@@ -112,16 +109,14 @@ def test_rows_that_a_plan_deals_by_bytes_have_as_many_tokens_a_worker(kinds, spr
     assert np.mean(found[32]) < at_32
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_texts_are_cut_by_the_function_that_cuts_a_step_in_training(packed):
+def test_texts_are_cut_by_the_function_that_cuts_a_step_in_training():
     roofline = object.__new__(script.Roofline)
     roofline.workload = script.Workload(None, 1, 4096)
     roofline.pass_cost = 512
     lengths = rows_of_lengths(BLEND, 16, 0).ravel()
-    setup = script.Setup(by_cost=True, packed=packed)
-    cut = cut_by_length(lengths.tolist(), 4096, 512, packed=packed)
+    cut = cut_by_length(lengths.tolist(), 4096, 512, packed=True)
     assert len(cut) > 3, "so that there is a choice"
-    assert roofline._cut(setup, lengths) == [lengths[places].tolist() for places in cut]
+    assert roofline._cut(lengths) == [lengths[places].tolist() for places in cut]
 
 
 def counted(work):
@@ -146,7 +141,7 @@ def test_operations_and_bytes_are_those_of_a_small_layer_by_hand():
     numbers = 16 * 64
     assert found.bytes == numbers * (2 + 4) + numbers * (4 + 4) + numbers * (4 + 4)
     assert found.fused_bytes == numbers * (2 + 4), "read once in bfloat16, written in float32"
-    assert found.kernels == 4
+    assert (found.kernels, found.fused_kernels) == (4, 2)
 
 
 def test_gradients_of_weights_are_kept_as_they_come_and_not_copied():
@@ -180,8 +175,9 @@ def toy():
 
 
 def test_counts_of_four_shapes_and_two_sizes_give_those_of_any_other(toy):
-    workload, machine = toy.workload, Machine()
-    build = partial(script._build, workload.model, "recomputed")
+    # Products of few tokens wait for memory and larger ones do not; here none does.
+    workload, machine = toy.workload, Machine(memory=1e18)
+    build = partial(script.build, workload.model, "recomputed")
     costs = PassCosts(build, 4, machine, gradient=True, padded=True)
     direct = count_pass(build(4), 5, 300, machine, gradient=True, padded=True)
     assert costs.of([300] * 5).vector() == pytest.approx(direct.vector(), rel=1e-4)
@@ -189,19 +185,30 @@ def test_counts_of_four_shapes_and_two_sizes_give_those_of_any_other(toy):
 
 def test_each_improvement_of_a_small_model_takes_no_more_time(toy):
     rows = script.table(toy, (8,), seeds=2)
-    totals = {name: steps[0].total for name, steps in rows}
     shares = [steps[0].share for _, steps in rows]
-    # Rows are dealt by tokens, while a small model waits for its passes: one more or less.
-    assert all(after > 0.95 * before for before, after in itertools.pairwise(shares))
-    assert shares[-1] > 2 * shares[0]
-    for better, before in (
-        ("cut by cost", "greedy cut, GradCache, recompute, padded, eager"),
-        ("one graph where it fits", "one reduction a step"),
-        ("unpadded attention", "one graph where it fits"),
-    ):
-        assert totals[better] <= totals[before] * (1 + 1e-9), better
-    padded = [steps[0].padding for _, steps in rows]
-    assert padded[0] > padded[1] > 1.0 == padded[-1]
+    assert all(after >= before for before, after in itertools.pairwise(shares))
+    assert shares[-1] > 1.3 * shares[0]
+
+
+@pytest.mark.parametrize("gigabytes", [2, 3, 6])
+def test_layers_keep_their_products_before_they_keep_nothing(toy, gigabytes, monkeypatch):
+    """Whatever the room, what is kept fits it, and one layer more of anything would not."""
+    monkeypatch.setattr(toy, "_room", lambda workers: gigabytes * 1e9)
+    setup, graph = script.Setup(), toy.graph(script.Setup())
+    cut = [[100] * 400] * 4
+    graphs, kept, products = toy._way(setup, cut, 1)
+    bare = 4 - kept - products
+    assert not (kept and bare), "products of all layers go first"
+
+    def taken(products, bare):
+        saved = products * (graph.layer - graph.products) + bare * (graph.layer - graph.input)
+        tokens = 160_000 if graphs else 40_000
+        return tokens * (graph.whole - saved) + 40_000 * graph.layer * bool(products or bare)
+
+    assert taken(products, bare) <= gigabytes * 1e9
+    if products + bare:
+        fewer = (products - 1, 0) if not bare else (products + 1, bare - 1)
+        assert taken(*fewer) > gigabytes * 1e9
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +221,7 @@ def test_passes_of_the_7b_model_take_what_was_counted_before(nvembed):
     machine = Machine()
 
     def milliseconds(kind):
-        found = nvembed.costs_of(kind, padded=True).of([512] * 32)
+        found = nvembed.costs_of(f"peft {kind}", padded=True).of([512] * 32)
         flops = found.attention_flops + found.latent_flops
         attention = (flops / np.array(machine.masked_attention)).sum()
         return [1e3 * x for x in (found.product_seconds, found.bytes / machine.memory, attention)]
@@ -236,17 +243,31 @@ def test_a_compiled_layer_keeps_what_was_counted(nvembed, backend):
     assert 16 * found.eager == pytest.approx(nvembed.graphs[True].of_layer, rel=0.002)
 
 
-def test_a_graph_takes_less_without_padding_and_compiled(nvembed):
-    """Bytes of a token in 32 layers of Mistral's shapes."""
-    setups = script.Setup(), script.Setup(packed=True), script.Setup(packed=True, fused=True)
-    padded, packed, compiled = map(nvembed.graph, setups)
-    copies = 2 * 2 * (4096 - 1024)  # of keys and values, for all heads
-    assert padded.of_layer - packed.of_layer == copies
-    assert padded.kept - packed.kept == 32 * copies
-    less = 2 * 2 * 4096 + 2 * 14_336
-    assert packed.kept - compiled.kept == pytest.approx(32 * less, rel=0.002)
-    assert packed.of_layer - compiled.of_layer == pytest.approx(less, rel=0.002)
-    assert padded.kept_recomputing == compiled.kept_recomputing
+def test_a_graph_takes_what_a_layer_must_keep(nvembed):
+    """Bytes of a token in a layer of Mistral's shapes, counted by hand."""
+    hidden, inner, keys, heads, rank = 4096, 14_336, 1024, 32, 16
+    inputs, outputs = 5 * hidden + hidden + inner, 2 * hidden + 2 * keys + 2 * inner + hidden
+    before, graph = map(nvembed.graph, (script.BEFORE, script.SIDES["auto"]))
+    # Of each adapter a dropped copy and a mask, in whose place stand two norms' outputs and the
+    # activated gate; attention's output was kept.
+    assert before.layer - graph.layer == inputs * (2 + 1) - 2 * (2 * hidden + inner)
+    products = 2 * outputs + 2 * 7 * rank
+    assert graph.products == products + 2 * hidden + 2 * hidden + 4 * heads, "input, attention"
+    assert graph.input == 2 * hidden
+
+
+@pytest.mark.parametrize(
+    ("kind", "megabytes", "fused", "kernels"),
+    [("plain", 25.54, 13.75, 2157), ("kept", 77.95, 40.11, 5917)],
+)
+def test_bytes_and_kernels_of_a_step_are_counted(nvembed, kind, megabytes, fused, kernels):
+    """A copy or a kernel more in the 7B model's layers is seen here: 1 % of bytes is 8 kB a token
+    and layer.
+    """
+    costs = nvembed.costs_of(kind)
+    of_tokens = (costs.of([97] * 144).vector() - costs.of([97] * 72).vector()) / (97 * 72)
+    assert of_tokens[2:4] / 1e6 == pytest.approx([megabytes, fused], rel=0.001)
+    assert costs.of([97] * 144).kernels == kernels
 
 
 def products_of_a_token(model):
@@ -270,38 +291,33 @@ def products_of_a_token(model):
 def test_operations_done_are_those_of_the_published_shapes(nvembed):
     forward, of_layers, backward = products_of_a_token(nvembed.workload.model)
     assert nvembed.useful == pytest.approx(forward + backward, rel=1e-6)
-    before = nvembed.step(script.Setup(), 32, seeds=2)
-    assert before.passes == 2, "so GradCache passes each text without a graph first"
     # 1 %: keys and values of the latents are made once a pass, and left out of the formula.
-    expected = 2 * forward + of_layers + backward
-    assert before.done == pytest.approx(expected, rel=0.01)
-    assert before.done_of_text == pytest.approx(expected * before.padding, rel=0.02)
-    assert before.done_of_text > 200e9
-    assert before.done == pytest.approx(61e9, rel=0.02)
-    setup = script.Setup()
-    for _, change, known in script.IMPROVEMENTS:
-        setup = replace(setup, **(change if known == "yes" else {}))
-    after = nvembed.step(setup, 32, seeds=2)
-    assert after.padding == 1
-    assert after.done == after.done_of_text == pytest.approx(forward + backward, rel=0.02)
-    recomputing = nvembed.step(replace(setup, keeps_layers=False), 32, seeds=2)
-    assert recomputing.done == pytest.approx(forward + of_layers + backward, rel=0.02)
+    texts = [97] * 144
+    tokens = sum(texts)
+    for kind, expected in [
+        ("plain", forward),
+        ("recomputed", forward + of_layers + backward),
+        ("products", forward + backward),
+        ("kept", forward + backward),
+    ]:
+        done = nvembed.costs_of(kind).of(texts).product_flops / tokens
+        assert done == pytest.approx(expected, rel=0.01), kind
 
 
-def test_the_7b_model_reached_8_and_5_percent_and_reaches_35_and_39(nvembed):
-    as_it_comes = script.Setup()
-    for _, change, known in script.IMPROVEMENTS:
-        as_it_comes = replace(as_it_comes, **(change if known == "yes" else {}))
-    best = replace(as_it_comes, fused=True)
-    was = {gpus: nvembed.step(script.Setup(), gpus, seeds=3) for gpus in (8, 32)}
-    # As it was reckoned then: without waiting for the slowest and without collectives.
-    assert was[8].share_alone == pytest.approx(0.08, abs=0.005)
-    assert was[32].share_alone == pytest.approx(0.05, abs=0.008)
-    assert all(was[gpus].share < was[gpus].share_alone for gpus in was)
-    seconds = was[8].seconds
-    alone = was[8].total - seconds["waiting for the slowest"] - seconds["collectives"]
-    assert seconds["element-wise"] / alone == pytest.approx(0.4, abs=0.03)
-    # Of six batches, with waiting and collectives, as the settings come and with fused work.
-    for gpus, told in ((8, (0.270, 0.352)), (32, (0.314, 0.393))):
-        found = [nvembed.step(setup, gpus, seeds=6).share for setup in (as_it_comes, best)]
-        assert found == pytest.approx(told, abs=0.002)
+def test_the_7b_model_reached_27_percent_and_reaches_more(nvembed):
+    """Of six batches, with waiting, collectives and launches that are not hidden."""
+    rows = dict(script.table(nvembed, (8, 32)))
+    shares = {
+        gpus: [steps[place].share for steps in rows.values()] for place, gpus in enumerate((8, 32))
+    }
+    assert shares[8] == pytest.approx([0.270, 0.310, 0.382, 0.416, 0.421], abs=0.002)
+    assert shares[32] == pytest.approx([0.300, 0.308, 0.403, 0.403, 0.432], abs=0.002)
+
+
+def test_a_measured_step_is_predicted():
+    """BERT base on an H200 took 0.191 s of 256 pairs, of which tokenising took a part."""
+    before = script.predicted("bert", 1, "auto", script.H200)
+    assert before.seconds == pytest.approx(0.10, rel=0.15)
+    whole = script.predicted("bert", 1, "auto", script.H200, budget=65_536)
+    assert whole.step.passes == 1
+    assert whole.flops > 0.5 * 784e12, "of the products that were measured there"

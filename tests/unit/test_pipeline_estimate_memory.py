@@ -81,7 +81,7 @@ def test_a_token_takes_what_torch_keeps_of_it(tmp_path, save, lora):
     assert found.kept_recomputing < found.of_layer < found.kept
 
 
-def test_what_is_recomputed_leaves_a_layers_input_and_dropout_a_byte_a_number(tmp_path):
+def test_what_is_recomputed_leaves_a_layers_input_and_dropout_of_adapters_nothing(tmp_path):
     deep = save_decoder(tmp_path / "deep", num_hidden_layers=5)
     shallow = save_decoder(tmp_path / "shallow", num_hidden_layers=4)
     found, less = (activations(settings(folder)) for folder in (deep, shallow))
@@ -92,15 +92,17 @@ def test_what_is_recomputed_leaves_a_layers_input_and_dropout_a_byte_a_number(tm
     dropped, whole = (
         activations(settings(deep, lora={**lora, "dropout": share})) for share in (0.1, 0.0)
     )
-    # Where LoRA drops nothing its input is the norm's output, which is kept by then anyway.
-    assert 0 < dropped.of_layer - whole.of_layer <= 32 * (4 + 1)
+    assert dropped.of_layer == whole.of_layer, "numbers are drawn again, and the input is kept"
 
 
 def test_the_7b_model_takes_what_was_counted_before():
-    """An independent count gave 0.6 and 8.6 MB a token, and 9.9 GB for 16,384 tokens."""
+    """An independent count gave 0.6 and 8.6 MB a token, and 9.9 GB for 16,384 tokens; of these 8.6
+    adapters' masks and dropped copies, which are no longer kept, were 2.3 in 32 layers: 3 bytes for
+    each of 38,912 inputs, less 2 for each of 22,528 that are kept in their place.
+    """
     found = activations(RECIPE.model)
     assert found.kept_recomputing == pytest.approx(0.6e6, rel=0.08)
-    assert found.kept == pytest.approx(8.6e6, rel=0.05)
+    assert found.kept == pytest.approx(8.6e6 - 32 * (3 * 38_912 - 2 * 22_528), rel=0.05)
     assert 16_384 * found.kept_recomputing == pytest.approx(9.9e9, rel=0.08)
 
 
@@ -144,7 +146,7 @@ def test_the_gpus_that_hold_it_are_named():
     assert fit()[:4] == ["B200", "H200", "H100", "A100 80 GB"]
     assert "A10G" not in fit()
     assert "A100 40 GB" not in fit("placement.micro_batch_tokens=32768")
-    assert fit("placement.gradient_checkpointing=false") == ["B200"]
+    assert fit("placement.gradient_checkpointing=false") == ["B200", "H200"]
     assert "A10G" in fit("placement.zero_stage=3", "placement.micro_batch_tokens=4096")
 
 
@@ -160,7 +162,7 @@ def test_a_dry_run_tells_gpus_and_host_memory_and_what_is_not_counted():
     told = printed()
     assert re.search(r"activations of texts of full length 1\d\.\d\d GiB", told)
     assert "B200, H200, H100, A100 80 GB" in told
-    assert re.search(r"; not [A-Z0-9, ]*GB, A10G, L4, T4", told)
+    assert re.search(r"; not [A-Z0-9, ]*A10G, L4, T4", told)
     assert "14.70 GiB while it loads" in told
     experts = printed(recipe="nomic-v2-moe")
     assert "GiB and activations: weights" in experts
@@ -183,8 +185,8 @@ def test_a_named_gpu_is_held_against_the_run():
 def test_a_run_that_does_not_fit_the_named_gpu_is_told_whole_and_ends_with_2(capfd):
     asked = ["--recipe", "nvembed-v2-public", "--dry-run", "--set", "placement.gpu=a100-40gb"]
     job = training_job("nvembed-quickstart")
-    assert job([*asked, "--set", "placement.micro_batch_tokens=8192"]) == 0
-    assert job(asked) == 2
+    assert job(asked) == 0
+    assert job([*asked, "--set", "placement.micro_batch_tokens=32768"]) == 2
     printed = capfd.readouterr()
     assert printed.out.count("# run nvembed") == 2
     assert "not on A100 40 GB" in printed.err

@@ -135,9 +135,9 @@ class TrainableModel(nn.Module):
         """Transformers that are trained or have trained adapters."""
         return []
 
-    def recompute_layers(self, number: int | None = None) -> None:
-        """Recompute the activations of so many layers in the backward pass from now on, see
-        `layers.recompute_layers`.
+    def recompute_layers(self, number: int | None = None, between_products: int = 0) -> None:
+        """Recompute the activations of so many layers in the backward pass from now on, and of
+        further ones all but products, see `layers.recompute_layers`.
 
         Raises:
             ConfigError: there are none.
@@ -147,7 +147,7 @@ class TrainableModel(nn.Module):
                 f"{type(self).__name__} cannot recompute its activations; set "
                 "placement.gradient_checkpointing=false"
             )
-        recompute_layers(self.trained_parts, number)
+        recompute_layers(self.trained_parts, number, between_products)
 
     def compile_layers(self, backend: str = "inductor") -> None:
         """Compile the layers from now on, see `layers.compile_layers`."""

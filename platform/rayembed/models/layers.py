@@ -5,8 +5,18 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+from torch.utils.flop_counter import flop_registry
+
+_PRODUCTS = ("rayembed", "torch_attn")
+"""Namespaces of the operations that count as products beside torch's own: layers with adapters, and
+attention over packed texts."""
 
 
 def compile_layers(parts: Iterable[nn.Module], backend: str = "inductor") -> None:
@@ -28,14 +38,18 @@ def compile_layers(parts: Iterable[nn.Module], backend: str = "inductor") -> Non
         layer.compile(dynamic=True, backend=backend, options=options or None)
 
 
-def recompute_layers(parts: Iterable[nn.Module], number: int | None) -> None:
+def recompute_layers(
+    parts: Iterable[nn.Module], number: int | None, between_products: int = 0
+) -> None:
     """Recompute the activations of this many layers in the backward pass, while in training.
 
     These are the first ones, whose turn in the backward pass is last: by then the graphs of the
-    others are gone.
+    others are gone. The layers after them keep what matrix products and attention put out, and
+    recompute what lies between: norms, activations, rotary positions.
 
     Args:
         number: layers of all parts; None: all.
+        between_products: how many of the next layers recompute all but products.
     """
     again = partial(checkpoint, use_reentrant=False)
     for place, layer in enumerate(recomputable_layers(parts)):
@@ -43,6 +57,43 @@ def recompute_layers(parts: Iterable[nn.Module], number: int | None) -> None:
         # makes the first one's input require a gradient.
         layer._gradient_checkpointing_func = again
         layer.gradient_checkpointing = number is None or place < number
+        vars(layer).pop("forward", None)
+        if number is not None and number <= place < number + between_products:
+            # Within the layer's call, so that a compiled layer is cut there by its compiler.
+            layer.forward = partial(_keep_products, layer)
+
+
+def keeps_products(parts: Iterable[nn.Module]) -> bool:
+    """Whether layers may keep their products alone.
+
+    Not beside dropout that is drawn between them: a product that is kept draws its own numbers
+    once, and what is computed again would draw others.
+    """
+    for part in parts:
+        config: Any = getattr(part, "config", None)
+        names = ("attention_dropout", "attention_probs_dropout_prob")
+        if any(getattr(config, name, 0.0) for name in names):
+            return False
+        for name, module in part.named_modules():
+            if isinstance(module, nn.Dropout) and module.p and "lora_dropout" not in name:
+                return False
+    return True
+
+
+def _keep_products(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """The layer's forward pass, of which only products are kept for the backward pass."""
+    forward = partial(type(layer).forward, layer)
+    if not (layer.training and torch.is_grad_enabled()):
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=_contexts, **kwargs)
+
+
+def _policy(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    product = operation._overloadpacket in flop_registry or operation.namespace in _PRODUCTS
+    return CheckpointPolicy.MUST_SAVE if product else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_contexts = partial(create_selective_checkpoint_contexts, _policy)
 
 
 def recomputable_layers(parts: Iterable[nn.Module]) -> list[Any]:

@@ -28,6 +28,8 @@ def add_lora(backbone: nn.Module, config: LoraConfig, *, setting: str) -> None:
     """
     import peft
 
+    from rayembed.models.adapted_linear import AdaptedLinear
+
     linear = {
         name.rpartition(".")[2]
         for name, module in backbone.named_modules()
@@ -43,17 +45,15 @@ def add_lora(backbone: nn.Module, config: LoraConfig, *, setting: str) -> None:
                 f"{setting}.target_modules names {target!r}, but the model has no linear layer of "
                 f"that name; {nearest(target, linear)} (all: {', '.join(sorted(linear))})"
             )
-    peft.inject_adapter_in_model(
-        peft.LoraConfig(
-            r=config.rank,
-            lora_alpha=config.alpha,
-            lora_dropout=config.dropout,
-            target_modules=list(config.target_modules),
-            exclude_modules=r"pooler\..*" if pooled else None,
-        ),
-        backbone,
-        adapter_name=_ADAPTER,
+    adapters = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=list(config.target_modules),
+        exclude_modules=r"pooler\..*" if pooled else None,
     )
+    adapters._register_custom_module({nn.Linear: AdaptedLinear})
+    peft.inject_adapter_in_model(adapters, backbone, adapter_name=_ADAPTER)
     for name, parameter in backbone.named_parameters():
         parameter.requires_grad_("lora_" in name)
 
