@@ -16,8 +16,11 @@ ENVIRONMENT = {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "1"}
 
 
 def with_efa(document: dict[str, Any], cards: int) -> dict[str, Any]:
-    """The document of a RayCluster or RayJob, changed: its GPU containers get network cards, huge
-    pages, and the right to lock the memory that a card reads.
+    """The document of a RayCluster or RayJob, changed: its GPU containers get network cards and
+    huge pages.
+
+    No capability: Kubernetes gives one to root alone. What a card reads is locked within the limit
+    that the node's container runtime sets (README.md).
     """
     spec = document["spec"]
     cluster = spec.get("rayClusterSpec", spec)
@@ -30,9 +33,6 @@ def with_efa(document: dict[str, Any], cards: int) -> dict[str, Any]:
             container["resources"] = {
                 kind: {**container["resources"][kind], **added} for kind in ("requests", "limits")
             }
-            context = container["securityContext"]
-            capabilities = {**context["capabilities"], "add": ["IPC_LOCK"]}
-            container["securityContext"] = {**context, "capabilities": capabilities}
             named = [{"name": name, "value": value} for name, value in ENVIRONMENT.items()]
             container["env"] = [*container.get("env", []), *named]
     return document

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 _SECRET = re.compile(r"PASSW|TOKEN|SECRET|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
-_EFA = "vpc.amazonaws.com/efa"
 _HEAD_GIGABYTES = 128
 _PINNED = re.compile(r"^(\$\{IMAGE(_CPU)?\}|[^:@\s]+(:[0-9][\w.-]*|@sha256:[0-9a-f]{64}))$")
 
@@ -39,9 +38,7 @@ def _container(container: dict[str, Any]) -> Iterator[str]:
     name, context = container["name"], container.get("securityContext", {})
     if context.get("allowPrivilegeEscalation") is not False or context.get("privileged"):
         yield f"{name} may gain privileges"
-    # With EFA: memory that a network card reads must stay where it is.
-    added = ["IPC_LOCK"] if _EFA in container.get("resources", {}).get("limits", {}) else []
-    if context.get("capabilities") != {"drop": ["ALL"], **({"add": added} if added else {})}:
+    if context.get("capabilities") != {"drop": ["ALL"]}:
         yield f"{name} keeps capabilities"
     if not _PINNED.match(container["image"]):
         yield f"{name} has the image {container['image']!r}, which is not pinned"

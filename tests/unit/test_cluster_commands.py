@@ -21,6 +21,13 @@ GUIDES = sorted(
 )
 
 
+@pytest.mark.parametrize("guide", ["README.md", "slurm/README.md", "ray_up/README.md"])
+def test_guides_of_hosts_say_how_nccl_gets_the_right_interface(guide):
+    """Pods have one; hosts have those of bridges and of VPNs, too."""
+    text = (CLUSTER / guide).read_text()
+    assert re.search(r"NCCL_SOCKET_IFNAME=\w+", text)
+
+
 def jobs_of(path):
     """(script, arguments) of each job that a guide's commands start."""
     for line in readme_commands(path):

@@ -10,6 +10,8 @@ from cluster_files import CLUSTER, ROOT
 from dockerfile_parse import DockerfileParser
 from dockerfile_rules import dockerfile_problems, ignored
 
+from rayembed.pipeline.local_head import RAY_SETTINGS
+
 DOCKERFILE = CLUSTER / "docker" / "Dockerfile"
 RULES = (CLUSTER / "docker" / "Dockerfile.dockerignore").read_text()
 CONSTRAINTS = dict(
@@ -47,6 +49,17 @@ def test_a_damaged_file_is_refused(before, after, problem, tmp_path):
     damaged.write_text(text.replace(before, after))
     found = dockerfile_problems(damaged, ROOT)
     assert [p for p in found if problem in p], found
+
+
+def test_rays_processes_have_the_settings_of_our_own_heads():
+    """Without them Ray lowers its workers' priority, and full memory ends too many of them."""
+    (environment,) = [
+        s["value"]
+        for s in DockerfileParser(str(DOCKERFILE)).structure
+        if s["instruction"] == "ENV" and "RAY_AUTH_MODE" in s["value"]
+    ]
+    for name, value in RAY_SETTINGS.items():
+        assert f"{name}={value}" in environment.split()
 
 
 def test_versions_are_those_of_the_tests():

@@ -12,6 +12,7 @@ import yaml
 from cluster_files import CLUSTER, FILLED, changed, documents, readme_commands
 from cluster_rules import cluster_problems, pod_problems, policy_problems
 from kuberay_schema import KINDS, cluster_spec, parse, unfilled
+from pod_security import refusals
 from ray_options import ray_start_options
 
 from rayembed.pipeline.training_job import training_job
@@ -161,19 +162,25 @@ def test_each_rule_sees_its_problem(path, value, problem):
     assert [p for p in found if problem in p], found
 
 
-EFA = CLUSTER / "kuberay" / "with_efa.py"
+EFA, NODES = ((FOLDER / f"with_{name}.py") for name in ("efa", "nodes"))
+WITH_EFA = (EFA, "--cards", "32")
+WITH_NODES = (NODES, "--runtime-class", "nvidia", "--near", "topology.kubernetes.io/zone")
+
+
+def rendered(document, *scripts):
+    """The document after scripts, each with its arguments."""
+    text = yaml.safe_dump(document)
+    for script in scripts:
+        done = subprocess.run(
+            [sys.executable, *script], input=text, capture_output=True, text=True, check=True
+        )
+        text = done.stdout
+    return yaml.safe_load(text)
 
 
 @pytest.mark.parametrize("document", OURS, ids=lambda document: document["kind"])
 def test_efa_is_added_to_gpu_nodes_alone_and_kubernetes_takes_it(document):
-    done = subprocess.run(
-        [sys.executable, EFA, "--cards", "32"],
-        input=yaml.safe_dump(document),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = yaml.safe_load(done.stdout)
+    found = rendered(document, WITH_EFA)
     valid(found)
     data, gpu = spec_of(found)["workerGroupSpecs"]
     assert data == spec_of(document)["workerGroupSpecs"][0]
@@ -181,9 +188,98 @@ def test_efa_is_added_to_gpu_nodes_alone_and_kubernetes_takes_it(document):
     for kind in ("requests", "limits"):
         assert container["resources"][kind]["vpc.amazonaws.com/efa"] == 32
         assert container["resources"][kind]["nvidia.com/gpu"] == 8
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    # A capability is no use to a user that is not root, and the namespace refuses this one.
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert {"name": "FI_PROVIDER", "value": "efa"} in container["env"]
     assert cluster_problems(spec_of(found), operator_asks=found["kind"] == "RayJob") == []
+
+
+@pytest.mark.parametrize("document", OURS, ids=lambda document: document["kind"])
+def test_gpu_nodes_are_fitted_to_a_cluster(document):
+    found = rendered(document, WITH_NODES)
+    valid(found)
+    data, gpu = spec_of(found)["workerGroupSpecs"]
+    assert data == spec_of(document)["workerGroupSpecs"][0]
+    pod = gpu["template"]["spec"]
+    assert pod["runtimeClassName"] == "nvidia"
+    (one,) = pod["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    term = one["podAffinityTerm"]
+    assert term["topologyKey"] == "topology.kubernetes.io/zone"
+    labels = term["labelSelector"]["matchLabels"]
+    assert labels["ray.io/group"] == gpu["groupName"]
+    assert labels["ray.io/originated-from-cr-name"] == document["metadata"]["name"]
+    assert rendered(document, (NODES,)) == document, "nothing is asked, nothing is changed"
+
+
+def pods_of(document):
+    """Specs of the pods that a document makes, by name."""
+    spec = document.get("spec", {})
+    if document["kind"] in KINDS:
+        cluster = spec_of(document)
+        groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+        names = ["head", *(group["groupName"] for group in cluster["workerGroupSpecs"])]
+        return {n: g["template"]["spec"] for n, g in zip(names, groups, strict=True)}
+    template = spec.get("template")
+    return {} if template is None else {document["metadata"]["name"]: template["spec"]}
+
+
+def enforced():
+    """Level of the Pod Security Standards that the namespace of the manifests enforces."""
+    (namespace,) = (d for p in FILES for d in documents(p) if d["kind"] == "Namespace")
+    return namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+
+
+RENDERED = [d for p in FILES for d in documents(p) if d["kind"] not in KINDS] + [
+    rendered(document, *scripts)
+    for document in OURS
+    for scripts in ((), (WITH_EFA,), (WITH_NODES,), (WITH_EFA, WITH_NODES))
+]
+
+
+def test_the_namespace_admits_every_pod_of_every_manifest():
+    assert enforced() == "baseline"
+    pods = [(name, pod) for document in RENDERED for name, pod in pods_of(document).items()]
+    assert {name for name, _ in pods} == {"mlflow", "redis", "head", "data", "gpu"}
+    assert [
+        (name, refusals(pod, enforced())) for name, pod in pods if refusals(pod, enforced())
+    ] == []
+    # What KubeRay adds to a pod is not ours; our own containers keep to the stricter level.
+    assert [name for name, pod in pods if refusals(pod, "restricted")] == []
+
+
+CONTAINER = "containers.0.securityContext."
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "level", "refused"),
+    [
+        (CONTAINER + "capabilities.add", ["IPC_LOCK"], "baseline", "capabilities"),
+        (CONTAINER + "capabilities.add", ["SYS_ADMIN"], "baseline", "capabilities"),
+        (CONTAINER + "capabilities.add", ["KILL"], "restricted", "capabilities"),
+        (CONTAINER + "capabilities", {}, "restricted", "capabilities"),
+        (CONTAINER + "privileged", True, "baseline", "privileged"),
+        (CONTAINER + "procMount", "Unmasked", "baseline", "procMount"),
+        (CONTAINER + "seLinuxOptions", {"type": "spc_t"}, "baseline", "seLinuxOptions"),
+        (CONTAINER + "allowPrivilegeEscalation", ..., "restricted", "allowPrivilegeEscalation"),
+        ("securityContext.seccompProfile.type", "Unconfined", "baseline", "seccompProfile"),
+        ("securityContext.seccompProfile", ..., "restricted", "seccompProfile"),
+        ("securityContext.runAsNonRoot", ..., "restricted", "runAsNonRoot"),
+        ("securityContext.runAsUser", 0, "restricted", "runAsUser"),
+        ("securityContext.sysctls", [{"name": "kernel.msgmax"}], "baseline", "sysctls"),
+        ("containers.0.ports", [{"hostPort": 80}], "baseline", "hostPort"),
+        ("hostNetwork", True, "baseline", "hostNetwork"),
+        ("volumes.0", {"name": "x", "hostPath": {"path": "/dev"}}, "baseline", "hostPath"),
+        ("volumes.0", {"name": "x", "nfs": {}}, "restricted", "volumes"),
+    ],
+)
+def test_each_row_of_the_standard_refuses_its_pod(path, value, level, refused):
+    pod = pods_of(CLUSTER_OF["RayCluster"])["gpu"]
+    assert refusals(pod, level) == []
+    damaged = changed(pod, path, value)
+    assert any(found.endswith(refused) for found in refusals(damaged, level))
+    assert refusals(damaged, "privileged") == []
+    if level == "restricted":
+        assert refusals(damaged, "baseline") == []
 
 
 def test_redis_and_mlflow_are_as_closed():
