@@ -88,6 +88,9 @@ def test_scores_are_mtebs_result_files_and_one_mlflow_run_has_every_step_once(tr
     (experiment,) = [e for e in client.search_experiments() if e.name == "rayembed"]
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
+    kept = run.data.tags["placement.use_gpu"]
+    assert kept in ("False", "True"), "settled, not auto"
+    assert f"use_gpu: {kept.lower()}\n" in (trained[0] / "run.yaml").read_text()
     history = client.get_metric_history(run.info.run_id, "train/loss")
     assert [point.step for point in history] == [1, 2, 3, 4, 5, 6]
     logged = [r["global_step"] for r in MetricsLog(trained[0] / "metrics.jsonl").records()]

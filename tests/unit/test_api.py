@@ -94,6 +94,9 @@ def test_pairs_become_a_better_model_with_scores(trained):
     assert records < 249 - 24, "copies are trained once"
     assert made.run.stages[0].steps == plan.num_steps == round(3 * records / 16)
     assert made.run.stages[0].epochs == 3
+    # What was left open is settled: in the run, its file and MLflow.
+    assert made.run.placement.use_gpu is torch.cuda.is_available()
+    assert f"use_gpu: {str(torch.cuda.is_available()).lower()}" in made.run.to_yaml()
     assert made.version.startswith(f"models:/{made.run.name}/")
     assert "| stage 1: finetune |" in made._repr_markdown_()
 
