@@ -34,7 +34,7 @@ from rayembed.pipeline.estimate import estimate, gpu_hours
 from rayembed.pipeline.here import Here
 from rayembed.pipeline.on_ray import OnRay
 from rayembed.pipeline.requirements import auto_device, machines
-from rayembed.pipeline.runtime import started, with_device
+from rayembed.pipeline.runtime import runtime_of, started, with_device
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.serving.on_ray import with_devices
 from rayembed.training import here as training_here
@@ -375,6 +375,28 @@ def test_cublas_is_told_before_the_process_uses_its_gpu(monkeypatch):
     check_deterministic_start()
     assert training_here.os.environ[name] == ":4096:8"
     monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"deterministic": True}, True),
+        ({"deterministic": True, "use_gpu": True}, True),
+        ({"deterministic": True, "use_gpu": False}, False),
+        ({}, False),
+    ],
+)
+def test_a_local_run_tells_cublas_before_anything_looks_for_a_gpu(settings, expected, monkeypatch):
+    """The name of a GPU alone makes torch use it."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(pipeline_here, "work_begins", lambda: None)
+    told = []
+    monkeypatch.setattr(pipeline_here, "check_deterministic_start", lambda: told.append("told"))
+    monkeypatch.setattr(pipeline_here, "gpus_here", lambda: told.append("looked") or ONE)
+    runtime = runtime_of(Placement(**settings))
+    runtime.start()
+    runtime.gpus()
+    assert told == [*(["told"] if expected else []), "looked"]
 
 
 def test_a_local_training_takes_deterministic_operations(monkeypatch):

@@ -146,6 +146,13 @@ def test_batches_made_by_processes_give_the_same_weights(made, whole, tmp_path):
     assert not children()
 
 
+def test_deterministic_operations_are_all_there_on_cpus_and_give_the_same_weights(
+    made, whole, tmp_path
+):
+    run = override(made[0], ["placement.deterministic=true"])
+    assert equal(train(made, tmp_path / "run", run=run)[0], whole)
+
+
 class Interrupts(Callback):
     """Sends a signal to this process after a step, so many times."""
 

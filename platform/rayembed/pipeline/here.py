@@ -30,15 +30,27 @@ from rayembed.training.here import take_device, train_here, train_stage_here
 
 
 class Here:
-    """The runtime of this process; a `Runtime`."""
+    """The runtime of this process; a `Runtime`.
+
+    Args:
+        deterministic: whether a GPU must compute the same bits each time.
+    """
 
     execute = staticmethod(execute_here)
     train = staticmethod(train_here)
     train_stage = staticmethod(train_stage_here)
 
+    def __init__(self, *, deterministic: bool = False) -> None:
+        self._deterministic = deterministic
+
     def start(self) -> None:
-        """Keep the libraries' progress out of the log, as on Ray; warnings stay."""
+        """Keep the libraries' progress out of the log, as on Ray; warnings stay.
+
+        Sets what torch reads when it first uses a GPU.
+        """
         work_begins()
+        if self._deterministic:
+            check_deterministic_start()
         set_unset(MLFLOW)
         set_allocator()
         quiet()
@@ -56,8 +68,6 @@ class Here:
         the CPUs and the GPU of a worker, which works.
         """
         if placement.on_gpu:
-            if placement.deterministic:
-                check_deterministic_start()
             facts = gpu_facts()
             # A driver that is too old would count as no GPU below.
             if facts.driver is not None and (problem := gpu_problem(facts)):

@@ -158,7 +158,8 @@ def runtime_of(placement: RuntimeSettings) -> Runtime:
         from rayembed.pipeline.here import Here
 
         logger.info("this process does the work, without Ray (placement.runtime)")
-        return Here()
+        may_use_gpu = getattr(placement, "use_gpu", False) is not False
+        return Here(deterministic=may_use_gpu and getattr(placement, "deterministic", False))
     from rayembed.pipeline.on_ray import OnRay
 
     return OnRay()
