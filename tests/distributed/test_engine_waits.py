@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from engine_waits import engine_waits
+from operators import Operators, has_cuda_kernel
 from run_distributed import run_distributed
 from toy_model import ToyModel
 from train_made_up import made_up_batch
@@ -81,6 +82,28 @@ def cases(rank, world):
     engine_module.deepspeed_settings = lambda *given: before(*given) | {"timers": {}}
     timed = {case: waits_of(world, *case, 60) for case in CASES if case[1] == "float32"}
     return found, asking, timed
+
+
+def operators_of_engines(rank, world):
+    """Names of what two steps run under each ZeRO stage and optimiser."""
+    with Operators() as operators:
+        for zero, optimizer in ((0, "adamw"), (2, "adamw"), (3, "adamw"), (0, "muon"), (2, "muon")):
+            stage = STAGE.model_dump() | {"optimizer": {"kind": optimizer, "learning_rate": 0.01}}
+            stage = parse(StageConfig, stage)
+            model = ToyModel(context=False).to(torch.bfloat16)
+            engine = DeepSpeedEngine(model, stage, Placement(zero_stage=zero), "bfloat16", world)
+            settings = StepSettings(60, True, torch.device("cpu"), pass_cost_tokens=1)
+            for number in range(2):
+                batch = made_up_batch(model, stage, number)
+                run_step(model, engine.forward, engine.backward, batch, stage, settings)
+                engine.step(1.0)
+    return operators.names
+
+
+def test_engines_and_optimisers_have_kernels_on_cuda():
+    (names,) = run_distributed(operators_of_engines, 1)
+    assert len(names) > 60
+    assert {name for name in names if not has_cuda_kernel(name)} == set()
 
 
 @pytest.fixture(scope="module", params=[1, 2])

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from nccl_rules import NcclRules, difference
 
 IMPORTED_ONCE = (
     "deepspeed",
@@ -42,7 +43,7 @@ def run_distributed(
     """What `function(rank, world, *args)` returns in each of `world` processes, in order of rank.
 
     The processes find each other through a file, so that no port can be taken; a failure in one
-    ends all and is raised here with its traceback.
+    ends all and is raised here with its traceback. What NCCL would refuse, or hang at, is one.
     """
     # A test file is no importable module: the child loads it by its path.
     payload = pickle.dumps((inspect.getfile(function), function.__name__, args))
@@ -60,7 +61,10 @@ def run_distributed(
         except Exception:  # noqa: BLE001  whatever it was is told by the children
             errors = [p.read_text() for p in sorted(Path(folder).glob("error*"))]
             raise AssertionError("\n".join(errors) or "a process ended without an error") from None
-        return [pickle.loads((Path(folder) / f"result{r}").read_bytes()) for r in range(world)]
+        told = [pickle.loads((Path(folder) / f"result{r}").read_bytes()) for r in range(world)]
+    apart = difference({rank: calls for rank, (_, calls) in enumerate(told)})
+    assert apart is None, f"NCCL would hang: {apart}"
+    return [result for result, _ in told]
 
 
 def _start_method(accelerator: str) -> str:
@@ -80,6 +84,8 @@ def _child(rank: int, world: int, payload: bytes, folder: str, accelerator: str)
     if accelerator == "cuda":
         torch.cuda.set_device(rank)
     backend = "nccl" if accelerator == "cuda" else "gloo"
+    rules = NcclRules(accelerator)
+    rules.install()
     dist.init_process_group(
         backend, init_method=f"file://{folder}/store", rank=rank, world_size=world
     )
@@ -90,7 +96,8 @@ def _child(rank: int, world: int, payload: bytes, folder: str, accelerator: str)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         function = getattr(module, name)
-        (Path(folder) / f"result{rank}").write_bytes(pickle.dumps(function(rank, world, *args)))
+        result = function(rank, world, *args)
+        (Path(folder) / f"result{rank}").write_bytes(pickle.dumps((result, rules.calls)))
     except BaseException:
         (Path(folder) / f"error{rank}").write_text(f"rank {rank}:\n{traceback.format_exc()}")
         raise

@@ -52,10 +52,12 @@ def _backward(
 
 @contextmanager
 def varlen_on_cpu(
-    patch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)
+    patch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), *, tried: bool = False
 ) -> Iterator[None]:
-    """Within, packed texts on a CPU go the way that they go on a GPU of the capability, and
-    `unpadded=always` packs without a trial.
+    """Within, packed texts on a CPU go the way that they go on a GPU of the capability.
+
+    Args:
+        tried: whether models are tried before they pack.
     """
     properties = SimpleNamespace(major=capability[0], minor=capability[1])
 
@@ -67,5 +69,6 @@ def varlen_on_cpu(
         library.impl("_varlen_attn_backward", _backward, "CPU")
         within.setattr(torch.cuda, "get_device_properties", lambda _=None: properties)
         within.setattr(varlen, "reference", kernel)
-        within.setattr(unpadded, "_why_padded", lambda _: None)
+        if not tried:
+            within.setattr(unpadded, "_why_padded", lambda _: None)
         yield

@@ -7,6 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 from host_waits import COPY_TO_HOST, META, host_waits
+from operators import Operators, has_cuda_kernel
 from tiny_adaptation import masked_model, save_masked
 from tiny_models import save_encoder, save_nomic, wordpiece_tokenizer
 from torch.nn import functional
@@ -163,6 +164,14 @@ def test_loss_and_gradients_are_those_of_plain_torch_for_any_micro_batches(folde
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(grads[name], parameter.grad, atol=1e-6, rtol=1e-4)
     assert passes == {1, 2, 3}
+
+
+def test_a_step_has_kernels_on_cuda(folders):
+    with Operators() as operators:
+        stepped(folders["bert"], 60)
+    names = {name for name in operators.names if "flash_attention_for_cpu" not in name}
+    assert len(names) > 40
+    assert all(map(has_cuda_kernel, names))
 
 
 def test_a_step_reads_from_its_device_once(folders, monkeypatch):

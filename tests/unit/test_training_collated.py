@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from made_up_records import made_up_records
+from tiny_folders import TINY, tiny_parts, tiny_settings
 from toy_model import ToyModel
 
 from rayembed.ahead import done_ahead
@@ -14,6 +15,7 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import DataError
+from rayembed.models.build import build_model
 from rayembed.training import step as step_module
 from rayembed.training.contrastive import CONTRASTIVE
 from rayembed.training.step import EngineModule, StepSettings, run_step
@@ -155,3 +157,30 @@ def test_an_early_end_closes_the_items_and_an_error_comes_in_its_turn():
     assert next(failing) == 2
     with pytest.raises(DataError, match="broken"):
         next(failing)
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_a_filler_uses_all_that_a_micro_batch_uses(kind, tmp_path, monkeypatch):
+    """A worker reduces the gradients that it has: with fewer than others it would reduce others."""
+    model = build_model(tiny_settings(kind), tiny_parts(kind, tmp_path), seed=1).train()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    used = []
+
+    def backward(loss, last):
+        loss.backward()
+        used.append(frozenset(name for name, p in trained.items() if p.grad is not None))
+        model.zero_grad()
+
+    def needed(ready, everyone, device):
+        more = {"passes": 2, "context_passes": 2 if model.uses_context else 0}
+        own = ready.needed
+        return own._replace(**{n: getattr(own, n) + more[n] for n in more}), ready.repeated
+
+    monkeypatch.setattr(step_module, "_of_all_workers", needed)
+    engine = EngineModule(model, STAGE.loss)
+    back = partial(run_step, model, engine, backward, batch(model), STAGE)
+    report = back(settings(cache=True))
+    assert len(used) > report.micro_batches if model.uses_context else len(used) == report.micro_batches
+    kinds = set(used)
+    assert len(kinds) == 1 + model.uses_context, "passes over texts, passes over the context"
+    assert frozenset.union(*kinds) == set(trained)

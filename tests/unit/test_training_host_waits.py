@@ -7,6 +7,7 @@ import architecture_contract as contract
 import pytest
 import torch
 import torch.distributed as dist
+from every_loss import LOSSES, stage_of
 from host_waits import COPY_TO_DEVICE, COPY_TO_HOST, META, VALUE, host_waits, packs_on_meta
 from made_up_records import made_up_records
 from made_up_teachers import TEACHERS
@@ -52,15 +53,6 @@ def on_meta(kind, parts, unpadded):
         if isinstance(module, ExpertMlps):
             module.products = "grouped"
     return model.to(META, torch.bfloat16)
-
-
-def stage_of(loss, *, in_batch=True, negatives=2):
-    """A stage with a loss, and with teachers where it has vectors of theirs."""
-    batch = {"global_pairs": 8, "num_negatives": negatives, "in_batch_negatives": in_batch}
-    settings = {"name": "s", "datasets": {"d": 1}, "batch": batch, "loss": loss, "steps": 3}
-    if "teachers" in str(loss) or "distillation" in str(loss):
-        settings["teachers"] = [{"teacher": "five"}, {"teacher": "eight"}]
-    return parse(StageConfig, settings | {"optimizer": {"learning_rate": 0.1}})
 
 
 def step(
@@ -129,17 +121,6 @@ def test_a_step_over_padded_texts_waits_for_what_transformers_asks(kind, parts, 
     assert waits.kinds.pop(VALUE, 0) == passes * ASKED[kind]
     assert waits.kinds == ONE_READ, waits.places
     assert all("masking_utils" in place for place in waits.places if VALUE in place)
-
-
-LOSSES = {
-    "infonce": {"dimensions": [4], "spread_out": 1.0, "precisions": ["int8", "binary"]},
-    "siglip": {"kind": "siglip"},
-    "listwise_kl": {"kind": "listwise_kl", "false_negatives": {"margin": 0.1}},
-    "margin_mse": {"kind": "margin_mse"},
-    "vector_distillation": {"kind": "vector_distillation"},
-    "similarity_distillation": {"kind": "similarity_distillation"},
-    "false negatives": {"false_negatives": {"by": "teachers", "margin": 0.1}},
-}
 
 
 def toy():
