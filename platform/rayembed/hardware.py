@@ -258,8 +258,7 @@ def total_memory() -> int:
 def release_memory() -> None:
     """Free what nothing refers to any more, also for other processes of a GPU that is in use."""
     gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # nothing where no GPU is in use
 
 
 def memory_in_use(device: str) -> str:

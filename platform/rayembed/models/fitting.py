@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rayembed.errors import DeviceMemoryError
-from rayembed.hardware import memory_in_use, release_memory, say_once
+from rayembed.hardware import default_device, memory_in_use, release_memory, say_once
 
 T = TypeVar("T")
 
@@ -94,10 +94,6 @@ def _say(before: str, after: str, says: str) -> None:
 
 def _no_room(what: str, advice: str, says: str) -> DeviceMemoryError:
     return DeviceMemoryError(
-        f"{what} does not fit into memory: {memory_in_use(_device())}. End what else uses the GPU, "
-        f"{advice}, or take a GPU with more memory. PyTorch says: {says}"
+        f"{what} does not fit into memory: {memory_in_use(default_device())}. End what else uses "
+        f"the GPU, {advice}, or take a GPU with more memory. PyTorch says: {says}"
     )
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_initialized() else "cpu"

@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +25,7 @@ from rayembed.data.plan.stream import prefetched
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError
-from rayembed.hardware import micro_batch_tokens, pass_cost_tokens, step_processes
+from rayembed.hardware import pass_cost_tokens, step_processes
 from rayembed.models.contract import EmbeddingModel, TrainableModel, load_trainable_state
 from rayembed.models.unpadded import packs
 from rayembed.training.checkpoint import (
@@ -283,14 +282,8 @@ class StageTrainer:
         if placement.compile_layers:
             model.compile_layers()
         seed_worker(self.seed, self._number)
-        kind = self.device.type
-        settings = StepSettings(
-            micro_batch_tokens=placement.micro_batch_tokens or micro_batch_tokens(kind),
-            grad_cache=room,
-            device=self.device,
-            pass_cost_tokens=placement.pass_cost_tokens or pass_cost_tokens(kind, model),
-            seed=self.seed,
-        )
+        # Counted now: an engine may partition the parameters.
+        pass_cost = placement.pass_cost_tokens or pass_cost_tokens(self.device.type, model)
         engine = DeepSpeedEngine(
             model,
             self.stage,
@@ -306,8 +299,13 @@ class StageTrainer:
             start.restore(engine)
             position = start.position
             logger.info("stage %s goes on after step %d", self.stage.name, position.step)
-        tokens = self._memory.settle(room, model, engine.forward)
-        settings = replace(settings, micro_batch_tokens=tokens)
+        settings = StepSettings(
+            micro_batch_tokens=self._memory.settle(room, model, engine.forward),
+            grad_cache=room,
+            device=self.device,
+            pass_cost_tokens=pass_cost,
+            seed=self.seed,
+        )
         self.train(engine, settings, position.step, position.dropped_steps)
         return engine
 
