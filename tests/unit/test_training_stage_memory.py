@@ -10,7 +10,7 @@ import torch
 from architecture_contract import STAGE
 from own_pairs import own_run
 from small_device import SmallDevice
-from tiny_folders import tiny_parts, tiny_settings
+from tiny_folders import TINY, tiny_parts, tiny_settings
 
 from rayembed.config.data_run import data_of
 from rayembed.config.override import override
@@ -195,11 +195,11 @@ def on_gpu(tmp_path, monkeypatch):
     """Settles a start's tokens of a pass on a GPU with so many free bytes, in the memory of this
     machine; the plan is kept in the test's folder.
     """
-    parts = tiny_parts("biencoder", tmp_path / "parts")
     monkeypatch.setattr(stage_memory, "to_device", lambda batch, _: batch)
 
-    def settle(free, *, recompute="auto", unpadded="always", **placement):
-        model = build_model(tiny_settings("biencoder"), parts, seed=1)
+    def settle(free, *, kind="biencoder", recompute="auto", unpadded="always", **placement):
+        parts = tiny_parts(kind, tmp_path / "parts")
+        model = build_model(tiny_settings(kind), parts, seed=1)
         model.unpadded = unpadded
         asked = Placement(use_gpu=True, **placement)
         memory = StageMemory(STAGE, asked, torch.device("cuda"), str(tmp_path))
@@ -227,6 +227,11 @@ def test_tokens_of_a_pass_go_by_memory_and_stay_for_the_stage(on_gpu, tmp_path, 
     (tmp_path / MEMORY_FILE).unlink()
     assert on_gpu(0) == 8192
     assert on_gpu(GIB, micro_batch_tokens=300) == 300
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_a_pass_of_every_architecture_is_measured(on_gpu, kind):
+    assert 8192 <= on_gpu(GIB, kind=kind) <= 131_072
 
 
 def test_padded_passes_keep_the_smaller_number(on_gpu, tmp_path):
