@@ -8,7 +8,7 @@ from toy_model import ToyModel
 from rayembed.errors import ConfigError, DataError
 from rayembed.models import encoding, passes
 from rayembed.models.contract import cost
-from rayembed.models.encoding import encode, encode_tokens
+from rayembed.models.encoding import corpus_budget, encode, encode_tokens
 from rayembed.models.micro_batches import cut_by_length
 
 TEXTS = ["abc", "a longer text than that", "abc", "z", "a longer text than that", "mid size"]
@@ -37,6 +37,16 @@ def test_order_duplicates_and_mode(budget):
         with torch.no_grad():
             alone = forward(batch).embeddings[0].numpy()
         np.testing.assert_allclose(found[row], alone, atol=1e-6)
+
+
+def test_passes_of_small_models_on_a_gpu_are_larger(monkeypatch):
+    """Those of a large one hide their launches."""
+    model = ToyModel()
+    assert corpus_budget(model) == 2048
+    monkeypatch.setattr(ToyModel, "device", torch.device("cuda"))
+    assert corpus_budget(model) == 65_536
+    model.large = torch.nn.Parameter(torch.empty(7 * 10**9, device="meta"))
+    assert corpus_budget(model) == 16_384
 
 
 def test_no_texts_give_no_vectors():

@@ -27,6 +27,10 @@ _CPU_TEXTS, _GPU_TEXTS = 65_536, 2048
 On CPUs the tokens' memory decides: tokenising takes from encoding what it gains. A GPU waits for
 the first texts alone, and packs what is not sorted as well."""
 _CPU_TOKENS, _GPU_TOKENS = 2048, 16384
+_SMALL_MODEL, _GPU_TOKENS_OF_SMALL = 10**9, 65_536
+"""Parameters below which a GPU computes 16,384 tokens faster than the host launches their pass, and
+the tokens of a pass then. BERT base's forward passes took 16 ms beside an H200 (those that GradCache
+adds, docs/LOG.md), which computes them in 5 by a roofline."""
 
 PROBES = ("Paris", "the quick brown fox jumps over the lazy dog", "7 wonders of the world")
 """Texts that a model is tried on where none are given."""
@@ -59,8 +63,9 @@ def encode(
         instruction: task definition before each text; None: that of the model for the role, if it
             learnt a single one; "": none.
         tokens_per_batch: tokens of a micro-batch, padding included; one longer text makes its own.
-            None: 16384 on a GPU, 2048 on a CPU, where 16384 outgrow the caches (in bfloat16 on two
-            cores: all-MiniLM-L6-v2 147 against 128 texts a second, SmolLM2-135M 20 against 13).
+            None: on a GPU 16384, of models below a billion parameters 65536; 2048 on a CPU, where
+            16384 outgrow the caches (in bfloat16 on two cores: all-MiniLM-L6-v2 147 against 128
+            texts a second, SmolLM2-135M 20 against 13).
         progress: called with the number of distinct texts encoded so far, and of all.
         allow_empty: embed texts without a visible character by their special tokens.
         context: what `encode_context` gives for documents of the corpus; None: the corpus that the
@@ -129,8 +134,7 @@ def encode_tokens(
     `check`, which is called with the vectors of each micro-batch and the numbers of its texts.
     """
     vectors = np.empty((len(tokens), model.dimensions[0]), dtype=np.float32)
-    device = model.device
-    budget = tokens_per_batch or default_budget(device)
+    budget = tokens_per_batch or corpus_budget(model)
     was_training = model.training
     model.eval()
     try:
@@ -170,7 +174,6 @@ def encode_context(
     Args:
         progress: called with the number of documents embedded so far, and of all.
     """
-    device = model.device
     tokens = _tokenize(model, list(documents), "document", "", True)
     vectors: list[Tensor] = [torch.empty(0)] * len(tokens)
     done = 0
@@ -178,7 +181,7 @@ def encode_context(
     model.eval()
     try:
         costs = [cost(one) for one in tokens]
-        budget = tokens_per_batch or default_budget(device)
+        budget = tokens_per_batch or corpus_budget(model)
         for chosen, made in passes(model, tokens, costs, budget, model.embed_context):
             for place, vector in zip(chosen, made, strict=True):
                 vectors[place] = vector
@@ -307,8 +310,15 @@ def _not_finite(texts: Sequence[str], places: np.ndarray, single: bool) -> Artif
 
 
 def default_budget(device: torch.device) -> int:
-    """Tokens of a micro-batch on the device, where none are stated."""
+    """Tokens of a batch that several callers wait for, where none are stated."""
     return _CPU_TOKENS if device.type == "cpu" else _GPU_TOKENS
+
+
+def corpus_budget(model: EmbeddingModel) -> int:
+    """Tokens of a micro-batch of many texts on the model's device, where none are stated."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    small = model.device.type != "cpu" and parameters < _SMALL_MODEL
+    return _GPU_TOKENS_OF_SMALL if small else default_budget(model.device)
 
 
 def _tokenize(
