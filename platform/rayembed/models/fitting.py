@@ -44,38 +44,27 @@ def fewer_tokens(model: nn.Module, texts: int, tokens: int, says: str) -> None:
 
 
 class TextsAtOnce:
-    """Number of texts that a library embeds at a time, halved whenever memory runs out.
+    """Number of texts that a library embeds at a time, halved whenever memory runs out."""
 
-    Args:
-        most: texts at a time, where memory suffices.
-    """
+    def __init__(self, number: int) -> None:
+        self.number = number
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._room: int | None = None
-        """Texts at a time times their length; None: memory has not run out."""
-
-    def __call__(self, work: Callable[[int], T], length: int = 1) -> T:
-        """Result of `work` of a number of texts; called with half of it until memory suffices.
-
-        Args:
-            length: of the longest text, in any unit; shorter texts go more at a time.
+    def __call__(self, work: Callable[[int], T]) -> T:
+        """Result of `work` of the number; called with half of it until memory suffices.
 
         Raises:
             DeviceMemoryError: memory does not suffice for one text.
         """
         while True:
-            number = self._most
-            if self._room is not None:
-                number = max(1, min(number, self._room // max(1, length)))
             try:
-                return work(number)
+                return work(self.number)
             except torch.OutOfMemoryError as error:
                 says = first_line(error)
-            if number == 1:
+            before, self.number = self.number, self.number // 2
+            if not self.number:
+                self.number = 1
                 raise _no_room("one text", "lower its max_length", says)
-            self._room = number // 2 * length
-            _say(f"{number:,} texts", f"{number // 2:,} as long as these", says)
+            _say(f"{before:,} texts", f"{self.number:,}", says)
 
 
 def first_line(error: BaseException) -> str:
