@@ -27,7 +27,7 @@ TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' cluster/constraints.txt)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv quickstart causal2vec-quickstart cde-quickstart nomic-quickstart papers test paths unit check \
-  slow drill mlflow clean
+  slow cuda-wheel drill mlflow clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 32
@@ -88,6 +88,20 @@ paths: $(STAMP) ## the tests that look at paths, from a copy with an awkward one
 
 slow: $(STAMP) ## the tests that take many minutes each, one after the other
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+# The index may have a CPU build beside it, whose version counts as newer: `===` takes no other.
+CUDA := .venv-cuda
+CUDA_STAMP := $(CUDA)/.installed
+
+$(CUDA_STAMP): pyproject.toml cluster/constraints.txt tests/support/no_accelerator.c
+	$(PYTHON) -m venv $(CUDA)
+	$(CUDA)/bin/python -m pip install --disable-pip-version-check --quiet torch===$(TORCH)
+	$(CUDA)/bin/python -m pip install --disable-pip-version-check --quiet -e ".[cpu,dev]" -c cluster/constraints.txt
+	$(CC) -shared -fPIC -O1 -o $(CUDA)/no_accelerator.so tests/support/no_accelerator.c
+	touch $@
+
+cuda-wheel: $(CUDA_STAMP) ## steps by the code of a GPU, without one, in torch's CUDA build (5 GB in .venv-cuda)
+	LD_PRELOAD="$(CURDIR)/$(CUDA)/no_accelerator.so" $(CUDA)/bin/python -m pytest tests/cuda_wheel $(ARGS)
 
 drill: $(STAMP) ## faults thrown at a small run, one after the other; a table of what they cost
 	PYTHONPATH=tests/support $(BIN)/python tests/drill/run_drill.py $(ARGS)
