@@ -197,7 +197,8 @@ class Roofline:
                 bare = layers - kept - products
                 less = bare * (graph.layer - graph.input)
                 less += products * (graph.layer - graph.products)
-                again = 0.0 if kept == layers else graph.layer
+                again = graph.layer - (graph.input if bare else graph.products)
+                again *= kept < layers
                 if held * (graph.whole - less) + of_pass * again <= room:
                     return graphs, kept, products
         return False, 0, 0

@@ -122,7 +122,7 @@ class RuntimeModel(TransformerModel):
         """The model, in evaluation mode whatever is asked."""
         return super().train(False)
 
-    def recompute_layers(self, number: int | None = None) -> None:
+    def recompute_layers(self, number: int | None = None, between_products: int = 0) -> None:
         """Refuse, as there are none."""
         raise ConfigError(no_training(self.folder, self.graph))
 

@@ -18,7 +18,7 @@ from rayembed.distributed.collectives import largest, rank
 from rayembed.distributed.random_state import capture, replayed
 from rayembed.hardware import free_memory, packed_tokens
 from rayembed.models.contract import TrainableModel
-from rayembed.models.layers import recomputable_layers
+from rayembed.models.layers import keeps_products, recomputable_layers
 from rayembed.training.live_bytes import LiveBytes
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ they work, buffers in which gradients are reduced, and on CPUs for other process
 
 _LESS = 0.75
 """Share of the bytes of a step that ran out of memory which the next start may keep."""
+_WORTH = 0.1
+"""Least share of a layer's bytes for which it keeps its products alone."""
 
 Choice = bool | Literal["auto"]
 
@@ -53,16 +55,28 @@ class Way:
     """Whether the graphs of all passes are; else GradCache makes them again one by one."""
     recomputed: int
     """Layers whose activations are computed again in the backward pass."""
+    between_products: int = 0
+    """Further layers that are computed again but for their matrix products and attention."""
 
 
-def ways(grad_cache: Choice, recompute: Choice, layers: int) -> list[Way]:
+def ways(
+    grad_cache: Choice, recompute: Choice, layers: int, *, products: bool = False
+) -> list[Way]:
     """What may be kept, in the order of what the backward pass costs then.
 
-    A layer that is computed again costs its share of the second forward pass that GradCache makes.
+    A layer that is computed again costs its share of the second forward pass that GradCache makes;
+    one that keeps its products costs element-wise work.
+
+    Args:
+        products: whether layers may keep their products alone.
     """
     graphs = [True, False] if grad_cache == "auto" else [not grad_cache]
     numbers = range(layers + 1) if recompute == "auto" else [layers if recompute else 0]
-    return [Way(all_of_them, number) for all_of_them in graphs for number in numbers]
+    layers_of = [(number, 0) for number in numbers]
+    if recompute == "auto" and products:
+        layers_of = [(0, number) for number in numbers]
+        layers_of += [(number, layers - number) for number in numbers[1:]]
+    return [Way(all_of_them, *numbers) for all_of_them in graphs for numbers in layers_of]
 
 
 class GraphRoom:
@@ -110,6 +124,8 @@ class GraphRoom:
         self._left: float | None = None
         self._whole: float | None = None
         self._bare: float | None = None
+        self._saved_by_products: float | None = None
+        """Bytes a token that a layer takes less where it keeps its products alone."""
 
     def keeps_graphs(
         self, forward: Callable[[], Any], measured: int, tokens: Tokens, *, several: bool = True
@@ -124,14 +140,17 @@ class GraphRoom:
             several: whether there are passes for GradCache to tell apart.
         """
         self.tokens = tokens
-        found = ways(self._grad_cache if several else False, self._recompute, self._layers)
-        way = found[-1]
-        if len(found) > 1:
-            fitting = (one for one in found if self._fits(one, tokens, forward, measured))
-            way = next(fitting, way)
+        grad_cache = self._grad_cache if several else False
+        found = ways(grad_cache, self._recompute, self._layers)
+        way = found[0]
+        if len(found) > 1 and not self._fits(way, tokens, forward, measured):
+            products = self._recompute == "auto" and self._products_are_less(forward, measured)
+            found = ways(grad_cache, self._recompute, self._layers, products=products)
+            fitting = (one for one in found[1:] if self._fits(one, tokens, forward, measured))
+            way = next(fitting, found[-1])
         self._is_last = way == found[-1]
         if self._recompute == "auto":
-            self._model.recompute_layers(way.recomputed)
+            self._model.recompute_layers(way.recomputed, way.between_products)
         return way.graphs
 
     def less(self) -> int | None:
@@ -169,6 +188,35 @@ class GraphRoom:
             )
         return tokens
 
+    def _products_are_less(self, forward: Callable[[], Any], measured: int) -> bool:
+        """Whether a layer that keeps its products alone takes less than the whole one; measured
+        once, by a collective.
+        """
+        parts, layers = self._model.trained_parts, self._layers
+        if not keeps_products(parts):
+            return False
+        if self._saved_by_products is None:
+            of_layer = self._of_layer(forward, measured)
+            if recomputable_layers(parts)[0]._compiled_call_impl is None:
+                # One layer, as all of them might not fit.
+                self._model.recompute_layers(layers - 1, 1)
+                taken = graph_bytes(forward)
+                of_products = self._of_token(taken, measured, " with the products of a layer")
+                self._saved_by_products = of_layer - (of_products - (self._bare or 0.0))
+            else:
+                self._model.recompute_layers(0, layers)
+                taken = saved_bytes(forward, self._model)
+                of_products = self._of_token(taken, measured, " with the products of layers")
+                self._saved_by_products = ((self._whole or 0.0) - of_products) / layers
+        return self._saved_by_products > _WORTH * self._of_layer(forward, measured)
+
+    def _of_layer(self, forward: Callable[[], Any], measured: int) -> float:
+        """Bytes a token that a layer takes more than one that is recomputed."""
+        if self._bare is None:
+            self._model.recompute_layers()
+            self._bare = self._of_token(graph_bytes(forward), measured, " with layers recomputed")
+        return ((self._whole or 0.0) - self._bare) / self._layers
+
     def _fits(self, way: Way, tokens: Tokens, forward: Callable[[], Any], measured: int) -> bool:
         if self._left is None:
             self._left = -largest(-int(self._room()), self._device)
@@ -184,13 +232,14 @@ class GraphRoom:
             if self._recompute == "auto":
                 self._model.recompute_layers(0)
             self._whole = self._of_token(saved_bytes(forward, self._model), measured)
-        if not way.recomputed:
+        if not (way.recomputed or way.between_products):
             return self._holds(kept * self._whole)
-        of_layer = (self._whole - (self._bare or 0.0)) / self._layers
+        of_layer = self._of_layer(forward, measured)
+        by_products = self._saved_by_products or 0.0
+        saved = way.recomputed * of_layer + way.between_products * by_products
         # While a layer is computed again its graph is there too.
-        return self._holds(
-            kept * (self._whole - way.recomputed * of_layer) + tokens.of_pass * of_layer
-        )
+        again = of_layer if way.recomputed else by_products
+        return self._holds(kept * (self._whole - saved) + tokens.of_pass * again)
 
     def _holds(self, needed: float) -> bool:
         self._needed = needed
