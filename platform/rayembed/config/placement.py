@@ -159,9 +159,10 @@ class Placement(UnitLimit, RuntimeSettings):
     """Whether to use GradCache: a second forward pass of all texts for the memory of one
     micro-batch. False keeps the graphs of all; `auto` does so in steps whose graphs fit the memory
     that is there, measured in the first one."""
-    compile_layers: bool = False
-    """Fuse the element-wise work of each layer by `torch.compile`, which takes minutes once. Not
-    with `zero_stage` 3, whose weights come and go within the layers. Not measured on GPUs."""
+    compile_layers: bool | Literal["auto"] = "auto"
+    """Whether to fuse the element-wise work of each layer by `torch.compile`, which takes a minute
+    or two once. `auto`: on GPUs of compute capability 8.0 or later, in stages that take some 20
+    minutes or more. Not with `zero_stage` 3, whose weights come and go within the layers."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Whether to recompute activations layer by layer in the backward pass. `auto`: in as many
     layers as do not fit the memory that is there, measured in the first step."""
@@ -212,10 +213,10 @@ class Placement(UnitLimit, RuntimeSettings):
 
     @model_validator(mode="after")
     def _compiled_layers_are_whole(self) -> "Placement":
-        if self.compile_layers and self.zero_stage == 3:
+        if self.compile_layers is True and self.zero_stage == 3:
             raise ValueError(
                 "placement.compile_layers needs whole weights in the layers, and zero_stage=3 "
-                "partitions them; set zero_stage to 2 or below, or compile_layers=false"
+                "partitions them; set zero_stage to 2 or below, or compile_layers=auto"
             )
         return self
 

@@ -35,6 +35,7 @@ from rayembed.training.checkpoint import (
     save_checkpoint,
     seed_worker,
 )
+from rayembed.training.compiling import compiles
 from rayembed.training.dropped import DroppedSteps
 from rayembed.training.engine import DeepSpeedEngine, expert_group
 from rayembed.training.expert_parallel import spread_experts
@@ -262,6 +263,7 @@ class StageTrainer:
             load_trainable_state(model, start.weights())
         if placement.expert_parallel > 1:  # before they take room on a device
             spread_experts(model, expert_group(placement.expert_parallel))
+        self._compiled = compiles(placement, self.stage, model, self.device)
         model, states = model.to(self.device), None
         if isinstance(model, EmbeddingModel):
             model.unpadded = placement.unpadded
@@ -279,7 +281,7 @@ class StageTrainer:
             ),
             limit=self._memory.plan.graph_bytes,
         )
-        if placement.compile_layers:
+        if self._compiled:
             model.compile_layers()
         seed_worker(self.seed, self._number)
         # Counted now: an engine may partition the parameters.
@@ -322,7 +324,7 @@ class StageTrainer:
         teacher.unpadded = self.placement.unpadded
         if packs(model) and not packs(teacher):  # both read the same micro-batches
             model.unpadded = "never"
-        if self.placement.compile_layers:
+        if self._compiled:
             teacher.compile_layers()
         return StateErrors(model, teacher)
 
