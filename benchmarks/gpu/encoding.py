@@ -1,29 +1,33 @@
 """Encoding on one GPU: rayembed beside sentence-transformers, and vLLM where it is installed.
 
 The same texts and weights in bfloat16, for a small encoder, one of BERT's base size and a
-bi-encoder of Mistral-7B's size. First each side's vectors are compared with those in float32. Text
-Embeddings Inference is a server of its own: `serving.py --url` measures it.
-Run: python -m benchmarks.gpu.encoding [--toy] [--models minilm bert 7b] [--folder DIR]
+bi-encoder of Mistral-7B's size. First each side's vectors are compared with those in float32, or of
+models that `--check` leaves out with those of the side that ran first. Text Embeddings Inference is
+a server of its own: `serving.py --url` measures it.
+Run: python -m benchmarks.gpu.encoding [--toy] [--models minilm bert 7b] [--sides auto threads]
+     [--check minilm bert] [--folder DIR]
 """
 
 import gc
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from benchmarks.gpu import made_up
+from benchmarks.gpu import made_up, peers, predictions
 from benchmarks.gpu.measuring import (
+    Table,
     arguments,
-    check,
+    compare,
     device_of,
-    has_flash_attention,
+    gpu_name,
     machine_line,
+    mixed,
     peak_gb,
-    print_table,
     product_flops,
     reset_peak,
     tokens_of,
@@ -73,14 +77,8 @@ def one_after_the_other(folder: Path, device: torch.device, dtype: str) -> Encod
     return waiting
 
 
-def peer(folder: Path, device: torch.device, dtype: str, *, attention: str, batch: int) -> Encode:
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(
-        str(folder),
-        device=str(device),
-        model_kwargs={"attn_implementation": attention, "dtype": getattr(torch, dtype)},
-    )
+def peer(folder: Path, device: torch.device, dtype: str, attention: str, batch: int) -> Encode:
+    model = peers.loaded(folder, device, dtype, attention)
     return lambda texts: np.asarray(
         model.encode(texts, batch_size=batch, normalize_embeddings=True, show_progress_bar=False),
         dtype=np.float32,
@@ -99,83 +97,101 @@ def vllm(folder: Path, dtype: str) -> Encode:
     return encode
 
 
+SIDES = {
+    "auto": "rayembed",
+    "in-turn": "rayembed, without threads",
+    "peer": "sentence-transformers",
+    "vllm": "vLLM (its own pooling: vectors are not compared)",
+}
+"""Names on the command line → what they are called in the table; `peer` is one side or two."""
+
+
 def sides(
-    folder: Path, device: torch.device, dtype: str, batch: int
+    folder: Path, device: torch.device, dtype: str, batch: int, chosen: Sequence[str]
 ) -> Iterator[tuple[str, Callable[[], Encode]]]:
-    """Name, and what loads the model."""
-    name = "sentence-transformers"
-    yield "rayembed", lambda: ours(folder, device, dtype)
-    yield "rayembed, without threads", lambda: one_after_the_other(folder, device, dtype)
-    yield (
-        f"{name}, SDPA",
-        lambda: peer(folder, device, dtype, attention="sdpa", batch=batch),
-    )
-    if has_flash_attention():
-        yield (
-            f"{name}, flash-attn, unpadded",
-            lambda: peer(folder, device, dtype, attention="flash_attention_2", batch=batch),
-        )
-    if device.type == "cuda" and importlib.util.find_spec("vllm"):
-        yield "vLLM (its own pooling: vectors are not compared)", lambda: vllm(folder, dtype)
+    """Name in the table, and what loads the model."""
+    if "auto" in chosen:
+        yield SIDES["auto"], lambda: ours(folder, device, dtype)
+    if "in-turn" in chosen:
+        yield SIDES["in-turn"], lambda: one_after_the_other(folder, device, dtype)
+    if "peer" in chosen:
+        for name, attention in peers.attentions():
+            yield name, partial(peer, folder, device, dtype, attention, batch)
+    if "vllm" in chosen and device.type == "cuda" and importlib.util.find_spec("vllm"):
+        yield SIDES["vllm"], lambda: vllm(folder, dtype)
 
 
-def rows_of(
-    name: str, folder: Path, texts: list[str], device: torch.device, dtype: str, options: Any
-) -> list[list[object]]:
-    """Rows of one model."""
+def measure(
+    key: str, folder: Path, device: torch.device, dtype: str, table: Table, options: Any
+) -> None:
+    """Add the rows of one model to the table, each after a check of its vectors."""
     from rayembed.models.biencoder.config import BiEncoderConfig
-    from rayembed.pipeline.requirements import flops_per_token
 
-    reference = peer(folder, device, "float32", attention="sdpa", batch=8)(texts[:32])
-    gc.collect()
+    name, shape, count = cases(options.toy)[key]
+    longest = 40 if options.toy else 512
+    texts = made_up.documents(count, int(shape["vocab_size"]), longest=longest)
+    exact = options.check is None or key in options.check
+    kept = folder / f"encoded-{exact}.npy"
+    if exact and not kept.exists():
+        np.save(kept, peer(folder, device, "float32", "sdpa", 8)(texts[:32]))
+        gc.collect()
     tokens = tokens_of(folder, texts)
-    a_token = flops_per_token(BiEncoderConfig(backbone={"path": str(folder)})) or 0.0
+    settings = BiEncoderConfig(backbone={"path": str(folder), "dtype": "bfloat16"})
+    gpu = predictions.gpu_of(gpu_name(device))
+    model = predictions.Model(settings, gpu, folder)
     peak = product_flops(device, getattr(torch, dtype), 256 if device.type == "cpu" else 8192)
-    found = []
-    for side, load in sides(folder, device, dtype, options.batch):
+    lengths = [len(text.split()) + 2 for text in texts]
+    for side, load in sides(folder, device, dtype, options.batch, options.sides):
+        own = side == SIDES["auto"]
+        expected = model.encoding(lengths, peak=peak).cells() if own else predictions.UNKNOWN
         reset_peak(device)
         try:
             encode = load()
-            if "vLLM" not in side:
-                least = float((encode(texts[:32]) * reference).sum(1).min())
-                needed = 0.98 if dtype == "bfloat16" else 0.9999
-                check(least > needed, f"{name}, {side}: cosine to float32 at least {least:.4f}")
+            if side != SIDES["vllm"]:
+                least = 0.98 if dtype == "bfloat16" else 0.9999
+                compare(f"{name}, {side}", encode(texts[:32]), kept, least, exact=exact)
             rounds = options.rounds or 2
             taken = wall_seconds(
                 lambda encode=encode: encode(texts), device, warmup=1, rounds=rounds
             )
+            share = tokens * model.forward_flops() / taken / peak
+            numbers = [f"{tokens / taken:,.0f}", f"{share:.1%}", peak_gb(device)]
+            table.add([name, side, f"{len(texts) / taken:,.0f}", *mixed(numbers, expected)])
         except torch.cuda.OutOfMemoryError:
-            found.append([name, side, "out of memory", "", "", ""])
-        else:
-            share = tokens * a_token / taken / peak
-            numbers = [f"{len(texts) / taken:,.0f}", f"{tokens / taken:,.0f}", f"{share:.1%}"]
-            found.append([name, side, *numbers, peak_gb(device)])
+            table.add([name, side, "out of memory", *mixed(["", "", ""], expected)])
+        print("measured:", *table.rows[-1], flush=True)
         encode = None
         gc.collect()
-    return found
 
 
 def main(given: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="+", choices=[*cases(True)], default=[*cases(True)])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=[*SIDES])
+    parser.add_argument(
+        "--check",
+        nargs="*",
+        choices=[*cases(True)],
+        help="models that are compared with float32; default: all. Others are compared with the "
+        "side that ran first, in this folder",
+    )
     parser.add_argument("--batch", type=int, default=128, help="texts, of sentence-transformers")
     parser.add_argument("--folder", type=Path, help="where models are kept (7B: 15 GB)")
     options = parser.parse_args(given)
     device = device_of(options.toy)
     dtype = "bfloat16" if device.type == "cuda" else "float32"
     print(machine_line(device))
-    rows = []
+    heads = ["model", "side", "texts/s", "tokens/s"]
+    heads += [f"predicted, {predictions.gpu_of(gpu_name(device))}"]
+    heads += ["share of measured peak", "predicted", "peak GB", "predicted"]
+    table = Table(f"Encoding. {machine_line(device)}.", heads, options.record)
     with made_up.folder_of_models(options.folder) as folder:
         for key in options.models:
-            name, shape, count = cases(options.toy)[key]
-            longest = 40 if options.toy else 512
-            texts = made_up.documents(count, int(shape["vocab_size"]), longest=longest)
+            shape = cases(options.toy)[key][1]
             made = made_up.model_folder(folder / key, shape, device, dtype)
             gc.collect()
-            rows += rows_of(name, made, texts, device, dtype, options)
-    print()
-    heads = ["model", "side", "texts/s", "tokens/s", "share of measured peak", "peak GB"]
-    print_table(heads, rows)
+            measure(key, made, device, dtype, table, options)
+    table.print()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
 """Models with random weights and texts of random words, so that no benchmark needs a download.
 
-Speed depends on shapes and lengths. A word is a token, so lengths are those that were drawn.
+Speed depends on shapes and lengths. A word is a token, so lengths are those that were drawn; an
+encoder's words go through BERT's own steps (normalising, splitting, word pieces).
+Run, to have the models before anything is timed:
+     python -m benchmarks.gpu.made_up --folder DIR [--toy] [--models minilm bert 7b]
 """
 
+import argparse
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.gpu.lengths import ONLY_RETRIEVAL, rows_of_lengths
+from benchmarks.gpu.measuring import device_of
 
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 
@@ -39,6 +45,17 @@ TOY_ENCODER: Mapping[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
+
+
+MODELS = {"minilm": MINILM, "bert": BERT_BASE, "7b": MISTRAL_7B}
+"""Published models by their names on command lines."""
+
+
+def shape_of(key: str, toy: bool) -> Mapping[str, Any]:
+    """Configuration of a model by its name on command lines."""
+    if toy:
+        return TOY_DECODER if key == "7b" else TOY_ENCODER
+    return published_shape(MODELS[key])
 
 
 def published_shape(reference: str) -> Mapping[str, Any]:
@@ -112,12 +129,17 @@ def _text(words: Sequence[int]) -> str:
 def _tokenizer(vocabulary: int, family: str) -> Any:
     """A word is a token; texts end with EOS, and encoders' begin with BOS too."""
     import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     words = [*SPECIAL, *(f"w{number}" for number in range(vocabulary - len(SPECIAL)))]
     numbers = {word: number for number, word in enumerate(words)}
-    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if family == "bert":
+        tokenizer = Tokenizer(models.WordPiece(numbers, unk_token="<unk>"))
+        tokenizer.normalizer = normalizers.BertNormalizer()
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    else:
+        tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>",
         pair="<s> $A </s> $B </s>",
@@ -129,3 +151,23 @@ def _tokenizer(vocabulary: int, family: str) -> Any:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=512, **names
     )
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--toy", action="store_true", help="tiny ones, on the CPU")
+    parser.add_argument("--models", nargs="+", choices=[*MODELS], default=[*MODELS])
+    parser.add_argument("--folder", type=Path, required=True, help="where models are kept (16 GB)")
+    options = parser.parse_args(given)
+    device = device_of(options.toy)
+    dtype = "bfloat16" if device.type == "cuda" else "float32"
+    for key in options.models:
+        began = time.perf_counter()
+        folder = model_folder(options.folder / key, shape_of(key, options.toy), device, dtype)
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        taken = time.perf_counter() - began
+        print(f"made: {folder}, {size / 1e9:.2f} GB, {taken:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,12 +1,14 @@
 """What all benchmarks of this folder share: the machine's line, times, memory, tables."""
 
 import argparse
+import contextlib
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 
@@ -15,6 +17,9 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("--toy", action="store_true", help="tiny sizes, on the CPU in seconds")
     parser.add_argument("--rounds", type=int, default=None, help="of which the median counts")
+    parser.add_argument(
+        "--record", type=Path, help="Markdown file that each row is added to once it is measured"
+    )
     return parser
 
 
@@ -23,11 +28,18 @@ def device_of(toy: bool) -> torch.device:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
+    if toy:
+        torch.set_num_threads(1)  # tiny products only wait for further threads
     if toy or not torch.cuda.is_available():
         if not toy:
             print("No GPU is seen: this runs on the CPU and says nothing about one.")
         return torch.device("cpu")
     return torch.device("cuda")
+
+
+def gpu_name(device: torch.device) -> str:
+    """Name of the GPU; empty on a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 def machine_line(device: torch.device) -> str:
@@ -113,7 +125,40 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     print(f"| {' | '.join(heads)} |")
     print(f"|---|{'---:|' * (len(heads) - 1)}")
     for row in rows:
-        print(f"| {' | '.join(map(str, row))} |", flush=True)
+        print_row(row)
+
+
+def print_row(row: Sequence[object]) -> None:
+    """Print a row of a table in Markdown."""
+    print(f"| {' | '.join(map(str, row))} |", flush=True)
+
+
+class Table:
+    """A table in Markdown, printed when it ends and recorded row by row.
+
+    A benchmark that is killed leaves the rows that it had measured.
+    """
+
+    def __init__(self, title: str, heads: Sequence[str], record: Path | None = None) -> None:
+        self.title, self.heads, self.record = title, heads, record
+        self.rows: list[Sequence[object]] = []
+
+    def add(self, row: Sequence[object]) -> None:
+        """Add a row; with `record` to that file too, the first one below the title and heads."""
+        self.rows.append(row)
+        if self.record is None:
+            return
+        with self.record.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+            if len(self.rows) == 1:
+                print(f"\n{self.title}\n")
+                print_table(self.heads, [row])
+            else:
+                print_row(row)
+
+    def print(self) -> None:
+        """Print the title and all rows."""
+        print(f"\n{self.title}\n")
+        print_table(self.heads, self.rows)
 
 
 def check(holds: bool, what: str) -> None:
@@ -123,8 +168,32 @@ def check(holds: bool, what: str) -> None:
     print(f"checked: {what}")
 
 
+def compare(name: str, vectors: np.ndarray, kept: Path, least: float, *, exact: bool) -> None:
+    """Compare a side's unit vectors with those kept in a file; the first side's are put there.
+
+    Args:
+        least: cosine that is right.
+        exact: whether those in the file are of float32.
+
+    Raises:
+        SystemExit: they differ.
+    """
+    if not kept.exists():
+        check(bool(np.isfinite(vectors).all()), f"{name}: finite; others are compared with it")
+        np.save(kept, vectors)
+        return
+    cosine = float((vectors * np.load(kept)).sum(1).min())
+    what = "float32" if exact else "the side that ran first"
+    check(cosine > least, f"{name}: cosine to {what} at least {cosine:.4f}")
+
+
+def mixed(measured: Sequence[str], expected: Sequence[str]) -> list[str]:
+    """Each measured number, and behind it what was predicted."""
+    return [cell for both in zip(measured, expected, strict=True) for cell in both]
+
+
 def has_flash_attention() -> bool:
-    """Whether the package flash-attn is installed, which transformers asks for by name."""
+    """Whether transformers finds flash-attn, or what stands for it (`flash_shim/`)."""
     from transformers.utils import is_flash_attn_2_available
 
     return bool(is_flash_attn_2_available())

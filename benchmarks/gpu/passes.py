@@ -14,14 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.gpu import made_up
+from benchmarks.gpu import made_up, predictions
 from benchmarks.gpu.encoding import cases
 from benchmarks.gpu.measuring import (
+    Table,
     arguments,
     check,
     device_of,
+    gpu_name,
     machine_line,
-    print_table,
+    mixed,
     reset_peak,
     seconds,
 )
@@ -45,25 +47,36 @@ def passes_of(model: Any, texts: list[str], size: int, device: torch.device) -> 
     return partial(EngineModule(model), batch, None), int(ends[count - 1])
 
 
-def rows_of(
-    name: str, folder: Path, shape: Any, device: torch.device, dtype: str, options: Any
-) -> tuple[list[list[object]], list[object]]:
-    """Rows of the sizes of one model, and its row in the table of costs."""
+def settings_of(folder: Path, shape: Any, dtype: str, longest: int) -> Any:
+    """Settings of the model, with LoRA for a large one."""
     from rayembed.config.lora import LoraConfig
-    from rayembed.hardware import pass_cost_tokens
     from rayembed.models.biencoder.config import BiEncoderConfig
+
+    return BiEncoderConfig(
+        backbone={"path": str(folder), "dtype": dtype},
+        lora=LoraConfig() if int(shape["hidden_size"]) > 2000 else None,
+        query_max_length=longest,
+        document_max_length=longest,
+    )
+
+
+def measure(
+    name: str,
+    folder: Path,
+    shape: Any,
+    device: torch.device,
+    dtype: str,
+    table: Table,
+    options: Any,
+) -> list[object]:
+    """Add the rows of the sizes of one model to the table; its row in the table of costs."""
+    from rayembed.hardware import pass_cost_tokens
     from rayembed.models.build import build_model
     from rayembed.models.encoding import encode
     from rayembed.training.graph_room import saved_bytes
 
-    large = int(shape["hidden_size"]) > 2000
     longest = 40 if options.toy else LONGEST
-    config = BiEncoderConfig(
-        backbone={"path": str(folder), "dtype": dtype},
-        lora=LoraConfig() if large else None,
-        query_max_length=longest,
-        document_max_length=longest,
-    )
+    config = settings_of(folder, shape, dtype, longest)
     model = build_model(config, folder, seed=0).to(device).train()
     texts = made_up.documents(3000, int(shape["vocab_size"]), longest=longest)
     rounds = options.rounds or (1 if options.toy else 5)
@@ -75,9 +88,11 @@ def rows_of(
     check(least > 0.98, f"{name}: cosine of a pass to the encoder at least {least:.4f}")
     model.train()
     found: list[tuple[int, float, float]] = []
-    rows: list[list[object]] = []
+    gpu = predictions.gpu_of(gpu_name(device))
+    counts = predictions.Model(config, gpu, folder)
     for size in TOY_SIZES if options.toy else SIZES:
         forward, tokens = passes_of(model, texts, size, device)
+        expected = [_predicted(counts, tokens, gradient=each) for each in (False, True)]
         with torch.no_grad():
             plain = seconds(forward, device, warmup=2, rounds=rounds)
         counted = saved_bytes(forward, model)
@@ -95,18 +110,27 @@ def rows_of(
 
             trained = seconds(both, device, warmup=2, rounds=rounds)
         except torch.cuda.OutOfMemoryError:
-            rows.append([name, f"{tokens:,}", f"{1e3 * plain:.1f}", "out of memory", taken, ""])
+            times = mixed([f"{1e3 * plain:.1f}", "out of memory"], expected)
+            table.add([name, f"{tokens:,}", *times, taken, ""])
             break
         found.append((tokens, plain, trained))
-        numbers = [f"{1e3 * plain:.1f}", f"{1e3 * trained:.1f}", taken]
-        rows.append([name, f"{tokens:,}", *numbers, f"{counted / tokens / 1e6:.3g}"])
+        times = mixed([f"{1e3 * plain:.1f}", f"{1e3 * trained:.1f}"], expected)
+        table.add([name, f"{tokens:,}", *times, taken, f"{counted / tokens / 1e6:.3g}"])
         model.zero_grad(set_to_none=True)
     fitted = [_constant_over_slope(found, column) for column in (1, 2)]
     costs: list[object] = [name, *fitted, f"{pass_cost_tokens(device.type, model):,}"]
     del model, forward
     gc.collect()
     reset_peak(device)
-    return rows, costs
+    return costs
+
+
+def _predicted(counts: predictions.Model, tokens: int, *, gradient: bool) -> str:
+    """Milliseconds of a pass over texts of 150 tokens, the mean of retrieval data."""
+    texts = max(1, round(tokens / 150))
+    lengths = [tokens / texts] * texts
+    found = predictions.seconds_of([lengths], counts.costs(gradient=gradient), counts.machine)
+    return f"{1e3 * max(found):.1f}"
 
 
 def _constant_over_slope(found: list[tuple[int, float, float]], column: int) -> str:
@@ -125,18 +149,22 @@ def main(given: list[str] | None = None) -> None:
     device = device_of(options.toy)
     dtype = "bfloat16" if device.type == "cuda" else "float32"
     print(machine_line(device))
-    costs = []
-    measures = ["forward ms", "forward and backward ms", "graph MB a token", "reckoned MB a token"]
+    gpu = predictions.gpu_of(gpu_name(device))
+    heads = ["model", "tokens", "forward ms", f"predicted, {gpu}", "forward and backward ms"]
+    heads += ["predicted", "graph MB a token", "reckoned MB a token"]
+    table = Table(f"Passes. {machine_line(device)}.", heads, options.record)
+    heads = ["model", "cost of a pass, tokens", "in training", "reckoned with"]
+    costs = Table("What a pass costs beside its tokens.", heads, options.record)
     with made_up.folder_of_models(options.folder) as folder:
+        found = []
         for key in options.models:
             name, shape, _ = cases(options.toy)[key]
             made = made_up.model_folder(folder / key, shape, device, dtype)
-            rows, cost = rows_of(name, made, shape, device, dtype, options)
-            costs.append(cost)
-            print()
-            print_table(["model", "tokens", *measures], rows)
-            print()
-    print_table(["model", "cost of a pass, tokens", "in training", "reckoned with"], costs)
+            found.append(measure(name, made, shape, device, dtype, table, options))
+        for row in found:
+            costs.add(row)
+    table.print()
+    costs.print()
 
 
 if __name__ == "__main__":

@@ -12,13 +12,15 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from benchmarks.gpu import predictions
 from benchmarks.gpu.measuring import (
+    Table,
     arguments,
     check,
     device_of,
+    gpu_name,
     machine_line,
     peak_gb,
-    print_table,
     reset_peak,
     wall_seconds,
 )
@@ -94,7 +96,14 @@ def main(given: list[str] | None = None) -> None:
     documents = unit_vectors(options.documents, options.width, 1)
     some, part = queries[:64], documents[:20_000]
     wanted = exact(some, part, options.k)
-    rows = []
+    gpu = predictions.gpu_of(gpu_name(device))
+    sizes = f"{options.queries:,} queries, {options.documents:,} documents"
+    table = Table(
+        f"Exact top-k: {sizes} of {options.width} dimensions, k = {options.k}. "
+        f"{machine_line(device)}.",
+        ["side", "seconds", f"predicted, {gpu}", "queries/s", "TFLOP/s of products", "peak GB"],
+        options.record,
+    )
     for name, search in sides(device).items():
         same = float((np.sort(search(some, part, options.k)) == np.sort(wanted)).mean())
         # Two documents may be nearer to each other than products in float32 are to exact ones.
@@ -107,12 +116,21 @@ def main(given: list[str] | None = None) -> None:
             warmup=0 if "CPU" in name else 1,
             rounds=rounds,
         )
-        flops = 2 * options.queries * options.documents * options.width / taken
+        flops = 2 * options.queries * options.documents * options.width
+        expected = "–"
+        if name == "rayembed":
+            wanted_seconds = predictions.search_seconds(
+                options.queries,
+                options.documents,
+                options.width,
+                documents.itemsize,
+                predictions.MACHINES[gpu],
+            )
+            expected = f"{wanted_seconds:.2g}"
         speed = f"{options.queries / taken:,.0f}"
-        rows.append([name, f"{taken:.2f}", speed, f"{flops / 1e12:.3g}", peak_gb(device)])
-    sizes = f"{options.queries:,} queries, {options.documents:,} documents"
-    print(f"\n{sizes} of {options.width} dimensions, k = {options.k}\n")
-    print_table(["side", "seconds", "queries/s", "TFLOP/s of products", "peak GB"], rows)
+        work = f"{flops / taken / 1e12:.3g}"
+        table.add([name, f"{taken:.3g}", expected, speed, work, peak_gb(device)])
+    table.print()
 
 
 if __name__ == "__main__":

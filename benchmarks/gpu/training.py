@@ -2,262 +2,44 @@
 
 A bi-encoder of BERT's base size with all weights, and one of Mistral-7B's size with LoRA 16, both
 in bfloat16 with in-batch negatives, AdamW in torch's fused kernel and a bare loop: no Ray, no
-DeepSpeed, no trainer. sentence-transformers runs with padded SDPA and, where flash-attn is
-installed, without padding. First the vectors of both are compared with those in float32.
+DeepSpeed, no trainer. sentence-transformers runs with padded SDPA and, where flash-attn or
+`flash_shim/` is found, without padding. First the vectors of all sides are compared with those in
+float32, or of models that `--check` leaves out with those of the side that ran first.
 
 The share of peak is of operations that count (without recomputing, without padding) over what
-square products reach on the same device.
-Run: python -m benchmarks.gpu.training [--toy] [--models bert 7b nvembed] [--folder DIR]
+square products reach on the same device. What `predictions` and `roofline` expect stands beside it.
+Run: python -m benchmarks.gpu.training [--toy] [--models bert 7b nvembed] [--sides auto compiled]
+     [--budget 8192 65536] [--steps 8] [--check bert] [--profile auto] [--folder DIR]
 """
 
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.gpu import made_up
+from benchmarks.gpu import made_up, peers, predictions
 from benchmarks.gpu.measuring import (
+    Table,
     arguments,
-    check,
+    compare,
     device_of,
-    has_flash_attention,
+    gpu_name,
     machine_line,
+    mixed,
     peak_gb,
     print_table,
     product_flops,
     reset_peak,
     tokens_of,
 )
+from benchmarks.gpu.training_sides import SIDES, Case, Side, cases, ours, peer, settings_of, sides
 
 WARMUP = 2
-RATE = 2e-5
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model and how it is trained."""
-
-    name: str
-    folder: str
-    """Of the backbone."""
-    kind: str
-    """`biencoder`, or `nvembed`, which sentence-transformers does not have."""
-    shape: dict[str, Any]
-    lora: bool
-    pairs: int
-    """Of a step."""
-    longest: int = 512
-    micro_batch_tokens: int = 16_384
-
-
-def cases(toy: bool) -> dict[str, Case]:
-    """Cases by their names on the command line."""
-    if toy:
-        encoder, decoder = dict(made_up.TOY_ENCODER), dict(made_up.TOY_DECODER)
-        return {
-            "bert": Case(
-                "toy encoder, all weights", "toy-encoder", "biencoder", encoder, False, 6, 40, 128
-            ),
-            "7b": Case(
-                "toy decoder, LoRA 16", "toy-decoder", "biencoder", decoder, True, 4, 40, 128
-            ),
-            "nvembed": Case(
-                "toy NV-Embed, LoRA 16", "toy-decoder", "nvembed", decoder, True, 4, 40, 128
-            ),
-        }
-    encoder = dict(made_up.published_shape(made_up.BERT_BASE))
-    decoder = dict(made_up.published_shape(made_up.MISTRAL_7B))
-    return {
-        "bert": Case("BERT base (110M), all weights", "bert", "biencoder", encoder, False, 256),
-        "7b": Case("Mistral-7B, LoRA 16", "7b", "biencoder", decoder, True, 64, 512, 8192),
-        "nvembed": Case(
-            "NV-Embed (Mistral-7B), LoRA 16", "7b", "nvembed", decoder, True, 64, 512, 8192
-        ),
-    }
-
-
-def settings_of(case: Case, folder: Path, dtype: str) -> Any:
-    """Settings of rayembed's model."""
-    from rayembed.config.lora import LoraConfig
-    from rayembed.config.pooling import LatentAttentionPooling
-    from rayembed.models.biencoder.config import BiEncoderConfig
-    from rayembed.models.nvembed.config import NVEmbedConfig
-
-    backbone = {"path": str(folder), "dtype": dtype}
-    lengths = {"query_max_length": case.longest, "document_max_length": case.longest}
-    lora = LoraConfig() if case.lora else None
-    if case.kind == "biencoder":
-        return BiEncoderConfig(backbone=backbone, lora=lora, **lengths)
-    pooling = LatentAttentionPooling(num_latents=512, num_heads=8)
-    return NVEmbedConfig(backbone=backbone, lora=lora, pooling=pooling, **lengths)
-
-
-def stage_of(pairs: int) -> Any:
-    """Settings of a stage with this many pairs a step."""
-    from rayembed.config.stage import BatchConfig, StageConfig
-    from rayembed.losses.infonce import InfoNCE
-    from rayembed.optim.adamw import AdamW
-
-    return StageConfig(
-        name="only",
-        datasets={"pairs": 1},
-        batch=BatchConfig(global_pairs=pairs, num_negatives=0, in_batch_negatives=True),
-        loss=InfoNCE(temperature=0.05),
-        optimizer=AdamW(learning_rate=RATE),
-        steps=1,
-    )
-
-
-@dataclass(frozen=True)
-class Side:
-    """One way to train."""
-
-    prepare: Callable[[list[list[str]]], Any]
-    """Tokens of a step's pairs on the CPU, which all sides make ahead of the step."""
-    step: Callable[[Any], object]
-    """Trains on what was prepared; what comes back is thrown away."""
-    vectors: Callable[[list[str]], np.ndarray]
-    """Unit vectors of documents, float32."""
-
-
-def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.AdamW(trained, lr=RATE, fused=True)
-
-
-def ours(
-    case: Case,
-    folder: Path,
-    device: torch.device,
-    dtype: str,
-    *,
-    grad_cache: bool | None = None,
-    recompute: bool = False,
-    compiled: bool = False,
-) -> Side:
-    """Rayembed's.
-
-    Args:
-        grad_cache: None: of graphs and layers is kept what fits, as a run does by itself.
-    """
-    from rayembed.data.plan.step_batch import make_step_batch
-    from rayembed.data.records import Record
-    from rayembed.hardware import pass_cost_tokens
-    from rayembed.models.build import build_model
-    from rayembed.models.encoding import encode
-    from rayembed.training.graph_room import GraphRoom
-    from rayembed.training.step import EngineModule, StepSettings, collated_step, run_step
-
-    model = build_model(settings_of(case, folder, dtype), folder, seed=0).to(device)
-    if recompute:
-        model.recompute_layers()
-    if compiled:
-        model.compile_layers()
-    optimizer, passable, stage = optimizer_of(model), EngineModule(model), stage_of(case.pairs)
-    settings = StepSettings(
-        case.micro_batch_tokens,
-        GraphRoom(device, model) if grad_cache is None else grad_cache,
-        device,
-        pass_cost_tokens=pass_cost_tokens(device.type, model),
-    )
-
-    def prepare(rows: list[list[str]]) -> Any:
-        records = [Record(str(i), q, (d,), "pairs") for i, (q, d) in enumerate(rows)]
-        batch = make_step_batch(0, records, 0, model.tokenizer)
-        return collated_step(model, batch, stage, settings)
-
-    def step(prepared: Any) -> None:
-        run_step(model, passable, lambda loss, _: loss.backward(), prepared, stage, settings)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return Side(prepare, step, lambda texts: encode(model, texts, role="document"))
-
-
-def peer(
-    case: Case, folder: Path, device: torch.device, dtype: str, *, attention: str, recompute: bool
-) -> Side:
-    """The same in sentence-transformers' modules and loss; forward passes in one micro-batch."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-
-    model = SentenceTransformer(
-        str(folder),
-        device=str(device),
-        model_kwargs={"attn_implementation": attention, "dtype": getattr(torch, dtype)},
-    )
-    model.max_seq_length = case.longest
-    transformer = model[0].auto_model
-    if case.lora:
-        import peft
-
-        from rayembed.config.lora import LoraConfig
-
-        lora = LoraConfig()
-        transformer.add_adapter(
-            peft.LoraConfig(
-                r=lora.rank,
-                lora_alpha=lora.alpha,
-                lora_dropout=lora.dropout,
-                target_modules=list(lora.target_modules),
-            )
-        )
-    if recompute:
-        transformer.gradient_checkpointing_enable({"use_reentrant": False})
-    loss_of = MultipleNegativesRankingLoss(model, scale=20.0)
-    optimizer = optimizer_of(model)
-    model.train()
-
-    def prepare(rows: list[list[str]]) -> list[Any]:
-        columns = (list(column) for column in zip(*rows, strict=True))
-        return [model.preprocess(column) for column in columns]
-
-    def step(features: list[Any]) -> None:
-        moved = [
-            {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in one.items()}
-            for one in features
-        ]
-        loss_of(moved, torch.empty(0)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def vectors(texts: list[str]) -> np.ndarray:
-        model.eval()
-        found = model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
-        model.train()
-        return np.asarray(found, dtype=np.float32)
-
-    return Side(prepare, step, vectors)
-
-
-SIDES = ("auto", "compiled", "graph", "cache", "peer")
-"""Sides by their names on the command line."""
-
-
-def sides(
-    case: Case, recompute: bool, chosen: Sequence[str]
-) -> Iterator[tuple[str, Callable, dict[str, Any]]]:
-    """Name, what makes its step, and further arguments."""
-    found: dict[str, tuple[str, dict[str, Any]]] = {
-        "auto": ("as it comes", {}),
-        "compiled": ("layers compiled", {"compiled": True}),
-        "graph": ("one graph", {"grad_cache": False, "recompute": recompute}),
-        "cache": ("GradCache", {"grad_cache": True, "recompute": recompute}),
-    }
-    for key, (name, more) in found.items():
-        if key in chosen:
-            yield f"rayembed, {name}", ours, more
-    if case.kind == "biencoder" and "peer" in chosen:
-        name = "sentence-transformers"
-        yield f"{name}, SDPA", peer, {"attention": "sdpa", "recompute": recompute}
-        if has_flash_attention():
-            flash = {"attention": "flash_attention_2", "recompute": recompute}
-            yield f"{name}, flash-attn, unpadded", peer, flash
 
 
 def rate(side: Side, chosen: list[list[str]], size: int, device: torch.device) -> float:
@@ -274,31 +56,42 @@ def rate(side: Side, chosen: list[list[str]], size: int, device: torch.device) -
     return (len(chosen) - WARMUP * size) / (time.perf_counter() - began)
 
 
-def print_kernels(name: str, side: Side, rows: list[list[str]]) -> None:
-    """Where a step's time goes on the GPU: its kernels by the time they take."""
+def print_kernels(name: str, side: Side, rows: list[list[str]], device: torch.device) -> None:
+    """Where a step's time goes on the device: its kernels by the time they take."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
+    gpu = device.type == "cuda"
     prepared = side.prepare(rows)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
+    with profile(activities=activities) as profiled:
         began = time.perf_counter()
         side.step(prepared)
-        torch.cuda.synchronize()
+        launched = time.perf_counter() - began
+        if gpu:
+            torch.cuda.synchronize()
         taken = time.perf_counter() - began
-    kernels = [e for e in profiled.key_averages() if e.device_type == DeviceType.CUDA]
-    busy = sum(e.self_device_time_total for e in kernels) / 1e6
-    most = sorted(kernels, key=lambda e: -e.self_device_time_total)[:14]
-    print(f"\n{name}: a step under the profiler {taken:.3f} s, kernels {busy:.3f} s\n")
+    where = DeviceType.CUDA if gpu else DeviceType.CPU
+    kernels = [e for e in profiled.key_averages() if e.device_type == where]
+
+    def seconds(event: Any) -> float:
+        return float(event.self_device_time_total if gpu else event.self_cpu_time_total) / 1e6
+
+    busy, calls = sum(map(seconds, kernels)), sum(e.count for e in kernels)
+    print(
+        f"\n{name}: a step under the profiler {taken:.3f} s, of these the host was done after "
+        f"{launched:.3f} s; {calls:,} kernels {busy:.3f} s\n"
+    )
     print_table(
         ["kernel", "calls", "ms", "share"],
         [
             [
                 e.key[:90].replace("|", "/"),
                 e.count,
-                f"{e.self_device_time_total / 1e3:.1f}",
-                f"{e.self_device_time_total / 1e6 / busy:.1%}",
+                f"{1e3 * seconds(e):.1f}",
+                f"{seconds(e) / busy:.1%}",
             ]
-            for e in most
+            for e in sorted(kernels, key=seconds, reverse=True)[:14]
         ],
     )
     print()
@@ -318,64 +111,103 @@ def exact_vectors(case: Case, folder: Path, device: torch.device, texts: list[st
     return made.vectors(texts)
 
 
-def rows_of(
+def predicted_cells(
+    case: Case,
+    folder: Path,
+    side: tuple[str, str],
+    columns: list[list[int]],
+    device: torch.device,
+    peak: float,
+) -> list[str]:
+    """Tokens/s, share and GB that are predicted for a step of texts with these lengths."""
+    key, name = side
+    gpu = predictions.gpu_of(gpu_name(device))
+    if key == "cache":
+        return predictions.UNKNOWN
+    model = predictions.Model(settings_of(case, folder, "bfloat16"), gpu, folder)
+    tokens = sum(map(sum, columns))
+    if key == "peer":
+        padded = name == peers.PADDED
+        passes = predictions.of_columns(columns, padded=padded)
+        found = model.training_step(
+            passes, tokens=tokens, padded=padded, recomputed=case.lora, peak=peak
+        )
+    else:
+        lengths = [length for column in columns for length in column]
+        passes = predictions.cut(lengths, case.micro_batch_tokens)
+        found = model.training_step(
+            passes,
+            compiled=key == "compiled",
+            recomputed=case.lora and key == "graph",
+            peak=peak,
+        )
+    return found.cells()
+
+
+def measure(
     case: Case,
     folder: Path,
     device: torch.device,
     dtype: str,
-    steps: int,
     peak: float,
-    wanted: Sequence[str],
-    profiled: Sequence[str],
-) -> list[list[object]]:
-    """Rows of the table of one case, after a check of its vectors."""
+    table: Table,
+    options: Any,
+    chosen_sides: Sequence[str],
+) -> None:
+    """Add the rows of one case to the table, each after a check of its vectors."""
     from rayembed.pipeline.requirements import flops_per_token
 
     vocabulary = int(case.shape["vocab_size"])
     size = case.pairs
+    steps = options.steps or (2 if device.type == "cpu" else 10)
     chosen = made_up.pairs((WARMUP + steps) * size, vocabulary, longest=case.longest)
-    texts = [document for _, document in chosen[:8]]
-    reference = exact_vectors(case, folder, device, texts)
-    freed(device)
+    texts = made_up.documents(8, vocabulary, longest=case.longest, seed=1)
+    exact = options.check is None or case.key in options.check
+    kept = folder / f"compared-{case.kind}-{exact}.npy"
+    if exact and not kept.exists():
+        np.save(kept, exact_vectors(case, folder, device, texts))
+        freed(device)
     a_pair = tokens_of(folder, [t for pair in chosen for t in pair]) / len(chosen)
+    columns = [[len(t.split()) + 2 for t in column] for column in zip(*chosen[:size], strict=True)]
     # A forward pass, the gradients of what goes through the layers, and those of trained weights.
     factor = 2 if case.lora else 3
     of_token = factor * (flops_per_token(settings_of(case, folder, dtype)) or 0.0)
-    recompute = case.lora
-    found = []
-    for name, make, more in sides(case, recompute, wanted):
+    # bfloat16 may turn the vectors of a deep model with random weights by some degrees.
+    least = 0.98 if dtype == "bfloat16" else 0.9999
+    for key, name, make, more in sides(case, options.toy, chosen_sides):
+        budget = "all" if key == "peer" else f"{case.micro_batch_tokens:,}"
+        about = [case.name, name, budget]
+        expected = predicted_cells(case, folder, (key, name), columns, device, peak)
         try:
             side = make(case, folder, device, dtype, **more)
-            least = float((side.vectors(texts) * reference).sum(1).min())
-            # bfloat16 may turn the vectors of a deep model with random weights by some degrees.
-            needed = 0.98 if dtype == "bfloat16" else 0.9999
-            check(least > needed, f"{name}: cosine to float32 at least {least:.4f}")
+            compare(name, side.vectors(texts), kept, least, exact=exact)
             speed = rate(side, chosen, size, device)
             memory = peak_gb(device)
-            if any(name.endswith(one) for one in profiled):
-                print_kernels(f"{case.name}, {name}", side, chosen[:size])
+            numbers = [f"{speed * a_pair:,.0f}", f"{speed * a_pair * of_token / peak:.1%}", memory]
+            table.add([*about, f"{speed:.1f}", *mixed(numbers, expected)])
+            if key in options.profile:
+                print_kernels(f"{case.name}, {name}", side, chosen[:size], device)
         except torch.cuda.OutOfMemoryError:
-            found.append([case.name, name, "out of memory", "", "", ""])
-        else:
-            share = speed * a_pair * of_token / peak
-            numbers = [f"{speed:.1f}", f"{speed * a_pair:,.0f}", f"{share:.1%}", memory]
-            found.append([case.name, name, *numbers])
-        print("measured:", *found[-1][1:], flush=True)
+            table.add([*about, "out of memory", *mixed(["", "", ""], expected)])
+        print("measured:", *table.rows[-1][1:], flush=True)
         side = None
         freed(device)
-    return found
 
 
 def main(given: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="+", choices=[*cases(True)], default=[*cases(True)])
-    parser.add_argument("--budget", type=int, help="tokens of a pass, of rayembed")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, help="default: all")
+    parser.add_argument("--budget", type=int, nargs="+", help="tokens of a pass, of rayembed")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=[*SIDES])
     parser.add_argument(
-        "--profile",
+        "--check",
         nargs="*",
-        default=[],
-        help="sides whose kernels are listed, by the ends of their names",
+        choices=[*cases(True)],
+        help="models that are compared with float32; default: all. Others are compared with the "
+        "side that ran first, in this folder",
+    )
+    parser.add_argument(
+        "--profile", nargs="*", choices=SIDES, default=[], help="sides whose kernels are listed"
     )
     parser.add_argument("--steps", type=int, default=None, help="that count")
     parser.add_argument("--folder", type=Path, help="where models are kept (7B: 15 GB)")
@@ -384,25 +216,24 @@ def main(given: list[str] | None = None) -> None:
     logging.getLogger("rayembed").setLevel(logging.INFO)
     device = device_of(options.toy)
     dtype = "bfloat16" if device.type == "cuda" else "float32"
-    small = device.type == "cpu"
-    peak = product_flops(device, getattr(torch, dtype), 256 if small else 8192)
-    print(machine_line(device), f"\nsquare products: {peak / 1e12:.3g} TFLOP/s in {dtype}")
-    # On a CPU a compiler would first work for minutes.
-    chosen = options.sides or [side for side in SIDES if side != "compiled" or not small]
-    profiled = [name for name in options.profile if device.type == "cuda"]
-    steps = options.steps or (2 if small else 10)
-    rows = []
+    peak = product_flops(device, getattr(torch, dtype), 256 if device.type == "cpu" else 8192)
+    gpu = predictions.gpu_of(gpu_name(device))
+    machine_says = f"{machine_line(device)}; square products {peak / 1e12:.3g} TFLOP/s in {dtype}"
+    print(machine_says, predictions.assumptions(gpu), sep="\n")
+    heads = ["model", "side", "tokens of a pass", "pairs/s", "tokens/s", f"predicted, {gpu}"]
+    heads += ["share of measured peak", "predicted", "peak GB", "predicted"]
+    table = Table(f"Training. {machine_says}.", heads, options.record)
     with made_up.folder_of_models(options.folder) as folder:
         for key in options.models:
             case = cases(options.toy)[key]
-            if options.budget:
-                case = replace(case, micro_batch_tokens=options.budget)
             made = made_up.model_folder(folder / case.folder, case.shape, device, dtype)
             freed(device)
-            rows += rows_of(case, made, device, dtype, steps, peak, chosen, profiled)
-    print()
-    heads = ["model", "side", "pairs/s", "tokens/s", "share of measured peak", "peak GB"]
-    print_table(heads, rows)
+            left = options.sides
+            for budget in options.budget or [case.micro_batch_tokens]:
+                one = replace(case, key=key, micro_batch_tokens=budget)
+                measure(one, made, device, dtype, peak, table, options, left)
+                left = [side for side in left if side != "peer"]  # which has no budget
+    table.print()
 
 
 if __name__ == "__main__":

@@ -18,32 +18,37 @@ Run: python -m benchmarks.gpu.whole_job [--toy] [--models bert nvembed] [--stage
      [--at-once 4] [--runtime ray] [--limit 240] [--folder DIR]
 """
 
-import contextlib
-import csv
 import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
-from benchmarks.gpu import made_up
-from benchmarks.gpu.measuring import arguments, check, device_of, machine_line, print_table
-
-ROOT = Path(__file__).resolve().parents[2]
-BEGAN = time.monotonic()
-ENDING = threading.Event()
-"""Set by a signal: whoever waits for a job kills it."""
+from benchmarks.gpu import made_up, predictions
+from benchmarks.gpu.job_process import (
+    ENDING,
+    Case,
+    Job,
+    MemoryWatch,
+    Task,
+    done_at_once,
+    say,
+)
+from benchmarks.gpu.measuring import (
+    Table,
+    arguments,
+    check,
+    device_of,
+    gpu_name,
+    machine_line,
+    mixed,
+)
 
 MISTRAL_1B: Mapping[str, Any] = {
     "model_type": "mistral",
@@ -70,23 +75,6 @@ SAME_LOSS = 5e-3
 AdamW makes steps of one size from the smallest gradients."""
 SAME_LOSS_BF16 = 5e-2
 SAME_SCORE = 0.02
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model and the settings of its jobs."""
-
-    name: str
-    job: str
-    shape: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    rate: float
-    compared_layers: int | None
-    """Layers of the jobs that are compared; None: all."""
-    pairs: int
-    """Of a step."""
-    longest: int
-    """Words of a document."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +105,7 @@ def cases(toy: bool) -> dict[str, Case]:
     return {
         "bert": Case(
             *(f"{what}BERT base, all weights", "train_biencoder", encoder, lengths),
-            *(1e-3 if toy else 1e-4, None, 16 if toy else 128, longest),
+            *(1e-3 if toy else 1e-4, None, 16 if toy else 256, longest),
         ),
         "nvembed": Case(
             *(f"{what}NV-Embed, LoRA 16", "train_nvembed", decoder, nvembed),
@@ -151,183 +139,6 @@ def write_pairs(path: Path, rows: int, vocabulary: int, longest: int) -> list[st
 
 def _text(words: np.ndarray) -> str:
     return " ".join(f"w{word}" for word in words)
-
-
-def say(text: str) -> None:
-    print(f"{time.monotonic() - BEGAN:6.0f} s  {text}", flush=True)
-
-
-@dataclass(frozen=True)
-class Task:
-    """One job: its script, its settings, and where its files lie."""
-
-    name: str
-    told: str
-    case: Case
-    settings: Mapping[str, Any]
-    outputs: Path
-    limit: float
-
-    @property
-    def run(self) -> Path:
-        return self.outputs / "runs" / self.name
-
-    @property
-    def command(self) -> list[str]:
-        script = str(ROOT / "jobs" / f"{self.case.job}.py")
-        given = {**self.settings, "placement.storage_path": self.outputs}
-        sets = [word for k, v in given.items() for word in ("--set", f"{k}={_value(v)}")]
-        return [sys.executable, script, "--recipe", "biencoder", "--name", self.name, *sets]
-
-    def steps(self) -> list[dict[str, Any]]:
-        """What the run's log says of each step."""
-        log = self.run / "metrics.jsonl"
-        lines = log.read_text(encoding="utf-8").splitlines(True) if log.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-
-    def losses(self) -> dict[int, float]:
-        return {int(step["step"]): float(step["loss"]) for step in self.steps()}
-
-    def scores(self) -> dict[str, float]:
-        """Model → held-out nDCG@10."""
-        with (self.run / "scores.csv").open(encoding="utf-8") as file:
-            _, *rows = csv.reader(file)
-        return {name: float(score) for name, score, *_ in rows}
-
-
-def _value(value: Any) -> str:
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
-
-
-class Job:
-    """A job as a process that leads a session of its own."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.log = task.outputs.parent / f"{task.outputs.name}.log"
-        self.began = time.monotonic()
-        self.ended: float | None = None
-        paths = [str(ROOT / "platform"), os.environ.get("PYTHONPATH", "")]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                task.command,
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-                    "HF_HUB_OFFLINE": "1",
-                    "PYTHONUNBUFFERED": "1",
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        say(f"{task.told}: started")
-
-    @property
-    def seconds(self) -> float:
-        return (self.ended or time.monotonic()) - self.began
-
-    def text(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")
-
-    def kill(self) -> None:
-        """End the job and all that it started, without a warning."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            tree = psutil.Process(self.process.pid).children(recursive=True)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            for child in tree:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
-            psutil.wait_procs(tree, timeout=10)
-        self.process.wait()
-
-    def wait(self, done: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until the job ends or something else has happened; whether it ended well.
-
-        One that outlasts its limit is killed.
-        """
-        try:
-            while self.process.poll() is None and not done():
-                if ENDING.is_set():
-                    raise SystemExit("interrupted")
-                if self.seconds > self.task.limit:
-                    self.kill()
-                    say(f"{self.task.told}: killed after {self.seconds:.0f} s, its limit")
-                    return False
-                time.sleep(0.02)
-        except BaseException:
-            self.kill()
-            raise
-        self.ended = time.monotonic()
-        return self.process.poll() == 0
-
-    def tell_end(self, well: bool) -> None:
-        if well:
-            say(f"{self.task.told}: done in {self.seconds:.0f} s")
-            return
-        say(f"{self.task.told}: FAILED, exit code {self.process.poll()}; its log ends:")
-        print(self.text()[-4000:], flush=True)
-
-
-class MemoryWatch:
-    """Most memory of the GPU that was taken while the block ran, by all processes."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._on = device.type == "cuda"
-        self._end = threading.Event()
-        self.most = 0.0
-
-    def __enter__(self) -> "MemoryWatch":
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
-        while self._on and not self._end.wait(0.5):
-            try:
-                told = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-                self.most = max(self.most, int(told) * 2**20 / 1e9)
-            except (OSError, ValueError, subprocess.CalledProcessError):
-                return
-
-    @property
-    def told(self) -> str:
-        return f"{self.most:.1f}" if self.most else "–"
-
-
-def done_alone(task: Task) -> Job | None:
-    """The job after its end; None if it failed."""
-    job = Job(task)
-    well = job.wait()
-    job.tell_end(well)
-    return job if well else None
-
-
-def done_at_once(tasks: Sequence[Task], at_once: int) -> dict[str, float]:
-    """Name → seconds of each job. Those that fail beside others are done again alone.
-
-    Raises:
-        SystemExit: one fails alone too.
-    """
-    taken = {}
-    with ThreadPoolExecutor(at_once) as pool:
-        ended = list(pool.map(done_alone, tasks))
-    for task, first in zip(tasks, ended, strict=True):
-        job = first or (done_alone(task) if at_once > 1 else None)
-        if job is None:
-            raise SystemExit(f"{task.told} failed")
-        taken[task.name] = job.seconds
-    return taken
 
 
 def tasks_of(
@@ -475,20 +286,47 @@ def check_registered(task: Task, documents: list[str], device: torch.device) -> 
     check(least > 0.98, f"{task.told}: registered and exported: cosine {least:.4f}, {taken:.0f} s")
 
 
-def row_of(task: Task, dtype: str, memory: str, at_once: int, seconds: float) -> list[object]:
+def row_of(
+    task: Task, dtype: str, memory: str, at_once: int, seconds: float, device: torch.device
+) -> list[object]:
     steps = task.steps()
     timed = steps[WARMUP:] or steps
     step = statistics.median(s["seconds"] for s in timed)
     tokens = statistics.mean(s["tokens"] for s in timed)
     zero = str(task.settings.get("placement.zero_stage", 2))
+    expected = predicted_step(task, tokens, device) if dtype == "auto" else None
+    times = [f"{step:.3f}", f"{tokens / step:,.0f}"]
+    further = ["–", "–"]
+    if expected is not None:
+        further = [f"{expected.seconds:.3f}", f"{expected.tokens_per_second:,.0f}"]
     return [
-        *(task.case.name, dtype, zero, len(steps), f"{step:.3f}", f"{tokens / step:,.0f}", memory),
+        *(task.case.name, dtype, zero, len(steps), *mixed(times, further), memory),
         *(f"{steps[-1]['loss']:.4f}", f"{_trained(task):.3f}", at_once, f"{seconds:.0f}"),
     ]
 
 
+def predicted_step(
+    task: Task, tokens: float, device: torch.device
+) -> predictions.Prediction | None:
+    """A step in one pass, as four processes tokenise; None for a model with adapters."""
+    from rayembed.models.biencoder.config import BiEncoderConfig
+
+    if "model.kind" in task.settings:
+        return None
+    path = str(task.settings["model.backbone.path"])
+    settings = BiEncoderConfig(backbone={"path": path, "dtype": "bfloat16"})
+    gpu = predictions.gpu_of(gpu_name(device))
+    texts = 2 * task.case.pairs
+    return predictions.Model(settings, gpu).training_step(
+        [[round(tokens / texts)] * texts],
+        optimiser_bytes=predictions.JOB_OPTIMISER_BYTES,
+        readers=predictions.READERS * predictions.READER_TOKENS,
+        between=predictions.BETWEEN_STEPS_SECONDS,
+    )
+
+
 def measure(
-    rows: list[list[object]],
+    table: Table,
     key: str,
     folder: Path,
     device: torch.device,
@@ -512,7 +350,7 @@ def measure(
         with MemoryWatch(device) as memory:
             taken = done_at_once(of_stages, at_once)
         for task in of_stages:
-            rows.append(row_of(task, "float32", memory.told, at_once, taken[task.name]))
+            table.add(row_of(task, "float32", memory.told, at_once, taken[task.name], device))
         check_stages(of_stages)
     if not options.only_stages:
         before = killed_after_a_checkpoint(whole)
@@ -523,7 +361,7 @@ def measure(
         job.tell_end(well)
         if not well:
             raise SystemExit(f"{whole.told}: the second start failed")
-        rows.append(row_of(whole, "auto", memory.told, 1, job.seconds))
+        table.add(row_of(whole, "auto", memory.told, 1, job.seconds, device))
         check_registered(whole, documents, device)
         check_whole(whole, before, job.text(), start)
 
@@ -541,17 +379,12 @@ def main(given: list[str] | None = None) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     device = device_of(options.toy)
     print(machine_line(device), flush=True)
-    heads = [
-        "model",
-        "number type",
-        "ZeRO",
-        "steps",
-        "seconds a step",
-        "tokens/s",
-        "GB of the GPU, of all jobs",
-    ]
-    heads += ["last loss", "held-out nDCG@10", "jobs at once", "seconds of the job"]
-    rows: list[list[object]] = []
+    heads = ["model", "number type", "ZeRO", "steps", "seconds a step"]
+    heads += [f"predicted, {predictions.gpu_of(gpu_name(device))}", "tokens/s", "predicted"]
+    heads += ["GB of the GPU, of all jobs", "last loss", "held-out nDCG@10", "jobs at once"]
+    heads += ["seconds of the job"]
+    title = f"Whole jobs, runtime {options.runtime}. {machine_line(device)}."
+    table = Table(title, heads, options.record)
     wrong = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ENDING.set())
@@ -559,13 +392,13 @@ def main(given: list[str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for key in options.models:
             try:
-                measure(rows, key, folder.resolve(), device, options)
+                measure(table, key, folder.resolve(), device, options)
             except SystemExit as problem:  # the next model has something to say all the same
                 if ENDING.is_set():
                     raise
                 say(str(problem))
                 wrong.append(str(problem))
-            print_table(heads, rows)
+            table.print()
     if wrong:
         raise SystemExit("\n".join(wrong))
 

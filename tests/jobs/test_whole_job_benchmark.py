@@ -1,4 +1,4 @@
-"""Benchmarks for GPUs at toy size: whole jobs, and all that `all.sh` runs."""
+"""Benchmarks for GPUs at toy size: whole jobs, and both short runs with their limits."""
 
 import os
 import subprocess
@@ -30,44 +30,26 @@ def test_jobs_of_one_model_are_run_killed_resumed_and_checked():
     assert [row.split("|")[2].strip() for row in rows] == ["float32", "auto"]
 
 
-ENCODER, DECODER = "toy encoder, all weights", "toy decoder, LoRA 16"
 PARTS = {
-    "whole_job": ["toy BERT base, all weights | float32 | 2"],
-    "tests": [],
-    "training_bert": [
-        f"{ENCODER} | rayembed, as it comes",
-        f"{ENCODER} | sentence-transformers, SDPA",
+    "short_1": [
+        *("tests", "weights", "7b", "7b_peer", "bert", "bert_peer", "local_job", "7b_compiled"),
+        *("encoding", "encoding_peer", "bert_compiled"),
     ],
-    "training_bert_one_pass": [f"{ENCODER} | rayembed, as it comes"],
-    "encoding": [
-        *(
-            f"{name} | {side}"
-            for name in ("toy encoder", "toy encoder again")
-            for side in ("rayembed", "rayembed, without threads", "sentence-transformers, SDPA")
-        ),
-    ],
-    "passes": ["toy encoder | 40", "toy encoder again | 40"],
-    "training_7b": [
-        f"{DECODER} | rayembed, as it comes",
-        f"{DECODER} | sentence-transformers, SDPA",
-    ],
-    "kernels": ["SDPA, padded with a mask, 4/2 × 16", "latent attention"],
-    "serving": ["rayembed", "a call for each request"],
-    "search": ["rayembed", "rayembed, float32 alone"],
-    "mining": ["rayembed", "sentence-transformers"],
+    "short_2": ["search", "mining", "passes", "7b_graphs"],
 }
-"""Part of `all.sh` → first cells of rows in its log."""
 
 
 @pytest.mark.slow(
-    "a job on a Ray of its own and ten processes; each script at toy size, and that "
-    "all.sh gives each what it takes, stand in unit/test_gpu_benchmarks.py"
+    "a job and fourteen processes; each command of both scripts at toy size, but for the job's, is "
+    "run by unit/test_gpu_benchmarks.py, and a job of another model by the test above"
 )
-def test_all_of_them_run_at_toy_size(tmp_path):
+@pytest.mark.parametrize("script", PARTS)
+def test_a_short_run_ends_well_at_toy_size_within_its_limits_times_four(script, tmp_path):
     paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
     modules = [str(ROOT), os.environ.get("PYTHONPATH", str(ROOT / "platform"))]
+    out = tmp_path / "out"
     done = subprocess.run(
-        ["bash", str(ROOT / "benchmarks" / "gpu" / "all.sh"), "--toy", str(tmp_path / "out")],
+        ["bash", str(ROOT / "benchmarks" / "gpu" / f"{script}.sh"), "--toy", str(out)],
         cwd=ROOT,
         env={
             **os.environ,
@@ -80,12 +62,13 @@ def test_all_of_them_run_at_toy_size(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    ended = [line.split() for line in done.stdout.splitlines() if line.startswith("== ")]
-    assert {words[1]: words[4] for words in ended} == dict.fromkeys(PARTS, "0")
-    for part, wanted in PARTS.items():
-        log = (tmp_path / "out" / f"{part}.log").read_text()
-        if wanted:
-            assert "no GPU, torch" in log, part
-        for cells in wanted:
-            assert f"\n| {cells} |" in log, (part, cells)
-    assert "skipped" in (tmp_path / "out" / "tests.log").read_text()
+    tables = (out / "tables.md").read_text()
+    ended = [line.split("|")[0] for line in (out / "parts.txt").read_text().splitlines()]
+    assert sorted(ended) == sorted(PARTS[script])
+    for part in PARTS[script]:
+        assert f"\n| {part} | 0 |" in tables
+    if script == "short_1":
+        assert "skipped" in (out / "tests.log").read_text()
+        assert "\n| toy BERT base, all weights | auto | 2 | 150 |" in tables
+    else:
+        assert "compiled" in tables

@@ -1,9 +1,10 @@
 """Runs modules as `python -m` would, in one process that finds none of the packages named.
 
-Run: python without_packages.py ray,deepspeed MODULE... -- ARGUMENTS...
+Run: python without_packages.py ray,deepspeed "MODULE ARGUMENTS"...
 """
 
 import importlib
+import shlex
 import sys
 from importlib.machinery import PathFinder
 
@@ -29,13 +30,13 @@ class Without:
 
 
 def main():
-    hidden, *rest = sys.argv[1:]
-    end = rest.index("--")
+    hidden, *commands = sys.argv[1:]
     Without.hidden = frozenset(hidden.split(","))
     sys.meta_path[sys.meta_path.index(PathFinder)] = Without
-    for name in rest[:end]:
-        sys.stdout.write(f"=== {name}\n")
-        importlib.import_module(name).main(rest[end + 1 :])
+    for command in commands:
+        module, *arguments = shlex.split(command)
+        sys.stdout.write(f"=== {command}\n")
+        importlib.import_module(module).main(arguments)
     came_in = sorted(Without.hidden & sys.modules.keys())
     sys.stdout.write(f"=== end {' '.join(came_in)}\n")
 

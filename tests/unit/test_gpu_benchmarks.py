@@ -4,8 +4,11 @@ import argparse
 import importlib
 import os
 import re
+import shlex
 import subprocess
 import sys
+import time
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -18,89 +21,72 @@ from rayembed.search import exact
 
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN = ("ray", "deepspeed", "mlflow", "mteb", "fastapi", "aiohttp", "vllm")
-SCRIPTS = {
-    "kernels": ["SDPA, padded with a mask, 4/2 × 16", "latent attention", "256³ | float32"],
-    "training": [
-        "toy encoder, all weights | rayembed, as it comes",
-        "toy encoder, all weights | rayembed, one graph",
-        "toy encoder, all weights | rayembed, GradCache",
-        "toy encoder, all weights | sentence-transformers, SDPA",
-        "toy decoder, LoRA 16 | rayembed, one graph",
-        "toy decoder, LoRA 16 | sentence-transformers, SDPA",
+GPU = ROOT / "benchmarks" / "gpu"
+ENCODER, DECODER = "toy encoder, all weights", "toy decoder, LoRA 16"
+OURS, COMPILED = "rayembed, as it comes", "rayembed, layers compiled"
+PEER = "sentence-transformers, padded (SDPA)"
+BESIDES = {
+    "benchmarks.gpu.kernels --toy": [
+        "SDPA, padded with a mask, 4/2 × 16",
+        "latent attention",
+        "256³ | float32",
+    ],
+    "benchmarks.gpu.training --toy --models bert nvembed --sides graph cache --steps 1": [
+        f"{ENCODER} | rayembed, one graph",
+        f"{ENCODER} | rayembed, GradCache",
         "toy NV-Embed, LoRA 16 | rayembed, GradCache",
     ],
-    "encoding": [
-        "toy encoder | rayembed",
-        "toy encoder | rayembed, without threads",
-        "toy decoder | sentence-transformers, SDPA",
-    ],
-    "passes": ["toy encoder | 40", "toy decoder | 40"],
-    "search": ["rayembed", "rayembed, float32 alone", "FAISS, CPU"],
-    "mining": ["rayembed", "sentence-transformers"],
-    "serving": ["rayembed", "a call for each request"],
-    "serve_compressed": [
+    "benchmarks.gpu.serving --toy": ["rayembed", "a call for each request"],
+    "benchmarks.gpu.serve_compressed --toy": [
         "bert, as it was | rayembed",
         "bert, int8 | rayembed",
         "7b, fp8 | rayembed",
     ],
 }
-"""Script → first cells of rows that it prints."""
+"""Command that no short run has → first cells of rows that it prints."""
+PARTS = {
+    "short_1": {
+        "7b": [f"{DECODER} | {OURS} | 128"],
+        "7b_peer": [f"{DECODER} | {PEER} | all"],
+        "bert": [f"{ENCODER} | {OURS} | {n}" for n in ("8,192", "16,384", "65,536")],
+        "bert_peer": [f"{ENCODER} | {PEER} | all"],
+        "local_job": [],
+        "7b_compiled": [f"{DECODER} | {COMPILED} | 128"],
+        "encoding": [
+            f"{name} | {side}"
+            for name in ("toy encoder", "toy encoder again", "toy decoder")
+            for side in ("rayembed", "rayembed, without threads")
+        ],
+        "encoding_peer": [f"{name} | {PEER}" for name in ("toy encoder", "toy encoder again")],
+        "bert_compiled": [f"{ENCODER} | {COMPILED} | 65,536"],
+    },
+    "short_2": {
+        "search": ["rayembed", "rayembed, float32 alone", "FAISS, CPU"],
+        "mining": ["rayembed", "sentence-transformers"],
+        "passes": ["toy encoder again | 40"],
+        "7b_graphs": [f"{DECODER} | {COMPILED} | 128"],
+    },
+}
+"""Part that prints a table → first cells of its rows."""
 
 
-@pytest.fixture(scope="module")
-def printed():
-    """What each script prints, all of them run by one process."""
-    modules = [f"benchmarks.gpu.{name}" for name in SCRIPTS]
-    support = ROOT / "tests" / "support" / "without_packages.py"
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", str(ROOT / "platform"))]
-    done = subprocess.run(
-        [sys.executable, str(support), ",".join(HIDDEN), *modules, "--", "--toy"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    *parts, end = re.split(r"^=== ", done.stdout, flags=re.MULTILINE)[1:]
-    assert end.split() == ["end"], "none of the hidden packages came in"
-    return {part.partition("\n")[0].rpartition(".")[2]: part for part in parts}
+def run_short(folder, script, *arguments, failing=""):
+    """The process of a short run, and of each module that it runs the paths and the words.
 
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_benchmark_names_the_machine_checks_and_prints_its_rows(printed, name):
-    text = printed[name]
-    assert f"torch {torch.__version__}" in text
-    assert "checked: " in text
-    assert text.index("checked: ") < text.rindex("|---|")
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    for cells in SCRIPTS[name]:
-        (row,) = [row for row in rows if row.startswith(f"| {cells} |")]
-        numbers = [cell.strip() for cell in row.split("|")[2 + cells.count("|") : -1]]
-        figures = [float(n.rstrip("%").replace(",", "")) for n in numbers if n not in ("", "–")]
-        assert max(figures) > 0
-
-
-def test_every_script_of_the_folder_is_tested_and_told_of():
-    told = (ROOT / "benchmarks" / "gpu" / "README.md").read_text()
-    for path in (ROOT / "benchmarks" / "gpu").glob("*.py"):
-        if "def main" in path.read_text():
-            assert f"benchmarks.gpu.{path.stem}" in told, path.name
-            elsewhere = ("roofline", "compiled_layer", "whole_job", "pack")
-            assert path.stem in SCRIPTS or path.stem in elsewhere
-
-
-def run_all(folder, *arguments, failing=""):
-    """What all.sh prints, its exit code, and the commands that it gives to Python."""
+    These run nothing: a program that notes its arguments and paths stands for Python.
+    """
     python = folder / "python3"
     python.write_text(
-        '#!/bin/bash\necho "$@" >> "$COMMANDS"\n'
+        '#!/bin/bash\nprintf "%q " "$PYTHONPATH" "$@" >> "$COMMANDS"; echo >> "$COMMANDS"\n'
         "[[ $FAILING && $* == *$FAILING* ]] && exit 3\nexit 0\n"
     )
     python.chmod(0o755)
-    commands = folder / "commands"
+    (folder / "nvidia-smi").write_text("#!/bin/bash\necho a GPU\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    commands = folder / f"{script} commands"
     done = subprocess.run(
-        ["bash", str(ROOT / "benchmarks" / "gpu" / "all.sh"), *arguments],
+        ["bash", str(GPU / f"{script}.sh"), *arguments],
+        cwd=ROOT,
         env={
             **os.environ,
             "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
@@ -111,50 +97,193 @@ def run_all(folder, *arguments, failing=""):
         text=True,
         check=False,
     )
-    return done, commands.read_text().splitlines() if commands.exists() else []
+    lines = commands.read_text().splitlines() if commands.exists() else []
+    return done, [(paths, words) for paths, _, *words in map(shlex.split, lines)]
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory):
+    """Their folder, and of each part of both at toy size the paths and the words of its command."""
+    folder = tmp_path_factory.mktemp("short runs")
+    found = {}
+    for script, parts in PARTS.items():
+        done, commands = run_short(folder, script, "--toy", str(folder / script))
+        assert done.returncode == 0, done.stdout + done.stderr
+        commands = [words for words in commands if words[1][0].startswith("benchmarks.gpu.")]
+        if script == "short_1":
+            found["weights"] = commands.pop(0)
+        found |= dict(zip(parts, commands, strict=True))
+    return folder, found
+
+
+@pytest.fixture(scope="module")
+def printed(rehearsed):
+    """What each command prints, all of them run by one process."""
+    _, found = rehearsed
+    found = {part: shlex.join(words) for part, (_, words) in found.items() if part != "local_job"}
+    commands = [*found.values(), *BESIDES]
+    support = ROOT / "tests" / "support" / "without_packages.py"
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", str(ROOT / "platform"))]
+    done = subprocess.run(
+        [sys.executable, str(support), ",".join(HIDDEN), *commands],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    *parts, end = re.split(r"^=== ", done.stdout, flags=re.MULTILINE)[1:]
+    assert end.split() == ["end"], "none of the hidden packages came in"
+    return dict(zip([*found, *BESIDES], parts, strict=True))
+
+
+def figures_of(text, cells):
+    """Numbers of the row that begins with these cells; None for a dash."""
+    (row,) = [row for row in text.splitlines() if row.startswith(f"| {cells} |")]
+    numbers = [cell.strip() for cell in row.split("|")[2 + cells.count("|") : -1]]
+    return [None if n in ("", "–") else float(n.rstrip("%").replace(",", "")) for n in numbers]
+
+
+ROWS = {
+    **{part: rows for parts in PARTS.values() for part, rows in parts.items() if rows},
+    **BESIDES,
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_benchmark_names_the_machine_checks_and_prints_its_rows(printed, name):
+    text = printed[name]
+    assert f"torch {torch.__version__}" in text
+    assert "checked: " in text
+    assert text.index("checked: ") < text.rindex("|---|")
+    for cells in ROWS[name]:
+        assert max(x for x in figures_of(text, cells) if x is not None) > 0
+
+
+def test_each_row_is_recorded_with_its_prediction(printed, rehearsed):
+    folder, _ = rehearsed
+    for script, parts in PARTS.items():
+        recorded = (folder / script / "tables.md").read_text()
+        assert recorded.startswith(f"## {date.today()} · {script}.sh --toy\n")
+        for part, rows in parts.items():
+            lines = [x for x in printed.get(part, "").splitlines() if x.startswith("| ")]
+            lines = [x for x in lines if any(x.startswith(f"| {cells} |") for cells in rows)]
+            assert len(lines) == len(rows)
+            assert set(lines) <= set(recorded.splitlines()), part
+    # pairs/s, then tokens/s, share and GB, each with its prediction
+    recorded = (folder / "short_1" / "tables.md").read_text()
+    for cells in (f"{ENCODER} | {OURS} | 8,192", f"{ENCODER} | {PEER} | all"):
+        found = figures_of(recorded, cells)
+        assert min(found[2], found[4]) > 0, cells
+
+
+def test_sides_of_a_model_that_is_not_checked_are_compared_with_the_first(printed):
+    assert "others are compared with it" in printed["7b"]
+    for part in ("7b_peer", "7b_compiled"):
+        assert "cosine to the side that ran first at least 1.0" in printed[part]
+    assert "cosine to float32 at least 1.0" in printed["bert"]
+    assert "others are compared with it" not in printed["bert_peer"]
+
+
+def test_kernels_of_a_profiled_side_are_listed(printed):
+    for part, side in (("7b", OURS), ("7b_compiled", COMPILED)):
+        text = printed[part]
+        assert f"{DECODER}, {side}: a step under the profiler" in text
+        assert "| kernel | calls | ms | share |" in text
+        assert "| aten::mm |" in text
+    assert "| kernel |" not in printed["bert_peer"]
+
+
+def test_every_script_of_the_folder_is_tested_and_named():
+    readme = (GPU / "README.md").read_text()
+    run = {words.split()[0] for words in BESIDES}
+    run |= set(re.findall(r"(?:bench|measure) \w+ \d+ (\w+)", (GPU / "short_1.sh").read_text()))
+    run |= set(re.findall(r"(?:bench|measure) \w+ \d+ (\w+)", (GPU / "short_2.sh").read_text()))
+    run = {name.rpartition(".")[2] for name in run}
+    elsewhere = {"roofline", "compiled_layer", "local_run", "pack"}
+    for path in GPU.glob("*.py"):
+        if "def main" in path.read_text():
+            assert f"benchmarks.gpu.{path.stem}" in readme, path.name
+            assert path.stem in run | elsewhere
+
+
+def test_the_peer_alone_finds_what_stands_for_flash_attn_and_tests_exist(rehearsed, tmp_path):
+    _, found = rehearsed
+    shim = str(GPU / "flash_shim")
+    for part, (paths, words) in found.items():
+        assert (shim in paths.split(os.pathsep)) == ("peer" in words), part
+    _, commands = run_short(tmp_path, "short_1", "--toy", str(tmp_path / "out"))
+    (tests,) = [words for _, words in commands if words[0] == "pytest"]
+    paths = [word for word in tests if word.endswith(".py")]
+    assert len(paths) == 5
+    for path in paths:
+        assert "mark.gpu" in (ROOT / path).read_text(), path
 
 
 class Parsed(Exception):
     """Ends a benchmark once its arguments are read."""
 
 
-def test_all_of_them_are_given_arguments_that_they_take(tmp_path, monkeypatch):
-    done, commands = run_all(tmp_path, "--toy", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    parts = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("== ")]
-    assert len(parts) == len(commands) == 11
-    assert all((tmp_path / "out" / f"{part}.log").exists() for part in parts)
-
+def test_the_local_job_is_given_arguments_that_it_takes(rehearsed, monkeypatch):
+    _, (module, *given) = rehearsed[1]["local_job"]
     original = argparse.ArgumentParser.parse_args
 
     def stopped(*given, **named):
         raise Parsed(original(*given, **named))
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stopped)
-    told = set()
-    for command in commands:
-        _, module, *given = command.split()
-        if module == "pytest":
-            paths = [path for path in given if path.endswith(".py")]
-            assert paths
-            assert all((ROOT / path).exists() for path in paths)
-            continue
-        with pytest.raises(Parsed) as found:
-            importlib.import_module(module).main(given)
-        assert found.value.args[0].toy
-        told.add(module.rpartition(".")[2])
-    assert told == {*SCRIPTS, "whole_job"} - {"serve_compressed"}, "which needs vLLM"
+    with pytest.raises(Parsed) as found:
+        importlib.import_module(module).main(given)
+    options = found.value.args[0]
+    assert (options.toy, options.runtime, options.stages) == (True, "local", [])
 
 
-def test_one_that_fails_ends_no_other_and_is_told(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("script", "total"), [("short_1", 590), ("short_2", 200)])
+def test_limits_of_the_parts_fit_into_the_call(script, total):
+    text = (GPU / f"{script}.sh").read_text()
+    assert f"\nbegin {total} " in text
+    limits = dict(re.findall(r"^(?:.* )?(?:part|bench|measure) (\w+) (\d+) ", text, re.MULTILINE))
+    assert set(limits) >= set(PARTS[script])
+    weights = int(limits.pop("weights", 0))  # made while the tests run
+    assert weights <= int(limits.get("tests", 0))
+    assert sum(map(int, limits.values())) <= total - (15 if script == "short_1" else 5)
+
+
+def test_a_part_that_fails_ends_no_other_and_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("MODELS", str(tmp_path / "models"))
-    done, commands = run_all(tmp_path, str(tmp_path / "out"), failing="gpu.passes")
+    out = tmp_path / "out"
+    done, commands = run_short(tmp_path, "short_2", str(out), failing="gpu.passes")
     assert done.returncode == 1
     assert "== passes ended with 3" in done.stdout
-    assert done.stdout.endswith("NAME.log: passes \n")
-    assert len(commands) == 11
-    assert not any("--toy" in command for command in commands)
-    assert sum("compiled" in command for command in commands) == 3
+    assert done.stdout.endswith("tests.log): passes \n")
+    assert len(commands) == 4
+    assert not any("--toy" in words for _, words in commands)
+    tables = (out / "tables.md").read_text()
+    assert re.search(r"\| passes \| 3 \| \d+ \| 35 \|", tables)
+    assert re.search(r"\| search \| 0 \| \d+ \| 50 \|", tables)
+
+
+def test_a_part_has_no_more_time_than_the_call_has_left(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f". {shlex.quote(str(GPU / 'parts.sh'))}\nbegin 2 --toy {tmp_path / 'out'}\n"
+        "part slow 60 sleep 60\npart late 60 echo never\nfinish\n"
+    )
+    began = time.monotonic()
+    done = subprocess.run(
+        ["bash", str(script)],
+        cwd=ROOT,
+        env={**os.environ, "SLOWER_BY": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert time.monotonic() - began < 20
+    assert done.returncode == 1
+    assert "== slow ended with 124 after 2 s of 2" in done.stdout
+    assert "== late ended with no time left after 0 s" in done.stdout
+    assert done.stdout.endswith(": slow late \n")
 
 
 def test_what_is_packed_is_what_the_requirements_come_to_less_what_is_there():
@@ -203,3 +332,24 @@ def test_seconds_are_a_median_without_the_first_calls(monkeypatch):
     next(ticks), next(ticks)
     assert measuring.seconds(lambda: calls.append(1), cpu, warmup=2, rounds=3) == 2.0
     assert len(calls) == 5
+
+
+def test_the_peer_leaves_out_padding_over_torchs_kernel_and_keeps_its_vectors(tmp_path):
+    """In a process of its own: transformers looks for packages once, and kernels stay."""
+    paths = [str(GPU / "flash_shim"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "support" / "unpadded_peer.py"), str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    name = "sentence-transformers, unpadded (torch's FlashAttention 2)"
+    assert done.stdout.count("checked: sentence-transformers leaves out padding") == 2
+    assert done.stdout.count(f"checked: {name}: cosine to float32 at least 1.0000") == 2
+    for model in (ENCODER, DECODER):
+        assert figures_of(done.stdout, f"{model} | {name} | all")[0] > 0
+    # An encoder sees both sides, a decoder those before.
+    assert "windows [(-1, -1), (-1, 0)]" in done.stdout
