@@ -82,7 +82,7 @@ def test_the_next_start_keeps_less_and_ends_in_the_same_weights(made, whole, tmp
         " tokens in a forward pass and ",
         " GiB are free",
         "The next start plans with less: at most",
-        "ower placement.micro_batch_tokens (1024), raise placement.zero_stage (",
+        "Lower placement.micro_batch_tokens (1024), raise placement.zero_stage (",
         "PyTorch says: CUDA out of memory. Tried to allocate 2.00 GiB",
     ):
         assert part in warning
