@@ -28,6 +28,8 @@ from rayembed.device import (
     settled_placement,
 )
 from rayembed.errors import ConfigError, PlacementError
+from rayembed.evaluation.pooled import on_ray as evaluation_on_ray
+from rayembed.evaluation.pooled.workers import Workers
 from rayembed.pipeline import here as pipeline_here
 from rayembed.pipeline import sweep as pipeline_sweep
 from rayembed.pipeline.estimate import estimate, gpu_hours
@@ -232,6 +234,14 @@ def test_an_evaluation_records_the_device(gpus):
     gpus(1)
     run = parse(EvaluationRun, {"model": {"reference": "x"}, "benchmarks": ["wikipedia"]})
     assert "use_gpu: true" in with_device(run, Here()).to_yaml()
+
+
+def test_an_evaluation_whose_gpus_do_not_fit_is_told_of_cpus(cluster):
+    cluster({"CPU": 8.0, "GPU": 1.0})
+    evaluation_on_ray._check_room(Workers(number=1, gpu=True))
+    with pytest.raises(PlacementError, match=r"workers=2 need .*\(placement\.use_gpu=false"):
+        evaluation_on_ray._check_room(Workers(number=2, gpu=True))
+    evaluation_on_ray._check_room(Workers(number=2))
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,8 @@ def test_as_many_as_can_be_put_one_by_one(cpus, each):
         (
             placement(4, 2, use_gpu=True),
             [LARGE, SMALL],
-            r"2 CPU and 1 GPU each: only 2 fit.* 1 × \(16 CPU and 2 GPU\), 1 × \(4 CPU and 0 GPU\)",
+            r"2 CPU and 1 GPU each: only 2 fit.* 1 × \(16 CPU and 2 GPU\), 1 × \(4 CPU and 0 GPU\)"
+            r".*lower placement\.workers to 2 .*, or compute on CPUs \(placement\.use_gpu=false\)",
         ),
         (placement(1, 1), [], "has no nodes.*wait_for_nodes_seconds"),
         (

@@ -141,6 +141,8 @@ def check_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
     else:
         problem = f"only {fit} fit"
         advice = f"lower {setting} to {fit} or placement.cpus_per_worker, or add nodes"
+    if placement.on_gpu and total["GPU"]:
+        advice += ", or compute on CPUs (placement.use_gpu=false)"
     raise PlacementError(
         f"{setting}={needed} need {_shown(wanted)} each: {problem}. The cluster "
         f"has {_shown_nodes(nodes, wanted)}. Please {advice}; on a cluster that adds nodes when "

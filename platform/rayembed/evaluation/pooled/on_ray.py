@@ -259,6 +259,7 @@ def _check_room(workers: Workers) -> None:
         raise PlacementError(
             f"placement.workers={workers.number} need {wanted} each, whole on one node, and {fit} "
             f"fit: the cluster's nodes have {there}. Ask for fewer workers or less for each"
+            + (", or compute on CPUs (placement.use_gpu=false)" if workers.gpu else "")
         )
     left = sum(node.get("CPU", 0.0) for node in nodes) - workers.number * workers.cpus
     if workers.cpus_per_task > left:
