@@ -88,10 +88,10 @@ WHOLE = {
         *("api", "backbone_finetune", "compression_quantised", "docs_own_loss", "job_scripts"),
         *("data_further_jobs", "data_several_jobs", "data_whole_job", "evaluation_architectures"),
         *("evaluation_model_spec", "evaluation_one_rule", "evaluation_pooled", "evaluation_starts"),
-        *("gpu_benchmarks", "gpu_roofline", "models_layers", "papers_directions"),
-        *("pipeline_estimate_memory", "register_job", "registry_promote", "registry_requirements"),
-        *("runtime_here", "samples_frozen", "training_hidden_states", "training_host_waits"),
-        "stopped_program",
+        *("gpu_benchmarks", "gpu_branches", "gpu_gate", "gpu_roofline", "models_layers"),
+        *("papers_directions", "pipeline_estimate_memory", "register_job", "registry_promote"),
+        *("registry_requirements", "runtime_here", "samples_frozen", "training_hidden_states"),
+        *("stopped_program", "training_host_waits"),
     )
 }
 """Files of whole trainings, evaluations, jobs and scripts: more than ten CPU seconds each by
