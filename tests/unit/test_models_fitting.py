@@ -11,14 +11,17 @@ from tiny_models import save_cross_encoder, save_encoder
 from toy_model import ToyModel
 
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.mining import CrossEncoder
+from rayembed.config.mining import CrossEncoder, Teacher
 from rayembed.data.mining.rescoring import load_cross_encoder
+from rayembed.data.vectors.teacher import load_teacher, weights_of
 from rayembed.errors import DeviceMemoryError
 from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.make_spec import make_spec
 from rayembed.hardware import say_once
 from rayembed.models import passes as passes_module
+from rayembed.models.contract import EmbeddingModel
 from rayembed.models.encoding import encode, encode_context
+from rayembed.models.load import load_model
 from rayembed.models.passes import passes
 from rayembed.serving.service import EmbeddingService
 
@@ -125,6 +128,21 @@ def test_contexts_and_packed_texts_shrink_too(monkeypatch):
     for places, total in made:
         assert total.item() == sum(int(tokens[place]["input_ids"].sum()) for place in places)
     assert tried[0] > FITS >= tried[-1]
+
+
+def test_a_model_that_does_not_fit_is_named(tmp_path, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError(SAYS)
+
+    folder = save_encoder(tmp_path)
+    monkeypatch.setattr(EmbeddingModel, "to", full)
+    with pytest.raises(DeviceMemoryError, match=r"^the model '.*' does not fit into memory: .*79"):
+        load_model(folder)
+    moves = iter([lambda model: model, full])  # first where it is loaded, then to its device
+    monkeypatch.setattr(EmbeddingModel, "to", lambda model, _: next(moves)(model))
+    config = Teacher(teacher=str(folder), dtype="float32")
+    with pytest.raises(DeviceMemoryError, match=r"^the teacher '.*' does not fit into memory: "):
+        load_teacher(config, weights_of(str(folder)))
 
 
 def test_a_server_goes_on():

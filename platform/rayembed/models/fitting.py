@@ -5,7 +5,8 @@ for all. What a pass computes does not depend on the others.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -65,6 +66,15 @@ class TextsAtOnce:
                 self.number = 1
                 raise _no_room("one text", "lower its max_length", says)
             _say(f"{before:,} texts", f"{self.number:,}", says)
+
+
+@contextmanager
+def room_for(what: str) -> Iterator[None]:
+    """Raise DeviceMemoryError when memory runs out while `what` is loaded within the block."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise _no_room(what, "take a smaller model or bfloat16", first_line(error)) from error
 
 
 def first_line(error: BaseException) -> str:

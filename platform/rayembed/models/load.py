@@ -15,6 +15,7 @@ from rayembed.models.architecture import Published, architecture_of, published_i
 from rayembed.models.backbones import is_quantised, torch_dtype
 from rayembed.models.build import shapes_of
 from rayembed.models.files import read_json
+from rayembed.models.fitting import room_for
 from rayembed.models.runtime_model import check_graph, load_runtime_model
 from rayembed.models.saved_folder import (
     POOLING_FILE,
@@ -49,6 +50,7 @@ def load_model(
     Raises:
         ArtifactError: nothing of the kind, damaged, or with parts that are not supported.
         ConfigError: a graph whose runtime is not installed.
+        DeviceMemoryError: the device has no room for it.
     """
     folder = Path(folder)
     _check_is_model(folder)
@@ -58,10 +60,12 @@ def load_model(
     dtype = dtype or computed_dtype(folder, on=str(device))
     if (folder / SETTINGS_FILE).is_file():
         _check_saved(folder)
-        return load_saved(folder, dtype=dtype).to(device)
-    model = published(folder).load(dtype)
-    check_words(model)
-    return model.to(device)
+        model = load_saved(folder, dtype=dtype)
+    else:
+        model = published(folder).load(dtype)
+        check_words(model)
+    with room_for(f"the model {str(folder)!r}"):
+        return model.to(device)
 
 
 def load_as_saved(folder: Path) -> TransformerModel:

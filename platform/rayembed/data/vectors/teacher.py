@@ -26,6 +26,7 @@ from rayembed.errors import ArtifactError
 from rayembed.hardware import Precision, auto_precision, say_once, settled
 from rayembed.models.encoding import encode
 from rayembed.models.files import weights_fingerprint
+from rayembed.models.fitting import room_for
 from rayembed.models.load import load_as_saved, load_model
 from rayembed.models.tokens import PrefixTokenizer
 from rayembed.shares import tell
@@ -178,7 +179,8 @@ def _load(
         narrow_linear_layers(model)
     lengths = model.tokenizer.max_lengths
     model.tokenizer.max_lengths = {role: min(lengths[role], max_length) for role in lengths}
-    model.to(device)
+    with room_for(f"the teacher {reference!r}"):
+        model.to(device)
     budget = _TOKENS_PER_BATCH_CPU if device == "cpu" else _TOKENS_PER_BATCH_GPU
     prefixes: dict[Role, str] = {"query": query_prefix, "document": document_prefix}
     if isinstance(model.tokenizer, PrefixTokenizer):
