@@ -6,7 +6,7 @@ What a compiled layer keeps is decided before code is made for a device: torch t
 backward pass into one graph and cuts it where the least must be kept, computing element-wise work
 again. By default only that cut is made and its two graphs run as they are, which needs no compiler;
 `--backend inductor` is what training takes. Attention is a kernel that saves its inputs, its output
-and a number a query, as a GPU's does; dropout has a byte a number.
+and a number a query, as a GPU's does; adapters' dropout is drawn again, as on a GPU.
 
 Run: python -m benchmarks.gpu.compiled_layer [--width 4096] [--backend inductor]
 """
@@ -21,7 +21,6 @@ import torch
 from benchmarks.gpu.measuring import print_table
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 WIDTH, INNER, HEADS, KEY_HEADS, RANK = 4096, 14_336, 32, 8, 16
@@ -35,6 +34,8 @@ class Kept:
 
     eager: float
     compiled: float
+    products: float
+    """Compiled, where the layer keeps its products and recomputes the rest."""
 
 
 def cut_alone(graph: Any, inputs: Any) -> Callable[..., Any]:
@@ -64,13 +65,20 @@ def kept(width: int = WIDTH, backend: Any = cut_alone) -> Kept:
     Args:
         width: of hidden states, a divisor of Mistral's; all else is narrower in proportion.
     """
-    model = _model(WIDTH // width)
-    eager = _of_token(model)
-    torch._dynamo.reset()
-    from rayembed.models.layers import compile_layers
+    from rayembed.models import adapted_linear
+    from rayembed.models.layers import compile_layers, recompute_layers
 
-    compile_layers([model], backend)
-    return Kept(eager, _of_token(model))
+    model, redraws = _model(WIDTH // width), adapted_linear.redraws
+    adapted_linear.redraws = lambda _: True
+    try:
+        eager = _of_token(model)
+        torch._dynamo.reset()
+        compile_layers([model], backend)
+        compiled = _of_token(model)
+        recompute_layers([model], 0, 1)
+        return Kept(eager, compiled, _of_token(model))
+    finally:
+        adapted_linear.redraws = redraws
 
 
 def _model(narrower: int) -> Any:
@@ -145,11 +153,11 @@ def _of_pass(model: Any, tokens: int) -> int:
     return sum(x.untyped_storage().nbytes() for key, x in found.items() if key not in known)
 
 
-@torch.compiler.disable
 def _kernel(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
     """(T, H, D) of no particular values, in place of `varlen.reference`, by `kernels_on_meta`."""
     query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
-    return functional.scaled_dot_product_attention(query, key, value)[0].transpose(0, 1)
+    attended: Tensor = torch.ops.rayembed.attention_on_meta(query, key, value, False)[0]
+    return attended[0].transpose(0, 1)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -159,8 +167,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     found = kept(options.width, options.backend or cut_alone)
     cells = [f"{options.width}", f"{found.eager:,.0f}", f"{found.compiled:,.0f}"]
-    cells.append(f"{found.compiled / found.eager:.4f}")
-    print_table(["width", "eager, bytes a token", "compiled", "of it"], [cells])
+    cells += [f"{found.compiled / found.eager:.4f}", f"{found.products:,.0f}"]
+    heads = ["width", "eager, bytes a token", "compiled", "of it", "compiled, products kept"]
+    print_table(heads, [cells])
 
 
 if __name__ == "__main__":

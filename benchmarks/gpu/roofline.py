@@ -30,9 +30,9 @@ from benchmarks.gpu.workloads import (
 
 SPARE_BYTES = 2e9
 """What CUDA and NCCL hold before a step."""
-COMPILED_KEEPS = 0.848
-"""Share of what a layer keeps for the backward pass that it keeps compiled, counted on a CPU by
-`compiled_layer`: norms' inputs in bfloat16 and not in float32, and no activated gate."""
+COMPILED_KEEPS, COMPILED_PRODUCTS = 0.7553, 0.919
+"""Shares of what a layer keeps for the backward pass, whole and of products alone, that it keeps
+compiled, counted on a CPU by `compiled_layer`."""
 H100 = Machine()
 H200 = Machine(memory=4.0e12, gpu_bytes=141e9)
 
@@ -115,7 +115,8 @@ class Roofline:
             if setup.compiled:
                 less = (1 - COMPILED_KEEPS) * found.layer
                 whole = found.whole - self.workload.layers * less
-                found = replace(found, whole=whole, layer=found.layer - less)
+                products = COMPILED_PRODUCTS * found.products
+                found = replace(found, whole=whole, layer=found.layer - less, products=products)
             self.graphs[key] = found
         return self.graphs[key]
 
@@ -336,10 +337,11 @@ def main(arguments: list[str] | None = None) -> list[tuple[str, list[Step]]]:
         f"Assumed: products {machine.products / 1e12:.0f} TFLOP/s of {machine.peak / 1e12:.0f}, "
         f"memory {machine.memory / 1e12:.1f} TB/s, {forward:.0f} us of the host for a kernel of "
         f"the forward and {backward:.0f} of the backward pass. Counted: "
-        f"{roofline.useful / 1e9:.1f} GFLOP a token that count; "
-        f"{before.whole / 1e6:.1f} MB a token for the backward pass by peft's adapters, "
-        f"{graph.whole / 1e6:.1f} by rayembed's, {compiled.whole / 1e6:.1f} with compiled layers; a layer {compiled.layer / 1e3:.0f} kB, {compiled.products / 1e3:.0f} of "
-        f"products alone, {compiled.input / 1e3:.0f} recomputed.\n"
+        f"{roofline.useful / 1e9:.1f} GFLOP a token that count; {before.whole / 1e6:.1f} MB a "
+        f"token for the backward pass by peft's adapters, {graph.whole / 1e6:.1f} by rayembed's, "
+        f"{compiled.whole / 1e6:.1f} with compiled layers; of a layer {compiled.layer / 1e3:.0f} "
+        f"kB, {compiled.products / 1e3:.0f} of products alone, {compiled.input / 1e3:.0f} of one "
+        "that is recomputed.\n"
     )
     rows = table(roofline, tuple(options.gpus))
     columns = "share of peak, alone, step in s, passes, layers kept, of products, GFLOP a token"

@@ -165,7 +165,8 @@ class Placement(UnitLimit, RuntimeSettings):
     minutes or more. Not with `zero_stage` 3, whose weights come and go within the layers."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Whether to recompute activations layer by layer in the backward pass. `auto`: in as many
-    layers as do not fit the memory that is there, measured in the first step."""
+    layers as do not fit the memory that is there, measured in the first step; of the first that do
+    not fit all but matrix products and attention."""
     collective_timeout_seconds: PositiveFloat = 1800.0
     """Most seconds that a worker waits for the others in one collective; then it ends, and all go
     on from the last checkpoint. After 0.8 of it without a step each worker logs where it stands."""

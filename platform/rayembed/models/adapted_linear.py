@@ -3,11 +3,12 @@
 y = W x + b + s B A d(x), with the dropout d. T tokens, I inputs, O outputs, R rank.
 
 peft's layer keeps for each backward pass, beside x, what dropout made of x and which numbers it
-dropped, and writes B A d(x) twice before it is added. Here x and (T, R) numbers are kept. On GPUs
+dropped, and writes B A d(x) twice before it is added. On GPUs x and (T, R) numbers are kept, and
 dropout's numbers are drawn a second time in the backward pass, from the generator's state of the
-first time; drawing takes a CPU longer than keeping them, which therefore keeps them. They are the
-numbers that torch's dropout draws. The adapter's product is written first and the layer's product
-added to it within the matrix product, which waits for its operations and not for memory.
+first time. CPUs, which take longer to draw than to keep, keep d(x) and what they multiplied x by.
+The numbers are those that torch's dropout draws. The adapter's product is written first and the
+layer's product added to it within the matrix product, which waits for its operations and not for
+memory.
 """
 
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 _OWNED = torch.library.Library("rayembed", "FRAGMENT")
 _OWNED.define(
     "adapted_linear(Tensor x, Tensor weight, Tensor? bias, Tensor down, Tensor up, float scale, "
-    "float dropout) -> (Tensor, Tensor, Tensor)"
+    "float dropout) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _OWNED.define(
     "adapted_linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor down, Tensor up, "
@@ -80,23 +81,28 @@ def computed(
     up: Tensor,
     scale: float,
     dropout: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The output (…, O), A d(x) of (T, R), and what dropout's numbers are made of again.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The output (…, O), A d(x) of (T, R), and what the backward pass has of dropout: the
+    generator's state and nothing, or what multiplied x and d(x).
 
     All of one dtype.
     """
-    drawn = x.new_empty(0)
+    drawn, kept = x.new_empty(0), x.new_empty(0)
     dropped = x
-    if dropout:
-        drawn = _state(x) if redraws(x) else _noise(x, dropout)
-        dropped = torch.native_dropout(x, dropout, True)[0] if redraws(x) else x * drawn
+    if dropout and redraws(x):
+        drawn = _generator(x).get_state()
+        dropped = torch.native_dropout(x, dropout, True)[0]
+    elif dropout:
+        # As torch's dropout on CPUs draws and multiplies.
+        drawn = torch.empty_like(x).bernoulli_(1 - dropout).div_(1 - dropout)
+        dropped = kept = x * drawn
     thin = torch.mm(dropped.flatten(0, -2), down.t())
     if bias is None:
         out = torch.mm(thin * scale, up.t())
     else:
         out = torch.addmm(bias, thin, up.t(), alpha=scale)
     out.addmm_(x.flatten(0, -2), weight.t())
-    return out.view(*x.shape[:-1], -1), thin, drawn
+    return out.view(*x.shape[:-1], -1), thin, drawn, kept
 
 
 def gradients(
@@ -111,15 +117,17 @@ def gradients(
     dropout: float,
     of_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x (or nothing), A and B by that of the output."""
+    """Gradients of x (or nothing), A and B by that of the output.
+
+    Args:
+        x: of the forward pass; where CPUs drop, d(x).
+    """
     grad = grad.flatten(0, -2)
     of_thin = torch.mm(grad, up) * scale
     of_up = torch.mm(grad.t(), thin) * scale
     mask, dropped = drawn, x
     if dropout and redraws(x):
         dropped, mask = _dropped_again(x, drawn, dropout)
-    elif dropout:
-        dropped = x * drawn
     of_down = torch.mm(of_thin.t(), dropped.flatten(0, -2))
     if not of_x:
         return x.new_empty(0), of_down, of_up
@@ -132,20 +140,10 @@ def gradients(
     return found, of_down, of_up
 
 
-def _noise(x: Tensor, dropout: float) -> Tensor:
-    """What torch's dropout on CPUs multiplies by, drawn as it draws."""
-    return torch.empty_like(x).bernoulli_(1 - dropout).div_(1 - dropout)
-
-
 def _generator(x: Tensor) -> torch.Generator:
     if x.device.type == "cuda":
         return torch.cuda.default_generators[x.device.index]
     return torch.default_generator
-
-
-def _state(x: Tensor) -> Tensor:
-    """State, in host memory, of the generator that dropout draws from."""
-    return _generator(x).get_state()
 
 
 def _dropped_again(x: Tensor, state: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
@@ -165,15 +163,14 @@ def _state_bytes(x: Tensor) -> int:
 @torch.library.register_fake("rayembed::adapted_linear", lib=_OWNED)
 def _shapes(
     x: Tensor, weight: Tensor, bias: Any, down: Tensor, up: Tensor, scale: float, dropout: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out = x.new_empty(*x.shape[:-1], weight.shape[0])
     thin = x.new_empty(x.flatten(0, -2).shape[0], down.shape[0])
-    drawn = x.new_empty(0)
-    if dropout:
-        drawn = torch.empty_like(x)
-        if redraws(x):
-            drawn = torch.empty(_state_bytes(x), dtype=torch.uint8, device="cpu")
-    return out, thin, drawn
+    if dropout and redraws(x):
+        state = torch.empty(_state_bytes(x), dtype=torch.uint8, device="cpu")
+        return out, thin, state, x.new_empty(0)
+    drawn, kept = ((torch.empty_like(x) if dropout else x.new_empty(0)) for _ in range(2))
+    return out, thin, drawn, kept
 
 
 @torch.library.register_fake("rayembed::adapted_linear_backward", lib=_OWNED)
@@ -195,9 +192,10 @@ def _shapes_of_gradients(
     return of_input, torch.empty_like(down), torch.empty_like(up)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, _, down, up, scale, dropout = inputs
-    ctx.save_for_backward(x, weight, down, up, *output[1:])
+    _, thin, drawn, kept = output
+    ctx.save_for_backward(x if redraws(x) or not dropout else kept, weight, down, up, thin, drawn)
     ctx.settings = scale, dropout
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
