@@ -19,6 +19,7 @@ from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.make_spec import make_spec
 from rayembed.hardware import say_once
 from rayembed.models import passes as passes_module
+from rayembed.models import unpadded
 from rayembed.models.contract import EmbeddingModel
 from rayembed.models.encoding import encode, encode_context
 from rayembed.models.load import load_model
@@ -143,6 +144,34 @@ def test_a_model_that_does_not_fit_is_named(tmp_path, monkeypatch):
     config = Teacher(teacher=str(folder), dtype="float32")
     with pytest.raises(DeviceMemoryError, match=r"^the teacher '.*' does not fit into memory: "):
         load_teacher(config, weights_of(str(folder)))
+
+
+@pytest.mark.parametrize("what", ["reranker", "model"])
+def test_a_model_of_a_library_that_does_not_fit_is_named(what, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError(SAYS)
+
+    reranker = CrossEncoder(model=str(save_cross_encoder(tmp_path / "reranker")))
+    spec = make_spec(ModelUnderTest(reference=f"st:{save_encoder(tmp_path / 'encoder')}"))
+    load = {
+        "reranker": lambda: load_cross_encoder(reranker, "does not fit"),
+        "model": lambda: spec.load("cpu"),
+    }[what]
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    with pytest.raises(DeviceMemoryError, match=f"^the {what} '.*' does not fit into memory: "):
+        load()
+
+
+def test_memory_that_runs_out_in_a_trial_of_packed_texts_is_not_taken_for_its_result(monkeypatch):
+    """Else texts would be padded for as long as the process lives."""
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError(SAYS)
+
+    part = transformers.BertModel(transformers.BertConfig(num_hidden_layers=1)).eval()
+    with pytest.raises(torch.OutOfMemoryError):
+        unpadded.why_not_alike("part", part, full, full, 9)
+    assert not unpadded._trials[part]
 
 
 def test_a_server_goes_on():

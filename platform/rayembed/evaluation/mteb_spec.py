@@ -36,7 +36,7 @@ from rayembed.evaluation.sentence_spec import (
 from rayembed.evaluation.task_text import task_metadata as read_task
 from rayembed.evaluation.task_text import task_text
 from rayembed.hardware import Precision, settled
-from rayembed.models.fitting import TextsAtOnce
+from rayembed.models.fitting import TextsAtOnce, room_for
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,8 @@ class MtebSpec:
         options: dict[str, Any] = {}
         if self.settings.dimensions is not None:
             options["embed_dim"] = self.settings.dimensions
-        wrapper: Any = self.stated.load_model(device=device, **options)
+        with room_for(f"the model {self.model!r}"):
+            wrapper: Any = self.stated.load_model(device=device, **options)
         if not hasattr(wrapper, "encode"):
             raise ConfigError(
                 f"mteb's {type(wrapper).__name__} of {self.model!r} does not embed texts; "

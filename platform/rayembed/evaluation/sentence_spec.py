@@ -38,7 +38,7 @@ from rayembed.models.files import (
     read_json_value,
     weights_fingerprint,
 )
-from rayembed.models.fitting import TextsAtOnce
+from rayembed.models.fitting import TextsAtOnce, room_for
 from rayembed.models.load import saved_dtype
 from rayembed.models.sentence_folder import stated_dtype
 
@@ -136,7 +136,7 @@ class SentenceSpec:
             dtype = saved_dtype(folder)
             model = as_sentence_transformer(folder, device=device, truncate_dim=width, dtype=dtype)
         else:
-            with no_pickled_objects(folder):
+            with no_pickled_objects(folder), room_for(f"the model {self.reference!r}"):
                 model = SentenceTransformer(str(folder), device=device, truncate_dim=width)
         adjust(model, self.settings)
         encode = {

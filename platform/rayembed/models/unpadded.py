@@ -150,6 +150,8 @@ def _trial(
             positions = packed.positions(len(ids))
             found = together(ids, packed, positions).float()
             as_one = together(ids, Packed(ends[[0, -1]], len(ids)), positions).float()
+    except torch.OutOfMemoryError:
+        raise  # of the device, and nothing of the family
     except Exception as error:  # noqa: BLE001  families fail in their own ways; all can be padded
         said = (str(error) or type(error).__name__).splitlines()[0]
         return f"the {name} does not read packed texts ({said})"

@@ -24,6 +24,7 @@ from rayembed.data.vectors.teacher import narrow_linear_layers, take_free_thread
 from rayembed.errors import AssetError, DataError
 from rayembed.hardware import auto_precision
 from rayembed.models.backbones import num_positions
+from rayembed.models.fitting import room_for
 from rayembed.models.passes import ahead, passes
 from rayembed.shares import piece, pieces, tell
 
@@ -233,7 +234,8 @@ def _model(reference: str, max_length: int, device: str, dtype: Dtype) -> Any:
         take_free_threads("a reranker")  # as a teacher
     folder = resolve_model(reference)
     check_cross_encoder(folder, reference)
-    model: Any = Model(str(folder), device=device, local_files_only=True).eval()
+    with room_for(f"the reranker {reference!r}"):
+        model: Any = Model(str(folder), device=device, local_files_only=True).eval()
     halved = dtype == "bfloat16"
     if halved:
         body = getattr(model.model, model.model.base_model_prefix)
