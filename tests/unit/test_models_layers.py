@@ -18,11 +18,11 @@ from rayembed.models.experts import ExpertMlps
 from rayembed.training.step import EngineModule, StepSettings, run_step
 
 
-def built(kind, folder, dropout):
-    """A tiny model in bfloat16 and training mode, with hidden dropout or that of adapters."""
+def built(kind, folder, dropout, dtype="bfloat16"):
+    """A tiny model in training mode, with hidden dropout or that of adapters."""
     changes = {}
     if kind in ("biencoder", "cde"):
-        changes = {"backbone": {"path": "given", "dtype": "bfloat16", "hidden_dropout": dropout}}
+        changes = {"backbone": {"path": "given", "dtype": dtype, "hidden_dropout": dropout}}
     elif kind != "nomic-moe":
         changes = {"lora": {"rank": 2, "alpha": 4, "dropout": dropout}}
     model = build_model(tiny_settings(kind, **changes), tiny_parts(kind, folder), seed=1)
@@ -30,7 +30,7 @@ def built(kind, folder, dropout):
     for module in model.modules():
         if isinstance(module, ExpertMlps):
             module.products = "grouped"
-    return model.to(torch.bfloat16).train()
+    return model.to(getattr(torch, dtype)).train()
 
 
 def gradients(model, budget, cache):
@@ -49,13 +49,17 @@ def same(left, right):
     assert max((left[n] - right[n]).abs().max() for n in right) < 1e-5 * size
 
 
+def made():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
 def graphs():
     """Number of graphs; none of them ends at what cannot stand in one, nor is made too often."""
     counters = torch._dynamo.utils.counters
     assert not counters["graph_break"]
     assert "recompile_limit" not in counters
     assert counters["frames"]["ok"] == counters["frames"]["total"]
-    return counters["stats"]["unique_graphs"]
+    return made()
 
 
 @pytest.fixture
@@ -67,29 +71,33 @@ def gpu(monkeypatch):
         yield
 
 
-def check(kind, folder, backend):
+def check(kind, folder, backend, dtype, count):
     """Gradients with dropout, cached over micro-batches of many lengths, and the graphs made."""
-    names = list(built(kind, folder, 0.5).state_dict())
-    expected = gradients(built(kind, folder, 0.5), 60, cache=True)
-    model = built(kind, folder, 0.5)
+    names = list(built(kind, folder, 0.5, dtype).state_dict())
+    expected = gradients(built(kind, folder, 0.5, dtype), 60, cache=True)
+    model = built(kind, folder, 0.5, dtype)
     model.compile_layers(backend)
     assert list(model.state_dict()) == names
     same(gradients(model, 60, cache=True), expected)
-    made = graphs()
-    assert made > 0
+    number = count()
+    assert number > 0
     gradients(model, 45, cache=True)
-    assert graphs() == made, "other lengths and the other layer take the same graphs"
-    without = gradients(built(kind, folder, 0.0), 60, cache=True)
+    assert count() == number, "other lengths and the other layer take the same graphs"
+    without = gradients(built(kind, folder, 0.0, dtype), 60, cache=True)
     assert max((without[n] - expected[n]).abs().max() for n in expected) > 1e-3, "dropout matters"
 
 
 def test_compiled_layers_give_the_same_gradients_by_few_graphs(tmp_path, gpu):
-    check("biencoder", tmp_path, "aot_eager")
+    check("biencoder", tmp_path, "aot_eager", "bfloat16", graphs)
 
 
 @pytest.mark.slow("a compiler works for a minute")
-def test_fused_layers_give_the_same_gradients(tmp_path, gpu):
-    check("nvembed", tmp_path, "inductor")
+def test_fused_layers_give_the_same_gradients(tmp_path, monkeypatch):
+    """In float32, for which a GPU has no attention: here it stands outside of the graphs."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr(varlen, "reference", torch.compiler.disable(varlen.reference))
+    check("nvembed", tmp_path, "inductor", "float32", made)
 
 
 GRAPHS = {
