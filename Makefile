@@ -100,7 +100,7 @@ $(CUDA_STAMP): pyproject.toml cluster/constraints.txt tests/support/no_accelerat
 	$(CC) -shared -fPIC -O1 -o $(CUDA)/no_accelerator.so tests/support/no_accelerator.c
 	touch $@
 
-cuda-wheel: $(CUDA_STAMP) ## steps by the code of a GPU, without one, in torch's CUDA build (5 GB in .venv-cuda)
+cuda-wheel: $(CUDA_STAMP) ## steps by the code of a GPU, without one, in torch's CUDA build (7 GB in .venv-cuda)
 	LD_PRELOAD="$(CURDIR)/$(CUDA)/no_accelerator.so" $(CUDA)/bin/python -m pytest tests/cuda_wheel $(ARGS)
 
 drill: $(STAMP) ## faults thrown at a small run, one after the other; a table of what they cost
