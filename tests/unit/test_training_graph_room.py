@@ -77,7 +77,7 @@ def test_as_much_is_kept_as_fits_and_gradients_stay(parts, monkeypatch, caplog):
     assert none == 0
     states = 12 * sum(p.numel() for p in model.parameters() if p.requires_grad)
     found = []
-    for left in [10**9, *range(3_550_000, 0, -200_000), 0]:
+    for left in [10**9, *range(4_000_000, 2_600_000, -60_000), *range(2_600_000, 0, -250_000), 0]:
         monkeypatch.setattr(graph_room, "free_memory", lambda _, left=left: states + left)
         room = GraphRoom(torch.device("cpu"), model)
         tried = chosen(room, monkeypatch)

@@ -17,7 +17,7 @@ import torch
 from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 
-_OWNED = torch.library.Library("rayembed", "FRAGMENT")
+_OWNED: Any = torch.library.Library("rayembed", "FRAGMENT")  # type: ignore[no-untyped-call]
 _OWNED.define(
     "adapted_linear(Tensor x, Tensor weight, Tensor? bias, Tensor down, Tensor up, float scale, "
     "float dropout) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -28,7 +28,7 @@ _OWNED.define(
 )
 
 
-class AdaptedLinear(Linear):
+class AdaptedLinear(Linear):  # type: ignore[misc] # peft has no types
     """peft's layer, whose forward pass is one operation where nothing but its own weights matter.
 
     Names, saving and merging are peft's.
@@ -160,7 +160,6 @@ def _state_bytes(x: Tensor) -> int:
     return 16 if x.device.type == "cuda" else 5056
 
 
-@torch.library.register_fake("rayembed::adapted_linear", lib=_OWNED)
 def _shapes(
     x: Tensor, weight: Tensor, bias: Any, down: Tensor, up: Tensor, scale: float, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -173,7 +172,6 @@ def _shapes(
     return out, thin, drawn, kept
 
 
-@torch.library.register_fake("rayembed::adapted_linear_backward", lib=_OWNED)
 def _shapes_of_gradients(
     grad: Tensor,
     x: Tensor,
@@ -211,6 +209,8 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 
 _OWNED.impl("adapted_linear", computed, "CompositeExplicitAutograd")
 _OWNED.impl("adapted_linear_backward", gradients, "CompositeExplicitAutograd")
+torch.library.register_fake("rayembed::adapted_linear", _shapes, lib=_OWNED)
+torch.library.register_fake("rayembed::adapted_linear_backward", _shapes_of_gradients, lib=_OWNED)
 torch.library.register_autograd(
     "rayembed::adapted_linear", _backward, setup_context=_keep, lib=_OWNED
 )

@@ -20,7 +20,7 @@ from rayembed.models.build import choose_trained, shapes_of
 from rayembed.models.layers import recompute_layers
 from rayembed.pipeline.requirements import empty_part
 
-_OWNED = torch.library.Library("rayembed", "FRAGMENT")
+_OWNED: Any = torch.library.Library("rayembed", "FRAGMENT")  # type: ignore[no-untyped-call]
 _OWNED.define(
     "attention_on_meta(Tensor query, Tensor key, Tensor value, bool masked) -> (Tensor, Tensor)"
 )
