@@ -138,7 +138,7 @@ def measure(
     tokens = tokens_of(folder, texts)
     settings = BiEncoderConfig(backbone={"path": str(folder), "dtype": "bfloat16"})
     gpu = predictions.gpu_of(gpu_name(device))
-    model = predictions.Model(settings, gpu, folder)
+    model = predictions.Model(settings, predictions.MACHINES[gpu], folder)
     peak = product_flops(device, getattr(torch, dtype), 256 if device.type == "cpu" else 8192)
     lengths = [len(text.split()) + 2 for text in texts]
     for side, load in sides(folder, device, dtype, options.batch, options.sides):

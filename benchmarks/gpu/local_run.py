@@ -8,6 +8,7 @@ Run: python -m benchmarks.gpu.local_run [--gpu H100] [--pairs 256]
 """
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.gpu.measuring import print_table
@@ -17,6 +18,7 @@ from benchmarks.gpu.predictions import (
     MACHINES,
     READER_TOKENS,
     READERS,
+    SLOW_HOST,
     SQUARE_PRODUCTS,
     THREAD_TOKENS,
     Model,
@@ -26,6 +28,7 @@ from benchmarks.gpu.predictions import (
     lengths_of_pairs,
     of_columns,
 )
+from benchmarks.gpu.roofline import SPARE_BYTES
 
 
 def bert_base() -> Any:
@@ -44,10 +47,21 @@ def bert_base() -> Any:
     )
 
 
+def budget_of(model: Model) -> int:
+    """Tokens of a pass that a run on one GPU chooses by its memory."""
+    from rayembed.hardware import packed_tokens
+    from rayembed.training.graph_room import _SHARES
+
+    size = model.size
+    # Weights in bfloat16, gradients, weights and two states in float32.
+    taken = SPARE_BYTES + 2 * size.parameters + 16 * size.trained
+    return packed_tokens(_SHARES["cuda"] * (model.machine.gpu_bytes - taken), size.graph)
+
+
 def local_run(
     model: Model,
     pairs: int,
-    budget: int,
+    budget: int | None = None,
     *,
     readers: float,
     compiled: bool = False,
@@ -56,11 +70,12 @@ def local_run(
     """A step of a local run on one GPU, over pairs with the lengths of retrieval data.
 
     Args:
+        budget: tokens of a pass; None: by memory.
         readers: tokens a second of all threads or processes that tokenise.
     """
     lengths = [length for column in lengths_of_pairs(pairs) for length in column]
     return model.training_step(
-        cut(lengths, budget),
+        cut(lengths, budget or budget_of(model)),
         compiled=compiled,
         peak=peak,
         optimiser_bytes=JOB_OPTIMISER_BYTES,
@@ -73,33 +88,27 @@ PAIRS = 256
 BUDGETS = (8_192, 16_384, 32_768, 65_536)
 
 
-def encoder_rows(model: Model, pairs: int) -> list[list[object]]:
-    """Rows of a step by itself at several budgets, of the other side's, and of local runs."""
+def rows_of(model: Model, pairs: int) -> list[tuple[str, int, int, Prediction]]:
+    """Name, pairs, tokens of a pass, and a step: alone, of the other side, and of local runs."""
     columns = lengths_of_pairs(pairs)
     lengths = [length for column in columns for length in column]
-    rows: list[list[object]] = []
-
-    def add(name: str, pairs: int, budget: int | str, passes: int, found: Prediction) -> None:
-        budget = f"{budget:,}" if isinstance(budget, int) else budget
-        rows.append([name, pairs, budget, passes, *_cells(found)])
-
-    for budget in BUDGETS:
-        passes = cut(lengths, budget)
-        add("step", pairs, budget, len(passes), model.training_step(passes))
-    found = model.training_step(passes, compiled=True)
-    add("step, layers compiled", pairs, budget, len(passes), found)
+    rows = [
+        ("step", pairs, budget, model.training_step(cut(lengths, budget))) for budget in BUDGETS
+    ]
+    found = model.training_step(cut(lengths, BUDGETS[-1]), compiled=True)
+    rows.append(("step, layers compiled", pairs, BUDGETS[-1], found))
     for name, padded in (("padded", True), ("unpadded", False)):
         passes = of_columns(columns, padded=padded)
         found = model.training_step(passes, tokens=sum(lengths), padded=padded)
-        add(f"sentence-transformers, {name}", pairs, "all", len(passes), found)
+        most = max(map(sum, passes))
+        rows.append((f"sentence-transformers, {name}", pairs, most, found))
     found = local_run(model, pairs, BUDGETS[0], readers=THREAD_TOKENS)
-    add("local run, a thread tokenises", pairs, BUDGETS[0], found.passes, found)
-    rate, most = READERS * READER_TOKENS, 2 * BUDGETS[-1]
-    for many in (1, 2, 4):
-        found = local_run(model, many * pairs, most, readers=rate)
-        add(f"local run, {READERS} processes tokenise", many * pairs, most, found.passes, found)
-    found = local_run(model, 2 * pairs, most, readers=rate, compiled=True)
-    add("local run, layers compiled", 2 * pairs, most, found.passes, found)
+    rows.append(("local run, a thread tokenises", pairs, BUDGETS[0], found))
+    rate, budget = READERS * READER_TOKENS, budget_of(model)
+    for many, compiled in ((1, False), (2, False), (1, True), (2, True)):
+        found = local_run(model, many * pairs, readers=rate, compiled=compiled)
+        name = "local run, layers compiled" if compiled else "local run, four processes tokenise"
+        rows.append((name, many * pairs, budget, found))
     return rows
 
 
@@ -108,7 +117,9 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--gpu", choices=MACHINES, default="H100")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="of a step")
     options = parser.parse_args(given)
-    model = Model(bert_base(), options.gpu)
+    machine = MACHINES[options.gpu]
+    model = Model(bert_base(), machine)
+    slow = Model(bert_base(), replace(machine, kernel_seconds=SLOW_HOST))
     tokens = sum(map(sum, lengths_of_pairs(options.pairs)))
     print(assumptions(options.gpu))
     size = model.size
@@ -123,17 +134,18 @@ def main(given: list[str] | None = None) -> None:
         f"element-wise work ({whole.fused_bytes / tokens / 1e6:.2f} fused), "
         f"{size.graph / 1e6:.2f} MB a token of graph, {whole.kernels:.0f} kernels a pass.\n"
     )
-    heads = ["BERT base", "pairs", "tokens of a pass", "passes", "tokens/s"]
-    print_table(
-        [*heads, "share", "of the data sheet", "GB", "bound by"], encoder_rows(model, options.pairs)
-    )
-
-
-def _cells(found: Prediction) -> list[str]:
-    tokens, share, memory = found.cells()
-    assert found.share is not None
-    of_sheet = found.share * SQUARE_PRODUCTS / MACHINES["H100"].peak
-    return [tokens, share, f"{of_sheet:.0%}", memory, found.bound]
+    rows: list[list[object]] = []
+    for (name, pairs, budget, found), (*_, slower) in zip(
+        rows_of(model, options.pairs), rows_of(slow, options.pairs), strict=True
+    ):
+        speed, share, memory = found.cells()
+        assert found.share is not None
+        of_sheet = f"{found.share * SQUARE_PRODUCTS / machine.peak:.0%}"
+        about = [name, pairs, f"{budget:,}", found.passes, found.bound]
+        rows.append([*about, speed, share, of_sheet, slower.cells()[1], memory])
+    heads = ["BERT base", "pairs", "tokens of a pass", "passes", "bound by", "tokens/s", "share"]
+    slowest = f"share, {1e6 * SLOW_HOST[0]:.0f} µs a kernel"
+    print_table([*heads, "of the data sheet", slowest, "GB"], rows)
 
 
 if __name__ == "__main__":

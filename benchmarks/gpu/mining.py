@@ -150,7 +150,7 @@ def predicted_seconds(teacher: Path, pairs: list[list[str]], gpu: str) -> float:
     from rayembed.models.biencoder.config import BiEncoderConfig
 
     settings = BiEncoderConfig(backbone={"path": str(teacher), "dtype": "bfloat16"})
-    model = predictions.Model(settings, gpu)
+    model = predictions.Model(settings, predictions.MACHINES[gpu])
     lengths = [len(text.split()) + 2 for pair in pairs for text in pair]
     width = json.loads((teacher / "config.json").read_text())["hidden_size"]
     searched = predictions.search_seconds(len(pairs), len(pairs), width, 2, model.machine)

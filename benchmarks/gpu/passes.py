@@ -89,7 +89,7 @@ def measure(
     model.train()
     found: list[tuple[int, float, float]] = []
     gpu = predictions.gpu_of(gpu_name(device))
-    counts = predictions.Model(config, gpu, folder)
+    counts = predictions.Model(config, predictions.MACHINES[gpu], folder)
     for size in TOY_SIZES if options.toy else SIZES:
         forward, tokens = passes_of(model, texts, size, device)
         expected = [_predicted(counts, tokens, gradient=each) for each in (False, True)]
@@ -129,7 +129,8 @@ def _predicted(counts: predictions.Model, tokens: int, *, gradient: bool) -> str
     """Milliseconds of a pass over texts of 150 tokens, the mean of retrieval data."""
     texts = max(1, round(tokens / 150))
     lengths = [tokens / texts] * texts
-    found = predictions.seconds_of([lengths], counts.costs(gradient=gradient), counts.machine)
+    plain, costs = counts.costs(gradient=False), counts.costs(gradient=gradient)
+    found = predictions.seconds_of([lengths], costs, counts.machine, plain=plain)
     return f"{1e3 * max(found):.1f}"
 
 

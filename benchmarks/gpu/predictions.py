@@ -2,37 +2,34 @@
 
 Products, bytes and kernels of a pass are counted on torch's meta device (`counting`); how long they
 take is assumed, and every assumption is printed. The host launches kernels ahead of the GPU, so a
-step takes as long as the longer of the two, or as long as the processes that tokenise. Shares are
+step takes as long as the longer of the two, or as long as the processes that tokenise. Steps of
+rayembed's own sides come from `roofline`, with the same assumptions. Shares are
 of what square products in bfloat16 reach, as in `training.py`, not of the data sheet.
 `local_run` prints tables of them without a GPU.
 """
 
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
+from benchmarks.gpu import roofline
 from benchmarks.gpu.counting import Counts, Machine, PassCosts
 from benchmarks.gpu.lengths import LONGEST, ONLY_RETRIEVAL, rows_of_lengths
 
-MACHINES = {"H100": Machine(), "H200": Machine(memory=4.0e12)}
-"""GPUs by a word of their name. An H200 has the same cores and faster memory."""
-
-GPU_BYTES = {"H100": 80e9, "H200": 150e9}
-SPARE_BYTES = 2e9
-"""What CUDA holds before a step."""
+MACHINES = {"H100": roofline.H100, "H200": roofline.H200}
+"""GPUs by a word of their name."""
 
 SQUARE_PRODUCTS = 784e12
 """FLOP/s of bfloat16 products of 8192³, measured on an H200 (docs/LOG.md, 2026-11-28). Shares
 are of this number where none is measured."""
 
-LAUNCH_SECONDS = 90e-6
-"""Host seconds a kernel. On that H200's host a forward pass of BERT base took 16 ms of its 175
-kernels, and a step of four passes 191 ms of 4 · 496, with its tokenising: 75 to 96 µs."""
+SLOW_HOST = (90e-6, 90e-6)
+"""`Machine.kernel_seconds` at worst. On that H200's host a forward pass of BERT base took 16 ms of
+163 kernels, and of a step of four passes with 484 each, its tokenising within it, 48 ms a pass."""
 
 BETWEEN_STEPS_SECONDS = 5e-3
 """In a job, from a step's last kernel to the next step's first: the optimiser is called, the loss
@@ -107,50 +104,25 @@ class Size:
     """Of it, one layer's."""
     layers: int
 
-    def kept_layers(self, gpu: str, tokens: int, of_pass: int) -> int:
-        """Layers of a step with this many tokens that are not recomputed, by memory.
-
-        As `GraphRoom` decides for a bare loop: a share of what weights, gradients and AdamW's
-        states in bfloat16 leave, less a layer that is being recomputed.
-        """
-        from rayembed.training.graph_room import _SHARES
-
-        left = GPU_BYTES[gpu] - SPARE_BYTES - 2 * self.parameters - 6 * self.trained
-        left *= _SHARES["cuda"]
-        if tokens * self.graph <= left:
-            return self.layers
-        left -= tokens * self.graph_recomputing + of_pass * self.of_layer
-        a_layer = (self.graph - self.graph_recomputing) / self.layers
-        return max(0, int(left / (tokens * a_layer)))
-
 
 class Model:
     """Counts of a model's passes, and what steps and encoding take by them."""
 
-    def __init__(self, settings: Any, gpu: str, kept: Path | None = None) -> None:
+    def __init__(self, settings: Any, machine: Machine, kept: Path | None = None) -> None:
         """Count nothing yet.
 
         Args:
-            gpu: name in `MACHINES`.
             kept: folder that holds counts for later processes.
         """
-        self.settings, self.gpu, self.machine, self._kept = settings, gpu, MACHINES[gpu], kept
+        self.settings, self.machine, self._kept = settings, machine, kept
         self._made: dict[str, Any] = {}
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:
         """What this process or an earlier one made under this name, else what `make` gives."""
         if name not in self._made:
-            self._made[name] = make() if self._kept is None else self._loaded(name, make)
+            lora = "-lora" if self.settings.lora is not None else ""
+            self._made[name] = once(self._kept, f"{self.settings.kind}{lora}-{name}", make)
         return self._made[name]
-
-    def _loaded(self, name: str, make: Callable[[], Any]) -> Any:
-        assert self._kept is not None
-        lora = "-lora" if self.settings.lora is not None else ""
-        path = self._kept / f"counted-{self.settings.kind}{lora}-{name}.pickle"
-        if not path.exists():
-            self._kept.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(pickle.dumps(make()))
-        return pickle.loads(path.read_bytes())
 
     def costs(self, *, gradient: bool, padded: bool = False, recomputed: bool = False) -> PassCosts:
         """Counts of a pass, forward or with its backward pass."""
@@ -161,7 +133,8 @@ class Model:
             return PassCosts(build, layers, self.machine, gradient=gradient, padded=padded)
 
         # Seconds of products depend on the machine.
-        return self._once(f"{gradient}-{padded}-{recomputed}-{self.gpu}", make)
+        name = f"{gradient}-{padded}-{recomputed}-{self.machine.memory:.1e}"
+        return self._once(name, make)
 
     @property
     def size(self) -> Size:
@@ -204,12 +177,12 @@ class Model:
         readers: float | None = None,
         between: float = 0.0,
     ) -> Prediction:
-        """A step of these passes, all graphs kept, layers recomputed where memory asks for it.
+        """A step of these passes, all graphs kept.
 
         Args:
             passes: lengths of the texts in each pass, padding included.
             tokens: of texts alone, where there is padding.
-            recomputed: whether all layers are, whatever memory there is.
+            recomputed: whether all layers are in the backward pass.
             optimiser_bytes: moved for each trained parameter; 14 are AdamW's in bfloat16 without
                 copies in float32.
             readers: tokens a second of the processes that tokenise; None: made ahead.
@@ -217,14 +190,11 @@ class Model:
         """
         size = self.size
         passing = sum(map(sum, passes))
-        of_pass = max(map(sum, passes))
-        kept = 0 if recomputed else size.kept_layers(self.gpu, passing, of_pass)
-        gpu = host = 0.0
-        for again, share in ((False, kept / size.layers), (True, 1 - kept / size.layers)):
-            if share:
-                costs = self.costs(gradient=True, padded=padded, recomputed=again)
-                found = seconds_of(passes, costs, self.machine, compiled=compiled, masked=padded)
-                gpu, host = gpu + share * found[0], host + share * found[1]
+        costs = self.costs(gradient=True, padded=padded, recomputed=recomputed)
+        plain = self.costs(gradient=False, padded=padded)
+        gpu, host = seconds_of(
+            passes, costs, self.machine, plain=plain, compiled=compiled, masked=padded
+        )
         gpu += size.trained * optimiser_bytes / self.machine.memory
         real = passing if tokens is None else tokens
         taken = {"GPU": gpu, "launches": host}
@@ -234,8 +204,7 @@ class Model:
         seconds = taken[bound] + between
         # Forward, the gradients of what goes through the layers, and those of trained weights.
         factor = 3 if self.settings.lora is None else 2
-        spread = size.graph - size.graph_recomputing
-        graph = size.graph_recomputing + kept / size.layers * spread
+        graph = size.graph_recomputing if recomputed else size.graph
         return Prediction(
             seconds,
             real,
@@ -248,11 +217,13 @@ class Model:
 
     def encoding(self, lengths: Sequence[int], *, peak: float = SQUARE_PRODUCTS) -> Prediction:
         """Forward passes over texts, packed, with tokens made ahead by threads that keep up."""
-        from rayembed.models.encoding import default_budget
+        from rayembed.models import encoding
 
-        budget = default_budget(torch.device("cuda"))
+        small = self.size.parameters < encoding._SMALL_MODEL
+        budget = encoding._GPU_TOKENS_OF_SMALL if small else encoding._GPU_TOKENS
         passes = cut(lengths, budget)
-        gpu, host = seconds_of(passes, self.costs(gradient=False), self.machine)
+        plain = self.costs(gradient=False)
+        gpu, host = seconds_of(passes, plain, self.machine, plain=plain)
         seconds, tokens = max(gpu, host), sum(lengths)
         size = self.size
         return Prediction(
@@ -277,24 +248,70 @@ def _with_layers(settings: Any, layers: int, *, recomputed: bool) -> Any:
     return model
 
 
+def once(folder: Path | None, name: str, make: Callable[[], Any]) -> Any:
+    """Object that an earlier process left in this folder, or a new one, which is left there."""
+    if folder is None:
+        return make()
+    path = folder / f"counted-{name}.pickle"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pickle.dumps(make()))
+    return pickle.loads(path.read_bytes())
+
+
+def of_training(
+    model: str, side: str, gpu: str, budget: int, peak: float, kept: Path | None = None
+) -> Prediction:
+    """A step of one of rayembed's own sides of `training.py`, at its published size.
+
+    Args:
+        model: a case of `training.py`.
+        side: `auto` or `compiled`.
+        budget: tokens of a pass.
+    """
+
+    def make() -> Prediction:
+        machine, setup = MACHINES[gpu], roofline.SIDES[side]
+        found = roofline.predicted(model, 1, side, machine, budget)
+        made = roofline._roofline(model, 1, machine, budget)
+        graph, step = made.graph(setup), found.step
+        bare = made.workload.layers - step.kept - step.products
+        a_token = graph.whole - bare * (graph.layer - graph.input)
+        a_token -= step.products * (graph.layer - graph.products)
+        tokens = found.tokens_per_second * found.seconds
+        # Weights, gradients and two states in bfloat16, and the graphs.
+        taken = made.held + 6 * made.trained + tokens * a_token
+        share = found.flops / SQUARE_PRODUCTS
+        return Prediction(found.seconds, round(tokens), share, taken / 1e9, "", round(step.passes))
+
+    found = once(kept, f"step-{model}-{side}-{gpu}-{budget}", make)
+    assert found.share is not None
+    return replace(found, share=found.share * SQUARE_PRODUCTS / peak)
+
+
 def seconds_of(
     passes: Sequence[Sequence[int]],
     costs: Costs,
     machine: Machine,
     *,
+    plain: Costs,
     compiled: bool = False,
     masked: bool = False,
 ) -> tuple[float, float]:
     """Seconds of passes on the GPU, and seconds of the host that launches their kernels.
 
-    Compiled layers are launched in no less time: on the H200 they gained 4 % where launches bound.
+    Args:
+        plain: counts of the same passes without gradient.
     """
     whole = Counts.of(np.sum([costs.of(one).vector() for one in passes], axis=0))
+    first = Counts.of(np.sum([plain.of(one).vector() for one in passes], axis=0))
     rates = np.array(machine.masked_attention if masked else machine.attention)
     moved = whole.fused_bytes if compiled else whole.bytes
     attention = float((whole.attention_flops / rates).sum())
     gpu = whole.product_seconds + moved / machine.memory + attention
-    return gpu, whole.kernels * LAUNCH_SECONDS
+    kernels, before = ((one.fused_kernels if compiled else one.kernels) for one in (whole, first))
+    forward, backward = machine.kernel_seconds
+    return gpu, before * forward + (kernels - before) * backward
 
 
 def cut(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -338,7 +355,8 @@ def assumptions(gpu: str) -> str:
         f"{machine.memory / 1e12:.1f} TB/s, attention {machine.attention[0] / 1e12:.0f} and "
         f"{machine.attention[1] / 1e12:.0f} TFLOP/s forward and backward "
         f"({machine.masked_attention[0] / 1e12:.0f} and {machine.masked_attention[1] / 1e12:.0f} "
-        f"with a mask), {1e6 * LAUNCH_SECONDS:.0f} µs of the host a kernel, "
+        f"with a mask), {1e6 * machine.kernel_seconds[0]:.0f} and "
+        f"{1e6 * machine.kernel_seconds[1]:.0f} µs of the host a kernel, forward and backward, "
         f"{1e3 * BETWEEN_STEPS_SECONDS:.0f} ms between steps of a job, {THREAD_TOKENS:,} "
         f"tokens a second of a thread that tokenises and {READER_TOKENS:,} of each of {READERS} "
         f"processes. Shares are of "

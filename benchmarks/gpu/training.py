@@ -40,6 +40,8 @@ from benchmarks.gpu.measuring import (
 from benchmarks.gpu.training_sides import SIDES, Case, Side, cases, ours, peer, settings_of, sides
 
 WARMUP = 2
+SIDES_PREDICTED = ("auto", "compiled")
+"""Sides of which the roofline tells what to expect, at the published size also with `--toy`."""
 
 
 def rate(side: Side, chosen: list[list[str]], size: int, device: torch.device) -> float:
@@ -122,26 +124,20 @@ def predicted_cells(
     """Tokens/s, share and GB that are predicted for a step of texts with these lengths."""
     key, name = side
     gpu = predictions.gpu_of(gpu_name(device))
-    if key == "cache":
+    if key in SIDES_PREDICTED:
+        return predictions.of_training(
+            case.key, key, gpu, case.micro_batch_tokens, peak, folder
+        ).cells()
+    if key != "peer":
         return predictions.UNKNOWN
-    model = predictions.Model(settings_of(case, folder, "bfloat16"), gpu, folder)
+    settings = settings_of(case, folder, "bfloat16")
+    model = predictions.Model(settings, predictions.MACHINES[gpu], folder)
+    padded = name == peers.PADDED
+    passes = predictions.of_columns(columns, padded=padded)
     tokens = sum(map(sum, columns))
-    if key == "peer":
-        padded = name == peers.PADDED
-        passes = predictions.of_columns(columns, padded=padded)
-        found = model.training_step(
-            passes, tokens=tokens, padded=padded, recomputed=case.lora, peak=peak
-        )
-    else:
-        lengths = [length for column in columns for length in column]
-        passes = predictions.cut(lengths, case.micro_batch_tokens)
-        found = model.training_step(
-            passes,
-            compiled=key == "compiled",
-            recomputed=case.lora and key == "graph",
-            peak=peak,
-        )
-    return found.cells()
+    return model.training_step(
+        passes, tokens=tokens, padded=padded, recomputed=case.lora, peak=peak
+    ).cells()
 
 
 def measure(

@@ -204,7 +204,7 @@ def peer(
 
 
 SIDES = {
-    "auto": "rayembed, as it comes",
+    "auto": "rayembed, not compiled",
     "compiled": "rayembed, layers compiled",
     "graph": "rayembed, one graph",
     "cache": "rayembed, GradCache",

@@ -317,7 +317,7 @@ def predicted_step(
     settings = BiEncoderConfig(backbone={"path": path, "dtype": "bfloat16"})
     gpu = predictions.gpu_of(gpu_name(device))
     texts = 2 * task.case.pairs
-    return predictions.Model(settings, gpu).training_step(
+    return predictions.Model(settings, predictions.MACHINES[gpu]).training_step(
         [[round(tokens / texts)] * texts],
         optimiser_bytes=predictions.JOB_OPTIMISER_BYTES,
         readers=predictions.READERS * predictions.READER_TOKENS,
