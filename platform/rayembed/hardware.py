@@ -285,7 +285,7 @@ def micro_batch_tokens(device: str) -> int:
 
 
 def packed_tokens(room: float, of_token: float) -> int:
-    """Tokens of a forward pass without padding on a GPU: a power of two from 8,192 to 131,072.
+    """Tokens of a forward pass without padding on a GPU: a multiple of 8,192 up to 131,072.
 
     A small encoder's pass of 8,192 tokens takes longer to launch than to compute (docs/LOG.md).
 
@@ -293,8 +293,8 @@ def packed_tokens(room: float, of_token: float) -> int:
         room: bytes that graphs may take; a pass takes a quarter of it at most.
         of_token: bytes of a token's graph.
     """
-    tokens = max(1, int(_SHARE_OF_A_PASS * room / of_token))
-    return int(min(max(2 ** (tokens.bit_length() - 1), _GPU_BUDGET), _GPU_MOST))
+    multiple = int(_SHARE_OF_A_PASS * room / of_token) // _GPU_BUDGET
+    return min(max(multiple, 1) * _GPU_BUDGET, _GPU_MOST)
 
 
 def pass_cost_tokens(device: str, model: nn.Module) -> int:

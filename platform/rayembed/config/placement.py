@@ -139,7 +139,7 @@ class Placement(UnitLimit, RuntimeSettings):
     micro_batch_tokens: PositiveInt | None = None
     """Tokens of one forward pass, padding included; texts are sorted by length and cut at this
     budget. None: 1,024 on a CPU, whose caches hold that, and on a GPU 8,192 with padding, without
-    it 8,192 to 131,072: a power of two whose graphs take a quarter of the memory that is left for
+    it a multiple of 8,192 up to 131,072 whose graphs take a quarter of the memory that is left for
     them at most, measured before the first step and kept for the stage.
 
     It is what memory must hold; where texts are cut below it is decided by `pass_cost_tokens`.
