@@ -115,6 +115,8 @@ def pretended_gpu(
         "mem_get_info": lambda _=None: (free, total),
         "memory_reserved": lambda _=None: 0,
         "memory_allocated": lambda _=None: 0,
+        "default_generators": [torch.default_generator],
+        "empty_cache": lambda: None,
         "Event": _Event,
         "get_rng_state": lambda _=None: torch.get_rng_state(),
         "set_rng_state": lambda state, _=None: torch.set_rng_state(state),

@@ -22,7 +22,6 @@ from rayembed import hardware
 from rayembed.api.embedder import load
 from rayembed.data import here as here_module
 from rayembed.data.clusters.kmeans import kmeans, nearest
-from rayembed.data.mining import rescoring
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.vectors import teacher
 from rayembed.distributed import collectives, random_state
@@ -310,25 +309,6 @@ def test_teachers_encode_on_gpus_as_on_cpus(tmp_path, monkeypatch):
             encoded = teacher._load.__wrapped__(*given, device, "bfloat16")
             vectors.append(encoded(TEXTS, "document"))
     assert (vectors[0] * vectors[1]).sum(1).min() > 0.99
-
-
-def test_rerankers_score_on_gpus(tmp_path, monkeypatch):
-    asked = []
-
-    def model(folder, device, local_files_only):
-        asked.append(device)
-        return nn.Linear(2, 2)
-
-    monkeypatch.setattr("sentence_transformers.CrossEncoder", model)
-    monkeypatch.setattr(rescoring, "check_cross_encoder", lambda *_: None)
-    monkeypatch.setattr(rescoring, "resolve_model", lambda _: tmp_path)
-    threads = []
-    monkeypatch.setattr(rescoring, "take_free_threads", threads.append)
-    for device in ("cpu", "cuda"):
-        with pytest.raises(AttributeError, match="tokenizer"):  # of no model
-            rescoring._load.__wrapped__("reranker", "w", 40, device)
-    assert asked == ["cpu", "cuda"]
-    assert threads == ["a reranker"]
 
 
 @pytest.mark.parametrize(("save", "causal"), [(save_encoder, False), (save_decoder, True)])

@@ -6,7 +6,7 @@ import sys
 
 from gpu_branches import FILE, PLATFORM, Branch, branches, needed, written
 
-TESTS = ("tests/unit/test_gpu_branches.py",)
+TESTS = ("tests/unit/test_gpu_branches.py", "tests/unit/test_gpu_branches_machine.py")
 """Files that reach them, in seconds: a branch of yours needs a test in one of these."""
 
 ELSEWHERE = {
