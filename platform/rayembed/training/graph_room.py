@@ -193,7 +193,9 @@ class GraphRoom:
         once, by a collective.
         """
         parts, layers = self._model.trained_parts, self._layers
-        if not keeps_products(parts):
+        # Weights that an engine partitions are gathered by operations that must not be left out.
+        partitioned = any(hasattr(p, "ds_numel") for p in self._model.parameters())
+        if partitioned or not keeps_products(parts):
             return False
         if self._saved_by_products is None:
             of_layer = self._of_layer(forward, measured)
