@@ -303,4 +303,4 @@ def test_a_7b_model_leaves_room_for_graphs_where_workers_share_its_states(monkey
         found = bytes_to_come(model, placement, 8, 12)
         assert found == taken * 10**9
         room = GraphRoom(torch.device("cuda"), ToyModel(), to_come=lambda found=found: found)
-        assert room._room() == pytest.approx(0.8 * max(0, 62 - taken) * 10**9)
+        assert room._room() == pytest.approx(0.9 * max(0, 62 - taken) * 10**9)

@@ -223,7 +223,7 @@ def test_tokens_of_a_pass_go_by_memory_and_stay_for_the_stage(on_gpu, tmp_path, 
     assert MemoryPlan.read(str(tmp_path)) == MemoryPlan(found)
     assert on_gpu(0) == found, "a stage that goes on, on a GPU with less free"
     (tmp_path / MEMORY_FILE).unlink()
-    assert on_gpu(GIB // 2, recompute=True) == found // 2
+    assert abs(on_gpu(GIB // 2, recompute=True) - found / 2) < 8192
     (tmp_path / MEMORY_FILE).unlink()
     assert on_gpu(0) == 8192
     assert on_gpu(GIB, micro_batch_tokens=300) == 300

@@ -25,9 +25,10 @@ logger = logging.getLogger(__name__)
 
 _FLOAT32 = 4
 
-_SHARES = {"cpu": 0.5, "cuda": 0.8}
+_SHARES = {"cpu": 0.5, "cuda": 0.9}
 """Share of the memory left that graphs may take. The rest is for the loss, what kernels take while
-they work, buffers in which gradients are reduced, and on CPUs for other processes."""
+they work, buffers in which gradients are reduced, and on CPUs for other processes. Where a GPU's
+does not suffice, the next start keeps less."""
 
 _LESS = 0.75
 """Share of the bytes of a step that ran out of memory which the next start may keep."""
