@@ -50,6 +50,9 @@ def test_a_job_whose_terminal_is_closed_ends_in_order(tmp_path):
     job.write_text(JOB)
     shell, terminal = pty.fork()
     if not shell:
+        # A test before this one, or who started them, may have left it ignored or blocked.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
     waits = f"trap 'until grep -q heard {notes}; do sleep 0.01; done' EXIT"
     os.write(terminal, f"{waits}\n{sys.executable} {job} {notes}\n".encode())
