@@ -8,6 +8,7 @@ one small product on the CPU, which also sees what `ONEDNN_MAX_CPU_ISA` or a vir
 import gc
 import logging
 import math
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +72,13 @@ _CONTAINER_MEMORY = (
 )
 """Files of a container's limit, use and table of uses, in the second and the first form of cgroups.
 """
+
+
+_RAN_OUT = re.compile(
+    r"cuda[^\n]*out of memory|_ALLOC(ATION)?_FAILED|failed to cuda \w*alloc", re.IGNORECASE
+)
+"""What errors say that are not torch's own class: of CUDA and Triton (`CUDA error: out of memory`),
+cuBLAS and cuDNN (`CUBLAS_STATUS_ALLOC_FAILED`), NCCL (`Cuda failure 2 'out of memory'`)."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +261,13 @@ def free_memory(device: str) -> int:
 def total_memory() -> int:
     """Bytes of the current GPU."""
     return torch.cuda.mem_get_info()[1]
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that a GPU's memory ran out; the only place that decides on it."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _RAN_OUT.search(str(error)) is not None
 
 
 def release_memory() -> None:

@@ -4,6 +4,7 @@ import weakref
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from rayembed.distributed.collectives import rank
@@ -11,6 +12,24 @@ from rayembed.models.layers import recomputable_layers
 from rayembed.training.trainer import Callback
 
 SAYS = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB."
+
+RAN_OUT = (
+    torch.OutOfMemoryError(SAYS),
+    torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+    RuntimeError("CUDA driver error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`"),
+    dist.DistBackendError(
+        "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error (run with NCCL_DEBUG=INFO for "
+        "details), NCCL version 2.29.7\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+        "Last error:\nCuda failure 2 'out of memory'"
+    ),
+    dist.DistBackendError("Last error:\nFailed to CUDA calloc async 608 bytes"),
+)
+"""What is raised where a GPU's memory runs out, by torch and by the libraries below it."""
 
 
 @dataclass
@@ -21,12 +40,14 @@ class SmallDevice(Callback):
         layers: that must be recomputed for a pass with gradient to fit.
         tokens: that a pass may have at most.
         of_rank: the only worker whose device is small; None: all.
+        error: that is raised.
     """
 
     step: int
     layers: int = 1
     tokens: int = 10**9
     of_rank: int | None = None
+    error: Exception = field(default_factory=lambda: torch.OutOfMemoryError(SAYS))
     starts: int = field(default=0, init=False)
     held: int = field(default=0, init=False)
     """Models of earlier starts that still were in memory at a later one."""
@@ -49,4 +70,4 @@ class SmallDevice(Callback):
         layers = recomputable_layers(module.trained_parts)
         recomputed = sum(layer.gradient_checkpointing for layer in layers)
         if recomputed < self.layers or given[0]["input_ids"].numel() > self.tokens:
-            raise torch.OutOfMemoryError(SAYS)
+            raise self.error

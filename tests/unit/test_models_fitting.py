@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from small_device import SAYS
+from small_device import RAN_OUT, SAYS
 from tiny_models import save_cross_encoder, save_encoder
 from toy_model import ToyModel
 
@@ -22,6 +22,7 @@ from rayembed.models import passes as passes_module
 from rayembed.models import unpadded
 from rayembed.models.contract import EmbeddingModel
 from rayembed.models.encoding import encode, encode_context
+from rayembed.models.fitting import TextsAtOnce, room_for
 from rayembed.models.load import load_model
 from rayembed.models.passes import passes
 from rayembed.serving.service import EmbeddingService
@@ -37,7 +38,7 @@ def warnings(caplog):
     caplog.set_level(logging.WARNING, logger="rayembed")
 
 
-def filled(forward, fits=FITS):
+def filled(forward, fits=FITS, error=None):
     """The forward pass of a device that has room for so many tokens, and the tokens of all passes
     that were tried.
     """
@@ -47,7 +48,7 @@ def filled(forward, fits=FITS):
         ids = named["input_ids"] if "input_ids" in named else given[0]["input_ids"]
         tried.append(ids.numel())
         if ids.numel() > fits:
-            raise torch.OutOfMemoryError(SAYS)
+            raise error or torch.OutOfMemoryError(SAYS)
         return forward(*given, **named)
 
     return pass_, tried
@@ -162,14 +163,45 @@ def test_a_model_of_a_library_that_does_not_fit_is_named(what, tmp_path, monkeyp
         load()
 
 
-def test_memory_that_runs_out_in_a_trial_of_packed_texts_is_not_taken_for_its_result(monkeypatch):
+@pytest.mark.parametrize("error", RAN_OUT, ids=str)
+def test_memory_runs_out_in_libraries_too(error):
+    model, other = ToyModel(), RuntimeError("CUDA error: an illegal memory access was encountered")
+    expected = encode(model, TEXTS, role="query", tokens_per_batch=1000)
+    forward = model.forward
+    model.forward, tried = filled(forward, error=error)
+    found = encode(model, TEXTS, role="query", tokens_per_batch=1000)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert tried[0] > FITS >= tried[-1]
+    tried = []
+
+    def some(number):
+        tried.append(number)
+        if number > 2:
+            raise error
+        return number
+
+    assert TextsAtOnce(9)(some) == 2
+    assert tried == [9, 4, 2]
+    with pytest.raises(DeviceMemoryError, match=r"^the model does not fit"), room_for("the model"):
+        raise error
+    with pytest.raises(RuntimeError, match="illegal"), room_for("the model"):
+        raise other
+    with pytest.raises(RuntimeError, match="illegal"):
+        TextsAtOnce(9)(lambda _: filled(forward, 0, other)[0]({"input_ids": torch.ones(1)}))
+    model.forward, _ = filled(forward, 0, other)
+    with pytest.raises(RuntimeError, match="illegal"):
+        encode(model, TEXTS, role="query")
+
+
+@pytest.mark.parametrize("error", RAN_OUT, ids=str)
+def test_memory_that_runs_out_in_a_trial_of_packed_texts_is_not_taken_for_its_result(error):
     """Else texts would be padded for as long as the process lives."""
 
     def full(*_, **__):
-        raise torch.OutOfMemoryError(SAYS)
+        raise error
 
     part = transformers.BertModel(transformers.BertConfig(num_hidden_layers=1)).eval()
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(error)):
         unpadded.why_not_alike("part", part, full, full, 9)
     assert not unpadded._trials[part]
 

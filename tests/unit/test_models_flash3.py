@@ -95,6 +95,21 @@ def test_a_package_that_does_not_load_leaves_what_was_there(hopper, monkeypatch)
     assert of_torch.current_flash_attention_impl() is None
 
 
+def test_memory_that_runs_out_in_the_trial_says_nothing_of_the_kernel(hopper, monkeypatch):
+    """Else FlashAttention 2 would stay for as long as the process lives."""
+    full = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
+
+    def fails(_):
+        raise full
+
+    with monkeypatch.context() as once:
+        once.setattr(varlen, "_difference", fails)
+        with pytest.raises(RuntimeError, match="ALLOC_FAILED"):
+            settled_kernel(Gpu())
+        assert of_torch.current_flash_attention_impl() is None
+    assert settled_kernel(Gpu()) == "FlashAttention 3"
+
+
 @pytest.mark.parametrize(("factor", "told"), [(1.2, "0.2"), (float("nan"), "nan")])
 def test_a_kernel_that_is_wrong_is_switched_off_again(hopper, monkeypatch, factor, told):
     right = torch.nn.attention.varlen.varlen_attn

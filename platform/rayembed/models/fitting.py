@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import nn
 
 from rayembed.errors import DeviceMemoryError
-from rayembed.hardware import default_device, memory_in_use, release_memory, say_once
+from rayembed.hardware import default_device, memory_in_use, ran_out, release_memory, say_once
 
 T = TypeVar("T")
 
@@ -59,7 +58,9 @@ class TextsAtOnce:
         while True:
             try:
                 return work(self.number)
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not ran_out(error):
+                    raise
                 says = first_line(error)
             before, self.number = self.number, self.number // 2
             if not self.number:
@@ -73,7 +74,9 @@ def room_for(what: str) -> Iterator[None]:
     """Raise DeviceMemoryError when memory runs out while `what` is loaded within the block."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not ran_out(error):
+            raise
         raise _no_room(what, "take a smaller model or bfloat16", first_line(error)) from error
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rayembed.ahead import done_ahead
-from rayembed.hardware import pass_cost_tokens
+from rayembed.hardware import pass_cost_tokens, ran_out
 from rayembed.models.contract import EmbeddingModel, Tokens, pinned, to_device
 from rayembed.models.fitting import fewer_tokens, first_line, fitting_tokens
 from rayembed.models.micro_batches import cut_by_length, padded_tokens, ways_to_collate
@@ -73,7 +73,9 @@ def passes(
             for chosen, batch in batches:
                 try:
                     made = _copied(embed(to_device(batch, device)).float())
-                except torch.OutOfMemoryError as error:
+                except RuntimeError as error:
+                    if not ran_out(error):
+                        raise
                     full = first_line(error)
                     break
                 done += 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rayembed.errors import ConfigError
-from rayembed.hardware import say_once
+from rayembed.hardware import ran_out, say_once
 from rayembed.models.attention import NAME
 from rayembed.models.backbones import attention_dropout, first_position, num_positions
 from rayembed.models.contract import EmbeddingModel, PackingTokenizer
@@ -150,9 +150,9 @@ def _trial(
             positions = packed.positions(len(ids))
             found = together(ids, packed, positions).float()
             as_one = together(ids, Packed(ends[[0, -1]], len(ids)), positions).float()
-    except torch.OutOfMemoryError:
-        raise  # of the device, and nothing of the family
-    except Exception as error:  # noqa: BLE001  families fail in their own ways; all can be padded
+    except Exception as error:  # families fail in their own ways; all can be padded
+        if ran_out(error):  # of the device, and nothing of the family
+            raise
         said = (str(error) or type(error).__name__).splitlines()[0]
         return f"the {name} does not read packed texts ({said})"
     finally:

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rayembed.hardware import ran_out
+
 _WIDTHS = 8
 """Head widths of the kernel are multiples of this number."""
 
@@ -103,7 +105,11 @@ def _why_not_flash_3(device: torch.device) -> str | None:
     try:
         attention.activate_flash_attention_impl(_FLASH_3)
         off = _difference(device)
-    except Exception as error:  # noqa: BLE001  builds fail in their own ways; the other one is there
+    except Exception as error:  # builds fail in their own ways; the other one is there
+        if ran_out(error):  # of the device, and nothing of the build
+            if attention.current_flash_attention_impl() is not None:
+                attention.restore_flash_attention_impl()
+            raise
         said = (str(error) or type(error).__name__).splitlines()[0]
         reason = f"FlashAttention 3 fails: {said}"
     else:
