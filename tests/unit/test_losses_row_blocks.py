@@ -11,6 +11,7 @@ from toy_model import ToyTokenizer
 from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.records import Negative, Record
+from rayembed.device import deterministic
 from rayembed.losses.candidates import Columns, Rows, batch_candidates
 from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.listwise_kl import ListwiseKL
@@ -135,6 +136,8 @@ def test_blocks_on_a_gpu_are_as_large_as_its_memory_allows(monkeypatch):
     memory["free"] = 2**30  # a quarter of it takes 4 million pairs
     assert blocks_of(rows, candidates, "cuda") == [16] * 512
     assert blocks_of(rows, candidates, "cuda", cut=False) == [rows]
+    with deterministic(True):
+        assert blocks_of(rows, candidates, "cuda") == [128] * 64, "whatever is free"
 
 
 @pytest.mark.parametrize("gigabytes", [8, 16, 24, 40, 80, 141, 192])

@@ -229,7 +229,10 @@ def in_row_blocks(
     pairs = num_rows * num_candidates
     # Each block reads the vectors of all candidates: a GPU with room takes few large ones.
     if cut and pairs > _BLOCK and device.type == "cuda":
-        rows = pairs_that_fit(total_memory(), free_memory("cuda")) // num_candidates
+        total = total_memory()
+        # What is free differs from start to start, and kernels add up by the number of rows.
+        free = total if torch.are_deterministic_algorithms_enabled() else free_memory("cuda")
+        rows = pairs_that_fit(total, free) // num_candidates
     else:
         rows = _BLOCK // max(num_candidates, 1)
     rows = max(1, rows)
