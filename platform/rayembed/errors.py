@@ -36,16 +36,16 @@ class StorageFullError(StorageError):
 class DeviceMemoryError(RayembedError):
     """A GPU's memory is too small for what a step, a text or a model takes there."""
 
-    plans_less = False
-    """Whether the next start takes less memory, so that a retry may succeed."""
+    may_pass = False
+    """Whether a retry may succeed: the next start takes less memory, or another process held it."""
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether a retry may succeed: a storage failed for another reason than lack of space, or the
-    next start plans with less memory.
+    """Whether a retry may succeed: a storage failed for another reason than lack of space, the
+    next start plans with less memory, or another process may have held a GPU's.
     """
     if isinstance(error, DeviceMemoryError):
-        return error.plans_less
+        return error.may_pass
     return isinstance(error, StorageError) and not isinstance(error, StorageFullError)
 
 

@@ -263,6 +263,13 @@ def total_memory() -> int:
     return torch.cuda.mem_get_info()[1]
 
 
+def device_label(device: str) -> str:
+    """Name and memory of the current GPU; `CPU` for CPUs."""
+    if not device.startswith("cuda"):
+        return "CPU"
+    return f"{torch.cuda.get_device_name()} of {total_memory() / 2**30:.1f} GiB"
+
+
 def ran_out(error: BaseException) -> bool:
     """Whether an error says that a GPU's memory ran out; the only place that decides on it."""
     if isinstance(error, torch.OutOfMemoryError):

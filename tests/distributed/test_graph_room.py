@@ -133,7 +133,7 @@ def ways_by_room(rank, world, lefts):
     return found
 
 
-def tokens_of_passes(rank, world, folder):
+def tokens_of_passes(rank, world, folder, labels=("one kind", "another kind")):
     """Tokens of a pass of packed texts on a worker with more memory than the one before, at the
     first start and after the plan is gone on one of them; collectives of each start.
     """
@@ -151,6 +151,7 @@ def tokens_of_passes(rank, world, folder):
         for module in (graph_room, stage_memory):
             patch.setattr(module, "largest", lambda value, _: counted(value, CPU))
         patch.setattr(stage_memory, "packs", lambda _: True)
+        patch.setattr(stage_memory, "device_label", lambda _: labels[rank])
         patch.setattr(stage_memory, "_probe", lambda *_: (lambda: Stack()(GIVEN), len(GIVEN)))
         patch.setattr(graph_room, "free_memory", lambda _: 4**rank * 2**26)
         for _ in range(2):

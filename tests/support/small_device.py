@@ -1,6 +1,7 @@
 """A device whose memory runs out in a step, unless less is kept of the step's passes."""
 
 import weakref
+from copy import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -70,4 +71,4 @@ class SmallDevice(Callback):
         layers = recomputable_layers(module.trained_parts)
         recomputed = sum(layer.gradient_checkpointing for layer in layers)
         if recomputed < self.layers or given[0]["input_ids"].numel() > self.tokens:
-            raise self.error
+            raise copy(self.error)  # whose traceback would hold the model

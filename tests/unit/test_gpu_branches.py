@@ -20,6 +20,7 @@ from transformers import AutoModel
 
 from rayembed import hardware
 from rayembed.api.embedder import load
+from rayembed.config.placement import Placement
 from rayembed.data import here as here_module
 from rayembed.data.clusters.kmeans import kmeans, nearest
 from rayembed.data.plan.step_batch import make_step_batch
@@ -38,6 +39,7 @@ from rayembed.search import tiles
 from rayembed.search.exact import top_k
 from rayembed.training import batch_loss, gpu_check
 from rayembed.training.graph_room import GraphRoom
+from rayembed.training.stage_memory import StageMemory
 from rayembed.training.step import EngineModule, StepSettings, run_step
 
 CPU = torch.device("cpu")
@@ -249,6 +251,7 @@ def test_memory_and_budgets_are_the_gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1 << 30)
         assert hardware.free_memory("cuda:0") == 7 << 30
         assert hardware.total_memory() == 8 << 30
+        assert hardware.device_label("cuda") == "pretended of 8.0 GiB"
         assert hardware.default_device() == "cuda"
         assert hardware.micro_batch_tokens("cuda") > 0
         costs = [hardware.pass_cost_tokens("cuda", model) for model in (small, large)]
@@ -256,6 +259,15 @@ def test_memory_and_budgets_are_the_gpus(monkeypatch):
         assert hardware.auto_precision().why == "this GPU (pretended) has units for it"
     assert hardware.free_memory("cpu") > 0
     assert hardware.default_device() == "cpu"
+    assert hardware.device_label("cpu") == "CPU"
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_same_bits_are_a_matter_of_gpus(wanted):
+    placement = Placement(deterministic=wanted)
+    for device in (GPU, CPU):
+        room = StageMemory(stage_of({}), placement, device).room(ToyModel(context=False), int)
+        assert room._grad_cache == (True if wanted and device == GPU else "auto")
 
 
 def test_a_node_tells_what_its_gpu_computes(monkeypatch):

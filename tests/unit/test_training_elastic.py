@@ -339,7 +339,7 @@ def test_what_may_pass_is_tried_again_like_a_worker_that_died(gone, caplog):
     full = DeviceMemoryError("rank 1 ran out of memory; " + 20 * "what to do, in many words; ")
     with pytest.raises(ray.train.ControllerError, match="rank 1"):
         failure_callbacks(JOB)[0].after_exception(None, {1: full})
-    full.plans_less = True
+    full.may_pass = True
     full = pickle.loads(pickle.dumps(full))
     wrapped = UserExceptionWithTraceback(full, "Traceback")
     waited = RuntimeError("connection closed by peer")

@@ -140,7 +140,8 @@ class Placement(UnitLimit, RuntimeSettings):
     """Tokens of one forward pass, padding included; texts are sorted by length and cut at this
     budget. None: 1,024 on a CPU, whose caches hold that, and on a GPU 8,192 with padding, without
     it a multiple of 8,192 up to 131,072 whose graphs take a quarter of the memory that is left for
-    them at most, measured before the first step and kept for the stage.
+    them at most, measured before the first step and kept for the stage while its GPUs and these
+    settings stay.
 
     It is what memory must hold; where texts are cut below it is decided by `pass_cost_tokens`.
     """
@@ -173,11 +174,14 @@ class Placement(UnitLimit, RuntimeSettings):
     deterministic: bool = False
     """Whether GPUs compute the same bits each time, with the same workers on the same kind of GPU:
     torch takes slower operations with one order of additions, and refuses those that have no such
-    form. On CPUs runs repeat without it."""
+    form. Nothing goes by the memory that happens to be free: there `micro_batch_tokens` is 8,192
+    unless named, and `auto` means true for `grad_cache` and `gradient_checkpointing`; false is
+    faster where memory allows it. On CPUs runs repeat without it."""
     max_failures: int = Field(default=3, ge=0)
     """Maximum restarts after a worker died, each from the last checkpoint. After a GPU ran out of
     memory in a step the next start keeps less of the step's forward passes; where the settings
-    forbid that, the run ends at once."""
+    forbid that, the run ends at once. Outside steps, as when a worker that died still holds the
+    GPU, it is tried again as it was."""
     end_after_dropped_steps: PositiveInt = 5
     """Consecutive steps with a non-finite loss or gradient that end the run. Such a step changes no
     weights, and no checkpoint is made until a step succeeds."""

@@ -23,6 +23,15 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def gather_texts(own: str) -> list[str]:
+    """Every worker's text, in rank order."""
+    if world_size() == 1:
+        return [own]
+    texts = [""] * world_size()
+    dist.all_gather_object(texts, own)
+    return texts
+
+
 def gather(local: Tensor) -> Tensor:
     """Concatenate every worker's (b, …) to (W·b, …) in rank order, without gradient.
 

@@ -135,7 +135,7 @@ def _train(
                 _fit(job, checkpoints, callbacks())
                 break
             except DeviceMemoryError as error:
-                if not (error.plans_less and starts_left):
+                if not (error.may_pass and starts_left):
                     raise
                 logger.warning("%s The stage goes on from its last checkpoint.", str(error))
             finally:

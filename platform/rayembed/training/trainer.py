@@ -39,7 +39,7 @@ from rayembed.training.compiling import compiles
 from rayembed.training.dropped import DroppedSteps
 from rayembed.training.engine import DeepSpeedEngine, expert_group
 from rayembed.training.expert_parallel import spread_experts
-from rayembed.training.graph_room import GraphRoom, bytes_to_come
+from rayembed.training.graph_room import bytes_to_come
 from rayembed.training.hidden_states import StateErrors
 from rayembed.training.schedule import learning_rate_factor
 from rayembed.training.stage_memory import StageMemory
@@ -253,7 +253,8 @@ class StageTrainer:
             DivergenceError: too many steps in a row were dropped.
             RayembedError: the plan or the checkpoint cannot be used.
         """
-        self._memory = StageMemory(self.stage, self.placement, self.device, memory)
+        with self._memory.outside_steps():  # the first collectives take memory too
+            self._memory = StageMemory(self.stage, self.placement, self.device, memory)
         with self._memory.outside_steps():
             return self._fit(start)
 
@@ -269,17 +270,13 @@ class StageTrainer:
             model.unpadded = placement.unpadded
             packs(model)  # tries the model before an engine partitions it
             states = self._state_errors(model)
-        room = GraphRoom(
-            self.device,
+        room = self._memory.room(
             model,
-            grad_cache=placement.grad_cache,
-            recompute=placement.gradient_checkpointing,
             # Asked in a step, when the engine is there.
-            to_come=lambda: bytes_to_come(
+            lambda: bytes_to_come(
                 *(model, placement, world_size(), self.stage.optimizer.state_bytes),
                 states=not engine.has_states,
             ),
-            limit=self._memory.plan.graph_bytes,
         )
         if self._compiled:
             model.compile_layers()

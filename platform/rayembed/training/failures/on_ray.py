@@ -204,7 +204,8 @@ def _ours(failures: Iterable[Any]) -> RayembedError | None:
     """First rayembed error among failures that a retry would meet again, unwrapped from Train's.
 
     A storage that does not answer is like a worker that dies: the next try may fare better. One
-    that is full stays so. A GPU's memory stays too small unless the next start plans with less.
+    that is full stays so. A GPU's memory stays too small for a step unless the next start plans
+    with less; outside steps another process may hold it, as a worker that died just now.
     """
     for failure in failures:
         error = _unwrapped(failure)
