@@ -61,7 +61,11 @@ def test_networks_by_lines_of_logs(text, expected):
         (TCP, 16, False, "WARNING", "between 16 workers over TCP"),
         (TCP, 8, False, "INFO", "NET/Socket"),
         (EFA, 16, True, "INFO", "NCCL's transport: NET/AWS Libfabric"),
-        (START, 16, True, "INFO", "no network: within one node"),
+        (START, 8, False, "INFO", "no network: within one node"),
+        # The user's NCCL_DEBUG_SUBSYS, another wording, a file that stayed empty.
+        (START, 16, True, "WARNING", "NCCL's choice of network is not known: workers are on"),
+        ("", 16, True, "WARNING", "names no network"),
+        ("NCCL INFO AllReduce: opCount 1\n", 16, True, "WARNING", "NCCL_DEBUG_SUBSYS must have"),
         (None, 16, True, "WARNING", "network is not known"),
     ],
 )

@@ -75,6 +75,12 @@ class TransportLog(Callback):
                 "log: %s",
                 *(self._workers, addresses, self._file),
             )
+        elif not networks and self._several_nodes:
+            logger.warning(
+                "NCCL's choice of network is not known: workers are on several nodes, and its log "
+                "names no network (NCCL_DEBUG_SUBSYS must have INIT and NET): %s",
+                self._file,
+            )
         else:
             named = ", ".join(f"NET/{name}" for name in networks) or "no network: within one node"
             logger.info("NCCL's transport: %s (%s)", named, self._file)
