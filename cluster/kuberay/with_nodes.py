@@ -11,6 +11,9 @@ import yaml
 
 GPUS = "nvidia.com/gpu"
 
+CLUSTER = "rayembed/cluster"
+"""Label of GPU pods that shall be near each other; KubeRay keeps a template's labels."""
+
 
 def with_nodes(
     document: dict[str, Any], runtime_class: str | None = None, near: str | None = None
@@ -30,9 +33,10 @@ def with_nodes(
         if runtime_class is not None:
             pod["runtimeClassName"] = runtime_class
         if near is not None:
-            # The label that KubeRay gives pods: the cluster of a RayJob has a name of its own.
-            owner = "ray.io/originated-from-cr-name"
-            labels = {"ray.io/group": group["groupName"], owner: name}
+            # KubeRay's own label cannot be known here: the cluster of a RayJob gets another name.
+            labels = {CLUSTER: name}
+            metadata = group["template"].setdefault("metadata", {})
+            metadata["labels"] = {**metadata.get("labels", {}), **labels}
             term = {"topologyKey": near, "labelSelector": {"matchLabels": labels}}
             preferred = [{"weight": 100, "podAffinityTerm": term}]
             affinity = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}

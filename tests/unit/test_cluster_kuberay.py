@@ -206,8 +206,11 @@ def test_gpu_nodes_are_fitted_to_a_cluster(document):
     term = one["podAffinityTerm"]
     assert term["topologyKey"] == "topology.kubernetes.io/zone"
     labels = term["labelSelector"]["matchLabels"]
-    assert labels["ray.io/group"] == gpu["groupName"]
-    assert labels["ray.io/originated-from-cr-name"] == document["metadata"]["name"]
+    # KubeRay keeps a template's labels; of its own none names a RayJob on a pod.
+    assert labels.items() <= gpu["template"]["metadata"]["labels"].items()
+    assert document["metadata"]["name"] in labels.values()
+    before = spec_of(document)["workerGroupSpecs"][1]["template"]["metadata"]["labels"]
+    assert before.items() <= gpu["template"]["metadata"]["labels"].items()
     assert rendered(document, (NODES,)) == document, "nothing is asked, nothing is changed"
 
 
