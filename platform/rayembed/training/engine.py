@@ -287,7 +287,8 @@ class DeepSpeedEngine:
         """States of `optimizer_state` that this worker writes to a checkpoint; a collective.
 
         In stages 1 and 2 the worker whose partition has a parameter writes it, and nothing is
-        sent; only what lies in several partitions is reduced, to the one that has most of it.
+        sent; only what lies in several partitions is reduced, to the one that has most of it. With
+        experts on several workers (`placement.expert_parallel`) every state is all-reduced.
         """
         if self._zero_stage in (1, 2) and self._experts is None:
             self._link_states()
