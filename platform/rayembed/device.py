@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from rayembed.config.gpus import is_kind
 from rayembed.config.settings import Settings
 from rayembed.config.types import UseGpu
 from rayembed.errors import PlacementError
@@ -43,31 +44,49 @@ class SeenGpus:
     """Why a GPU that is there cannot be used, and what to do; empty: nothing is wrong."""
 
 
-def settled_gpu(asked: UseGpu, seen: SeenGpus, setting: str, *, waits: bool = False) -> bool:
+def settled_gpu(
+    asked: UseGpu,
+    seen: SeenGpus,
+    setting: str,
+    *,
+    waits: bool = False,
+    needed: int = 1,
+    users: str = "workers",
+) -> bool:
     """Return whether GPUs are used, and log why unless the setting says so itself.
 
     Args:
         asked: the setting's value.
         setting: its full path.
         waits: whether the job waits for nodes that are still to come.
+        needed: GPUs that the job needs; with fewer `auto` means CPUs.
+        users: noun of what needs a GPU each.
 
     Raises:
-        PlacementError: GPUs are asked for and none was seen, or `auto` cannot be decided because
-            nodes are still to come.
+        PlacementError: GPUs are asked for and none can be used, some can and others cannot, or
+            `auto` cannot be decided because nodes are still to come.
     """
     if asked is False:
         if seen.number:
             logger.warning("%s=false: CPUs compute, though %s", setting, seen.text)
         return False
-    if asked is True:
-        if not seen.number and not waits:
+    if asked is True and not seen.number and not waits:
+        why = (
+            f"no GPU can be used: {seen.problem}"
+            if seen.problem
+            else f"no node has a GPU: {seen.text}"
+        )
+        raise PlacementError(
+            f"{setting} is true, but {why}. Set {setting}=false, or compute where a GPU is"
+        )
+    if asked is True or seen.number >= max(1, needed) or (seen.number and waits):
+        if seen.problem and not waits:
             raise PlacementError(
-                f"{setting} is true, but no node has a GPU: "
-                f"{seen.problem or seen.text}. Set {setting}=false, or compute where a GPU is"
+                f"{setting} is {str(asked).lower()}, and not all GPUs can be used: {seen.problem}; "
+                f"or compute on CPUs ({setting}=false)"
             )
-        return True
-    if seen.number:
-        logger.info("%s auto is true: %s", setting, seen.text)
+        if asked == "auto":
+            logger.info("%s auto is true: %s", setting, seen.text)
         return True
     if waits:
         raise PlacementError(
@@ -77,13 +96,21 @@ def settled_gpu(asked: UseGpu, seen: SeenGpus, setting: str, *, waits: bool = Fa
         )
     if seen.problem:
         logger.warning("%s auto is false, though there is a GPU: %s", setting, seen.problem)
+    elif seen.number:
+        logger.warning(
+            "%s auto is false, though there is a GPU: %s, and %d %s would need one each",
+            *(setting, seen.text, needed, users),
+        )
     else:
         logger.info("%s auto is false: %s", setting, seen.text)
     return False
 
 
-def settled_placement(placement: Placed, seen: SeenGpus) -> Placed:
+def settled_placement(placement: Placed, seen: SeenGpus, needed: int | None = None) -> Placed:
     """Return the placement with `use_gpu` settled; one without that setting stays as it is.
+
+    Args:
+        needed: GPUs that the job needs; None: one for each of the fewest workers.
 
     Raises:
         PlacementError: as `settled_gpu`.
@@ -93,8 +120,10 @@ def settled_placement(placement: Placed, seen: SeenGpus) -> Placed:
         return placement
     if getattr(placement, "gpu", None) is not None:
         asked = True  # of a kind that is named
+    if needed is None:
+        needed = getattr(placement, "fewest_workers", getattr(placement, "workers", 1))
     waits = bool(getattr(placement, "wait_for_nodes_seconds", 0.0))
-    found = settled_gpu(asked, seen, "placement.use_gpu", waits=waits)
+    found = settled_gpu(asked, seen, "placement.use_gpu", waits=waits, needed=needed)
     return placement.model_copy(update={"use_gpu": found})
 
 
@@ -136,6 +165,15 @@ def gpu_kinds(nodes: Sequence[Mapping[str, float]]) -> list[str]:
         if name.startswith(KIND)
     }
     return sorted(found)
+
+
+def has_named_gpu(gpu: str | None, node: Mapping[str, float]) -> bool:
+    """Return whether workers of a placement that names a kind of GPU may run on a node.
+
+    A node that names no kind of its GPUs is taken, and so is every node where `gpu` is None.
+    """
+    kinds = gpu_kinds([node])
+    return gpu is None or not kinds or is_kind(gpu, kinds)
 
 
 def placed_here(placement: Placed) -> Placed:

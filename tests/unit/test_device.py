@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from own_pairs import own_run
 
+from rayembed import gpu_check, gpu_check_on_ray
 from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
@@ -30,6 +31,7 @@ from rayembed.device import (
 from rayembed.errors import ConfigError, PlacementError
 from rayembed.evaluation.pooled import on_ray as evaluation_on_ray
 from rayembed.evaluation.pooled.workers import Workers
+from rayembed.gpu_check import GpuFacts
 from rayembed.pipeline import here as pipeline_here
 from rayembed.pipeline import sweep as pipeline_sweep
 from rayembed.pipeline.estimate import estimate, gpu_hours
@@ -40,7 +42,6 @@ from rayembed.pipeline.runtime import runtime_of, started, with_device
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.serving.on_ray import with_devices
 from rayembed.training import here as training_here
-from rayembed.training.gpu_check import GpuFacts
 from rayembed.training.here import take_device
 
 NONE, ONE = SeenGpus(0, "there is no GPU"), SeenGpus(1, "there is a GPU")
@@ -61,7 +62,8 @@ def gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H100")
         facts = GpuFacts("here", "2.13.0", "13.0", "580.95.05" if number else None, "NVIDIA H100")
-        monkeypatch.setattr(pipeline_here, "gpu_facts", lambda: facts)
+        for module in (gpu_check, pipeline_here):
+            monkeypatch.setattr(module, "gpu_facts", lambda: facts)
 
     return see
 
@@ -75,6 +77,7 @@ def cluster(monkeypatch):
         gone = {"Alive": False, "NodeID": "gone", "Resources": {"CPU": 8.0, "GPU": 8.0}}
         monkeypatch.setattr(ray, "is_initialized", lambda: True)
         monkeypatch.setattr(ray, "nodes", lambda: [*live, gone])
+        monkeypatch.setattr(gpu_check_on_ray, "gpu_problems", lambda gpu=None: {})
         runtime = OnRay()
         runtime.start = lambda: None
         return runtime
@@ -149,9 +152,19 @@ def test_this_machine_settles_what_is_done_in_this_process(kind, gpus, log):
 def test_a_gpu_that_torch_cannot_use_is_warned_of(gpus, monkeypatch, log):
     gpus(0)
     old = GpuFacts("here", "2.13.0+cu130", "13.0", "535.129.03")
-    monkeypatch.setattr(pipeline_here, "gpu_facts", lambda: old)
+    monkeypatch.setattr(gpu_check, "gpu_facts", lambda: old)
     assert with_device(get_recipe("biencoder"), Here()).placement.use_gpu is False
     assert "though there is a GPU: node here has NVIDIA driver 535" in log.text
+    plain = GpuFacts("here", "2.13.0+cpu", None, "580.95.05")
+    monkeypatch.setattr(gpu_check, "gpu_facts", lambda: plain)
+    # A cluster that would only be started for the job is this machine as well.
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    for runtime in (Here(), OnRay()):
+        log.clear()
+        assert with_device(get_recipe("biencoder"), runtime).placement.use_gpu is False
+        assert "a build without CUDA; install torch's CUDA build" in log.text
+        assert "use_gpu is true" not in log.text
 
 
 @pytest.mark.parametrize(
@@ -172,11 +185,31 @@ def test_live_nodes_settle_what_is_done_on_ray(nodes, expected, told, cluster, l
     assert told in log.text
 
 
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        (Placement(workers=8), False),
+        (Placement(workers=2), True),
+        (Placement(workers=8, min_workers=2), True),
+        (Placement(workers=8, wait_for_nodes_seconds=60), True),  # more may come
+        (EvaluationPlacement(workers=8), False),
+        (EvaluationPlacement(workers=2), True),
+    ],
+)
+def test_fewer_gpus_than_workers_are_warned_of(placement, expected, cluster, log):
+    runtime = cluster(*[{"CPU": 8.0}] * 8, {"CPU": 8.0, "GPU": 2.0})
+    run = SimpleNamespace(placement=placement, model_copy=lambda update: SimpleNamespace(**update))
+    assert with_device(run, runtime).placement.use_gpu is expected
+    few = "9 live nodes have 2 GPUs, and 8 workers would need one each"
+    assert (few in log.text) is not expected
+    assert [record.levelname for record in log.records] == ["INFO" if expected else "WARNING"]
+
+
 def test_a_cluster_that_would_only_be_started_is_this_machine(gpus, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     gpus(1)
-    assert OnRay().gpus().text == "this machine has 1 GPU (NVIDIA H100)"
+    assert OnRay().gpus(Placement()).text == "this machine has 1 GPU (NVIDIA H100)"
 
 
 def test_a_run_starts_with_the_device_in_its_record_and_in_its_check(gpus, tmp_path):
@@ -260,6 +293,16 @@ def test_served_models_have_gpus_where_all_copies_have_one(gpus_there, asked, ex
     seen = nodes_gpus([{"CPU": 8.0, "GPU": float(gpus_there)}])
     settled = with_devices(ServingConfig(models=tuple(models)), seen)
     assert [model.use_gpu for model in settled.models] == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus_there", "most", "expected"), [(1, 4, False), (4, 4, True), (1, 1, True)]
+)
+def test_copies_that_may_still_be_started_need_a_gpu_too(gpus_there, most, expected):
+    model = ServedModel(name="m", model="m", autoscaling={"max_replicas": most})
+    seen = nodes_gpus([{"CPU": 8.0, "GPU": float(gpus_there)}])
+    (settled,) = with_devices(ServingConfig(models=(model,)), seen).models
+    assert settled.use_gpu is expected
 
 
 class Accelerator:
@@ -402,10 +445,10 @@ def test_a_local_run_tells_cublas_before_anything_looks_for_a_gpu(settings, expe
     monkeypatch.setattr(pipeline_here, "work_begins", lambda: None)
     told = []
     monkeypatch.setattr(pipeline_here, "check_deterministic_start", lambda: told.append("told"))
-    monkeypatch.setattr(pipeline_here, "gpus_here", lambda: told.append("looked") or ONE)
+    monkeypatch.setattr(pipeline_here, "usable_gpus_here", lambda: told.append("looked") or ONE)
     runtime = runtime_of(Placement(**settings))
     runtime.start()
-    runtime.gpus()
+    runtime.gpus(Placement())
     assert told == [*(["told"] if expected else []), "looked"]
 
 

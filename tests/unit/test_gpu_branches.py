@@ -18,7 +18,7 @@ from torch import nn
 from toy_model import ToyModel
 from transformers import AutoModel
 
-from rayembed import hardware
+from rayembed import gpu_check, hardware
 from rayembed.api.embedder import load
 from rayembed.config.placement import Placement
 from rayembed.data import here as here_module
@@ -37,7 +37,7 @@ from rayembed.pipeline.here import _this_machine
 from rayembed.pipeline.meta_pass import kept_bytes
 from rayembed.search import tiles
 from rayembed.search.exact import top_k
-from rayembed.training import batch_loss, gpu_check
+from rayembed.training import batch_loss
 from rayembed.training.graph_room import GraphRoom
 from rayembed.training.stage_memory import StageMemory
 from rayembed.training.step import EngineModule, StepSettings, run_step

@@ -322,7 +322,7 @@ class Workers:
     def pool(self, workers):
         return None
 
-    def gpus(self):
+    def gpus(self, placement):
         return SeenGpus(0, "there is no GPU")
 
 

@@ -45,6 +45,13 @@ def test_workers_that_fit(cpus, use_gpu, nodes, fit):
 
 H100, L4 = ({"CPU": 8.0, "GPU": 4.0, f"accelerator_type:{kind}": 1.0} for kind in ("H100", "L4"))
 PLAIN = {"CPU": 8.0, "GPU": 4.0}  # a node that names no kind
+
+
+def kinds(*names):
+    """A node whose GPUs Ray names so."""
+    return {**PLAIN, **{f"accelerator_type:{name}": 1.0 for name in names}}
+
+
 LOCAL = {"CPU": 8.0, "accelerator_type:L4": 1.0}  # whose GPUs Ray was told not to use
 
 
@@ -64,6 +71,16 @@ LOCAL = {"CPU": 8.0, "accelerator_type:L4": 1.0}  # whose GPUs Ray was told not 
             {"accelerator_type:A100": 0.001},
         ),
         ("T4", [H100, L4], 0, {}),
+        ("A100 80 GB", [kinds("A100-80G")], 4, {}),
+        ("A100 80 GB", [kinds("A100", "A100-80G"), L4], 4, {"accelerator_type:A100": 0.001}),
+        (
+            "A100 80 GB",
+            [kinds("A100", "A100-80G"), kinds("A100", "A100-40G")],
+            4,
+            {"accelerator_type:A100-80G": 0.001},
+        ),
+        ("A100 40 GB", [kinds("A100", "A100-80G")], 0, {}),
+        ("H100", [kinds("H100-80GB"), L4], 4, {"accelerator_type:H100-80GB": 0.001}),
     ],
 )
 def test_workers_have_gpus_of_the_named_kind_alone(gpu, nodes, fit, constraint):
@@ -95,6 +112,25 @@ def test_ray_train_gets_the_kind_of_gpu(monkeypatch, tmp_path):
     on_ray._trainer(job, str(tmp_path), tmp_path / "log", 0, None)
     resources = given["scaling_config"].resources_per_worker
     assert resources == {"CPU": 1.0, "GPU": 1.0, "accelerator_type:H100": 0.001}
+
+
+def test_number_type_and_hardware_are_asked_of_the_named_kind(monkeypatch):
+    asked = []
+
+    def remote(**resources):
+        asked.append(resources)
+        return lambda function: SimpleNamespace(remote=lambda *_: "answer")
+
+    monkeypatch.setattr(on_ray.ray, "remote", remote)
+    monkeypatch.setattr(on_ray.ray, "get", lambda found, timeout: found)
+    monkeypatch.setattr(on_ray, "_nodes", lambda: [H100, L4])
+    of_h100 = {"resources": {"accelerator_type:H100": 0.001}}
+    for gpu, others in (("H100", of_h100), (None, {})):
+        one = placement(2, use_gpu=True, gpu=gpu)
+        assert on_ray.worker_precision(one) == on_ray.worker_hardware(one) == "answer"
+        wanted = {"num_cpus": 1.0, "num_gpus": 1.0, **others}
+        assert asked == [wanted, wanted]
+        asked.clear()
 
 
 @given(st.lists(st.integers(0, 8), max_size=4), st.lists(st.integers(1, 4), min_size=1, max_size=1))
@@ -139,6 +175,11 @@ def test_as_many_as_can_be_put_one_by_one(cpus, each):
             placement(1, use_gpu=True, gpu="T4"),
             [{"CPU": 8.0, "GPU": 4.0, "accelerator_type:H100": 1.0}],
             "no node has GPUs of the kind T4, they have H100.*correct or remove placement.gpu",
+        ),
+        (
+            placement(1, use_gpu=True, gpu="A100 40 GB"),
+            [{"CPU": 8.0, "GPU": 4.0, "accelerator_type:A100-80G": 1.0}],
+            "no node has GPUs of the kind A100 40 GB, they have A100-80G",
         ),
     ],
 )

@@ -20,8 +20,8 @@ class EvaluationPlacement(RuntimeSettings):
     workers: PositiveInt = 1
     """Processes that hold the model."""
     use_gpu: UseGpu = "auto"
-    """One GPU for each worker. `auto`: where torch sees one on this machine or, with Ray, where a
-    live node offers one."""
+    """One GPU for each worker. `auto`: where torch sees one on this machine or, with Ray, where
+    live nodes offer one for each."""
     cpus_per_worker: float = Field(default=1.0, gt=0)
     """CPUs that Ray reserves for each worker."""
     threads_per_worker: PositiveInt | None = None

@@ -1,7 +1,7 @@
 """GPUs by name, with the memory that a run has on them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 GPUS: Mapping[str, int] = MappingProxyType(
@@ -33,8 +33,28 @@ def known_gpu(name: str) -> str:
 
 
 def ray_kind(name: str) -> str:
-    """Return Ray's name for a kind of `GPUS`, which does not tell sizes of memory apart."""
+    """Return Ray's own name for a kind of `GPUS`, which is one for all sizes of memory."""
     return name.partition(" ")[0]
+
+
+def is_kind(name: str, kinds: Collection[str]) -> bool:
+    """Return whether a GPU to which Ray gives these names (`A100`, `A100-80G`) is of a kind of
+    `GPUS`; a size of memory counts where Ray names one.
+    """
+    kind = ray_kind(name)
+    sized = [known for known in kinds if known.startswith(f"{kind}-")]
+    if sized and kind != name:
+        return any(_letters(name).startswith(_letters(known)) for known in sized)
+    return bool(sized) or kind in kinds
+
+
+def is_device(name: str, device: str) -> bool:
+    """Return whether a kind of `GPUS` is the device that a driver names so: `NVIDIA A100-SXM4-80GB`
+    is an `A100 80 GB`.
+    """
+    kind, _, size = name.partition(" ")
+    words = re.findall(r"[a-z0-9]+", device.lower())
+    return kind.lower() in words and (not size or _letters(size) in words)
 
 
 def _letters(name: str) -> str:

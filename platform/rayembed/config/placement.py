@@ -104,8 +104,9 @@ class Placement(UnitLimit, RuntimeSettings):
     checkpoint; every change restarts all workers."""
     use_gpu: UseGpu = "auto"
     """Whether each worker has a GPU. `auto`: where torch sees one on this machine or, with Ray,
-    where a live node offers one; said at the start and kept in `run.yaml`. With
-    `wait_for_nodes_seconds` and no such node `auto` is refused, since GPUs may be still to come."""
+    where live nodes offer one for each of the fewest workers; said at the start and kept in
+    `run.yaml`. With `wait_for_nodes_seconds` and no such node `auto` is refused, since GPUs may be
+    still to come. False: teachers, filters and clusters stay on CPUs as well."""
     gpu: Annotated[str, AfterValidator(known_gpu)] | None = None
     """Kind of each worker's GPU (`H100`, `A100 40 GB`, `L40S`, …): `--dry-run` says whether the run
     fits, and ends with exit code 2 where it does not; on a cluster with GPUs of several kinds

@@ -76,8 +76,7 @@ def node_precision(device: str, wanted: Mapping[str, float]) -> Precision:
     Args:
         wanted: amounts by Ray's names of resources, of which the CPUs are stated.
     """
-    task = ray.remote(num_cpus=wanted["CPU"], num_gpus=wanted.get("GPU", 0))(auto_precision)
-    found = task.remote(device)
+    found = remote_with(wanted, auto_precision).remote(device)
     try:
         precision: Precision = ray.get(found, timeout=_ANSWER_SECONDS)
     except ray.exceptions.GetTimeoutError:
@@ -89,6 +88,13 @@ def node_precision(device: str, wanted: Mapping[str, float]) -> Precision:
             *(dict(wanted), _ANSWER_SECONDS, precision),
         )
     return precision
+
+
+def remote_with(wanted: Mapping[str, float], function: Callable[..., Any]) -> Any:
+    """Return the Ray task of a function, which reserves these resources by Ray's names."""
+    others = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU")}
+    reserved = {"num_cpus": wanted["CPU"], "num_gpus": wanted.get("GPU", 0)}
+    return ray.remote(**reserved, **({"resources": others} if others else {}))(function)
 
 
 def execute_with_ray_data(

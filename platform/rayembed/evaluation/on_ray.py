@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import ray
 
 from rayembed.config.placement import Placement
-from rayembed.device import nodes_gpus, settled_placement
+from rayembed.device import settled_placement
 from rayembed.errors import WorkerError
+from rayembed.gpu_check_on_ray import cluster_gpus
 
 Measured = TypeVar("Measured")
 
@@ -33,8 +34,7 @@ def measured_on_ray(
         RayembedError: what `measure` raises, unwrapped from Ray's error.
         WorkerError: the task was lost, also when it was tried again.
     """
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    placement = settled_placement(placement, nodes_gpus(nodes))
+    placement = settled_placement(placement, cluster_gpus(placement), needed=1)
     task = ray.remote(
         num_cpus=placement.cpus_per_worker,
         num_gpus=1.0 if placement.on_gpu else 0.0,

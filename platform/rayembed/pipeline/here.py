@@ -1,7 +1,7 @@
 """The own process as the place where a run is done: no Ray, one worker, a small pool for data."""
 
+import logging
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,23 +10,27 @@ from transformers.utils.logging import disable_progress_bar
 
 from rayembed.config.data_run import DataRun
 from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.gpus import is_device
 from rayembed.config.placement import Placement
+from rayembed.config.settings import Settings
 from rayembed.cores import num_cores
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.here import execute_here
-from rayembed.device import SeenGpus, check_deterministic_start, gpus_here, set_allocator
+from rayembed.device import SeenGpus, check_deterministic_start, set_allocator
 from rayembed.errors import PlacementError
 from rayembed.evaluation.pooled.here import run_shown
 from rayembed.evaluation.pooled.workers import Workers
 from rayembed.evaluation.score import Pool
+from rayembed.gpu_check import gpu_facts, gpu_problem, usable_gpus_here
 from rayembed.hardware import Precision, auto_precision
 from rayembed.pipeline.job import work_begins
 from rayembed.progress import doing
 from rayembed.quiet import MLFLOW, quiet, set_unset
 from rayembed.registry.provenance import node_hardware
 from rayembed.training.capacity import Node, check_capacity, check_validation_capacity
-from rayembed.training.gpu_check import gpu_facts, gpu_problem
 from rayembed.training.here import take_device, train_here, train_stage_here
+
+logger = logging.getLogger(__name__)
 
 
 class Here:
@@ -56,12 +60,9 @@ class Here:
         quiet()
         disable_progress_bar()
 
-    def gpus(self) -> SeenGpus:
-        """GPUs that torch sees, and why it sees none though NVIDIA's driver is there."""
-        seen = gpus_here()
-        if not seen.number and (facts := gpu_facts()).driver is not None:
-            return replace(seen, problem=gpu_problem(facts) or "")
-        return seen
+    def gpus(self, placement: Settings) -> SeenGpus:
+        """GPUs of this machine."""
+        return usable_gpus_here()
 
     def check_now(self, placement: Placement, *, validates: bool = False) -> None:
         """Check that this process can train on the placement's device, and that this machine has
@@ -70,8 +71,13 @@ class Here:
         if placement.on_gpu:
             facts = gpu_facts()
             # A driver that is too old would count as no GPU below.
-            if facts.driver is not None and (problem := gpu_problem(facts)):
-                raise PlacementError(problem)
+            if facts.driver is not None and (problem := gpu_problem(facts, is_here=True)):
+                raise PlacementError(f"{problem}, or train on CPUs (placement.use_gpu=false)")
+            if placement.gpu and facts.gpu and not is_device(placement.gpu, facts.gpu):
+                logger.warning(
+                    "placement.gpu is %s, and this machine's GPU is %s: the run computes on that",
+                    *(placement.gpu, facts.gpu),
+                )
         nodes = [_this_machine()]
         check_capacity(placement, nodes)
         if validates:

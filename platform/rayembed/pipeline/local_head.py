@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 
@@ -170,6 +171,19 @@ def choose_ports(wanted: Ports = Ports()) -> Ports:
 
     asked = wanted.head, wanted.dashboard, wanted.agent, wanted.client
     return Ports(*map(choose, asked))
+
+
+def own_cluster(environment: dict[str, str]) -> dict[str, Any]:
+    """Arguments of `ray.init` that start a cluster of this process; completes its environment."""
+    for name, value in RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    # Train asks the dashboard whether its controller lives. Untold, it asks the cluster that
+    # somebody's `ray start` last left its address of, and takes the controller for dead. All
+    # processes of such a cluster run on this machine.
+    port = free_port()  # not Ray's own 8265, which a second script would want too
+    environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
+    logger.info("Ray starts in this process; its dashboard: http://127.0.0.1:%d", port)
+    return {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": port}
 
 
 def free_port(taken: Collection[int] = ()) -> int:

@@ -31,6 +31,7 @@ from rayembed.registry.provenance import with_commit
 if TYPE_CHECKING:
     from rayembed.config.evaluation_run import EvaluationPlacement
     from rayembed.config.placement import Placement
+    from rayembed.config.settings import Settings
     from rayembed.data.artifacts import PipelineContext
     from rayembed.device import SeenGpus
     from rayembed.evaluation.pooled.workers import Workers
@@ -90,7 +91,7 @@ def connect() -> None:
     unset = set_unset(JOB)
     if not ray.is_initialized():
         unset |= set_unset(allocator_environment())
-        started = _own_cluster(unset) if address == "local" else {}
+        started = local_head.own_cluster(unset) if address == "local" else {}
         _filter_lines_of_workers()
         try:
             where = "starting Ray" if started else f"joining the Ray cluster at {address}"
@@ -141,18 +142,19 @@ class OnRay:
         self.hardware = worker_hardware
         self.train_stage, self.train = train_stage_on_ray, train_on_ray
 
-    def gpus(self) -> "SeenGpus":
+    def gpus(self, placement: "Settings") -> "SeenGpus":
         """GPUs of the cluster's live nodes; a cluster that would only be started for the job is
         this machine.
         """
         import ray
 
-        from rayembed.device import gpus_here, nodes_gpus
+        from rayembed.gpu_check import usable_gpus_here
+        from rayembed.gpu_check_on_ray import cluster_gpus
 
         if not ray.is_initialized() and not os.environ.get("RAY_ADDRESS"):
-            return gpus_here()
+            return usable_gpus_here()
         self.start()
-        return nodes_gpus([node["Resources"] for node in ray.nodes() if node["Alive"]])
+        return cluster_gpus(placement)
 
     def precision(self, placement: "Placement | EvaluationPlacement") -> "Precision":
         """Number type that a worker computes fast, by its node; a cluster that would only be
@@ -206,19 +208,6 @@ def _no_ray(address: str, error: Exception) -> PlacementError:
         f"there is no Ray cluster at RAY_ADDRESS={address}: {first}. Correct or unset RAY_ADDRESS, "
         "or start the cluster"
     )
-
-
-def _own_cluster(environment: dict[str, str]) -> dict[str, Any]:
-    """Arguments of `ray.init` that start a cluster of this process; completes its environment."""
-    for name, value in local_head.RAY_SETTINGS.items():
-        os.environ.setdefault(name, value)
-    # Train asks the dashboard whether its controller lives. Untold, it asks the cluster that
-    # somebody's `ray start` last left its address of, and takes the controller for dead. All
-    # processes of such a cluster run on this machine.
-    port = local_head.free_port()  # not Ray's own 8265, which a second script would want too
-    environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
-    logger.info("Ray starts in this process; its dashboard: http://127.0.0.1:%d", port)
-    return {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": port}
 
 
 def run_on_local_head(

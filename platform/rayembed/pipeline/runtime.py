@@ -11,6 +11,7 @@ from rayembed.config.data_run import DataRun
 from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
 from rayembed.config.placement import Placement, RuntimeSettings
 from rayembed.config.run import Run
+from rayembed.config.settings import Settings
 from rayembed.cores import Threads, free_threads
 from rayembed.data.work_items import Execute
 from rayembed.device import SeenGpus, settled_placement
@@ -40,8 +41,10 @@ class Runtime(Protocol):
     def start(self) -> None:
         """Be ready for work."""
 
-    def gpus(self) -> SeenGpus:
-        """GPUs of the machines that will compute; joins the cluster that is named."""
+    def gpus(self, placement: Settings) -> SeenGpus:
+        """GPUs of the machines that will compute, on which torch computes; joins the cluster that
+        is named.
+        """
         ...
 
     def check_now(self, placement: Placement, *, validates: bool = False) -> None:
@@ -109,7 +112,7 @@ def with_device(run: PlacedRun, runtime: Runtime) -> PlacedRun:
     Raises:
         PlacementError: a GPU is asked for and none is there, or `auto` cannot be decided.
     """
-    placement = settled_placement(run.placement, runtime.gpus())
+    placement = settled_placement(run.placement, runtime.gpus(run.placement))
     return cast(PlacedRun, run.model_copy(update={"placement": placement}))
 
 

@@ -190,8 +190,8 @@ def _settled(sweep: Sweep) -> Sweep:
     Raises:
         PlacementError: it cannot.
     """
-    gpus = OnRay().gpus()
-    sweep = sweep.placed(use_gpu=settled_placement(sweep.base.placement, gpus).use_gpu)
+    placement = sweep.base.placement
+    sweep = sweep.placed(use_gpu=settled_placement(placement, OnRay().gpus(placement)).use_gpu)
     placement, validates = sweep.base.placement, sweep.validates
     check_placement_now(placement, validates=validates)
     if not placement.wait_for_nodes_seconds:

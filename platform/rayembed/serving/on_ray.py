@@ -14,8 +14,9 @@ from ray.serve.exceptions import RayServeException
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.serving import Limits, ServedModel, ServingConfig
-from rayembed.device import SeenGpus, nodes_gpus, settled_gpu
+from rayembed.device import SeenGpus, settled_gpu
 from rayembed.errors import PlacementError, WorkerError
+from rayembed.gpu_check_on_ray import live_gpus
 from rayembed.models.load import computed_dtype, load_model
 from rayembed.registry.registered_model import (
     SCHEME,
@@ -153,12 +154,15 @@ def start(config: ServingConfig, *, key_digests: frozenset[str]) -> None:
         PlacementError: the port is taken, or the cluster does not have what the copies need.
         WorkerError: a model could not be loaded.
     """
-    if not _serves():
+    serves = _serves()
+    if not serves:
         _check_port(config.host, config.port)
     serve.start(
         http_options=HTTPOptions(host=config.host, port=config.port), proxy_location="HeadOnly"
     )
-    config = with_devices(config, nodes_gpus(_live_nodes()))
+    # What serves already holds the GPUs, which could not be checked.
+    checks = not serves and any(model.use_gpu is not False for model in config.models)
+    config = with_devices(config, live_gpus(check=checks))
     for model in config.models:
         _check_resources(model)
     try:
@@ -177,17 +181,17 @@ def with_devices(config: ServingConfig, seen: SeenGpus) -> ServingConfig:
     Raises:
         PlacementError: a model asks for a GPU and there is none.
     """
-    wanted = sum(model.replicas for model in config.models if model.use_gpu is not False)
-    for_auto = seen
-    if 0 < seen.number < wanted:
-        few = f"{seen.text}, and {wanted} copies would need one each"
-        for_auto = SeenGpus(0, few, few)
+    needed = sum(_most_copies(model) for model in config.models if model.use_gpu is not False)
     models = []
     for model in config.models:
         setting = f"models.{model.name}.use_gpu"
-        of = for_auto if model.use_gpu == "auto" else seen
-        models.append(model.model_copy(update={"use_gpu": settled_gpu(model.use_gpu, of, setting)}))
+        use_gpu = settled_gpu(model.use_gpu, seen, setting, needed=needed, users="copies")
+        models.append(model.model_copy(update={"use_gpu": use_gpu}))
     return config.model_copy(update={"models": tuple(models)})
+
+
+def _most_copies(model: ServedModel) -> int:
+    return model.replicas if model.autoscaling is None else model.autoscaling.max_replicas
 
 
 def _live_nodes() -> list[Mapping[str, float]]:

@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from rayembed.config.evaluation_run import EvaluationPlacement
-from rayembed.config.gpus import ray_kind
 from rayembed.config.placement import Placement
-from rayembed.device import KIND, gpu_kinds
+from rayembed.device import KIND, gpu_kinds, has_named_gpu
 from rayembed.errors import PlacementError
 from rayembed.progress import doing
 
@@ -43,21 +42,29 @@ def workers_that_fit(placement: Placement, nodes: Sequence[Node]) -> int:
 
 def with_named_gpu(placement: Placement, nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes on which workers may run; a node that names no kind of its GPUs is one."""
-    if placement.gpu is None:
-        return list(nodes)
-    kind = ray_kind(placement.gpu)
-    return [node for node in nodes if gpu_kinds([node]) in ([], [kind])]
+    return [node for node in nodes if has_named_gpu(placement.gpu, node)]
 
 
-def kind_resource(placement: Placement, nodes: Sequence[Node]) -> dict[str, float]:
+def kind_resource(
+    placement: Placement | EvaluationPlacement, nodes: Sequence[Node]
+) -> dict[str, float]:
     """Return what keeps a worker on GPUs of the named kind; empty where the nodes have no others.
 
     An autoscaler knows no kinds: on equal nodes it must be able to replace one that is lost.
     """
-    kinds = gpu_kinds(nodes)
-    if placement.gpu is None or ray_kind(placement.gpu) not in kinds or len(kinds) == 1:
+    gpu = getattr(placement, "gpu", None)
+    others = set(gpu_kinds([node for node in nodes if not has_named_gpu(gpu, node)]))
+    names = Counter(
+        name
+        for node in nodes
+        if has_named_gpu(gpu, node)
+        for name in gpu_kinds([node])
+        if name not in others
+    )
+    if not others or not names:
         return {}
-    return {f"{KIND}{ray_kind(placement.gpu)}": 0.001}  # as Ray's own `accelerator_type` option
+    # As Ray's own `accelerator_type` option; the name that most nodes of the kind have.
+    return {f"{KIND}{names.most_common(1)[0][0]}": 0.001}
 
 
 def most_workers(numbers: Sequence[int], room: int) -> int:
@@ -129,7 +136,7 @@ def check_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
     if placement.on_gpu and not total["GPU"]:
         problem = "no node has a GPU"
         advice = "set placement.use_gpu=false, or add nodes with GPUs"
-    elif placement.gpu is not None and kinds and ray_kind(placement.gpu) not in kinds:
+    elif placement.on_gpu and not any(node.get("GPU") for node in with_named_gpu(placement, nodes)):
         problem = f"no node has GPUs of the kind {placement.gpu}, they have {', '.join(kinds)}"
         advice = "correct or remove placement.gpu, or add nodes with such GPUs"
     elif fit == 0:

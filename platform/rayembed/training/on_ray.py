@@ -21,8 +21,9 @@ from rayembed.config.adaptation import Adaptation
 from rayembed.config.evaluation_run import EvaluationPlacement
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
-from rayembed.data.on_ray import node_precision
+from rayembed.data.on_ray import node_precision, remote_with
 from rayembed.errors import PlacementError, WorkerError
+from rayembed.gpu_check_on_ray import gpu_problems
 from rayembed.hardware import Precision
 from rayembed.progress import doing
 from rayembed.registry.provenance import node_hardware
@@ -50,7 +51,6 @@ from rayembed.training.failures.on_ray import (
     killed_for_memory,
     reason,
 )
-from rayembed.training.gpu_check import gpu_facts, gpu_problem
 from rayembed.training.job import Job, StageJob
 from rayembed.training.metrics_sink import MetricsSink
 from rayembed.training.progress import Progress
@@ -74,14 +74,13 @@ _WORKER_START_SECONDS = 60
 
 
 def check_placement_now(placement: Placement, *, validates: bool = False) -> None:
-    """Check the placement and the nodes' GPUs before data is prepared; does nothing if the run
-    waits for nodes.
+    """Check the placement before data is prepared; does nothing if the run waits for nodes.
 
-    GPU nodes that came now would stand idle, or be gone again, when the data is there.
+    GPU nodes that came now would stand idle, or be gone again, when the data is there. The GPUs
+    of the others are checked where the run's device is settled: `cluster_gpus`.
     """
     if not placement.wait_for_nodes_seconds:
         check_placement(placement, validates=validates)
-        check_gpus(placement)
 
 
 def check_placement(placement: Placement, *, validates: bool = False, runs: int = 1) -> None:
@@ -107,36 +106,15 @@ def check_ready(placement: Placement, *, validates: bool = False) -> None:
 
 
 def check_gpus(placement: Placement) -> None:
-    """Check driver, CUDA and a small product in a one-GPU task on each node with GPUs; does nothing
-    without `placement.use_gpu`. A node whose GPUs are all taken is warned of and not checked.
+    """Check that torch computes on the GPUs of all nodes that workers may have; `gpu_problems`.
 
     Raises:
         PlacementError: what is wrong with which nodes, and what to do.
     """
     if not placement.on_gpu:
         return
-    nodes = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("GPU")]
-    task = ray.remote(num_cpus=0, num_gpus=1, max_retries=1)(gpu_facts)
-    places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
-    asked = [task.options(scheduling_strategy=place).remote() for place in places]
-    with doing(f"checking driver and GPU of {len(nodes)} nodes"):
-        done, late = ray.wait(asked, num_returns=len(asked), timeout=_WORKER_START_SECONDS)
-    for one in late:
-        ray.cancel(one)
-    if late:
-        logger.warning(
-            "%d of %d nodes had no GPU free for %d s: their driver and GPUs are not checked",
-            *(len(late), len(nodes), _WORKER_START_SECONDS),
-        )
-    problems = []
-    for one in done:
-        try:
-            problems.append(gpu_problem(ray.get(one)))
-        except ray.exceptions.RayError as error:
-            problems.append(f"a node does not answer when its GPU is checked: {reason(error)}")
-    told = list(dict.fromkeys(problem for problem in problems if problem))
-    if told:
-        raise PlacementError("; ".join(told))
+    if told := list(dict.fromkeys(gpu_problems(placement.gpu).values())):
+        raise PlacementError(f"{'; '.join(told)}; or train on CPUs (placement.use_gpu=false)")
 
 
 def _nodes() -> list[Node]:
@@ -147,15 +125,22 @@ def _request_nodes(bundles: list[dict[str, float]]) -> None:
     request_resources(bundles=bundles)
 
 
+def _one_worker(placement: Placement | EvaluationPlacement) -> dict[str, float]:
+    """Resources of a task that asks the node of a worker, with the named kind of GPU."""
+    resources = worker_resources(placement)
+    named = getattr(placement, "gpu", None) is not None
+    return resources | kind_resource(placement, _nodes()) if named else resources
+
+
 def worker_precision(placement: Placement | EvaluationPlacement) -> Precision:
     """Number type that `auto` means on a node with room for a worker; see `node_precision`."""
-    return node_precision("cuda" if placement.on_gpu else "cpu", worker_resources(placement))
+    return node_precision("cuda" if placement.on_gpu else "cpu", _one_worker(placement))
 
 
 def worker_hardware(placement: Placement) -> dict[str, Any] | None:
     """`node_hardware` of a node with room for a worker; None if there was none in time."""
-    wanted = worker_resources(placement)
-    task = ray.remote(num_cpus=wanted["CPU"], num_gpus=wanted.get("GPU", 0))(node_hardware)
+    wanted = _one_worker(placement)
+    task = remote_with(wanted, node_hardware)
     found = task.remote()
     try:
         answer: dict[str, Any] = ray.get(found, timeout=_WORKER_START_SECONDS)
@@ -247,7 +232,7 @@ def _trainer(
         scaling_config=ray.train.ScalingConfig(
             num_workers=workers if placement.is_elastic else placement.workers,
             use_gpu=placement.on_gpu,
-            resources_per_worker=worker_resources(placement) | kind_resource(placement, _nodes()),
+            resources_per_worker=_one_worker(placement),
             elastic_resize_monitor_interval_s=placement.resize_interval_seconds,
         ),
         run_config=ray.train.RunConfig(

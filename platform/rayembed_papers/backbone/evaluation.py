@@ -92,7 +92,7 @@ def evaluate_backbone(run: BackboneRun) -> BackboneScores:
     from rayembed.pipeline.on_ray import OnRay
 
     storage = absolute_storage(run.placement.storage_path)
-    placement = settled_placement(run.placement, OnRay().gpus())
+    placement = settled_placement(run.placement, OnRay().gpus(run.placement))
     run = run.model_copy(update={"placement": placement})
     plan = plan_of(run)
     backbone = find_backbone(run, plan)

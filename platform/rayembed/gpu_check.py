@@ -5,10 +5,12 @@ The facts are taken in a task on the node, and judged where the run starts. Know
 
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+
+from rayembed.device import SeenGpus, gpus_here
 
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 """File of NVIDIA's kernel module; a container sees its node's."""
@@ -67,31 +69,47 @@ def product_error(device: str, *, bf16: bool = True) -> str | None:
     return None
 
 
-def gpu_problem(facts: GpuFacts) -> str | None:
-    """What is wrong with a node and what to do; None if it can train."""
+def usable_gpus_here() -> SeenGpus:
+    """GPUs that torch sees on this machine, or why it sees none though NVIDIA's driver is there."""
+    seen = gpus_here()
+    if not seen.number and (facts := gpu_facts()).driver is not None:
+        return replace(seen, problem=gpu_problem(facts, is_here=True) or "")
+    return seen
+
+
+def gpu_problem(facts: GpuFacts, *, is_here: bool = False) -> str | None:
+    """What is wrong with a node and what to do; None if it can train.
+
+    Args:
+        is_here: whether the node is this machine, without a cluster.
+    """
     who = f"node {facts.node}"
     if facts.cuda is None:
-        return (
-            f"{who} has torch {facts.torch}, a build without CUDA, and placement.use_gpu is true; "
-            "start the node from the image for GPUs (EXTRA=gpu), or set placement.use_gpu=false"
+        advice = (
+            "install torch's CUDA build"
+            if is_here
+            else "start the node from the image for GPUs (EXTRA=gpu)"
         )
+        return f"{who} has torch {facts.torch}, a build without CUDA; {advice}"
     if facts.driver is None and facts.error is None:
         return None
     if facts.driver is None:
         return (
             f"{who} has no NVIDIA driver (no {_DRIVER_FILE}); install the driver and NVIDIA's "
-            "container toolkit there, or take the node out"
+            f"container toolkit there{_or_without(is_here)}"
         )
     least = _DRIVERS.get(int(facts.cuda.partition(".")[0]))
     if least is not None and _numbers(facts.driver) < least:
         needed = ".".join(f"{number:02d}" for number in least)
         fits = max((m for m, d in _DRIVERS.items() if d <= _numbers(facts.driver)), default=None)
-        other = (
-            f", or build the image with torch for CUDA {fits} "
-            "(--build-arg TORCH_INDEX=…, cluster/docker/README.md)"
-            if fits is not None
-            else ""
-        )
+        other = ""
+        if fits is not None and is_here:
+            other = f", or install torch for CUDA {fits}"
+        elif fits is not None:
+            other = (
+                f", or build the image with torch for CUDA {fits} "
+                "(--build-arg TORCH_INDEX=…, cluster/docker/README.md)"
+            )
         return (
             f"{who} has NVIDIA driver {facts.driver}, and torch {facts.torch} is built with CUDA "
             f"{facts.cuda}, which needs driver {needed} or later; update the node's driver{other}"
@@ -100,9 +118,13 @@ def gpu_problem(facts: GpuFacts) -> str | None:
         gpu = facts.gpu or "a GPU that torch cannot use"
         return (
             f"{who} (driver {facts.driver}, torch {facts.torch}, {gpu}) fails at a small product: "
-            f"{facts.error}; look at `nvidia-smi` there, reset the GPU, or take the node out"
+            f"{facts.error}; look at `nvidia-smi` there, reset the GPU{_or_without(is_here)}"
         )
     return None
+
+
+def _or_without(is_here: bool) -> str:
+    return "" if is_here else ", or take the node out"
 
 
 def _driver() -> str | None:
