@@ -4,6 +4,7 @@
 """
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,8 +21,8 @@ from transformers import AutoModel
 
 from rayembed import gpu_check, hardware
 from rayembed.api.embedder import load
+from rayembed.config.data_run import TeacherPlacement
 from rayembed.config.placement import Placement
-from rayembed.data import here as here_module
 from rayembed.data.clusters.kmeans import kmeans, nearest
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.vectors import teacher
@@ -33,7 +34,8 @@ from rayembed.models.build import build_model
 from rayembed.models.encoding import default_budget, encode
 from rayembed.models.nvembed import pooling
 from rayembed.models.unpadded import packs
-from rayembed.pipeline.here import _this_machine
+from rayembed.pipeline import here as pipeline_here
+from rayembed.pipeline.here import Here, _this_machine
 from rayembed.pipeline.meta_pass import kept_bytes
 from rayembed.search import tiles
 from rayembed.search.exact import top_k
@@ -193,13 +195,30 @@ def test_clusters_are_made_on_gpus_where_faiss_has_some(monkeypatch):
 
 
 def test_tasks_that_need_a_gpu_get_one_where_there_is_one(monkeypatch):
-    run = lambda needs: list(here_module.execute_here(lambda *given: given, [1, 2], needs))  # noqa: E731
+    def run(needs, **settings):
+        context = Here().data_context(data_run(**settings))
+        return list(context.execute(lambda *given: given, [1, 2], needs))
+
     assert run("gpu or machine") == [(1,), (2,)]
     assert run("cpu") == [(1,), (2,)]
     with pretended_gpu(monkeypatch):
         assert run("gpu or machine") == [(1, "cuda"), (2, "cuda")]
         assert run("cpu") == [(1,), (2,)]
+        assert run("gpu or machine", use_gpu=False) == [(1,), (2,)]
         assert _this_machine()["GPU"] == 1
+
+
+def data_run(**settings):
+    """What a context of data preparation reads of a run."""
+    data = SimpleNamespace(root="")
+    return SimpleNamespace(placement=TeacherPlacement(**settings), seed=0, data=data)
+
+
+def test_without_gpus_teachers_have_the_number_type_of_cpus(monkeypatch):
+    asked = []
+    monkeypatch.setattr(pipeline_here, "auto_precision", asked.append)
+    Here().data_context(data_run(use_gpu=False)).teacher_loader.precision()
+    assert asked == ["cpu"]
 
 
 def test_a_model_is_loaded_onto_the_gpu(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -20,7 +21,7 @@ from rayembed.compression.gptq import GPTQ
 from rayembed.compression.int8 import Int8
 from rayembed.compression.prune import loaded_as_saved
 from rayembed.config.backbone import BackboneConfig
-from rayembed.config.data_run import TeacherPlacement
+from rayembed.config.data_run import TeacherPlacement, data_of
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
 from rayembed.config.mining import CrossEncoder, Teacher
@@ -451,6 +452,27 @@ def test_teachers_nodes_are_asked_in_which_they_have_room(monkeypatch, gpus, ask
     found = [loader.settled(teacher).dtype for teacher in teachers]
     assert found == ["float32", "float32", "bfloat16"]
     assert cluster.asked == [asked], "it is asked once"
+
+
+def test_without_gpus_data_is_prepared_on_the_clusters_cpus(monkeypatch):
+    asked, cluster = [], Cluster(2, NARROW)
+    cluster.nodes = lambda: [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0}}]
+    monkeypatch.setattr(data_on_ray, "ray", cluster)
+    monkeypatch.setattr(data_on_ray, "watching", lambda *_: nullcontext())
+    monkeypatch.setattr(data_on_ray, "_results", lambda _: [])
+    monkeypatch.setattr(data_on_ray, "_execution", lambda *given: asked.append(given[3:]))
+    run = get_recipe("biencoder")
+    for use_gpu, processes, device in ((True, 2, "cuda"), (False, 1, "cpu")):
+        placement = run.placement.model_copy(update={"use_gpu": use_gpu})
+        context = data_on_ray.ray_pipeline_context(
+            data_of(run.model_copy(update={"placement": placement}))
+        )
+        assert not list(context.execute(None, [1, 2, 3], "gpu or machine"))
+        assert asked.pop() == (processes, use_gpu)
+        context.teacher_loader.settled(Teacher(teacher="a"))
+        assert cluster.asked.pop()[0] == device
+    with pytest.raises(ConfigError, match="use_gpu=false keeps them on CPUs"):
+        parse(TeacherPlacement, {"gpus": 2, "use_gpu": False})
 
 
 def test_a_cluster_without_a_free_node_is_not_waited_for_without_end(machine, monkeypatch, caplog):

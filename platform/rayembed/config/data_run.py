@@ -28,6 +28,9 @@ class DataPlacement(Settings):
 class TeacherPlacement(UnitLimit, RuntimeSettings, DataPlacement):
     """Result storage of a data job, and hardware of its teachers."""
 
+    use_gpu: bool = True
+    """Whether teachers, filters and their searches run on GPUs where there are any; False: on CPUs
+    alone."""
     gpus: int = Field(default=0, ge=0)
     """GPUs for teachers, filters and their searches, one process each, on a cluster that adds nodes
     on request. 0: all GPUs that the cluster has when the work begins, or its CPUs without any."""
@@ -37,6 +40,15 @@ class TeacherPlacement(UnitLimit, RuntimeSettings, DataPlacement):
     def asks_ray(self) -> dict[str, bool]:
         """Setting → whether its value needs Ray."""
         return {"gpus": self.gpus > 0}
+
+    @model_validator(mode="after")
+    def _gpus_are_used(self) -> "TeacherPlacement":
+        if self.gpus and not self.use_gpu:
+            raise ValueError(
+                f"placement.gpus asks for {self.gpus} GPUs for teachers, and placement.use_gpu="
+                "false keeps them on CPUs; set gpus=0, or leave use_gpu out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _waits_for_something(self) -> "TeacherPlacement":
@@ -78,7 +90,8 @@ class DataRun(Document):
 def data_of(run: Run) -> DataRun:
     """Data part of a training run: its stages' data sets, in the same storage.
 
-    Where nodes are waited for, its teachers may have as many GPUs as its workers will.
+    Where nodes are waited for, its teachers may have as many GPUs as its workers will. Without GPUs
+    for its workers they run on CPUs.
     """
     seconds = run.placement.wait_for_nodes_seconds if run.placement.on_gpu else 0.0
     return DataRun(
@@ -87,6 +100,7 @@ def data_of(run: Run) -> DataRun:
         data=run.data,
         placement=TeacherPlacement(
             storage_path=run.placement.storage_path,
+            use_gpu=run.placement.use_gpu is not False,
             gpus=run.placement.workers if seconds else 0,
             wait_for_nodes_seconds=seconds,
             unit_seconds=run.placement.unit_seconds,

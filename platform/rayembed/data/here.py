@@ -28,11 +28,16 @@ def release_models() -> None:
     release_memory()
 
 
-def execute_here(task: Task, items: Sequence[Any], needs: Needs = "cpu") -> Iterator[Result]:
+def execute_here(
+    task: Task, items: Sequence[Any], needs: Needs = "cpu", *, use_gpu: bool = True
+) -> Iterator[Result]:
     """Run a task on items on this machine; results in the items' order. An `Execute`.
 
     What needs a GPU or all cores is done in this process, item by item; the rest too, until it
     takes long enough for a pool of as many processes as there are CPUs.
+
+    Args:
+        use_gpu: whether a GPU that is there may be used.
 
     Raises:
         RayembedError: what the task raises.
@@ -40,7 +45,7 @@ def execute_here(task: Task, items: Sequence[Any], needs: Needs = "cpu") -> Iter
     if needs != "cpu":
         import torch
 
-        device = ["cuda"] if torch.cuda.is_available() else []
+        device = ["cuda"] if use_gpu and torch.cuda.is_available() else []
         for item in items:
             yield task(item, *device)
         return

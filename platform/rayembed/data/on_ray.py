@@ -61,7 +61,7 @@ def _teachers_precision(placement: TeacherPlacement) -> Precision:
 
     GPUs that are still to come are not asked.
     """
-    if _gpus():
+    if placement.use_gpu and _gpus():
         return node_precision("cuda", {"CPU": 0, "GPU": _SOME_GPU})
     if placement.gpus:
         return Precision("bfloat16", "GPUs are still to come, and all since Ampere compute it")
@@ -114,7 +114,7 @@ def execute_with_ray_data(
         WorkerError: a unit took too long in several processes; the message names it.
         RayembedError: what the task raises.
     """
-    gpus = 0 if needs == "cpu" else gpus_for(placement)
+    gpus = 0 if needs == "cpu" or not placement.use_gpu else gpus_for(placement)
     machines = max(1, sum(_cpus(node) >= 1 for node in ray.nodes()))
     processes = (gpus or machines) if gpus or needs == "gpu or machine" else None
     cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -187,8 +187,7 @@ def gpus_for(
         raise PlacementError(
             f"placement.gpus={wanted} for teachers: no node has a GPU after {seconds:g} s. Raise "
             "placement.wait_for_nodes_seconds on a cluster that adds nodes, add nodes with GPUs, "
-            "or set placement.gpus=0 in a data job (placement.use_gpu=false in a training job) "
-            "to work on CPUs"
+            "or set placement.use_gpu=false (and placement.gpus=0 in a data job) to work on CPUs"
         )
     return max(wanted, _gpus())
 

@@ -16,6 +16,7 @@ from rayembed.config.settings import Settings
 from rayembed.cores import num_cores
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.here import execute_here
+from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.device import SeenGpus, check_deterministic_start, set_allocator
 from rayembed.errors import PlacementError
 from rayembed.evaluation.pooled.here import run_shown
@@ -101,8 +102,12 @@ class Here:
 
     def data_context(self, run: DataRun) -> PipelineContext:
         """Context whose tasks this machine runs."""
-        storage = run.placement.storage_path
-        return PipelineContext(storage, run.seed, execute_here, root=run.data.root)
+        placement = run.placement
+        execute = partial(execute_here, use_gpu=placement.use_gpu)
+        loader = TeacherLoader()
+        if not placement.use_gpu:
+            loader = TeacherLoader(precision=partial(auto_precision, "cpu"))
+        return PipelineContext(placement.storage_path, run.seed, execute, loader, run.data.root)
 
     def export(
         self, export: Callable[..., None], run: Any, weights: str | None, folder: str
