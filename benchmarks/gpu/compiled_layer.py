@@ -6,7 +6,7 @@ What a compiled layer keeps is decided before code is made for a device: torch t
 backward pass into one graph and cuts it where the least must be kept, computing element-wise work
 again. By default only that cut is made and its two graphs run as they are, which needs no compiler;
 `--backend inductor` is what training takes. Attention is a kernel that saves its inputs, its output
-and a number a query, as a GPU's does; adapters' dropout is drawn again, as on a GPU.
+and a number a query, as a GPU's does; adapters' dropout keeps bits, as on a GPU.
 
 Run: python -m benchmarks.gpu.compiled_layer [--width 4096] [--backend inductor]
 """
@@ -68,8 +68,8 @@ def kept(width: int = WIDTH, backend: Any = cut_alone) -> Kept:
     from rayembed.models import adapted_linear
     from rayembed.models.layers import compile_layers, recompute_layers
 
-    model, redraws = _model(WIDTH // width), adapted_linear.redraws
-    adapted_linear.redraws = lambda _: True
+    model, keeps_bits = _model(WIDTH // width), adapted_linear.keeps_bits
+    adapted_linear.keeps_bits = lambda *_: True
     try:
         eager = _of_token(model)
         torch._dynamo.reset()
@@ -78,7 +78,7 @@ def kept(width: int = WIDTH, backend: Any = cut_alone) -> Kept:
         recompute_layers([model], 0, 1)
         return Kept(eager, compiled, _of_token(model))
     finally:
-        adapted_linear.redraws = redraws
+        adapted_linear.keeps_bits = keeps_bits
 
 
 def _model(narrower: int) -> Any:

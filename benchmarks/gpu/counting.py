@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from rayembed.models import adapted_linear
 from rayembed.pipeline.meta_pass import batch_on_meta, kernels_on_meta
@@ -26,6 +26,7 @@ _NOTHING = {  # neither read nor write
     _aten.new_empty.default,
     _aten.detach.default,
 }
+_DRAWS = torch.ops.rayembed.draw_bits.default
 _IN_PLACE = {_aten.addmm_.default: _aten.addmm}
 _OWN = {  # operations that are several kernels
     torch.ops.rayembed.adapted_linear.default: adapted_linear.computed,
@@ -35,6 +36,24 @@ _ATTENTION = {  # and whether it is a backward pass
     torch.ops.rayembed.attention_on_meta.default: False,
     torch.ops.rayembed.attention_on_meta_backward.default: True,
 }
+_INSTRUCTIONS = 816 / 64
+"""Of a decision of dropout, as its kernel's code for sm_90 has them. Those that multiply and those
+that do not may run beside each other, which is not assumed."""
+
+
+@register_flop_formula(torch.ops.rayembed.kept_down)
+def _of_down_product(x, bits, down, *_, out_shape=None, **__) -> int:
+    return 2 * x[0] * x[1] * down[0]
+
+
+@register_flop_formula(torch.ops.rayembed.kept_of_down)
+def _of_gradient(of_thin, x, *_, out_shape=None, **__) -> int:
+    return 2 * x[0] * x[1] * of_thin[1]
+
+
+@register_flop_formula(torch.ops.rayembed.kept_of_input)
+def _of_input_product(of_thin, down, *_, out_shape=None, **__) -> int:
+    return 2 * of_thin[0] * down[0] * down[1]
 
 
 @dataclass(frozen=True)
@@ -57,6 +76,9 @@ class Machine:
     backward pass, which C++ launches, is assumed: both passes of BERT base, 496 kernels, took 48 ms
     at most, tokenising among them, and here take 26. What a compiler fuses is one kernel of the
     same cost."""
+    decision: float = _INSTRUCTIONS / 14.8e12
+    """Seconds of a decision of dropout: 14.8e12 operations/s on whole numbers are those of 132
+    multiprocessors with 64 lanes at 1.755 GHz."""
     gpu_bytes: float = 80e9
     in_node: float = 370e9
     """Bytes/s of a reduction over NVLink, as NCCL's bus bandwidth."""
@@ -83,6 +105,8 @@ class Counts:
     kernels: float = 0.0
     fused_kernels: float = 0.0
     """The same where everything between two products is one kernel."""
+    decisions: float = 0.0
+    """Of dropout that keeps bits."""
 
     def vector(self) -> np.ndarray:
         """All numbers in one array."""
@@ -96,6 +120,7 @@ class Counts:
                 *self.latent_flops,
                 self.kernels,
                 self.fused_kernels,
+                self.decisions,
             ]
         )
 
@@ -164,6 +189,7 @@ class CountOnMeta(TorchDispatchMode):
         else:
             self.counts.bytes += moved
             self.counts.fused_bytes += moved if self._within else 0
+            self.counts.decisions += args[1] * args[2] if func is _DRAWS else 0
         alone = product or self._within
         self.counts.kernels += 1
         self.counts.fused_kernels += alone

@@ -24,6 +24,7 @@ from torch._inductor.runtime import triton_helpers
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 _Properties = namedtuple(
     "_Properties",
@@ -130,11 +131,32 @@ def kernels_of(call: Callable[[], object], capability: tuple[int, int]) -> list[
             return [_compiled(name, source) for name, source in sources.items()]
 
 
+def compiled(
+    kernel: object, types: dict[str, str], constants: dict[str, int], capability: tuple[int, int]
+) -> Kernel:
+    """A kernel of Triton's own language as a cubin.
+
+    Args:
+        types: of arguments by name, as Triton writes them; tensors and whole numbers are multiples
+            of 16.
+        constants: by name.
+    """
+    aligned = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names)
+               if types.get(name, "fp32") != "fp32"}  # fmt: skip
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+    made = triton.compile(ASTSource(kernel, signature, constants, aligned), target=target)
+    return _measured(kernel.__name__, made.asm)
+
+
 def _compiled(name: str, source: str) -> Kernel:
     tuner = getattr(PyCodeCache.load(source), name)
     # The first of the ways to cut it that a GPU would time.
     tuner.precompile(warm_cache_only=True)  # as inductor's own processes without a GPU do
-    made = tuner.compile_results[0].kernel.asm
+    return _measured(name, tuner.compile_results[0].kernel.asm)
+
+
+def _measured(name: str, made: dict) -> Kernel:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made["cubin"])

@@ -20,7 +20,7 @@ from rayembed.config.settings import parse
 from rayembed.data.mining import rescoring
 from rayembed.device import CUBLAS, check_deterministic_start, gpus_here
 from rayembed.errors import PlacementError
-from rayembed.models import adapted_linear
+from rayembed.models import adapted_linear, adapter_bits
 from rayembed.training import here, stage_memory
 from rayembed.training.compiling import compiles
 from rayembed.training.stage_memory import StageMemory
@@ -70,17 +70,24 @@ def test_processes_make_batches_for_a_gpu(monkeypatch):
     assert hardware.step_processes("cuda", nn.Linear(4, 4), 16) > 0
 
 
-def test_dropout_is_drawn_from_the_devices_generator(monkeypatch):
+@pytest.mark.parametrize("works", [True, False])
+def test_dropout_keeps_bits_on_gpus_whose_kernels_work(works, monkeypatch):
+    asked = []
+    answer = lambda *given: asked.append(given) or works  # noqa: E731
+    monkeypatch.setattr(adapted_linear, "kernels_work", answer)
     on_cpu = torch.zeros(2)
-    generators = [torch.Generator()]
-    monkeypatch.setattr(torch.cuda, "default_generators", generators)
-    assert adapted_linear._generator(on_cpu) is torch.default_generator
-    assert adapted_linear._generator(on_cpu.as_subclass(OnGpu)) is generators[0]
-    assert not adapted_linear.redraws(on_cpu)
-    assert adapted_linear.redraws(on_cpu.as_subclass(OnGpu))
-    state = torch.default_generator.get_state()
-    assert adapted_linear._state_bytes(on_cpu) == state.numel()
-    assert adapted_linear._state_bytes(on_cpu.as_subclass(OnGpu)) == 16
+    assert not adapted_linear.keeps_bits(on_cpu, 16)
+    assert not asked
+    assert adapted_linear.keeps_bits(on_cpu.as_subclass(OnGpu), 16) is works
+    assert asked == [(GPU, torch.float32, 16)]
+    assert adapted_linear.keeps_bits(on_cpu.to("meta"), 16)
+
+
+def test_kernels_of_a_gpu_that_is_not_there_do_not_work(caplog):
+    for known in (adapter_bits._why_not, hardware.say_once):
+        known.cache_clear()
+    assert not adapter_bits.kernels_work(GPU, torch.bfloat16, 16)
+    assert "Triton's kernels fail on cuda:0" in caplog.text
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (9, 0)])

@@ -81,7 +81,7 @@ def test_a_token_takes_what_torch_keeps_of_it(tmp_path, save, lora):
     assert found.kept_recomputing < found.of_layer < found.kept
 
 
-def test_what_is_recomputed_leaves_a_layers_input_and_dropout_of_adapters_nothing(tmp_path):
+def test_what_is_recomputed_leaves_a_layers_input_and_dropout_of_adapters_bits(tmp_path):
     deep = save_decoder(tmp_path / "deep", num_hidden_layers=5)
     shallow = save_decoder(tmp_path / "shallow", num_hidden_layers=4)
     found, less = (activations(settings(folder)) for folder in (deep, shallow))
@@ -92,17 +92,17 @@ def test_what_is_recomputed_leaves_a_layers_input_and_dropout_of_adapters_nothin
     dropped, whole = (
         activations(settings(deep, lora={**lora, "dropout": share})) for share in (0.1, 0.0)
     )
-    assert dropped.of_layer == whole.of_layer, "numbers are drawn again, and the input is kept"
+    assert dropped.of_layer - whole.of_layer == 32 // 8, "a bit a number, and the input is kept"
 
 
 def test_the_7b_model_takes_what_was_counted_before():
     """An independent count gave 0.6 and 8.6 MB a token, and 9.9 GB for 16,384 tokens; of these 8.6
     adapters' masks and dropped copies, which are no longer kept, were 2.3 in 32 layers: 3 bytes for
-    each of 38,912 inputs, less 2 for each of 22,528 that are kept in their place.
+    each of 38,912 inputs, less 2 for each of 22,528 that are kept in their place, and a bit each.
     """
     found = activations(RECIPE.model)
     assert found.kept_recomputing == pytest.approx(0.6e6, rel=0.08)
-    assert found.kept == pytest.approx(8.6e6 - 32 * (3 * 38_912 - 2 * 22_528), rel=0.05)
+    assert found.kept == pytest.approx(8.6e6 - 32 * ((3 - 1 / 8) * 38_912 - 2 * 22_528), rel=0.05)
     assert 16_384 * found.kept_recomputing == pytest.approx(9.9e9, rel=0.08)
 
 

@@ -3,12 +3,11 @@
 y = W x + b + s B A d(x), with the dropout d. T tokens, I inputs, O outputs, R rank.
 
 peft's layer keeps for each backward pass, beside x, what dropout made of x and which numbers it
-dropped, and writes B A d(x) twice before it is added. On GPUs x and (T, R) numbers are kept, and
-dropout's numbers are drawn a second time in the backward pass, from the generator's state of the
-first time. CPUs, which take longer to draw than to keep, keep d(x) and what they multiplied x by.
-The numbers are those that torch's dropout draws. The adapter's product is written first and the
-layer's product added to it within the matrix product, which waits for its operations and not for
-memory.
+dropped, and writes B A d(x) twice before it is added. On GPUs x, (T, R) numbers and a bit of each
+of x are kept (`adapter_bits`), and d(x) is never written. CPUs keep d(x) and what they multiplied x
+by, which are the numbers that torch's dropout draws; so do GPUs on which Triton's kernels do not
+work. The adapter's product is written first and the layer's product added to it within the matrix
+product, which waits for its operations and not for memory.
 """
 
 from typing import Any
@@ -17,15 +16,20 @@ import torch
 from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 
+from rayembed.models.adapter_bits import kernels_work, share_kept
+
 _OWNED: Any = torch.library.Library("rayembed", "FRAGMENT")  # type: ignore[no-untyped-call]
 _OWNED.define(
     "adapted_linear(Tensor x, Tensor weight, Tensor? bias, Tensor down, Tensor up, float scale, "
-    "float dropout) -> (Tensor, Tensor, Tensor, Tensor)"
+    "float dropout) -> (Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.nondeterministic_seeded,),
 )
 _OWNED.define(
     "adapted_linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor down, Tensor up, "
     "Tensor thin, Tensor drawn, float scale, float dropout, bool of_x) -> (Tensor, Tensor, Tensor)"
 )
+
+_kernels: Any = torch.ops.rayembed
 
 
 class AdaptedLinear(Linear):  # type: ignore[misc] # peft has no types
@@ -68,9 +72,11 @@ class AdaptedLinear(Linear):  # type: ignore[misc] # peft has no types
         )
 
 
-def redraws(x: Tensor) -> bool:
-    """Whether dropout's numbers are drawn again in the backward pass, not kept."""
-    return x.device.type != "cpu"
+def keeps_bits(x: Tensor, rank: int) -> bool:
+    """Whether a bit is kept of each number of x, not d(x) and what x was multiplied by."""
+    if x.device.type == "cuda":
+        return kernels_work(x.device, x.dtype, rank)
+    return x.device.type == "meta"
 
 
 def computed(
@@ -82,26 +88,31 @@ def computed(
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The output (…, O), A d(x) of (T, R), and what the backward pass has of dropout: the
-    generator's state and nothing, or what multiplied x and d(x).
+    """The output (…, O), A d(x) of (T, R), and what the backward pass has of dropout: bits and
+    nothing, or what multiplied x and d(x).
 
     All of one dtype.
     """
     drawn, kept = x.new_empty(0), x.new_empty(0)
-    dropped = x
-    if dropout and redraws(x):
-        drawn = _generator(x).get_state()
-        dropped = torch.native_dropout(x, dropout, True)[0]
+    flat = x.flatten(0, -2)
+    if dropout and keeps_bits(x, down.shape[0]):
+        # On the device, so that the host does not wait, and a generator's state repeats it.
+        seed = torch.empty(1, dtype=torch.int64, device=x.device).random_()
+        keep = share_kept(dropout)
+        drawn = _kernels.draw_bits(seed, *flat.shape, keep)
+        thin = _kernels.kept_down(flat, drawn, down, keep)
     elif dropout:
         # As torch's dropout on CPUs draws and multiplies.
         drawn = torch.empty_like(x).bernoulli_(1 - dropout).div_(1 - dropout)
-        dropped = kept = x * drawn
-    thin = torch.mm(dropped.flatten(0, -2), down.t())
+        kept = x * drawn
+        thin = torch.mm(kept.flatten(0, -2), down.t())
+    else:
+        thin = torch.mm(flat, down.t())
     if bias is None:
         out = torch.mm(thin * scale, up.t())
     else:
         out = torch.addmm(bias, thin, up.t(), alpha=scale)
-    out.addmm_(x.flatten(0, -2), weight.t())
+    out.addmm_(flat, weight.t())
     return out.view(*x.shape[:-1], -1), thin, drawn, kept
 
 
@@ -120,44 +131,31 @@ def gradients(
     """Gradients of x (or nothing), A and B by that of the output.
 
     Args:
-        x: of the forward pass; where CPUs drop, d(x).
+        x: of the forward pass; d(x) where that is kept.
+        drawn: bits, or what multiplied x.
     """
-    grad = grad.flatten(0, -2)
+    grad, flat = grad.flatten(0, -2), x.flatten(0, -2)
     of_thin = torch.mm(grad, up) * scale
     of_up = torch.mm(grad.t(), thin) * scale
-    mask, dropped = drawn, x
-    if dropout and redraws(x):
-        dropped, mask = _dropped_again(x, drawn, dropout)
-    of_down = torch.mm(of_thin.t(), dropped.flatten(0, -2))
+    if _are_bits(drawn):
+        keep = share_kept(dropout)
+        of_down = _kernels.kept_of_down(of_thin, flat, drawn, keep).sum(0).to(down.dtype)
+    else:
+        of_down = torch.mm(of_thin.t(), flat)
     if not of_x:
         return x.new_empty(0), of_down, of_up
-    found = torch.mm(of_thin, down).view(x.shape)
-    if dropout and redraws(x):
-        found = torch.ops.aten.native_dropout_backward(found, mask, 1 / (1 - dropout))
-    elif dropout:
-        found.mul_(mask)
-    found.view(-1, x.shape[-1]).addmm_(grad, weight)
-    return found, of_down, of_up
+    if _are_bits(drawn):
+        found = _kernels.kept_of_input(of_thin, down, drawn, keep)
+    else:
+        found = torch.mm(of_thin, down)
+        if dropout:
+            found.mul_(drawn.flatten(0, -2))
+    found.addmm_(grad, weight)
+    return found.view(x.shape), of_down, of_up
 
 
-def _generator(x: Tensor) -> torch.Generator:
-    if x.device.type == "cuda":
-        return torch.cuda.default_generators[x.device.index]
-    return torch.default_generator
-
-
-def _dropped_again(x: Tensor, state: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-    """What dropout made of x and its mask, drawn from a state; the generator goes on as before."""
-    generator = _generator(x)
-    now = generator.get_state()
-    generator.set_state(state)
-    dropped, mask = torch.native_dropout(x, dropout, True)
-    generator.set_state(now)
-    return dropped, mask
-
-
-def _state_bytes(x: Tensor) -> int:
-    return 16 if x.device.type == "cuda" else 5056
+def _are_bits(drawn: Tensor) -> bool:
+    return drawn.dtype == torch.uint8
 
 
 def _shapes(
@@ -165,9 +163,9 @@ def _shapes(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out = x.new_empty(*x.shape[:-1], weight.shape[0])
     thin = x.new_empty(x.flatten(0, -2).shape[0], down.shape[0])
-    if dropout and redraws(x):
-        state = torch.empty(_state_bytes(x), dtype=torch.uint8, device="cpu")
-        return out, thin, state, x.new_empty(0)
+    if dropout and keeps_bits(x, down.shape[0]):
+        bits = x.new_empty(thin.shape[0], (x.shape[-1] + 7) // 8, dtype=torch.uint8)
+        return out, thin, bits, x.new_empty(0)
     drawn, kept = ((torch.empty_like(x) if dropout else x.new_empty(0)) for _ in range(2))
     return out, thin, drawn, kept
 
@@ -193,7 +191,8 @@ def _shapes_of_gradients(
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, _, down, up, scale, dropout = inputs
     _, thin, drawn, kept = output
-    ctx.save_for_backward(x if redraws(x) or not dropout else kept, weight, down, up, thin, drawn)
+    of_down = kept if dropout and not _are_bits(drawn) else x
+    ctx.save_for_backward(of_down, weight, down, up, thin, drawn)
     ctx.settings = scale, dropout
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
