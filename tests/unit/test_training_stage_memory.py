@@ -268,9 +268,10 @@ def test_a_plan_that_is_damaged_is_named(tmp_path):
     plan = MemoryPlan(8192, 10, {"devices": ["CPU"], "zero_stage": 2, "grad_cache": "auto"})
     plan.write(str(tmp_path))
     assert MemoryPlan.read(str(tmp_path)) == plan
-    (tmp_path / MEMORY_FILE).write_text('{"tokens": 3}')
-    with pytest.raises(ArtifactError, match="is no memory plan"):
-        MemoryPlan.read(str(tmp_path))
+    for damaged in ('{"tokens": 3}', '{"graph_bytes": 3, "measured_with": null}'):
+        (tmp_path / MEMORY_FILE).write_text(damaged)
+        with pytest.raises(ArtifactError, match="is no memory plan"):
+            MemoryPlan.read(str(tmp_path))
 
 
 GIB = 2**30

@@ -83,7 +83,8 @@ class MemoryPlan:
         if not exists(path):
             return cls()
         try:
-            return cls(**json.loads(read_bytes(path)))
+            plan = cls(**json.loads(read_bytes(path)))
+            return replace(plan, measured_with=dict(plan.measured_with))
         except (ValueError, TypeError) as error:
             raise ArtifactError(
                 f"{path} is no memory plan ({error}); remove it, and training measures memory again"
