@@ -14,17 +14,20 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from made_up_records import made_up_records
 from second_node import second_node
 
 from rayembed.assets.storage import refused
 from rayembed.config.data_run import TeacherPlacement
+from rayembed.config.placement import Placement
 from rayembed.data.on_ray import execute_with_ray_data, gpus_for
 from rayembed.data.parts import write_part
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
 from rayembed.errors import DataError, PlacementError, StorageFullError, WorkerError
+from rayembed.gpu_check_on_ray import cluster_gpus
 from rayembed.shares import hearing, pieces
 
 pytestmark = pytest.mark.ray
@@ -135,6 +138,8 @@ def test_teachers_wait_for_the_first_gpu_of_a_cluster_that_begins_without(cluste
 
         assert gpus_for(TeacherPlacement()) == 0
         assert gpus_for(placement, sleep=come) == 2, "the second may come while they work"
+        # Ray takes the node at its word; whether torch computes there a task on it finds out.
+        assert (cluster_gpus(Placement()).number > 0) == torch.cuda.is_available()
         made = list(execute_with_ray_data(Squares(), units, "gpu or cpu", placement=placement))
         assert [result["square"] for result in made] == [0, 1, 4, 9]
         assert {result["device"] for result in made} == {"cuda"}

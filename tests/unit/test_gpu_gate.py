@@ -10,7 +10,7 @@ TESTS = ("tests/unit/test_gpu_branches.py", "tests/unit/test_gpu_branches_machin
 """Files that reach them, in seconds: a branch of yours needs a test in one of these."""
 
 ELSEWHERE = {
-    "rayembed/data/on_ray.py execute_with_ray_data: needs == 'cpu' or (not placement.use_gpu)": (
+    "rayembed/data/on_ray.py execute_with_ray_data: needs == 'cpu' or not placement.use_gpu": (
         "Ray places the task: tests/ray/test_data_on_ray.py, with CPUs and made-up GPUs of a node"
     ),
 }
