@@ -28,6 +28,15 @@ _NOTHING = {  # neither read nor write
 }
 _DRAWS = torch.ops.rayembed.draw_bits.default
 _IN_PLACE = {_aten.addmm_.default: _aten.addmm}
+
+
+def _grouped_flops(left, right, *_, out_val, **__):
+    """Operations of products of groups, of which `left` or `right` holds one for each."""
+    both = left.dim() == right.dim() == 3
+    return 2 * math.prod(left.shape[-2:]) * right.shape[-1] * (len(left) if both else 1)
+
+
+_FLOPS = {**flop_registry, _aten._grouped_mm: _grouped_flops}
 _OWN = {  # operations that are several kernels
     torch.ops.rayembed.adapted_linear.default: adapted_linear.computed,
     torch.ops.rayembed.adapted_linear_backward.default: adapted_linear.gradients,
@@ -179,7 +188,7 @@ class CountOnMeta(TorchDispatchMode):
         written = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
         self._kept += [x.untyped_storage() for x in (*read, *written)]
         moved = sum(map(_bytes, read)) + sum(map(_bytes, written))
-        of_product = flop_registry.get(_IN_PLACE.get(func, func._overloadpacket))
+        of_product = _FLOPS.get(_IN_PLACE.get(func, func._overloadpacket))
         product = of_product is not None
         if of_product is not None:
             flops = of_product(*args, **kwargs, out_val=out)

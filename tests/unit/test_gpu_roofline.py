@@ -20,6 +20,7 @@ from benchmarks.gpu.lengths import (
     rows_of_lengths,
 )
 from torch import nn
+from torch.nn import functional
 
 from rayembed.data.plan.balance import balanced_steps
 from rayembed.models.micro_batches import cut_by_length, padded_tokens
@@ -142,6 +143,21 @@ def test_operations_and_bytes_are_those_of_a_small_layer_by_hand():
     assert found.bytes == numbers * (2 + 4) + numbers * (4 + 4) + numbers * (4 + 4)
     assert found.fused_bytes == numbers * (2 + 4), "read once in bfloat16, written in float32"
     assert (found.kernels, found.fused_kernels) == (4, 2)
+
+
+def test_products_of_experts_are_products_forward_and_backward():
+    """Of 24 rows in groups of four experts: each row by one expert's weight, and both gradients."""
+    rows = torch.empty(24, 32, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.empty(4, 32, 64, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    ends = torch.empty(4, device="meta", dtype=torch.int32)
+    once = 2 * 24 * 32 * 64
+
+    forward = counted(lambda: functional.grouped_mm(rows, weight, offs=ends))
+    both = counted(lambda: (functional.grouped_mm(rows, weight, offs=ends) * 2).sum().backward())
+
+    assert forward.product_flops == once
+    assert forward.bytes == 0
+    assert both.product_flops == 3 * once
 
 
 def test_gradients_of_weights_are_kept_as_they_come_and_not_copied():

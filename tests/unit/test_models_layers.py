@@ -5,6 +5,7 @@ import torch
 from architecture_contract import STAGE, moved
 from made_up_records import made_up_records
 from tiny_folders import TINY, tiny_parts, tiny_settings
+from torch.utils._python_dispatch import TorchDispatchMode
 from varlen_on_cpu import varlen_on_cpu
 
 from rayembed.config.placement import Placement
@@ -15,6 +16,7 @@ from rayembed.models import varlen
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
 from rayembed.models.experts import ExpertMlps
+from rayembed.models.layers import keeps_products, recomputable_layers
 from rayembed.training.step import EngineModule, StepSettings, run_step
 
 
@@ -129,6 +131,63 @@ def test_attention_and_experts_of_a_gpu_stand_within_the_layers_graphs(kind, tmp
         assert graphs() == GRAPHS[kind][0]
     encode(model.eval(), ["a text", "another of more words"], role="document")
     assert graphs() == GRAPHS[kind][1]
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_layers_that_keep_their_products_give_the_same_gradients_bit_for_bit(kind, tmp_path, gpu):
+    """Dropout of adapters among it; and those of layers that are recomputed whole."""
+    adapters = kind not in ("biencoder", "cde")
+    model = built(kind, tmp_path, 0.5 if adapters else 0.0)
+    number = len(recomputable_layers(model.trained_parts))
+    assert keeps_products(model.trained_parts)
+    assert number > 1
+
+    between = [(0, 1), (0, number), (1, number - 1), (number, 0)]
+
+    def check(unpadded, products, caches=(False, True), ways=between):
+        model.unpadded = unpadded
+        for module in model.modules():
+            if isinstance(module, ExpertMlps):
+                module.products = products
+        for cache in caches:
+            model.recompute_layers(0)
+            expected = gradients(model, 60, cache)
+            for way in ways:
+                model.recompute_layers(*way)
+                found = gradients(model, 60, cache)
+                for name, value in expected.items():
+                    assert torch.equal(found[name], value), (unpadded, products, cache, way)
+
+    check("never", "loop")
+    check("always", "grouped")
+    if kind == "nomic-moe":
+        model.compile_layers("aot_eager")
+        check("always", "grouped", caches=(False,), ways=[(0, number)])
+
+
+def products_made(work):
+    """Names of torch's operations that a forward and a backward pass make."""
+    made = []
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Noted():
+        work()
+    return made
+
+
+def test_products_of_experts_are_made_once_by_layers_that_keep_their_products(tmp_path, gpu):
+    model = built("nomic-moe", tmp_path, 0.0)
+    number = len(recomputable_layers(model.trained_parts))
+    grouped = {}
+    for way in [(0, 0), (0, number), (number, 0)]:
+        model.recompute_layers(*way)
+        made = products_made(lambda: gradients(model, 10_000, False))
+        grouped[way] = made.count(torch.ops.aten._grouped_mm.default)
+    assert grouped[0, number] == grouped[0, 0] < grouped[number, 0]
 
 
 def test_the_control_attention_outside_of_the_graphs_is_seen(tmp_path, gpu, monkeypatch):

@@ -18,6 +18,9 @@ _PRODUCTS = ("rayembed", "torch_attn")
 """Namespaces of the operations that count as products beside torch's own: layers with adapters, and
 attention over packed texts."""
 
+_PACKETS = {*flop_registry, torch.ops.aten._grouped_mm}
+"""Products by their names in torch; its table of products lacks that of experts."""
+
 
 def compile_layers(parts: Iterable[nn.Module], backend: str = "inductor") -> None:
     """Compile the layers of these models in place; names and weights stay as they are.
@@ -69,15 +72,26 @@ def keeps_products(parts: Iterable[nn.Module]) -> bool:
     Not beside dropout that is drawn between them: a product that is kept draws its own numbers
     once, and what is computed again would draw others.
     """
-    for part in parts:
-        config: Any = getattr(part, "config", None)
-        names = ("attention_dropout", "attention_probs_dropout_prob")
-        if any(getattr(config, name, 0.0) for name in names):
-            return False
-        for name, module in part.named_modules():
-            if isinstance(module, nn.Dropout) and module.p and "lora_dropout" not in name:
-                return False
-    return True
+    return not any(
+        _drops(holder)
+        for part in parts
+        for name, module in part.named_modules()
+        if "lora_dropout" not in name
+        for holder in (module, getattr(module, "config", None))
+    )
+
+
+def _drops(holder: Any) -> bool:
+    """Whether a module or a model's settings name a probability of dropout above zero.
+
+    Families differ in its name, and many pass it to a function of torch.
+    """
+    if isinstance(holder, nn.modules.dropout._DropoutNd):
+        return holder.p > 0
+    return any(
+        "drop" in name and isinstance(value, float) and value > 0
+        for name, value in getattr(holder, "__dict__", {}).items()
+    )
 
 
 def _keep_products(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +103,12 @@ def _keep_products(layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _policy(_: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    product = operation._overloadpacket in flop_registry or operation.namespace in _PRODUCTS
+    product = operation._overloadpacket in _PACKETS or operation.namespace in _PRODUCTS
+    if operation is torch.ops.aten.mm.default:
+        # Torch changes the shape of a vector's product in place, which what is kept must not be.
+        # Comparing a number of rows that a graph leaves open would settle it there.
+        rows = args[0].shape[0]
+        product = not (isinstance(rows, int) and rows == 1)
     return CheckpointPolicy.MUST_SAVE if product else CheckpointPolicy.PREFER_RECOMPUTE
 
 
