@@ -288,7 +288,7 @@ class Prediction:
     step: Step
 
 
-SIDES = {"auto": Setup(compiled=False), "compiled": Setup()}
+SIDES = {"auto": Setup(compiled=False, keeps_products=False), "compiled": Setup()}
 """Sides of the benchmark of training that are predicted."""
 
 

@@ -69,7 +69,7 @@ def ways(
     one that keeps its products costs element-wise work.
 
     Args:
-        products: whether layers may keep their products alone.
+        products: whether layers may keep their products alone, as compiled ones may.
     """
     graphs = [True, False] if grad_cache == "auto" else [not grad_cache]
     numbers = range(layers + 1) if recompute == "auto" else [layers if recompute else 0]
@@ -190,27 +190,24 @@ class GraphRoom:
         return tokens
 
     def _products_are_less(self, forward: Callable[[], Any], measured: int) -> bool:
-        """Whether a layer that keeps its products alone takes less than the whole one; measured
-        once, by a collective.
+        """Whether a layer that keeps its products alone is worth it and takes less than the whole
+        one; measured once, by a collective.
+
+        Where a compiler cuts the layer. Eager layers are cut operation by operation in Python,
+        which costs the host more than to launch the whole layer again.
         """
         parts, layers = self._model.trained_parts, self._layers
+        if any(layer._compiled_call_impl is None for layer in recomputable_layers(parts)):
+            return False
         # Weights that an engine partitions are gathered by operations that must not be left out.
         partitioned = any(hasattr(p, "ds_numel") for p in self._model.parameters())
         if partitioned or not keeps_products(parts):
             return False
         if self._saved_by_products is None:
-            of_layer = self._of_layer(forward, measured)
-            if recomputable_layers(parts)[0]._compiled_call_impl is None:
-                # One layer, as all of them might not fit.
-                self._model.recompute_layers(layers - 1, 1)
-                taken = graph_bytes(forward)
-                of_products = self._of_token(taken, measured, " with the products of a layer")
-                self._saved_by_products = of_layer - (of_products - (self._bare or 0.0))
-            else:
-                self._model.recompute_layers(0, layers)
-                taken = saved_bytes(forward, self._model)
-                of_products = self._of_token(taken, measured, " with the products of layers")
-                self._saved_by_products = ((self._whole or 0.0) - of_products) / layers
+            self._model.recompute_layers(0, layers)
+            taken = saved_bytes(forward, self._model)
+            of_products = self._of_token(taken, measured, " with the products of layers")
+            self._saved_by_products = ((self._whole or 0.0) - of_products) / layers
         return self._saved_by_products > _WORTH * self._of_layer(forward, measured)
 
     def _of_layer(self, forward: Callable[[], Any], measured: int) -> float:
