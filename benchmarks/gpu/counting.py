@@ -179,7 +179,7 @@ class CountOnMeta(TorchDispatchMode):
             self._kept += [*args[:3], *out]
             self._attended(*args[:2], backward=_ATTENTION[func])
             return out
-        if func in _NOTHING or _is_view(func):
+        if func in _NOTHING or (_is_view(func) and _shares(args[0], out)):
             self._kept += [
                 x.untyped_storage() for x in tree_leaves(out) if isinstance(x, torch.Tensor)
             ]
@@ -240,6 +240,12 @@ class CountOnMeta(TorchDispatchMode):
 def _is_view(func) -> bool:
     returns = func._schema.returns
     return bool(returns) and all(r.alias_info and not r.alias_info.is_write for r in returns)
+
+
+def _shares(source, out) -> bool:
+    """Whether what may be a view is one, and no copy in another type."""
+    whose = source.untyped_storage()._cdata
+    return all(x.untyped_storage()._cdata == whose for x in tree_leaves(out))
 
 
 def _bytes(tensor) -> int:

@@ -338,7 +338,8 @@ def main(arguments: list[str] | None = None) -> list[tuple[str, list[Step]]]:
     print(
         f"Assumed: products {machine.products / 1e12:.0f} TFLOP/s of {machine.peak / 1e12:.0f}, "
         f"memory {machine.memory / 1e12:.1f} TB/s, {forward:.0f} us of the host for a kernel of "
-        f"the forward and {backward:.0f} of the backward pass. Counted: "
+        f"the forward and {backward:.0f} of the backward pass, {1e12 * machine.decision:.2f} ps for "
+        "a decision of dropout. Counted: "
         f"{roofline.useful / 1e9:.1f} GFLOP a token that count; {before.whole / 1e6:.1f} MB a "
         f"token for the backward pass by peft's adapters, {graph.whole / 1e6:.1f} by rayembed's, "
         f"{compiled.whole / 1e6:.1f} with compiled layers; of a layer {compiled.layer / 1e3:.0f} "
