@@ -6,6 +6,7 @@ what is read later.
 """
 
 import math
+from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -36,7 +37,7 @@ def _grouped_flops(left, right, *_, out_val, **__):
     return 2 * math.prod(left.shape[-2:]) * right.shape[-1] * (len(left) if both else 1)
 
 
-_FLOPS = {**flop_registry, _aten._grouped_mm: _grouped_flops}
+_FLOPS = ChainMap(flop_registry, {_aten._grouped_mm: _grouped_flops})  # as it grows
 _OWN = {  # operations that are several kernels
     torch.ops.rayembed.adapted_linear.default: adapted_linear.computed,
     torch.ops.rayembed.adapted_linear_backward.default: adapted_linear.gradients,

@@ -100,7 +100,7 @@ def test_as_much_is_kept_as_fits_and_gradients_stay(parts, monkeypatch, caplog):
 
 
 def test_compiled_layers_keep_their_products_before_they_keep_nothing(parts, monkeypatch):
-    monkeypatch.setattr(adapted_linear, "redraws", lambda _: True)
+    monkeypatch.setattr(adapted_linear, "keeps_bits", lambda *_: True)
     model = built(parts)
     tokens = model.tokenizer([f"text number {i} of several words" for i in range(16)], "document")
     batch = model.tokenizer.collate(tokens)
