@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -32,6 +33,10 @@ _PROCESS = (
     "from rayembed.ahead import serve; serve()"
 )
 """What a process runs. It imports no `__main__`, so a script needs no `if __name__ == ...`."""
+
+
+class CannotSendError(ConfigError):
+    """Work cannot be sent to other processes."""
 
 
 def done_ahead(
@@ -96,22 +101,26 @@ def done_by_processes(
         setting: full name of the setting that asks for processes, for messages.
 
     Raises:
-        ConfigError: `work` cannot be sent to a process.
+        CannotSendError: `work` cannot be sent to a process; before the first result.
         WorkerError: a process died.
         Exception: what `work` raises, with its class and message, after the results before it.
     """
+    sent = (
+        f"{setting}={processes} sends {type(work).__name__} to other processes, and it cannot "
+        f"{{}}. Set {setting}=0 to make batches in a thread of this process"
+    )
     try:
         told = cloudpickle.dumps(work)
     except Exception as error:
-        raise ConfigError(
-            f"{setting}={processes} sends {type(work).__name__} to other processes, and it cannot "
-            f"be pickled: {error}. Set {setting}=0 to make batches in a thread of this process"
-        ) from error
+        raise CannotSendError(sent.format(f"be pickled: {error}")) from error
     processes = min(processes, len(items))
     with ExitStack() as stack:
         started = [stack.enter_context(_Process(setting)) for _ in range(processes)]
         for first, process in enumerate(started):
             process.begin(told, items[first::processes])
+        for process in started:
+            if (refused := process.unsent()) is not None:
+                raise CannotSendError(sent.format(f"be made again there: {refused}")) from refused
         for place, item in enumerate(items):
             yield started[place % processes].result(item)
 
@@ -154,6 +163,16 @@ class _Process:
         except BrokenPipeError as error:
             raise self._died("before its first item") from error
 
+    def unsent(self) -> Exception | None:
+        """Wait until the work is there; the error where it cannot be made again.
+
+        Raises:
+            WorkerError: the process died.
+        """
+        error: Exception | None
+        _, error = self._answer("before its first item")
+        return error
+
     def result(self, item: Any) -> Any:
         """Wait for the next result, which is of `item`.
 
@@ -161,21 +180,31 @@ class _Process:
             WorkerError: the process died.
             Exception: what the work raised.
         """
-        try:
-            answer = self._answers.recv_bytes()
-        except (EOFError, OSError) as error:
-            raise self._died(f"at item {item}") from error
-        failed, value = pickle.loads(answer)
+        failed, value = self._answer(f"at item {item}")
         if failed:
             raise value
         return value
 
+    def _answer(self, when: str) -> tuple[bool, Any]:
+        try:
+            answer = self._answers.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise self._died(when) from error
+        failed, value = pickle.loads(answer)
+        return failed, value
+
     def _died(self, when: str) -> WorkerError:
         self._end()
+        code, setting = self._process.returncode, self._setting
+        advice = f"Set {setting}=0 to do its work in a thread of the training process"
+        if code == -signal.SIGKILL:
+            advice = (
+                "It was killed, mostly because memory ran out. "
+                f"Set {setting} lower, or to 0 for a thread of the training process"
+            )
         return WorkerError(
-            f"a process of {self._setting} died {when} with exit code {self._process.returncode} "
-            "(a negative one is a signal; -9 mostly means that memory ran out). What it wrote last "
-            f"is above. Set {self._setting} lower, or to 0 for a thread of the training process"
+            f"a process of {setting} died {when} with exit code {code} (a negative one is a "
+            f"signal). What it wrote last is above. {advice}"
         )
 
     def _end(self) -> None:
@@ -197,9 +226,10 @@ def serve() -> None:
     with suppress(BrokenPipeError):  # nobody reads any more
         try:
             own = pickle.loads(work)
-        except Exception as error:  # noqa: BLE001  it is raised where the results are read
+        except BaseException as error:  # noqa: BLE001  it is raised where the results are read
             answers.send_bytes(_failure(error))
             return
+        answers.send_bytes(pickle.dumps((False, None)))
         for item in items:
             answers.send_bytes(_answer(own, item))
 
@@ -216,19 +246,21 @@ def _answer(work: Callable[[Any], Any], item: Any) -> bytes:
     try:
         # With classes of the script that trains, which no module of a process has.
         made: bytes = cloudpickle.dumps((False, work(item)))
-    except Exception as error:  # noqa: BLE001  as above
+    except BaseException as error:  # noqa: BLE001  as above
         return _failure(error)
     return made
 
 
-def _failure(error: Exception) -> bytes:
-    """Pickled (True, error) with its traceback as a note; one that cannot be pickled is named."""
+def _failure(error: BaseException) -> bytes:
+    """Pickled (True, error) with its traceback as a note; one that cannot be pickled, or would end
+    the process that trains, is named.
+    """
     error.add_note("".join(traceback.format_exception(error)).rstrip())
-    try:
-        made: bytes = cloudpickle.dumps((True, error))
-        pickle.loads(made)
-    except Exception:  # noqa: BLE001  whatever its class does when it is made again
-        other = RuntimeError(f"{type(error).__name__}: {error}")
-        other.__notes__ = error.__notes__
-        return pickle.dumps((True, other))
-    return made
+    if isinstance(error, Exception):
+        with suppress(Exception):  # whatever its class does when it is made again
+            made: bytes = cloudpickle.dumps((True, error))
+            pickle.loads(made)
+            return made
+    other = RuntimeError(f"{type(error).__name__}: {error}")
+    other.__notes__ = error.__notes__
+    return pickle.dumps((True, other))

@@ -8,18 +8,22 @@ one small product on the CPU, which also sees what `ONEDNN_MAX_CPU_ISA` or a vir
 import gc
 import logging
 import math
+import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
 
 from rayembed.config.backbone import Dtype, DtypeSetting
+from rayembed.config.placement import Placement
+from rayembed.cores import num_cores
 
 logger = logging.getLogger(__name__)
 
@@ -159,12 +163,31 @@ def rounded_products(dtype: str, device: str) -> Iterator[None]:
     if dtype != "tf32" or not device.startswith("cuda"):
         yield
         return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    with float32_products("high"):
+        yield
+
+
+@contextmanager
+def float32_products(precision: Literal["high", "highest"]) -> Iterator[None]:
+    """Compute float32 products as `torch.set_float32_matmul_precision` says inside.
+
+    Where the process has used torch's newer interface too, the older one cannot always be read, but
+    can be set; what the newer one said is put back.
+    """
+    parts = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    own = [part.fp32_precision for part in parts]
+    before = None
+    with suppress(RuntimeError):
+        before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if before is not None:
+            torch.set_float32_matmul_precision(before)
+        for part, value in zip(parts, own, strict=True):
+            if part.fp32_precision != value:
+                part.fp32_precision = value
 
 
 @lru_cache
@@ -350,6 +373,15 @@ def step_processes(device: str, model: nn.Module, cores: float) -> int:
         return 0
     wanted = min(math.ceil(tokens / _TOKENS_OF_A_PROCESS), int(cores / _CORES_OF_A_PROCESS))
     return min(max(wanted, _STEP_PROCESSES[0]), _STEP_PROCESSES[-1])
+
+
+def settled_step_processes(placement: Placement, model: nn.Module) -> tuple[int, bool]:
+    """Number of processes that make each worker's batches, and whether the run names it."""
+    if placement.step_processes is not None:
+        return placement.step_processes, True
+    workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as Ray Train sets it
+    device = "cuda" if placement.on_gpu else "cpu"
+    return step_processes(device, model, num_cores() / workers_here), False
 
 
 def _gpu(device: str) -> tuple[str, tuple[int, int]]:

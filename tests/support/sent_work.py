@@ -51,3 +51,26 @@ def dies(item: int) -> int:
 
 def large(item: int) -> bytes:
     return bytes(8 << 20)
+
+
+def leaves(item: int) -> int:
+    if item == 2:
+        sys.exit(3)
+    if item == 3:
+        os._exit(3)
+    return item
+
+
+def _only_where_it_was_made(pid: int) -> "Bound":
+    assert pid == os.getpid(), "of another process"
+    return Bound()
+
+
+class Bound:
+    """Can be pickled, and made again in its own process alone."""
+
+    def __reduce__(self):
+        return _only_where_it_was_made, (os.getpid(),)
+
+    def __call__(self, item: int) -> int:
+        return item

@@ -19,6 +19,6 @@ class Told(Callback):
         self.should_save = lambda step: saves_now()
 
 
-def in_turn(make, first, last, processes):
+def in_turn(make, first, last, processes, named):
     """A stream that makes each batch when it is asked for."""
     return (make(step) for step in range(first, last))

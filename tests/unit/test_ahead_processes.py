@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from made_up_records import made_up_records
-from sent_work import children, dies, fails, large, slow_first
+from sent_work import Bound, children, dies, fails, large, leaves, slow_first
 from toy_model import ToyTokenizer
 
 from rayembed.ahead import done_by_processes
@@ -84,16 +84,45 @@ def test_a_process_that_dies_is_an_error_that_says_what_to_set() -> None:
     assert not children()
 
 
+def test_an_exit_of_the_work_is_named_and_no_other_death_blames_memory() -> None:
+    with pytest.raises(RuntimeError, match="SystemExit: 3") as caught:
+        list(made(leaves, [2]))
+    assert "in leaves" in caught.value.__notes__[0]
+    with pytest.raises(WorkerError, match="exit code 3 ") as died:
+        list(made(leaves, [3]))
+    assert "memory" not in str(died.value)
+    assert not children()
+
+
+class Holds:
+    """Work with something in it that cannot be pickled."""
+
+    lines = (line for line in ())
+
+    def __call__(self, item: int) -> int:
+        return item
+
+    def __getstate__(self):
+        return {"lines": self.lines}
+
+
+@pytest.mark.parametrize("work", [Holds(), Bound()])
+def test_a_thread_does_what_cannot_be_sent_unless_processes_are_asked_for(work, caplog) -> None:
+    assert list(prefetched(work, 3, 8, 2, False)) == [*range(3, 8)]
+    (warning,) = caplog.records
+    assert warning.levelname == "WARNING"
+    assert "batches are made by a thread" in warning.message
+    with pytest.raises(ConfigError, match=rf"{SETTING}=2 sends {type(work).__name__} to other"):
+        list(prefetched(work, 3, 8, 2))
+    assert not children()
+
+
+def test_an_error_of_the_work_is_no_reason_for_a_thread() -> None:
+    with pytest.raises(DataError, match="has no tokens"):
+        list(prefetched(fails, 3, 8, 2, False))
+
+
 def test_work_that_cannot_be_sent_is_refused_before_a_process_starts() -> None:
-    class Holds:
-        lines = (line for line in ())
-
-        def __call__(self, item: int) -> int:
-            return item
-
-        def __getstate__(self):
-            return {"lines": self.lines}
-
     with pytest.raises(ConfigError, match=r"step_processes=2 sends Holds .*step_processes=0"):
         next(made(Holds(), range(2)))
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayembed.errors import DataError
+from rayembed.hardware import rounded_products
 from rayembed.search import tiles, two_passes
 from rayembed.search.exact import top_k
 from rayembed.search.order import NO_RESULT
@@ -294,6 +296,26 @@ def test_documents_above_a_score_are_those_of_all_products(monkeypatch: pytest.M
         found, every.where(every >= lowest[:, None], torch.nan), equal_nan=True, atol=1e-6, rtol=0
     )
     assert len(rows) == 100 + 8 * 7
+
+
+@pytest.mark.parametrize("inside", [exact_products, partial(rounded_products, "tf32", "cuda")])
+def test_products_are_set_where_the_process_used_torchs_newer_setting(inside) -> None:
+    parts = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before = torch.get_float32_matmul_precision()
+    for asked in ("tf32", "ieee"):
+        torch.set_float32_matmul_precision("highest" if asked == "tf32" else "high")
+        try:
+            parts[0].fp32_precision = asked
+            set_before = [part.fp32_precision for part in parts]
+            with pytest.raises(RuntimeError, match="mix of the legacy and new"):
+                torch.backends.cuda.matmul.allow_tf32  # noqa: B018  it is read
+            with inside():
+                expected = "ieee" if inside is exact_products else "tf32"
+                assert parts[0].fp32_precision == expected
+                assert torch.get_float32_matmul_precision(), "can be read by others"
+            assert [part.fp32_precision for part in parts] == set_before
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 def test_a_process_that_allows_rounding_searches_exactly_and_keeps_its_settings() -> None:

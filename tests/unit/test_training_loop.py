@@ -9,10 +9,10 @@ import pytest
 import torch
 from told import Told
 
+from rayembed import hardware
 from rayembed.config.placement import Placement
 from rayembed.errors import DataError
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.training import trainer as trainer_module
 from rayembed.training.callbacks import Preemption
 from rayembed.training.step import StepReport, StepSettings
 from rayembed.training.trainer import Objective, StageTrainer
@@ -97,12 +97,12 @@ def test_a_checkpoint_out_of_turn_is_asked_for_after_the_steps_that_have_none():
 def test_a_trainer_has_as_many_processes_as_asked_or_as_the_machine_and_the_model_want(
     asked, use_gpu, expected, monkeypatch
 ):
-    monkeypatch.setattr(trainer_module, "num_cores", lambda: 64)
+    monkeypatch.setattr(hardware, "num_cores", lambda: 64)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     taken = []
 
-    def stream(make, first, last, processes):
-        taken.append(processes)
+    def stream(make, first, last, processes, named):
+        taken.append((processes, named))
         return map(make, range(first, last))
 
     trainer = StageTrainer(
@@ -115,7 +115,7 @@ def test_a_trainer_has_as_many_processes_as_asked_or_as_the_machine_and_the_mode
         stream=stream,
     )
     trainer.train(Engine(), StepSettings(1, True, CPU))
-    assert taken == [expected]
+    assert taken == [(expected, asked is not None)]
 
 
 def test_a_notice_makes_one_checkpoint():

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
+from rayembed.hardware import float32_products
+
 
 @contextmanager
 def exact_products() -> Iterator[None]:
@@ -13,11 +15,10 @@ def exact_products() -> Iterator[None]:
     By default cuBLAS may split the sum of a bfloat16 product, and then adds the parts in bfloat16.
     """
     matmul = torch.backends.cuda.matmul
-    before = torch.get_float32_matmul_precision(), matmul.allow_bf16_reduced_precision_reduction
-    torch.set_float32_matmul_precision("highest")
-    matmul.allow_bf16_reduced_precision_reduction = False
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        matmul.allow_bf16_reduced_precision_reduction = before[1]
+    before = matmul.allow_bf16_reduced_precision_reduction
+    with float32_products("highest"):
+        matmul.allow_bf16_reduced_precision_reduction = False
+        try:
+            yield
+        finally:
+            matmul.allow_bf16_reduced_precision_reduction = before

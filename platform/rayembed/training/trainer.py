@@ -4,13 +4,13 @@ Every worker makes a `StageTrainer` of the same settings and calls `fit`; all of
 """
 
 import logging
-import os
 import shutil
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from rayembed.ahead import done_ahead
 from rayembed.config.placement import Placement
 from rayembed.config.train_loop import TrainLoopConfig
-from rayembed.cores import num_cores
 from rayembed.data.plan.stream import prefetched
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError
-from rayembed.hardware import pass_cost_tokens, step_processes
+from rayembed.hardware import pass_cost_tokens, settled_step_processes
 from rayembed.models.contract import EmbeddingModel, TrainableModel, load_trainable_state
 from rayembed.models.unpadded import packs
 from rayembed.training.checkpoint import (
@@ -53,9 +52,9 @@ _READY = 2
 MakeBatch = Callable[[int], Any]
 """Builds this worker's batch of a step, counted from 0; picklable."""
 
-Stream = Callable[[MakeBatch, int, int, int], Generator[Any]]
-"""Generator of the batches from the first step to the second (exclusive), in order, made by a
-number of processes, 0 for a thread; closed when training ends, also by an error."""
+Stream = Callable[[MakeBatch, int, int, int, bool], Generator[Any]]
+"""Batches from the first step to the second (exclusive), in order, made by a number of processes, 0
+for a thread, that the run names or not; closed when training ends, also by an error."""
 
 StepRecord = dict[str, Any]
 """Metrics of one step, ready for JSON."""
@@ -234,11 +233,8 @@ class StageTrainer:
         self.engine: Engine
         self.settings: StepSettings
         self.seed, self._number, self._dtype, self._stream = seed, number, dtype, stream
+        self._processes = settled_step_processes(placement, model)
         self._memory = StageMemory(stage, placement, self.device)
-        workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as Ray Train sets it
-        processes = step_processes(self.device.type, model, num_cores() / workers_here)
-        asked = placement.step_processes
-        self._processes = processes if asked is None else asked
         self._engines = ExitStack()
 
     def fit(self, start: Checkpoint | None = None, *, memory: str | None = None) -> DeepSpeedEngine:
@@ -343,11 +339,8 @@ class StageTrainer:
             callback.on_train_start(self, step)
         if step < self.stage.steps and not self._stops(step):
             make = self.objective.batches(self.plan, engine.model, self.stage, self.seed)
-
-            def ahead(batch: Any) -> Any:
-                return self.objective.ahead(engine.model, batch, self.stage, settings)
-
-            made = self._stream(make, step, self.stage.steps, self._processes)
+            ahead = partial(self.objective.ahead, engine.model, stage=self.stage, settings=settings)
+            made = self._stream(make, step, self.stage.steps, *self._processes)
             with closing(done_ahead(ahead, made, read_ahead=_READY)) as batches:
                 self._steps(batches, settings, step, dropped)
         for callback in self.callbacks:

@@ -5,6 +5,7 @@ Of a model that learns in context, examples stand in front of queries, as in bge
 depend on the plan, the step and the row's slot alone: every number of workers sees the same ones.
 """
 
+import logging
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rayembed.ahead import done_ahead, done_by_processes
+from rayembed.ahead import CannotSendError, done_ahead, done_by_processes
 from rayembed.data.hashes import text_hash
 from rayembed.data.plan.batch_plan import TRAINING, BatchPlan, Pair
 from rayembed.data.plan.step_batch import StepBatch, make_step_batch
@@ -21,12 +22,15 @@ from rayembed.data.vectors.lookup import StoredVectors
 from rayembed.data.words import same_text_form
 from rayembed.models.contract import InContextTokenizer, Tokenizer
 
+logger = logging.getLogger(__name__)
+
 
 def prefetched(
     make: Callable[[int], Any],
     first_step: int,
     num_steps: int,
     processes: int = 0,
+    asked: bool = True,
     *,
     read_ahead: int = 4,
 ) -> Generator[Any]:
@@ -36,12 +40,23 @@ def prefetched(
     Args:
         make: picklable where processes make the steps.
         processes: that make them; 0: a thread of this process. See `ahead`.
+        asked: whether the run names that number; else a thread makes the steps of a `make` that
+            cannot be sent to processes, which is warned of.
         read_ahead: results that a thread has ready.
     """
     steps = range(first_step, num_steps)
-    if not processes:
-        return done_ahead(make, steps, read_ahead=read_ahead)
-    return done_by_processes(make, steps, processes=processes, setting="placement.step_processes")
+    if processes:
+        try:
+            yield from done_by_processes(
+                make, steps, processes=processes, setting="placement.step_processes"
+            )
+        except CannotSendError as error:
+            if asked:
+                raise
+            logger.warning("batches are made by a thread, not by processes: %s", error)
+        else:
+            return
+    yield from done_ahead(make, steps, read_ahead=read_ahead)
 
 
 @dataclass(frozen=True)
