@@ -8,6 +8,7 @@ import pickle
 from functools import partial
 
 import numpy as np
+import peft
 import pytest
 import torch
 from peft.tuners.lora.layer import Linear
@@ -376,3 +377,54 @@ def test_kernels_that_fail_or_are_wrong_are_not_used_which_is_said_once(
 def test_types_without_kernels_keep_numbers(tried, caplog):
     assert not tried(dtype=torch.float64)
     assert "float64" in caplog.text
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("shape", [(), (0,), (0, 5), (3, 0)])
+def test_no_texts_and_a_lone_vector_are_inputs_too(shape, dropout):
+    model = built(16, 6, True, 2, dropout, torch.float32)
+    x = torch.randn(*shape, 16, requires_grad=True)
+    out = model(x)
+    assert out.shape == (*shape, 6)
+    out.sum().backward()
+    assert x.grad.shape == x.shape
+
+
+def test_float64_stays_under_autocast():
+    model = built(16, 6, True, 2, 0.0, torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.left(torch.randn(2, 16, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_second_derivatives_are_refused():
+    model = built(16, 6, True, 2, 0.0, torch.float32)
+    x = torch.randn(2, 16, requires_grad=True)
+    (first,) = torch.autograd.grad(model(x).pow(2).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        first.sum().backward()
+
+
+def test_a_bias_of_the_adapter_and_hooks_of_its_parts_take_pefts_way():
+    model = nn.Sequential(nn.Linear(16, 6))
+    config = peft.LoraConfig(r=2, target_modules=["0"], lora_bias=True)
+    config._register_custom_module({nn.Linear: AdaptedLinear})
+    peft.inject_adapter_in_model(config, model)
+    layer = model[0]
+    assert isinstance(layer, AdaptedLinear)
+    nn.init.normal_(layer.lora_B["default"].bias)
+    x = torch.randn(3, 16)
+    found = layer(x)
+    layer.__class__ = Linear
+    torch.testing.assert_close(found, layer(x))
+    plain, called = built(16, 6, True, 2, 0.0, torch.float32).left, []
+    plain.lora_A["default"].register_forward_hook(lambda *_: called.append("A"))
+    plain.base_layer.register_full_backward_hook(lambda *_: called.append("base"))
+    plain(torch.randn(3, 16, requires_grad=True)).sum().backward()
+    assert called == ["A", "base"]
+
+
+def test_an_adapter_that_the_layer_lacks_is_none_of_its_own():
+    layer = built(16, 6, True, 2, 0.0, torch.float32).left
+    x = torch.randn(3, 16)
+    layer._active_adapter = "other"
+    torch.testing.assert_close(layer(x), layer.base_layer(x))

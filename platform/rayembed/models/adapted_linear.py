@@ -10,6 +10,7 @@ work. The adapter's product is written first and the layer's product added to it
 product, which waits for its operations and not for memory.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class AdaptedLinear(Linear):  # type: ignore[misc] # peft has no types
         (name,) = self.active_adapters
         down, up = self.lora_A[name].weight, self.lora_B[name].weight
         dtype, kind = base.weight.dtype, x.device.type
-        if kind != "meta" and torch.is_autocast_enabled(kind):
+        if kind != "meta" and dtype != torch.float64 and torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
         drop = self.lora_dropout[name]
         out, *_ = torch.ops.rayembed.adapted_linear(
@@ -63,13 +64,20 @@ class AdaptedLinear(Linear):  # type: ignore[misc] # peft has no types
 
         A layer with hooks must be called: an engine that partitions weights gathers them there.
         """
+        names = self.active_adapters
+        if len(names) != 1 or names[0] not in self.lora_A or self.lora_bias[names[0]]:
+            return False
         return (
             type(base) is nn.Linear
-            and not (base._forward_hooks or base._forward_pre_hooks)
+            and not any(map(_has_hooks, (base, self.lora_A[names[0]], self.lora_B[names[0]])))
             and not any(p.requires_grad for p in base.parameters())
             and not (self.disable_adapters or self.merged or self.lora_variant)
-            and len(self.active_adapters) == 1
         )
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks)
+    return any((*hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
 def keeps_bits(x: Tensor, rank: int) -> bool:
@@ -94,7 +102,7 @@ def computed(
     All of one dtype.
     """
     drawn, kept = x.new_empty(0), x.new_empty(0)
-    flat = x.flatten(0, -2)
+    flat = x.reshape(-1, x.shape[-1])
     if dropout and keeps_bits(x, down.shape[0]):
         # On the device, so that the host does not wait, and a generator's state repeats it.
         seed = torch.empty(1, dtype=torch.int64, device=x.device).random_()
@@ -105,7 +113,7 @@ def computed(
         # As torch's dropout on CPUs draws and multiplies.
         drawn = torch.empty_like(x).bernoulli_(1 - dropout).div_(1 - dropout)
         kept = x * drawn
-        thin = torch.mm(kept.flatten(0, -2), down.t())
+        thin = torch.mm(kept.view_as(flat), down.t())
     else:
         thin = torch.mm(flat, down.t())
     if bias is None:
@@ -113,7 +121,7 @@ def computed(
     else:
         out = torch.addmm(bias, thin, up.t(), alpha=scale)
     out.addmm_(flat, weight.t())
-    return out.view(*x.shape[:-1], -1), thin, drawn, kept
+    return out.view(*x.shape[:-1], weight.shape[0]), thin, drawn, kept
 
 
 def gradients(
@@ -134,7 +142,7 @@ def gradients(
         x: of the forward pass; d(x) where that is kept.
         drawn: bits, or what multiplied x.
     """
-    grad, flat = grad.flatten(0, -2), x.flatten(0, -2)
+    grad, flat = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
     of_thin = torch.mm(grad, up) * scale
     of_up = torch.mm(grad.t(), thin) * scale
     if _are_bits(drawn):
@@ -149,7 +157,7 @@ def gradients(
     else:
         found = torch.mm(of_thin, down)
         if dropout:
-            found.mul_(drawn.flatten(0, -2))
+            found.mul_(drawn.view_as(found))
     found.addmm_(grad, weight)
     return found.view(x.shape), of_down, of_up
 
@@ -162,7 +170,7 @@ def _shapes(
     x: Tensor, weight: Tensor, bias: Any, down: Tensor, up: Tensor, scale: float, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out = x.new_empty(*x.shape[:-1], weight.shape[0])
-    thin = x.new_empty(x.flatten(0, -2).shape[0], down.shape[0])
+    thin = x.new_empty(math.prod(x.shape[:-1]), down.shape[0])
     if dropout and keeps_bits(x, down.shape[0]):
         bits = x.new_empty(thin.shape[0], (x.shape[-1] + 7) // 8, dtype=torch.uint8)
         return out, thin, bits, x.new_empty(0)
@@ -206,6 +214,10 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     return found if of_x else None, None, None, of_down, of_up, None, None
 
 
+def _second(*_: Any) -> None:
+    raise NotImplementedError("layers with adapters have no second derivatives")
+
+
 _OWNED.impl("adapted_linear", computed, "CompositeExplicitAutograd")
 _OWNED.impl("adapted_linear_backward", gradients, "CompositeExplicitAutograd")
 torch.library.register_fake("rayembed::adapted_linear", _shapes, lib=_OWNED)
@@ -213,3 +225,4 @@ torch.library.register_fake("rayembed::adapted_linear_backward", _shapes_of_grad
 torch.library.register_autograd(
     "rayembed::adapted_linear", _backward, setup_context=_keep, lib=_OWNED
 )
+torch.library.register_autograd("rayembed::adapted_linear_backward", _second, lib=_OWNED)
