@@ -24,8 +24,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 WIDTH, INNER, HEADS, KEY_HEADS, RANK = 4096, 14_336, 32, 8, 16
-_TOKENS, _LENGTH = 16, 4
-"""Tokens of a pass, the least number of them, and of a text."""
+_TOKENS, _LENGTH = 64, 4
+"""Tokens of a pass, and of a text. A pass of 16 is cut otherwise at the whole width, and keeps
+76 % where one of 64 keeps 64 %, as narrower layers do."""
 
 
 @dataclass(frozen=True)
