@@ -344,7 +344,7 @@ def main(arguments: list[str] | None = None) -> list[tuple[str, list[Step]]]:
         f"token for the backward pass by peft's adapters, {graph.whole / 1e6:.1f} by rayembed's, "
         f"{compiled.whole / 1e6:.1f} with compiled layers; of a layer {compiled.layer / 1e3:.0f} "
         f"kB, {compiled.products / 1e3:.0f} of products alone, {compiled.input / 1e3:.0f} of one "
-        "that is recomputed.\n"
+        "that is recomputed. Left out: some 5 ms between steps.\n"
     )
     rows = table(roofline, tuple(options.gpus))
     columns = "share of peak, alone, step in s, passes, layers kept, of products, GFLOP a token"
