@@ -1,4 +1,4 @@
-"""Every condition on a device, and every call of `torch.cuda`, is reached without a GPU."""
+"""Statements that branch by a device, and calls of `torch.cuda`, are reached without a GPU."""
 
 import os
 import subprocess
@@ -66,6 +66,7 @@ def f(x, device, state):
     if torch.cuda.get_device_capability()[0] > 8: b = torch.cuda.mem_get_info()[0]
     if x.kind.type == 3 or x.ndim: pass
     return "cuda" in state
+    pinned = device == "cuda"  # no branch here
 class C:
     def g(self):
         return self.device == "cpu" or 3
