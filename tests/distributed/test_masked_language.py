@@ -56,7 +56,7 @@ def run(rank, world, folder, zero, *, stops_after=None, resume_from=None, again=
 
     closed = []
 
-    def stream(make, first, last, processes):
+    def stream(make, first, last, processes, named):
         try:
             yield from map(make, range(first, last))
         finally:

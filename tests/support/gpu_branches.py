@@ -1,7 +1,8 @@
 """Conditions that look at a device, and what they came to while tests ran.
 
-Those of `if`, `while`, conditional expressions and returned comparisons, each as a whole. Not looked
-at are conditions that are assigned or passed on, filters of comprehensions and `placement.on_gpu`.
+Those of `if`, `while`, conditional expressions and returned comparisons, each as a whole. Not
+looked at are conditions that are assigned or passed on, filters of comprehensions and
+`placement.on_gpu`.
 
 As a plugin of pytest (`-p gpu_branches`) it has modules of the platform note the outcome of each
 such condition and each call of `torch.cuda`, and writes them when the session ends.
