@@ -204,7 +204,7 @@ def test_all_workers_measure_and_recompute_alike_whatever_their_tokens():
     # Of one pass's two layers one is there again in its turn, so that (False, 1) saves nothing.
     assert ways == {(True, 0), (True, 1), (True, 2), (False, 0), (False, 2)}
     counted = {calls for *_, calls in first}
-    assert counted == {2, 4}, "of the room, whole graphs, bare ones and those of products"
+    assert counted == {2, 3}, "of the room, whole graphs and bare ones"
 
 
 def test_all_workers_take_the_tokens_that_the_one_with_the_least_memory_has_room_for(tmp_path):
