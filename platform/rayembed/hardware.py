@@ -8,7 +8,6 @@ one small product on the CPU, which also sees what `ONEDNN_MAX_CPU_ISA` or a vir
 import gc
 import logging
 import math
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -22,8 +21,6 @@ import torch
 from torch import nn
 
 from rayembed.config.backbone import Dtype, DtypeSetting
-from rayembed.config.placement import Placement
-from rayembed.cores import num_cores
 
 logger = logging.getLogger(__name__)
 
@@ -373,15 +370,6 @@ def step_processes(device: str, model: nn.Module, cores: float) -> int:
         return 0
     wanted = min(math.ceil(tokens / _TOKENS_OF_A_PROCESS), int(cores / _CORES_OF_A_PROCESS))
     return min(max(wanted, _STEP_PROCESSES[0]), _STEP_PROCESSES[-1])
-
-
-def settled_step_processes(placement: Placement, model: nn.Module) -> tuple[int, bool]:
-    """Number of processes that make each worker's batches, and whether the run names it."""
-    if placement.step_processes is not None:
-        return placement.step_processes, True
-    workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as Ray Train sets it
-    device = "cuda" if placement.on_gpu else "cpu"
-    return step_processes(device, model, num_cores() / workers_here), False
 
 
 def _gpu(device: str) -> tuple[str, tuple[int, int]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fake_compiler import compiled
 
-from rayembed.models import adapter_kernels
+from rayembed.models import adapter_bits, adapter_kernels
 
 SUPPORT = Path(__file__).parents[1] / "support"
 POINTERS = {"x", "weight", "of_thin", "out", "bits", "seed"}
@@ -43,7 +43,7 @@ def test_kernels_build_and_none_spills(capability, dtype, rank, capsys) -> None:
             types["out"] = "*fp32"
         constants = {**tile, "RANK": rank}
         if "SPLIT" in kernel.arg_names:
-            constants["SPLIT"] = adapter_kernels.SPLIT
+            constants["SPLIT"] = adapter_bits.SPLIT
         found.append(compiled(kernel, types, constants, capability))
     types = {"seed": "*i64", "bits": "*u8", "size": "i32", "limit": "i32"}
     constants = {"BYTES": adapter_kernels.BYTES}

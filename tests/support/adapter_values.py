@@ -50,9 +50,10 @@ def check(kernels: Any, device: str, number: int, dtypes: Iterable[torch.dtype])
                 "kept_of_down": (of_thin, x, bits, keep),
                 "kept_of_input": (of_thin, down, bits, keep),
             }.items():
-                found = getattr(kernels, name)(*given)
+                parts = (adapter_bits.SPLIT,) if name == "kept_of_down" else ()
+                found = getattr(kernels, name)(*given, *parts)
                 expected = getattr(adapter_bits, name)(*given)
-                again = getattr(kernels, name)(*given)
+                again = getattr(kernels, name)(*given, *parts)
                 assert found.dtype == expected.dtype, name
                 assert found.shape == expected.shape, name
                 assert torch.equal(found, again), f"{name} is not the same twice"

@@ -13,7 +13,7 @@ from rayembed.pipeline.stopping import without_hangups
 from rayembed.progress import live_line
 
 JOB = """
-import logging, os, signal, sys, threading, time
+import contextlib, logging, os, signal, sys, threading, time
 from pathlib import Path
 from rayembed.pipeline.job import exit_code
 from rayembed.progress import doing
@@ -26,7 +26,8 @@ notes = Path(sys.argv[1]).open("w", buffering=1)
 def work():
     with doing("at work"):
         try:  # the signal may come as soon as the line is read
-            print("re" "ady", flush=True)
+            with contextlib.suppress(OSError):  # closed before the line has ended
+                print("re" "ady", flush=True)
             time.sleep(60)
         except KeyboardInterrupt:
             # The shell's signal came; the kernel's comes when the shell has ended.

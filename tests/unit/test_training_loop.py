@@ -9,8 +9,8 @@ import pytest
 import torch
 from told import Told
 
-from rayembed import hardware
 from rayembed.config.placement import Placement
+from rayembed.data.plan import stream as stream_module
 from rayembed.errors import DataError
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.callbacks import Preemption
@@ -97,7 +97,7 @@ def test_a_checkpoint_out_of_turn_is_asked_for_after_the_steps_that_have_none():
 def test_a_trainer_has_as_many_processes_as_asked_or_as_the_machine_and_the_model_want(
     asked, use_gpu, expected, monkeypatch
 ):
-    monkeypatch.setattr(hardware, "num_cores", lambda: 64)
+    monkeypatch.setattr(stream_module, "num_cores", lambda: 64)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     taken = []
 

@@ -16,8 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rayembed.models.adapter_bits import SPLIT, splits_of
-
 BYTES = 1024
 """Of bits, that one program draws."""
 MOST_RANKS = 64
@@ -162,16 +160,16 @@ def kept_down(x: Tensor, bits: Tensor, down: Tensor, keep: float) -> Tensor:
     return out
 
 
-def kept_of_down(of_thin: Tensor, x: Tensor, bits: Tensor, keep: float) -> Tensor:
-    """As `adapter_bits.kept_of_down`."""
+def kept_of_down(of_thin: Tensor, x: Tensor, bits: Tensor, keep: float, split: int) -> Tensor:
+    """As `adapter_bits.kept_of_down`, in parts of `split` tokens."""
     (tokens, inputs), rank = x.shape, of_thin.shape[1]
-    splits, block = splits_of(tokens), ranks(rank)
+    splits, block = max(1, triton.cdiv(tokens, split)), ranks(rank)
     out = x.new_empty(splits, rank, inputs, dtype=torch.float32)
     tile = tiles(x.dtype)["of_down_kernel"]
     grid = triton.cdiv(inputs, tile["INPUTS"]), splits, triton.cdiv(rank, block)
     numbers = (of_thin.contiguous(), x.contiguous(), bits, out, tokens, inputs, rank, 1 / keep)
     with _on(x):
-        of_down_kernel[grid](*numbers, SPLIT=SPLIT, **tile, RANK=block)
+        of_down_kernel[grid](*numbers, SPLIT=split, **tile, RANK=block)
     return out
 
 

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from rayembed.ahead import done_ahead
 from rayembed.config.placement import Placement
 from rayembed.config.train_loop import TrainLoopConfig
-from rayembed.data.plan.stream import prefetched
+from rayembed.data.plan.stream import prefetched, settled_step_processes
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError
-from rayembed.hardware import pass_cost_tokens, settled_step_processes
+from rayembed.hardware import pass_cost_tokens
 from rayembed.models.contract import EmbeddingModel, TrainableModel, load_trainable_state
 from rayembed.models.unpadded import packs
 from rayembed.training.checkpoint import (

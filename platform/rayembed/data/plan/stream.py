@@ -6,6 +6,7 @@ depend on the plan, the step and the row's slot alone: every number of workers s
 """
 
 import logging
+import os
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,15 +15,27 @@ from typing import Any
 import numpy as np
 
 from rayembed.ahead import CannotSendError, done_ahead, done_by_processes
+from rayembed.config.placement import Placement
+from rayembed.cores import num_cores
 from rayembed.data.hashes import text_hash
 from rayembed.data.plan.batch_plan import TRAINING, BatchPlan, Pair
 from rayembed.data.plan.step_batch import StepBatch, make_step_batch
 from rayembed.data.records import Record
 from rayembed.data.vectors.lookup import StoredVectors
 from rayembed.data.words import same_text_form
-from rayembed.models.contract import InContextTokenizer, Tokenizer
+from rayembed.hardware import step_processes
+from rayembed.models.contract import InContextTokenizer, Tokenizer, TrainableModel
 
 logger = logging.getLogger(__name__)
+
+
+def settled_step_processes(placement: Placement, model: TrainableModel) -> tuple[int, bool]:
+    """Number of processes that make each worker's batches, and whether the run names it."""
+    if placement.step_processes is not None:
+        return placement.step_processes, True
+    workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as Ray Train sets it
+    device = "cuda" if placement.on_gpu else "cpu"
+    return step_processes(device, model, num_cores() / workers_here), False
 
 
 def prefetched(
