@@ -136,7 +136,7 @@ class TrainableModel(nn.Module):
         return []
 
     def recompute_layers(self, number: int | None = None, between_products: int = 0) -> None:
-        """Recompute the activations of so many layers in the backward pass from now on, and of
+        """Recompute the activations of this many layers in the backward pass from now on, and of
         further ones all but products, see `layers.recompute_layers`.
 
         Raises:
