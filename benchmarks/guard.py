@@ -21,6 +21,7 @@ import statistics
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 from backbone import SETS, pairs
 
@@ -169,15 +170,15 @@ def _of_queries(file):
 def verdict_of(line):
     """What the guard finds in a line's scores, where the set `judged` decides nothing."""
     from rayembed.config.guard import GuardConfig
-    from rayembed.evaluation.guard import Scored, verdict
     from rayembed.evaluation.tables import UNTRAINED, ScoreKey
+    from rayembed.pipeline.guard import verdict
 
     shares = {"trained": None, "75 %": 0.75, "50 %": 0.5, "25 %": 0.25}
     keys = {"start": UNTRAINED, **{n: ScoreKey("finetune", share=s) for n, s in shares.items()}}
     models = {
-        keys[model]: Scored(
-            {task: score for task, score in scores.items() if task != JUDGED},
-            {OWN: [line["queries"][model][OWN]]},
+        keys[model]: SimpleNamespace(
+            scores={task: score for task, score in scores.items() if task != JUDGED},
+            queries={OWN: [line["queries"][model][OWN]]},
         )
         for model, scores in line["scores"].items()
     }

@@ -149,15 +149,15 @@ def test_gates_take_a_variant_or_refuse_it(given, capsys):
 
 def test_calibration_texts_are_those_of_the_run_and_of_files(given, tmp_path):
     from rayembed.config.compression_run import CalibrationConfig
-    from rayembed.pipeline import calibration
+    from rayembed.pipeline import compress
 
-    known = calibration.run_of_folder(
+    known = compress.run_of_folder(
         given.folder / "outputs" / "runs" / "own" / "models" / "finetune"
     )
     assert known is not None
 
     def calibration_texts(settings, run, **names):
-        return calibration.calibration_texts(settings, run, "finetune", **names)
+        return compress.calibration_texts(settings, run, "finetune", **names)
 
     found = calibration_texts(CalibrationConfig(number=20), known, model="own")
     rows = [json.loads(line) for line in (given.folder / "pairs.jsonl").read_text().splitlines()]

@@ -24,8 +24,7 @@ from rayembed.models.encoding import encode
 from rayembed.models.experts import expert_layers
 from rayembed.models.load import load_model
 from rayembed.pipeline import registration
-from rayembed.pipeline.calibration import calibration_texts
-from rayembed.pipeline.compress import _registered_run
+from rayembed.pipeline.compress import _registered_run, calibration_texts
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry import registered_model
 
@@ -329,7 +328,7 @@ def test_a_storage_that_fails_is_no_plan_that_is_gone(error, told, monkeypatch):
     def fails(run, stage):
         raise error("HTTP 503")
 
-    monkeypatch.setattr("rayembed.pipeline.calibration.plan_of", fails)
+    monkeypatch.setattr("rayembed.pipeline.compress.plan_of", fails)
     run = SimpleNamespace(name="r", stages=[SimpleNamespace(name="a")])
     seen = StorageError if error is StorageError else ConfigError
     with pytest.raises(seen, match=told):

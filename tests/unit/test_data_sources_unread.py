@@ -380,7 +380,7 @@ def test_the_summary_of_a_run_has_the_warnings(tmp_path: Path, capsys: Any) -> N
         name="m", version=1, uri="models:/m/1", alias_uri="models:/m@candidate"
     )
     run = make_run(tmp_path, path="rows.jsonl", negatives="negatives")
-    done = Outcome(run, None, "models/one", "runs/test", version, "http://mlflow", dropped_steps=0)
+    done = Outcome(run, {}, "models/one", "runs/test", version, "http://mlflow", dropped_steps=0)
     print_outcome(done, mlflow_complete=True)
     assert "Data" not in capsys.readouterr().out
     line = "stage one asks for 2 hard negatives of each query [and more]"

@@ -12,10 +12,9 @@ from rayembed.config.guard import GuardConfig, own_sets_of
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
-from rayembed.evaluation.guard import Gain, Judged, Scored, choice, gain, verdict
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.pipeline.estimate import estimate
-from rayembed.pipeline.guard import remove_mixtures
+from rayembed.pipeline.guard import Gain, Judged, choice, gain, remove_mixtures, verdict
 from rayembed.pipeline.requirements import export_bytes, model_size
 from rayembed.pipeline.run_folders import RunFolders
 from rayembed.recipes.catalogue import get_recipe
@@ -24,6 +23,11 @@ from rayembed.tables import show
 TRAINED = ScoreKey("s")
 HALF = ScoreKey("s", share=0.5)
 QUARTER = ScoreKey("s", share=0.25)
+
+
+def Scored(scores, queries):  # stands for the class
+    """Scores of a model by task, and of single queries."""
+    return SimpleNamespace(scores=scores, queries=queries)
 
 
 def judged(guard=GuardConfig(), **own_and_general):  # noqa: B008 # settings cannot change

@@ -39,10 +39,11 @@ from rayembed.models.load import load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.pipeline import compress
 from rayembed.pipeline.evaluate import evaluate
-from rayembed.pipeline.merge_choice import choose
+from rayembed.pipeline.merge import merge_best
 from rayembed.pipeline.run_folders import RunFolders
 from rayembed.pipeline.run_scorer import RunScorer
 from rayembed.pipeline.runtime import runtime_of
+from rayembed.pipeline.variants import Scored
 from rayembed.samples.references import TASK_NAMES
 from rayembed.serving import on_ray as serving_on_ray
 from rayembed.serving.app import make_app
@@ -248,7 +249,7 @@ def test_long_texts_are_cut_and_computed_alike_wherever_they_are_scored(
     # The mixture of a model with itself is the model.
     twice = ([str(folder)] * 2, tmp_path / "merged")
     asked = {"method": "linear", "candidates": [None], "scores": run.scores, "storage": storage}
-    choice = choose(*twice, **asked)
+    choice = merge_best(*twice, **asked)
     assert [one.scores for one in choice.scored] == [pytest.approx(alone, abs=1e-12)] * 3
     # Controls: more of a text, and the other type, give another score.
     computed = "float32" if speed == EMULATED else dtype
@@ -295,16 +296,16 @@ def test_the_speed_of_variants_is_measured_in_the_type_of_their_scores(
     units(speed)
     config, parts = tiny("biencoder", tmp_path, "bfloat16")
     build_model(config, parts, seed=3).eval().save(tmp_path / "model")
-    variant = compress.Variant("original", None, str(tmp_path), tmp_path / "model", 1)
+    variant = Scored("original", compress.Made(str(tmp_path), tmp_path / "model"))
     seen = []
 
-    def measure(folder, *, dtype, **_):
+    def measure(folder, documents, *, dtype, **_):
         seen.append(dtype)
         return Measured(1.0, 0)
 
     monkeypatch.setattr(compress, "measure", measure)
     for asked in ("auto", "saved", "float32", "bfloat16"):
-        under_test = ModelUnderTest(reference=str(variant.folder), dtype=asked)
+        under_test = ModelUnderTest(reference=str(variant.made.folder), dtype=asked)
         run = SimpleNamespace(model=under_test, speed=SpeedConfig(rounds=1))
         compress._measured(run, [variant], ["a text"])
     auto = "bfloat16" if speed == WITH_UNITS else "float32"

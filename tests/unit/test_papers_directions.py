@@ -12,7 +12,9 @@ from scipy.stats import ttest_rel
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.errors import ArtifactError, ConfigError, WorkerError
+from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.models.build import check_buildable
+from rayembed.pipeline.report import Outcome
 from rayembed.recipes import causal2vec
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 from rayembed.tables import show
@@ -52,8 +54,10 @@ def trained(monkeypatch, scores):
         done.append(run.name)
         found = dict.fromkeys((t.name for t in run.evaluation.own_sets), scores(run))
         cut = dict.fromkeys(found, 0.01)
-        rows = {"stage first": cut, "stage last": found, "the same, 256 dimensions": cut}
-        return SimpleNamespace(table=SimpleNamespace(rows=rows))
+        last = run.stages[-1].name
+        keys = {UNTRAINED: cut, ScoreKey(last): found, ScoreKey(last, dimension=256): cut}
+        taken = {key: SimpleNamespace(scores=scores) for key, scores in keys.items()}
+        return Outcome(run, taken, "model", "run", None, "http://mlflow", 0)
 
     monkeypatch.setattr(measure, "train", train)
     return done

@@ -130,7 +130,7 @@ def test_a_verdict_says_where_general_tasks_are_in_another_language(
     models = {UNTRAINED: (0.5, 0.5), ScoreKey("finetune"): (0.7, 0.4)}
     scores = {
         key: SimpleNamespace(
-            scores={"mine": mine, "pairs-held-out": mine, "other": other}, tasks=()
+            scores={"mine": mine, "pairs-held-out": mine, "other": other}, queries={}
         )
         for key, (mine, other) in models.items()
     }

@@ -18,7 +18,7 @@ from rayembed.registry.card_parts import how_to_score
 def test_dropped_steps_are_in_the_summary(dropped, line, capsys):
     outcome = Outcome(
         run=get_recipe("biencoder"),
-        table=None,
+        scores={},
         model_folder="/models/m",
         run_folder="/runs/r",
         version=RegisteredVersion("m", 1, "models:/m/1", "models:/m@candidate"),
@@ -46,7 +46,7 @@ def test_the_summary_names_the_prompts_where_none_is_the_default(capsys):
         data = run.data.model_copy(update={"datasets": datasets})
         version = RegisteredVersion("m", 1, "models:/m/1", "models:/m@candidate")
         given = run.model_copy(update={"data": data, "stages": (stage,)})
-        done = Outcome(given, None, "/models/m", "/runs/r", version, "sqlite:///m.db", 0)
+        done = Outcome(given, {}, "/models/m", "/runs/r", version, "sqlite:///m.db", 0)
         print_outcome(done, mlflow_complete=True)
         printed = capsys.readouterr().out
         assert ("name one, prompt_name='pairs' or 'other'" in printed) is warned
@@ -58,7 +58,7 @@ def test_commands_that_are_printed_work_with_any_path(capsys):
     version = RegisteredVersion("m", 1, "models:/m/1", "models:/m@candidate")
     run = get_recipe("biencoder")
     uri = f"sqlite:///{place}/mlflow.db"
-    done = Outcome(run, None, f"{place}/m", place, version, uri, 0)
+    done = Outcome(run, {}, f"{place}/m", place, version, uri, 0)
     print_outcome(done, mlflow_complete=True)
     (told,) = [line for line in capsys.readouterr().out.splitlines() if "mlflow ui" in line]
     command = told.removeprefix("MLflow ")

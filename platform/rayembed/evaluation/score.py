@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +26,15 @@ from rayembed.config.evaluation import BM25
 from rayembed.config.yaml_text import write_yaml
 from rayembed.errors import ArtifactError, ConfigError, RayembedError
 from rayembed.evaluation.bm25 import Bm25
-from rayembed.evaluation.jobs import TASK_RESULT, Done, Job, ScoreTask, TaskFactory, longest_first
+from rayembed.evaluation.jobs import (
+    OF_QUERIES,
+    TASK_RESULT,
+    Done,
+    Job,
+    ScoreTask,
+    TaskFactory,
+    longest_first,
+)
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.plan import Scoring, find_results, retrieval_only
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
@@ -89,6 +98,19 @@ class ModelScores:
     def scores(self) -> dict[str, float]:
         """Main score by task, of tasks that are whole."""
         return {task.name: task.score for task in self.tasks if task.score is not None}
+
+    @property
+    def queries(self) -> dict[str, list[Sequence[float]]]:
+        """Task → score of each query of each of its subsets, in an order that all models share; of
+        tasks that have such scores.
+        """
+        found: dict[str, list[Sequence[float]]] = {}
+        for task in self.tasks:
+            rows = [] if task.result is None else list(chain(*task.result.scores.values()))
+            if rows and all(OF_QUERIES in row for row in rows):
+                ordered = sorted(rows, key=lambda row: str(row["hf_subset"]))
+                found[task.name] = [row[OF_QUERIES] for row in ordered]
+        return found
 
 
 def score(

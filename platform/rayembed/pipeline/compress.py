@@ -2,24 +2,26 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import numpy as np
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import check_writable, is_remote, join
 from rayembed.compression.contract import CalibrationText, Compression, Source
 from rayembed.compression.measure import Measured, measure
-from rayembed.config.compression import CompressionConfig
-from rayembed.config.compression_run import CompressionRun
+from rayembed.config.compression_run import CalibrationConfig, CompressionRun
 from rayembed.config.document import fingerprint
-from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
+from rayembed.config.evaluation_run import EvaluationPlacement
 from rayembed.config.run import Run
-from rayembed.config.scores import Scores
 from rayembed.cores import num_cores
-from rayembed.errors import ConfigError
+from rayembed.data.plan.batch_plan import TRAINING, BatchPlan
+from rayembed.errors import ArtifactError, ConfigError, StorageError
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.rayembed_spec import find_folder
 from rayembed.evaluation.registered_folder import pinned_reference
@@ -27,50 +29,40 @@ from rayembed.evaluation.score import ModelScores
 from rayembed.models.compressed import read_compression
 from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import check_loadable, computed_dtype
-from rayembed.pipeline.calibration import calibration_texts, run_of_folder
-from rayembed.pipeline.evaluate import evaluate
+from rayembed.pipeline.corpus_job import documents_in
+from rayembed.pipeline.run_folders import plan_of
 from rayembed.pipeline.storage import placed
+from rayembed.pipeline.variants import Scored, Variant, evaluated, folder_bytes, score_all
 from rayembed.progress import doing
 from rayembed.registry.registered_model import SCHEME
+from rayembed.registry.run_folder import RUN_FILE
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 from rayembed.training.export import upload_model
 
 logger = logging.getLogger(__name__)
 
-ORIGINAL = "original"
-"""Label of the model that is compressed."""
+_POOL = 20
+"""Texts of files that are read for each one that is drawn."""
 
 
 @dataclass(frozen=True)
-class Variant:
+class Made:
     """The model, or what one way made of it."""
 
-    label: str
-    way: CompressionConfig | None
-    """None: it is the model itself."""
     reference: str
     """Where it is loaded from."""
     folder: Path
     """The same on this machine."""
-    bytes_on_disk: int
-    """Size of its folder."""
     share: float | None = None
     """Share of all weights that was pruned, quantised or removed; None of the model itself."""
     by_part: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Weights of each part, and how many of them were."""
-    scored: ModelScores | None = None
     measured: Measured | None = None
 
-    @property
-    def scores(self) -> dict[str, float]:
-        """Main score by task."""
-        return {} if self.scored is None else self.scored.scores
-
-    @property
-    def mean(self) -> float | None:
-        """Mean of its tasks' scores; None without any."""
-        scores = self.scores
-        return sum(scores.values()) / len(scores) if scores else None
+    @cached_property
+    def bytes_on_disk(self) -> int:
+        """Size of its folder."""
+        return folder_bytes(self.folder)
 
 
 @dataclass(frozen=True)
@@ -78,7 +70,7 @@ class CompressionResult:
     """The model and its variants, in the order of their ways."""
 
     run: CompressionRun
-    variants: tuple[Variant, ...]
+    variants: tuple[Scored[Made], ...]
 
 
 @dataclass(frozen=True)
@@ -99,14 +91,19 @@ def compress(known: Ready) -> CompressionResult:
     Raises:
         RayembedError: a task cannot be scored, or a result is not what was asked for.
     """
-    run, folder, texts = known.run, known.folder, known.texts
+    run = known.run
     check_writable(run.placement.storage_path)
-    original = Variant(ORIGINAL, None, run.model.reference, folder, _bytes(folder))
-    weights = weights_fingerprint(folder)
-    variants = [original, *(_made(run, way, folder, weights, texts) for way in run.ways)]
-    if run.any_tasks:
-        variants = [replace(variant, scored=_scored(run, variant)) for variant in variants]
-    return CompressionResult(run, tuple(_measured(run, variants, _documents(texts))))
+    original = Variant("original", partial(Made, run.model.reference, known.folder))
+    variants = [Variant(way.label, partial(_made, known, way)) for way in ways_of(run)]
+    for variant in variants:  # before any is scored: one that cannot be made is seen first
+        variant.make()
+    scored = score_all([original, *variants], partial(_score, run))
+    return CompressionResult(run, _measured(run, list(scored), _documents(known.texts)))
+
+
+def ways_of(run: CompressionRun) -> tuple[Compression, ...]:
+    """The ways of a run, with what they do."""
+    return cast("tuple[Compression, ...]", run.ways)
 
 
 def ready(run: CompressionRun) -> Ready:
@@ -124,8 +121,8 @@ def ready(run: CompressionRun) -> Ready:
     run = run.model_copy(update={"model": run.model.model_copy(update={"reference": reference})})
     folder = find_folder(reference, tracking_uri)
     check_loadable(folder)
-    for way in run.ways:
-        _way(way).check(folder)
+    for way in ways_of(run):
+        way.check(folder)
     task_factories(run)
     known = run_of_folder(folder)
     if known is None and reference.startswith(SCHEME):
@@ -164,11 +161,6 @@ def _documents(texts: Sequence[CalibrationText]) -> list[str]:
     return list(dict.fromkeys(documents or [text.text for text in texts]))
 
 
-def _way(way: CompressionConfig) -> Compression:
-    assert isinstance(way, Compression)
-    return way
-
-
 def _registered_run(reference: str, tracking_uri: str, storage: str) -> Run | None:
     """The run that trained a registered model, from MLflow; None: rayembed did not train it.
 
@@ -189,76 +181,179 @@ def _registered_run(reference: str, tracking_uri: str, storage: str) -> Run | No
     return found.model_copy(update={"placement": placement})
 
 
-def _made(
-    run: CompressionRun,
-    way: CompressionConfig,
-    folder: Path,
-    weights: str,
-    texts: Sequence[CalibrationText],
-) -> Variant:
+def _made(known: Ready, way: Compression) -> Made:
     """The variant of a way, made unless it is there."""
-    made_of: dict[str, Any] = {"way": way.model_dump(mode="json"), "weights": weights}
-    if way.needs_texts:
+    run = known.run
+    place = join(run.placement.storage_path, "compressed", run.title)
+    with doing(f"compressing by {way.label}"):
+        reference = smaller(place, way.label, [way], known.folder, known.texts)
+    folder = resolve_model(reference)
+    note = read_compression(folder) or {}
+    by_part = {part: (int(all_), int(some)) for part, (all_, some) in note["by_part"].items()}
+    return Made(reference, folder, int(note["compressed"]) / int(note["weights"]), by_part)
+
+
+def smaller(
+    place: str,
+    label: str,
+    ways: Sequence[Compression],
+    folder: Path,
+    texts: Sequence[CalibrationText],
+) -> str:
+    """Storage folder of what ways make of a model, one after the other; made unless it is there.
+
+    Args:
+        place: folder in storage of all variants.
+        label: begins the name of the folder, beside a hash of ways, weights and texts.
+        folder: the model.
+    """
+    made_of: dict[str, Any] = {
+        "ways": [way.model_dump(mode="json") for way in ways],
+        "weights": weights_fingerprint(folder),
+    }
+    if any(way.needs_texts for way in ways):
         made_of["texts"] = fingerprint(texts)
-    place = join(
-        run.placement.storage_path,
-        *("compressed", run.title, f"{way.label}-{fingerprint(made_of)[:8]}"),
-    )
+    target = join(place, f"{label}-{fingerprint(made_of)[:8]}")
 
     def save(output: Path) -> None:
-        _way(way).compress(Source(folder, texts), output)
+        with TemporaryDirectory(prefix="smaller-") as scratch:
+            source = folder
+            for number, way in enumerate(ways, start=1):
+                made = output if number == len(ways) else Path(scratch) / str(number)
+                way.compress(Source(source, texts), made)
+                source = made
 
-    with doing(f"compressing by {way.label}"):
-        upload_model(place, json.dumps(made_of, indent=1, sort_keys=True).encode(), save)
-    found = resolve_model(place)
-    told = read_compression(found) or {}
-    by_part = {part: (int(all_), int(some)) for part, (all_, some) in told["by_part"].items()}
-    share = int(told["compressed"]) / int(told["weights"])
-    return Variant(way.label, way, place, found, _bytes(found), share, by_part)
-
-
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    upload_model(target, json.dumps(made_of, indent=1, sort_keys=True).encode(), save)
+    return target
 
 
-def _scored(run: CompressionRun, variant: Variant) -> ModelScores:
-    """Scores of a variant by the one road; raises what a task raised."""
-    name = f"rayembed/{run.title}-{variant.label}"
-    model = run.model.model_copy(update={"reference": variant.reference, "name": name})
-    scores = {name: getattr(run, name) for name in Scores.model_fields}
+def _score(run: CompressionRun, label: str, made: Made) -> ModelScores | None:
+    """Scores of a variant; None: the run names no tasks."""
+    if not run.any_tasks:
+        return None
+    named = {"reference": made.reference, "name": f"rayembed/{run.title}-{label}"}
     placement = run.placement.model_dump(include=set(EvaluationPlacement.model_fields))
-    with doing(f"scoring {variant.label}"):
-        evaluated = evaluate(
-            EvaluationRun(model=model, placement=EvaluationPlacement(**placement), **scores)
-        )
-    for _, error in evaluated.failed:
-        raise error
-    return evaluated.scored
+    model = run.model.model_copy(update=named)
+    return evaluated(label, model, run, EvaluationPlacement(**placement))
 
 
 def _measured(
-    run: CompressionRun, variants: Sequence[Variant], documents: Sequence[str]
-) -> list[Variant]:
+    run: CompressionRun, variants: Sequence[Scored[Made]], documents: Sequence[str]
+) -> tuple[Scored[Made], ...]:
     """The variants with their speed: the best of rounds in which each has its turn."""
     settings = run.speed
     if settings is None:
-        return list(variants)
+        return tuple(variants)
     if not documents:
         raise ConfigError("no texts to measure speed with; name some (calibration.path)")
-    once = partial(
-        measure,
-        documents=documents[: settings.documents],
-        threads=settings.threads or num_cores(),
-    )
-    best: dict[str, Measured] = {}
+    documents, threads = documents[: settings.documents], settings.threads or num_cores()
+    rounds: list[list[Measured]] = [[] for _ in variants]
     for number in range(settings.rounds):
-        for variant in variants:
+        for variant, measured in zip(variants, rounds, strict=True):
+            folder = variant.made.folder
             with doing(f"measuring {variant.label}, round {number + 1} of {settings.rounds}"):
-                dtype = computed_dtype(variant.folder, run.model.dtype, "cpu")
-                found = once(variant.folder, dtype=dtype)
-            before = best.get(variant.label, found)
-            best[variant.label] = Measured(
-                max(before.documents_per_second, found.documents_per_second),
-                min(before.memory, found.memory),
-            )
-    return [replace(variant, measured=best[variant.label]) for variant in variants]
+                dtype = computed_dtype(folder, run.model.dtype, "cpu")
+                measured.append(measure(folder, documents, dtype=dtype, threads=threads))
+    best = [
+        Measured(max(m.documents_per_second for m in of), min(m.memory for m in of))
+        for of in rounds
+    ]
+    return tuple(
+        replace(variant, made=replace(variant.made, measured=measured))
+        for variant, measured in zip(variants, best, strict=True)
+    )
+
+
+def calibration_texts(
+    settings: CalibrationConfig, run: Run | None, stage: str, *, model: str
+) -> list[CalibrationText]:
+    """Different texts in the order of their draw, as many as the settings ask for.
+
+    Of a run both sides of its rows are taken in turn, each with its instruction; of a batch plan
+    nothing is held out. Of files the first rows are drawn from, twenty for each text.
+
+    Args:
+        run: what trained the model; None: not known.
+        stage: its stage whose model it is; another name stands for the last one.
+        model: its reference, for messages.
+
+    Raises:
+        ConfigError: nothing is named and the run is not known; or there are too few texts.
+        RayembedError: the files or the plan cannot be read.
+    """
+    random = np.random.default_rng(settings.seed)
+    if settings.path is not None:
+        found = _of_files(settings, random)
+        where = settings.path
+    elif run is not None:
+        found, where = _of_plan(run, stage, random), f"the batch plan of the run {run.name}"
+    else:
+        raise ConfigError(
+            f"no calibration texts: what {model!r} was trained on is not known, for it is no model "
+            "in a folder of a run and no registered model of one; name texts by "
+            "calibration.path=FILE (--texts), with the column calibration.documents or "
+            "calibration.queries"
+        )
+    texts: dict[CalibrationText, None] = {}
+    for text in found:
+        texts[text] = None
+        if len(texts) == settings.number:
+            return list(texts)
+    raise ConfigError(
+        f"{where} has {len(texts)} different texts, and calibration.number asks for "
+        f"{settings.number}; set it to {len(texts)} or name more texts by calibration.path"
+    )
+
+
+def _of_plan(run: Run, stage: str, random: np.random.Generator) -> Iterator[CalibrationText]:
+    stages = [one.name for one in run.stages]
+    try:
+        plan = BatchPlan.open(plan_of(run, stage if stage in stages else stages[-1]))
+    except StorageError:
+        raise
+    except ArtifactError as error:
+        raise ConfigError(
+            f"the batch plan that the model was trained on is gone ({error}); name texts by "
+            "calibration.path=FILE"
+        ) from None
+    for step in random.permutation(plan.num_steps):
+        for record in plan.read(int(step), 0, 1, TRAINING):
+            yield CalibrationText(record.query, "query", record.query_instruction)
+            yield CalibrationText(record.positives[0], "document", record.document_instruction)
+
+
+def _of_files(
+    settings: CalibrationConfig, random: np.random.Generator
+) -> Iterator[CalibrationText]:
+    assert settings.path is not None
+    columns = {"document": settings.documents, "query": settings.queries}
+    named = {role: column for role, column in columns.items() if column is not None}
+    if not named:
+        raise ConfigError(
+            "calibration.documents and calibration.queries are both null; name the column of the "
+            f"texts in {settings.path}"
+        )
+    drawn = []
+    for role, column in named.items():
+        texts: dict[str, None] = {}
+        for text in documents_in(settings.path, column):
+            texts[text] = None
+            if len(texts) == _POOL * settings.number:
+                break
+        known = list(texts)
+        order = random.permutation(len(known))
+        drawn.append([CalibrationText(known[place], role) for place in order])  # type: ignore[arg-type]
+    for place in range(max(map(len, drawn))):
+        yield from (texts[place] for texts in drawn if place < len(texts))
+
+
+def run_of_folder(folder: Path) -> Run | None:
+    """The run in whose folder a model lies, `<run>/models/<stage>`; None: it lies elsewhere."""
+    path = folder.resolve().parent.parent / RUN_FILE
+    if folder.resolve().parent.name != "models" or not path.is_file():
+        return None
+    try:
+        return Run.read(path)
+    except ConfigError as error:
+        logger.warning("%s cannot be read: %s", path, error)
+        return None

@@ -7,8 +7,8 @@ from rayembed.config.compression import COMPRESSIONS, settings_in
 from rayembed.config.compression_run import CompressionRun
 from rayembed.config.named_benchmarks import named_benchmarks
 from rayembed.errors import ConfigError
-from rayembed.pipeline.evaluation_job import own_set
-from rayembed.pipeline.job import Job, JobContext, Reader, names_in, option
+from rayembed.pipeline.evaluation_job import score_options
+from rayembed.pipeline.job import Job, JobContext, Reader, option
 
 if TYPE_CHECKING:
     from rayembed.registry.tracking import Status
@@ -97,21 +97,7 @@ _READER = Reader(
             "the model was trained on, where its run is known",
             sets="calibration.path",
         ),
-        option(
-            "--benchmark NAME",
-            "a benchmark that scores every variant, as wikipedia or NanoBEIR",
-            sets="benchmarks",
-            often=True,
-        ),
-        option("--tasks A,B", "single tasks of mteb", sets="tasks", type=names_in),
-        option("--languages eng,deu", "subsets in these only", sets="languages", type=names_in),
-        option(
-            "--own-set [NAME=]FOLDER",
-            "your own corpus, queries and qrels (BEIR's layout) as a task",
-            sets="own_sets",
-            often=True,
-            type=own_set,
-        ),
+        *score_options("a benchmark that scores every variant, as wikipedia or NanoBEIR"),
     ),
 )
 

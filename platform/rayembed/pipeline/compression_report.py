@@ -12,61 +12,44 @@ from rayembed.assets.storage import join, write_atomic
 from rayembed.config.compression_run import CompressionRun
 from rayembed.config.document import published_values
 from rayembed.config.model import without_place
-from rayembed.evaluation.tables import ScoreTable, score_table
 from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
-from rayembed.pipeline.compress import ORIGINAL, CompressionResult, Variant
+from rayembed.pipeline.compress import CompressionResult, Made
 from rayembed.pipeline.registration import find_candidate, put
+from rayembed.pipeline.variants import MEGABYTE, Scored, choose, report_files, report_tables
 from rayembed.registry.mlflow_run import allowed_key, flatten
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.registered_model import connect
 from rayembed.registry.tracking import Tracker
-from rayembed.tables import MISSING, Cell, Table, console, show
-
-_MEGABYTE = 1e6
-
-
-def variants_table(result: CompressionResult) -> Table:
-    """A row for each variant: what was compressed, bytes, speed, mean score and what is kept."""
-    variants = result.variants
-    measured = any(variant.measured for variant in variants)
-    heads = ["variant", "compressed", "MB on disk"]
-    heads += ["MB in memory", "documents/s", "times"] if measured else []
-    original = variants[0]
-    heads += ["mean", "of original"] if original.scores else []
-    rows = []
-    for variant in variants:
-        share = "" if variant.share is None else f"{variant.share:.1%}"
-        row: list[object] = [variant.label, share]
-        row.append(Cell(variant.bytes_on_disk / _MEGABYTE, digits=1))
-        if variant.measured and original.measured:
-            speed = variant.measured.documents_per_second
-            row.append(Cell(variant.measured.memory / _MEGABYTE, digits=0))
-            row.append(Cell(speed, digits=1))
-            row.append(Cell(speed / original.measured.documents_per_second, digits=2))
-        if original.scores:
-            row += [Cell(variant.mean, digits=4), _of_original(variant, original)]
-        rows.append(row)
-    return Table(heads, rows, title=f"Variants of {without_place(original.reference)}", align="lr")
+from rayembed.tables import MISSING, Cell, Table, console
 
 
 def tables(result: CompressionResult) -> list[Table]:
     """All tables: the variants, their score of each task, the parts of their weights."""
-    scores = ScoreTable({v.label: v.scores for v in result.variants}, base=ORIGINAL)
-    of_tasks = [score_table(scores)] if len(scores.tasks) > 1 else []
-    return [variants_table(result), *of_tasks, parts_table(result)]
+    original = result.variants[0].made
 
+    def figures(made: Made) -> dict[str, object]:
+        share = "" if made.share is None else f"{made.share:.1%}"
+        row = {"compressed": share, "MB on disk": Cell(made.bytes_on_disk / MEGABYTE, digits=1)}
+        if made.measured is None or original.measured is None:
+            return row
+        speed = made.measured.documents_per_second
+        return {
+            **row,
+            "MB in memory": Cell(made.measured.memory / MEGABYTE, digits=0),
+            "documents/s": Cell(speed, digits=1),
+            "times": Cell(speed / original.measured.documents_per_second, digits=2),
+        }
 
-def _of_original(variant: Variant, original: Variant) -> str:
-    mean, whole = variant.mean, original.mean
-    return f"{mean / whole:.1%}" if mean is not None and whole else MISSING
+    title = f"Variants of {without_place(original.reference)}"
+    return [*report_tables(title, result.variants, figures), parts_table(result)]
 
 
 def parts_table(result: CompressionResult) -> Table:
     """A row for each variant: the share of each part's weights that was compressed."""
-    parts = list(dict.fromkeys(part for v in result.variants for part in v.by_part))
+    parts = list(dict.fromkeys(part for v in result.variants for part in v.made.by_part))
     rows = []
     for variant in result.variants[1:]:
-        counts = (variant.by_part.get(part) for part in parts)
+        counts = (variant.made.by_part.get(part) for part in parts)
         shares = [MISSING if c is None or not c[0] else f"{c[1] / c[0]:.0%}" for c in counts]
         rows.append([variant.label, *shares])
     return Table(["compressed of", *parts], rows, align="lr", look="open")
@@ -77,7 +60,7 @@ def score_by_bytes(result: CompressionResult) -> bytes | None:
 
     The line joins variants of which none smaller scores as high.
     """
-    drawn = [(v, v.bytes_on_disk / _MEGABYTE, v.mean) for v in result.variants]
+    drawn = [(v, v.made.bytes_on_disk / MEGABYTE, v.mean) for v in result.variants]
     points = [(variant, size, mean) for variant, size, mean in drawn if mean is not None]
     if not points:
         return None
@@ -92,7 +75,7 @@ def score_by_bytes(result: CompressionResult) -> bytes | None:
     step = max(highest - lowest, 1e-6) / 22
     free = {True: -math.inf, False: -math.inf}
     for variant, size, mean in sorted(points, key=lambda point: point[2]):
-        colour = COLOURS[0] if variant.way is None else COLOURS[2]
+        colour = COLOURS[0] if variant.made.share is None else COLOURS[2]
         axes.scatter([size], [mean], s=42, color=colour, edgecolors="white", zorder=3)
         # Labels stand on the inner side, one above the other where points are near each other.
         left = size > middle
@@ -125,12 +108,10 @@ def write_report(result: CompressionResult) -> str:
 
 
 def _files(result: CompressionResult) -> dict[str, bytes]:
-    text = "\n".join(show(table, "markdown") for table in tables(result))
     picture = score_by_bytes(result)
     return {
         "compression.yaml": result.run.published().encode(),
-        "variants.md": text.encode(),
-        "variants.csv": show(variants_table(result), "csv").encode(),
+        **report_files("variants", tables(result)),
         **({} if picture is None else {"variants.png": picture}),
     }
 
@@ -171,7 +152,7 @@ def track(result: CompressionResult, tracker: Tracker) -> dict[str, str]:
     tracker.log_provenance(collect_provenance({}))
     for variant in result.variants:
         tracker.log_scores(f"score/{variant.label}", variant.scores, 0)
-        tracker.log_scores(f"size/{variant.label}", _figures(variant), 0)
+        tracker.log_scores(f"size/{variant.label}", _figures(variant.made), 0)
     report = _kept(run) / "report"
     for name, data in _files(result).items():
         write_atomic(str(report / name), data)
@@ -181,18 +162,18 @@ def track(result: CompressionResult, tracker: Tracker) -> dict[str, str]:
     return {v.label: _registered(result, v, tracker) for v in result.variants[1:]}
 
 
-def _figures(variant: Variant) -> dict[str, float]:
+def _figures(made: Made) -> dict[str, float]:
     """What a variant takes and gives besides scores."""
-    found = {"bytes_on_disk": float(variant.bytes_on_disk)}
-    if variant.share is not None:
-        found["compressed_share"] = variant.share
-    if variant.measured is not None:
-        found["bytes_in_memory"] = float(variant.measured.memory)
-        found["documents_per_second"] = variant.measured.documents_per_second
+    found = {"bytes_on_disk": float(made.bytes_on_disk)}
+    if made.share is not None:
+        found["compressed_share"] = made.share
+    if made.measured is not None:
+        found["bytes_in_memory"] = float(made.measured.memory)
+        found["documents_per_second"] = made.measured.documents_per_second
     return found
 
 
-def _registered(result: CompressionResult, variant: Variant, tracker: Tracker) -> str:
+def _registered(result: CompressionResult, variant: Scored[Made], tracker: Tracker) -> str:
     """The variant's version, with its scores, how it was made and its figures as tags.
 
     No alias is moved: `register_model --promote` with its gates does that.
@@ -202,9 +183,9 @@ def _registered(result: CompressionResult, variant: Variant, tracker: Tracker) -
     client = connect(tracker.tracking_uri)
     candidate = find_candidate(
         client,
-        variant.reference,
+        variant.made.reference,
         name,
-        results=None if variant.scored is None else str(variant.scored.local),
+        results=None if variant.result is None else str(variant.result.local),
         trusted=False,
         tracking_uri=tracker.tracking_uri,
     )
@@ -213,7 +194,7 @@ def _registered(result: CompressionResult, variant: Variant, tracker: Tracker) -
         "compression": variant.label,
         "compressed_from": without_place(result.run.model.reference),
     }
-    tags |= {key: f"{value:.6g}" for key, value in _figures(variant).items()}
+    tags |= {key: f"{value:.6g}" for key, value in _figures(variant.made).items()}
     for key, value in tags.items():
         client.set_model_version_tag(name, str(made.version), allowed_key(key), value)
     return made.uri
@@ -233,24 +214,25 @@ def print_report(
         printer.print(table)
     for variant in result.variants[1:]:
         told = f"  {versions[variant.label]}" if variant.label in versions else ""
-        printer.print(f"Variant    {variant.label}: {variant.reference}{told}")
+        printer.print(f"Variant    {variant.label}: {variant.made.reference}{told}")
     plot = ", variants.png" if result.run.any_tasks else ""
     printer.print(f"Report     {join(folder, 'variants.md')}, variants.csv{plot}")
     opened = "" if tracking_uri.startswith("http") else "mlflow ui --backend-store-uri "
     printer.print(f"MLflow     {opened}{shlex.quote(tracking_uri)}")
-    best = _best(result.variants[1:])
-    printer.print(f"Next       python jobs/serve_model.py --model {shlex.quote(best.reference)}")
+    best = shlex.quote(_best(result.variants[1:]).made.reference)
+    printer.print(f"Next       python jobs/serve_model.py --model {best}")
 
 
-def _best(variants: Sequence[Variant]) -> Variant:
+def _best(variants: Sequence[Scored[Made]]) -> Scored[Made]:
     """The fastest variant (the smallest, if speed is not known) of those with the highest mean
     score or no more than a hundredth of it below; all count as such where none is scored.
     """
-    highest = max((variant.mean or 0.0 for variant in variants), default=0.0)
-    near = [variant for variant in variants if (variant.mean or 0.0) >= 0.99 * highest]
 
-    def cost(variant: Variant) -> float:
-        found = variant.measured
-        return variant.bytes_on_disk if found is None else -found.documents_per_second
+    def is_near(best: Scored[Made], other: Scored[Made]) -> bool:
+        return (other.mean or 0.0) >= 0.99 * (best.mean or 0.0)
 
-    return min(near, key=cost)
+    def cost(variant: Scored[Made]) -> float:
+        measured = variant.made.measured
+        return variant.made.bytes_on_disk if measured is None else -measured.documents_per_second
+
+    return choose(variants, lambda one: one.mean, near=is_near, cost=cost)

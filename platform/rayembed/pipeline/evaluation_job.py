@@ -7,7 +7,7 @@ from rayembed.config.named_benchmarks import named_benchmarks
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, TrackingError
-from rayembed.pipeline.job import Job, JobContext, Reader, names_in, option
+from rayembed.pipeline.job import Job, JobContext, Option, Reader, names_in, option
 
 
 def own_set(text: str) -> dict[str, str]:
@@ -16,6 +16,26 @@ def own_set(text: str) -> dict[str, str]:
     if not equals:
         name, path = Path(text.rstrip("/")).absolute().resolve().name, text
     return {"name": name, "path": path}
+
+
+def score_options(benchmark: str) -> tuple[Option, ...]:
+    """Options that name the tasks of a score.
+
+    Args:
+        benchmark: help text of `--benchmark`.
+    """
+    return (
+        option("--benchmark NAME", benchmark, sets="benchmarks", often=True),
+        option("--tasks A,B", "single tasks of mteb", sets="tasks", type=names_in),
+        option("--languages eng,deu", "subsets in these only", sets="languages", type=names_in),
+        option(
+            "--own-set [NAME=]FOLDER",
+            "your own corpus, queries and qrels (BEIR's layout) as a task",
+            sets="own_sets",
+            often=True,
+            type=own_set,
+        ),
+    )
 
 
 def _evaluate(run: EvaluationRun, context: JobContext) -> int:
@@ -106,16 +126,7 @@ _READER = Reader(
             sets="model.reference",
             missing="no model: give --model, a folder, hf://…, models:/name@alias or a name",
         ),
-        option("--benchmark NAME", "a benchmark, see --list", sets="benchmarks", often=True),
-        option("--tasks A,B", "single tasks of mteb", sets="tasks", type=names_in),
-        option("--languages eng,deu", "subsets in these only", sets="languages", type=names_in),
-        option(
-            "--own-set [NAME=]FOLDER",
-            "your own corpus, queries and qrels (BEIR's layout) as a task",
-            sets="own_sets",
-            often=True,
-            type=own_set,
-        ),
+        *score_options("a benchmark, see --list"),
     ),
 )
 

@@ -1,27 +1,71 @@
-"""Several trained models of one architecture become one in a folder."""
+"""Several trained models of one architecture become one in a folder, by shares or by scores."""
 
 import json
+import shutil
+import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple, TextIO
 
+from torch import Tensor
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.assets.storage import write_atomic
+from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.scores import Scores
+from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
+from rayembed.evaluation.score import ModelScores
+from rayembed.models.export import check_target
+from rayembed.models.load import load_model, saved_dtype
+from rayembed.models.merge import Method, check_shares, merge
+from rayembed.models.saved_prompts import saved_instructions
+from rayembed.pipeline.checkpoint_models import models_of
+from rayembed.pipeline.variants import (
+    Scored,
+    Variant,
+    choose,
+    evaluated,
+    report_files,
+    report_tables,
+    score_all,
+)
 from rayembed.progress import doing
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rayembed.models.merge import Method
+from rayembed.tables import Table, console
 
 MERGE_FILE = "merge.json"
-"""File of a merged model's folder: method, models and shares."""
+"""File of a merged model's folder: method, models and shares, and scores where it was chosen."""
+
+
+class Merged(NamedTuple):
+    """A candidate of a merge, or one of the models."""
+
+    reference: str
+    shares: tuple[float, ...] | None = None
+    """None: one of the models."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The models in their order, then the candidates, and the candidate that is kept."""
+
+    scored: tuple[Scored[Merged], ...]
+    kept: Scored[Merged]
+
+    @property
+    def tables(self) -> list[Table]:
+        """The report."""
+        return report_tables("Candidates of the merge", self.scored, kept=self.kept)
 
 
 def merge_models(
     references: Sequence[str],
     output: Path,
     *,
-    method: "Method" = "linear",
+    method: Method = "linear",
     shares: Sequence[float] | None = None,
 ) -> None:
     """Save the merged model in `output`, with what it was made of beside it.
@@ -40,20 +84,13 @@ def merge_models(
         AssetError: a reference leads nowhere.
         ConfigError: shares that the method cannot take.
     """
-    from rayembed.assets.resolver import resolve_model
-    from rayembed.models.export import check_target
-    from rayembed.models.load import load_model, saved_dtype
-    from rayembed.models.merge import check_shares, merge
-    from rayembed.models.saved_prompts import saved_instructions
-    from rayembed.pipeline.checkpoint_models import models_of
-
     shares = check_shares(method, len(references), shares)
     check_target(output)
     references = models_of(references)
     folders = [resolve_model(reference) for reference in references]
     words: dict[str, int] = {}
 
-    def read(reference: str, folder: Path) -> dict[str, "Tensor"]:
+    def read(reference: str, folder: Path) -> dict[str, Tensor]:
         with doing(f"reading {reference}"):
             model = load_model(folder, dtype="float32")
         own = model.tokenizer.pretrained.get_vocab()
@@ -73,3 +110,73 @@ def merge_models(
     last.save(output, instructions=saved_instructions(folders[-1], last.config))
     made_of = {"method": method, "models": list(references), "shares": list(shares)}
     (output / MERGE_FILE).write_text(json.dumps(made_of, indent=2) + "\n")
+
+
+def merge_best(
+    references: Sequence[str],
+    output: Path,
+    *,
+    method: Method,
+    candidates: Sequence[tuple[float, ...] | None],
+    scores: Scores,
+    storage: str,
+) -> Choice:
+    """Save the candidate with the highest mean score in `output`, with all scores beside it; of
+    equal ones the first.
+
+    One candidate is on disk at a time; what is scored already is not scored again.
+
+    Args:
+        candidates: shares of each, see `rayembed.models.merge.check_shares`.
+        storage: where scores are kept.
+
+    Raises:
+        RayembedError: as `merge_models`, or a task cannot be scored.
+    """
+    wanted = [check_shares(method, len(references), shares) for shares in candidates]
+    check_target(output)
+    references = models_of(references)
+    placement = parse(EvaluationPlacement, {"storage_path": storage})
+    output.parent.mkdir(parents=True, exist_ok=True)
+
+    def score(label: str, merged: Merged) -> ModelScores:
+        model = parse(ModelUnderTest, {"reference": merged.reference})
+        return evaluated(label, model, scores, placement)
+
+    with tempfile.TemporaryDirectory(prefix=".candidate-", dir=output.parent) as folder:
+
+        def candidate(label: str, shares: tuple[float, ...]) -> Merged:
+            place = Path(folder) / output.name
+            shutil.rmtree(place, ignore_errors=True)
+            with doing(f"merging, {label}"):
+                merge_models(references, place, method=method, shares=shares)
+            return Merged(str(place), shares)
+
+        variants = []
+        for shares in dict.fromkeys(wanted):
+            label = f"{method} {', '.join(f'{share:g}' for share in shares)}"
+            variants.append(Variant(label, partial(candidate, label, shares)))
+        found = list(score_all(variants, score))
+    # After the candidates, so that models which do not fit each other are seen before any score.
+    models = [Variant(f"model {n}", partial(Merged, one)) for n, one in enumerate(references, 1)]
+    kept = choose(found, lambda one: one.mean)
+    choice = Choice((*score_all(models, score), *found), kept)
+    merge_models(references, output, method=method, shares=kept.made.shares)
+    note: dict[str, Any] = json.loads((output / MERGE_FILE).read_text())
+    note["scores"] = {one.label: {**one.scores, "mean": one.mean} for one in choice.scored}
+    write_atomic(output / MERGE_FILE, (json.dumps(note, indent=2) + "\n").encode())
+    for name, data in report_files("merge", choice.tables).items():
+        write_atomic(output / name, data)
+    return choice
+
+
+def print_choice(choice: Choice, references: Sequence[str], output: Path, out: TextIO) -> None:
+    """Print the tables, what is kept, and a model that is better than every candidate."""
+    for table in choice.tables:
+        console(out).print(table)
+    for number, reference in enumerate(references, 1):
+        out.write(f"model {number}:      {reference}\n")
+    kept, best = choice.kept, choose(choice.scored, lambda one: one.mean)
+    out.write(f"Merged model: {output} ({kept.label}, mean {kept.mean:.4f})\n")
+    if (best.mean or 0.0) > (kept.mean or 0.0):
+        out.write(f"Better:       {best.label} ({best.mean:.4f}), which is no mixture; take it\n")

@@ -10,9 +10,8 @@ from rayembed.config.settings import parse
 from rayembed.config.types import expanded_name
 from rayembed.errors import ConfigError
 from rayembed.evaluation.mteb_names import check_names
-from rayembed.pipeline.evaluation_job import own_set
-from rayembed.pipeline.job import Job, JobContext, finite_number, names_in, option
-from rayembed.pipeline.merge import merge_models
+from rayembed.pipeline.evaluation_job import score_options
+from rayembed.pipeline.job import Job, JobContext, finite_number, option
 
 
 def shares_in(text: str | None) -> tuple[float, ...] | None:
@@ -31,31 +30,33 @@ def shares_in(text: str | None) -> tuple[float, ...] | None:
         ) from None
 
 
+_SCORED_ON = score_options(
+    "a benchmark that scores the candidates and the models, as wikipedia or NanoBEIR"
+)
+
+
 def _merge(args: argparse.Namespace, context: JobContext) -> None:
     output, candidates = Path(args.output), [shares_in(text) for text in args.shares or [None]]
-    asked = {
-        "benchmarks": args.benchmarks or (),
-        "tasks": args.tasks or (),
-        "languages": args.languages or (),
-        "own_sets": args.own_sets or (),
-    }
+    asked = {str(each.sets): each.value(args) or () for each in _SCORED_ON}
+    if any(asked.values()):
+        scores = with_own_sets(parse(Scores, asked))
+        check_names("", scores, tuple(named.name for named in named_benchmarks()))
+    elif len(candidates) > 1:
+        raise ConfigError(
+            f"{len(candidates)} candidates (--shares) and nothing to choose by: name "
+            "--benchmark, --tasks or --own-set"
+        )
+    # torch and mteb; the rest of the job needs none of them.
+    from rayembed.pipeline.merge import merge_best, merge_models, print_choice
+
     if not any(asked.values()):
-        if len(candidates) > 1:
-            raise ConfigError(
-                f"{len(candidates)} candidates (--shares) and nothing to choose by: name "
-                "--benchmark, --tasks or --own-set"
-            )
         merge_models(args.model, output, method=args.method, shares=candidates[0])
         context.out.write(
             f"Merged model: {args.output}\n"
             f"Score it:     python jobs/evaluate_model.py --model {shlex.quote(args.output)} …\n"
         )
         return
-    scores = with_own_sets(parse(Scores, asked))
-    check_names("", scores, tuple(named.name for named in named_benchmarks()))
-    from rayembed.pipeline.merge_choice import choose, print_choice
-
-    choice = choose(
+    choice = merge_best(
         args.model,
         output,
         method=args.method,
@@ -86,21 +87,7 @@ run_merge_job = Job(
             often=True,
         ),
         option("--output FOLDER", "where the model goes", required=True),
-        option(
-            "--benchmark NAME",
-            "a benchmark that scores the candidates and the models, as wikipedia or NanoBEIR",
-            often=True,
-            dest="benchmarks",
-        ),
-        option("--tasks A,B", "single tasks of mteb", type=names_in),
-        option("--languages eng,deu", "subsets in these only", type=names_in),
-        option(
-            "--own-set [NAME=]FOLDER",
-            "your own corpus, queries and qrels (BEIR's layout) as a task",
-            often=True,
-            type=own_set,
-            dest="own_sets",
-        ),
+        *_SCORED_ON,
         option("--storage-path FOLDER", "where scores are kept", default="outputs"),
     ),
     read=lambda args: args,

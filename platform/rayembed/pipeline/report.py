@@ -1,12 +1,15 @@
 """The report of a run that is done."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from rayembed.assets.storage import is_remote
 from rayembed.config.run import Run
-from rayembed.evaluation.guard import Verdict
-from rayembed.evaluation.tables import UNTRAINED, ScoreTable, score_table
+from rayembed.evaluation.score import ModelScores
+from rayembed.evaluation.tables import UNTRAINED, ScoreKey, ScoreTable, run_table, score_table
+from rayembed.pipeline.guard import Verdict, own_tasks
 from rayembed.pipeline.registration import RegisteredVersion
 from rayembed.registry.card_parts import how_to_score
 from rayembed.registry.metrics_log import METRICS_FILE
@@ -29,8 +32,8 @@ class Outcome:
     """Result of a run: its folders, scores, registered version and warnings."""
 
     run: Run
-    table: ScoreTable | None
-    """Table of scores; None: the run takes none."""
+    scores: Mapping[ScoreKey, ModelScores]
+    """Scores of the run's models and of baselines; empty: the run takes none."""
     model_folder: str
     """Folder of the model in storage, as `run_folder`: a path or an address of object storage."""
     run_folder: str
@@ -46,6 +49,22 @@ class Outcome:
     """Held-out parts: how many texts the scores are over, and where these lie."""
     verdict: Verdict | None = None
     """What the guard found; None: the run has none."""
+
+    @property
+    def trained(self) -> ModelScores | None:
+        """Scores of the last stage's model, whichever is kept; None: the run takes none."""
+        return self.scores.get(ScoreKey(self.run.stages[-1].name))
+
+    @cached_property
+    def table(self) -> ScoreTable | None:
+        """Table of scores by labels for readers; None: the run takes none."""
+        return scores_table(self.run, self.scores) if self.scores else None
+
+
+def scores_table(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> ScoreTable:
+    """Table of the scores of a run's models, by labels for readers."""
+    by_model = {key: scored.scores for key, scored in scores.items()}
+    return run_table(by_model, [stage.name for stage in run.stages], own_tasks(run))
 
 
 def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:

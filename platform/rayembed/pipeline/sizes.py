@@ -1,23 +1,21 @@
 """A family of sizes of one model: each cut from it, trained with it as teacher, and scored."""
 
 import json
-import logging
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from shutil import copytree
-from tempfile import TemporaryDirectory
+from statistics import fmean
 from typing import Any
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import check_writable, join, write_atomic
-from rayembed.compression.contract import CalibrationText, Source
+from rayembed.compression.contract import CalibrationText, Compression
 from rayembed.compression.prune import empty_model
 from rayembed.config.compared import without_general
 from rayembed.config.data_run import data_of
-from rayembed.config.document import fingerprint
 from rayembed.config.mining import Teacher
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
@@ -26,29 +24,39 @@ from rayembed.data.parts import read_records
 from rayembed.errors import ConfigError
 from rayembed.evaluation.rayembed_spec import find_folder
 from rayembed.evaluation.registered_folder import pinned_reference
-from rayembed.evaluation.tables import ScoreTable
+from rayembed.evaluation.score import ModelScores
+from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.losses.vector_distillation import VectorDistillation
-from rayembed.models.files import weights_fingerprint
 from rayembed.models.layers import layers_of
 from rayembed.models.load import check_loadable
 from rayembed.pipeline.at_hand import check_at_hand
+from rayembed.pipeline.compress import smaller
 from rayembed.pipeline.corpus_job import documents_in
 from rayembed.pipeline.data_steps import do_steps
-from rayembed.pipeline.family import Family, Size
+from rayembed.pipeline.guard import own_tasks
+from rayembed.pipeline.report import Outcome
 from rayembed.pipeline.run_scorer import baseline_name
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.train import train
+from rayembed.pipeline.variants import (
+    MEGABYTE,
+    Scored,
+    Variant,
+    folder_bytes,
+    report_files,
+    report_tables,
+    score_all,
+)
 from rayembed.progress import doing
 from rayembed.registry.registered_model import SCHEME
 from rayembed.registry.tracking_uri import reachable_tracking_uri
-from rayembed.tables import Cell, Table, show
+from rayembed.tables import Cell, Table
 from rayembed.training.export import upload_model
 
-logger = logging.getLogger(__name__)
+Sizes = Mapping[str, Sequence[Compression]]
+"""Label of a size, also of its run → what is done to the whole model, way after way."""
 
-_MEGABYTE = 1e6
-
-WHOLE = "all"
+_WHOLE = "all"
 """Label of the model that the others are cut from."""
 
 
@@ -56,15 +64,12 @@ WHOLE = "all"
 class Member:
     """One model of the family."""
 
-    label: str
     folder: Path
     """On this machine."""
     place: str
     """In storage."""
-    cut: float | None = None
-    """Mean score before it was trained; None of the whole model."""
-    score: float | None = None
-    """Mean score of the finished model; None where a task has none."""
+    outcome: Outcome | None = None
+    """Its training; None of the whole model."""
 
     @cached_property
     def facts(self) -> tuple[int, int, int, int]:
@@ -75,15 +80,37 @@ class Member:
             len(layers_of([backbone])),
             backbone.get_input_embeddings().num_embeddings,
             sum(parameter.numel() for parameter in model.parameters()),
-            sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file()),
+            folder_bytes(self.folder),
         )
 
+    @property
+    def figures(self) -> dict[str, object]:
+        """Heading → cell: what it has, what it takes, and its score before it was trained."""
+        layers, tokens, parameters, size = self.facts
+        cut = None if self.outcome is None else _own(self.outcome, UNTRAINED)
+        return {
+            "layers": str(layers),
+            "tokens": f"{tokens:,}",
+            "M parameters": Cell(parameters / 1e6, digits=2),
+            "MB": Cell(size / MEGABYTE, digits=1),
+            "cut": Cell(None if cut is None else fmean(cut.scores.values()), digits=4),
+        }
 
-def make_sizes(family: Family) -> list[Member]:
+
+def make_sizes(
+    run: Run,
+    sizes: Sizes,
+    texts: str | None = None,
+    languages: Sequence[str] = (),
+) -> list[Scored[Member]]:
     """Cut, train and score each size; what is there already is not made again.
 
-    The family's run has data, stages, scores and placement of each size's training; the settings
-    of the whole model take the place of its model's.
+    Args:
+        run: data, stages, scores and placement of each size's training; its backbone is the whole
+            model, whose settings take the place of the run's model's.
+        sizes: label → what is done to the whole model, way after way.
+        texts: files whose texts say which tokens are kept; None: the training data.
+        languages: of the training data's texts that say so; none: all.
 
     Returns:
         The whole model, then each size in its order.
@@ -91,34 +118,44 @@ def make_sizes(family: Family) -> list[Member]:
     Raises:
         RayembedError: what cannot be done, before anything is trained.
     """
-    run, sizes = placed(family.run), family.sizes
+    run = placed(run)
     check_writable(run.placement.storage_path)
     reference = _whole(run)
     folder = resolve_model(reference)
-    for size in sizes:
-        for way in size.ways:
+    for label, ways in sizes.items():
+        for way in ways:
             way.check(folder)
-        check_at_hand(recovery(run, size.label, reference, str(folder)))
+        check_at_hand(recovery(run, label, reference, str(folder)))
     known: list[CalibrationText] = []
-    if any(way.needs_texts for size in sizes for way in size.ways):
-        known = _texts_of(run, family)
-    whole = Member(WHOLE, folder, reference)
-    members = []
-    for size in sizes:
-        with doing(f"cutting {size.label}"):
-            start = _cut(run, size, folder, known)
-        outcome = train(recovery(run, size.label, reference, start))
-        table = outcome.table
-        assert table is not None  # a run without scores was refused
-        last = [label for label in table.rows if label.startswith("stage ")][-1]
-        place = outcome.model_folder
-        found = resolve_model(place)
-        cut, score = _mean(table, "untrained"), _mean(table, last)
-        members.append(Member(size.label, found, place, cut, score))
-        whole = Member(WHOLE, folder, reference, None, _mean(table, baseline_name(reference)))
+    if any(way.needs_texts for ways in sizes.values() for way in ways):
+        known = _texts_of(run, texts, languages)
+
+    def make(label: str, ways: Sequence[Compression]) -> Member:
+        with doing(f"cutting {label}"):
+            start = smaller(_folder(run), label, ways, folder, known)
+        outcome = train(recovery(run, label, reference, start))
+        return Member(resolve_model(outcome.model_folder), outcome.model_folder, outcome)
+
+    def score(_: str, member: Member) -> ModelScores:
+        assert member.outcome is not None
+        return _own(member.outcome, ScoreKey(run.stages[-1].name))
+
+    members: list[Scored[Member]] = [Scored(_WHOLE, Member(folder, reference))]
+    variants = [Variant(label, partial(make, label, ways)) for label, ways in sizes.items()]
+    for scored in score_all(variants, score):
+        assert scored.made.outcome is not None
+        baseline = _own(scored.made.outcome, ScoreKey(baseline=baseline_name(reference)))
+        members = [replace(members[0], result=baseline), *members[1:], scored]
         # After each size: what is done is seen, though a later one may fail.
-        write_report(run, [whole, *members])
-    return [whole, *members]
+        write_report(run, members)
+    return members
+
+
+def _own(outcome: Outcome, key: ScoreKey) -> ModelScores:
+    """Scores of a model of the run on own tasks, or on all where none is own."""
+    scores, own = outcome.scores[key], own_tasks(outcome.run)
+    tasks = [task for task in scores.tasks if task.name in own]
+    return replace(scores, tasks=tasks or scores.tasks)
 
 
 def _whole(run: Run) -> str:
@@ -190,14 +227,14 @@ def _distilling(stage: StageConfig, teacher: Teacher) -> dict[str, Any]:
     }
 
 
-def _texts_of(run: Run, family: Family) -> list[CalibrationText]:
+def _texts_of(run: Run, files: str | None, languages: Sequence[str]) -> list[CalibrationText]:
     """The texts whose tokens are kept: of files, or of the training data with its instructions.
 
     Raises:
         ConfigError: no row is of a language that is asked for.
     """
-    if family.texts is not None:
-        return [CalibrationText(text) for text in documents_in(family.texts, "text")]
+    if files is not None:
+        return [CalibrationText(text) for text in documents_in(files, "text")]
     found: dict[CalibrationText, None] = {}
     rows: Counter[str | None] = Counter()
     names = {name for stage in run.stages for name in stage.datasets}
@@ -205,12 +242,12 @@ def _texts_of(run: Run, family: Family) -> list[CalibrationText]:
         for part in folders[-1].parts:
             for record in read_records(part.path):
                 rows[record.language] += 1
-                if family.languages and record.language not in family.languages:
+                if languages and record.language not in languages:
                     continue
                 found[CalibrationText(record.query, "query", record.query_instruction)] = None
                 for text in (*record.positives, *(one.text for one in record.negatives)):
                     found[CalibrationText(text, "document", record.document_instruction)] = None
-    if missing := [one for one in family.languages if one not in rows]:
+    if missing := [one for one in languages if one not in rows]:
         told = ", ".join(f"{one or 'none'} ({count:,})" for one, count in rows.most_common())
         raise ConfigError(
             f"--language {missing[0]}: no row of the training data is in it; its rows are in "
@@ -220,65 +257,19 @@ def _texts_of(run: Run, family: Family) -> list[CalibrationText]:
     return list(found)
 
 
-def _cut(run: Run, size: Size, folder: Path, texts: Sequence[CalibrationText]) -> str:
-    """Folder in storage of a size before it is trained, made unless it is there."""
-    made_of: dict[str, Any] = {
-        "ways": [way.model_dump(mode="json") for way in size.ways],
-        "weights": weights_fingerprint(folder),
-    }
-    if any(way.needs_texts for way in size.ways):
-        made_of["texts"] = fingerprint(texts)
-    place = join(_folder(run), f"{size.label}-{fingerprint(made_of)[:8]}")
-
-    def save(output: Path) -> None:
-        with TemporaryDirectory(prefix="sizes-") as scratch:
-            source = folder
-            for number, way in enumerate(size.ways, start=1):
-                last = number == len(size.ways)
-                target = output if last else Path(scratch) / str(number)
-                way.compress(Source(source, texts), target)
-                source = target
-
-    upload_model(place, json.dumps(made_of, indent=1, sort_keys=True).encode(), save)
-    return place
-
-
-def _mean(table: ScoreTable, label: str) -> float | None:
-    """Mean over the own tasks, or over all where none is own."""
-    tasks = next(iter(table.kinds.values()), [])
-    return table.mean(label, tasks)
-
-
 def _folder(run: Run) -> str:
     return join(run.placement.storage_path, "sizes", run.name)
 
 
-def sizes_table(members: Sequence[Member]) -> Table:
-    """A row for each member: what it has, what it takes, what it scores."""
-    whole = members[0].score
-    rows = []
-    for member in members:
-        layers, tokens, parameters, size = member.facts
-        kept = f"{member.score / whole:.1%}" if member.score is not None and whole else ""
-        rows.append(
-            [
-                member.label,
-                str(layers),
-                f"{tokens:,}",
-                Cell(parameters / 1e6, digits=2),
-                Cell(size / _MEGABYTE, digits=1),
-                Cell(member.cut, digits=4),
-                Cell(member.score, digits=4),
-                kept,
-            ]
-        )
-    heads = ["size", "layers", "tokens", "M parameters", "MB", "cut", "score", "of the whole"]
-    return Table(heads, rows, title=f"Sizes of {members[0].place}", align="lr")
+def sizes_tables(members: Sequence[Scored[Member]]) -> list[Table]:
+    """The report of a family."""
+    title = f"Sizes of {members[0].made.place}"
+    return report_tables(title, members, lambda member: member.figures)
 
 
-def write_report(run: Run, members: Sequence[Member]) -> str:
+def write_report(run: Run, members: Sequence[Scored[Member]]) -> str:
     """Folder in storage of `sizes.md` and `sizes.csv`."""
-    folder, table = _folder(run), sizes_table(members)
-    write_atomic(join(folder, "sizes.md"), show(table, "markdown").encode())
-    write_atomic(join(folder, "sizes.csv"), show(table, "csv").encode())
+    folder = _folder(run)
+    for name, data in report_files("sizes", sizes_tables(members)).items():
+        write_atomic(join(folder, name), data)
     return folder

@@ -3,12 +3,14 @@ need.
 """
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from rayembed.compression.contract import Compression
+from rayembed.config.compression import COMPRESSIONS, settings_in
 from rayembed.config.run import Run
+from rayembed.config.settings import nearest, parse
 from rayembed.errors import ConfigError
-from rayembed.pipeline.family import Family, Size, cuts, size_in
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.training_job import A_RECIPE, base_run
 
@@ -32,55 +34,83 @@ _READER = Reader(
 )
 
 
+class Family(NamedTuple):
+    """Arguments of `make_sizes`."""
+
+    run: Run
+    sizes: dict[str, tuple[Compression, ...]]
+    texts: str | None
+    languages: tuple[str, ...]
+
+    @property
+    def ways(self) -> list[Compression]:
+        """The ways of all sizes."""
+        return [way for ways in self.sizes.values() for way in ways]
+
+
 def _read(args: argparse.Namespace) -> Family:
-    run = _READER(args)
-    sizes = tuple(map(size_in, args.sizes or _SIZES))
-    labels = [size.label for size in sizes]
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
-        raise ConfigError(f"--size: two sizes are called {twice[0]!r}; name each once")
-    _check_texts(args, sizes)
-    return Family(run, sizes, args.texts, tuple(args.languages))
-
-
-def _check_texts(args: argparse.Namespace, sizes: Sequence[Size]) -> None:
-    """Raise where texts or languages are named that decide nothing."""
-    if args.texts is not None and args.languages:
+    run, sizes = _READER(args), {}
+    for text in args.sizes or _SIZES:
+        ways = tuple(map(_way, text.split("+")))
+        label = "-".join(way.label for way in ways)
+        if label in sizes:
+            raise ConfigError(f"--size: two sizes are called {label!r}; name each once")
+        sizes[label] = ways
+    family = Family(run, sizes, args.texts, tuple(args.languages))
+    if family.texts is not None and family.languages:
         raise ConfigError(
             "--language chooses among the texts of the training data, and --texts names others; "
             "give one of the two"
         )
-    if args.languages and not any(way.needs_texts for size in sizes for way in size.ways):
+    if family.languages and not any(way.needs_texts for way in family.ways):
         raise ConfigError(
             "--language says which tokens a smaller vocabulary keeps, and no size has one; add "
             "--size vocabulary, or leave --language out"
         )
+    return family
+
+
+def _cuts() -> dict[str, type[Compression]]:
+    """Ways whose models are trained on, by their `kind`."""
+    classes = COMPRESSIONS.classes().items()
+    return {kind: way for kind, way in classes if issubclass(way, Compression) and way.is_cut}
+
+
+def _way(text: str) -> Compression:
+    found, ways = settings_in(text), _cuts()
+    if found["kind"] not in ways:
+        raise ConfigError(
+            f"--size {text!r}: a size is made by {' or '.join(ways)}, whose models are trained on; "
+            f"{nearest(found['kind'], ways)} jobs/compress_model.py has the other ways"
+        )
+    return parse(ways[found["kind"]], found)
 
 
 def _make(family: Family, context: JobContext) -> None:
-    from rayembed.pipeline.sizes import make_sizes, sizes_table, write_report
+    from rayembed.pipeline.sizes import make_sizes, sizes_tables, write_report
     from rayembed.pipeline.storage import placed
     from rayembed.tables import console
 
-    members = make_sizes(family)
-    console(context.out).print(sizes_table(members))
+    members = make_sizes(*family)
+    for table in sizes_tables(members):
+        console(context.out).print(table)
     for member in members[1:]:
-        context.out.write(f"{member.label:<20} {member.place}\n")
+        context.out.write(f"{member.label:<20} {member.made.place}\n")
     context.out.write(f"Report               {write_report(placed(family.run), members)}\n")
 
 
 def _list(context: JobContext) -> None:
-    for kind, way in cuts().items():
+    for kind, way in _cuts().items():
         context.out.write(f"{kind:<12} {(way.__doc__ or '').splitlines()[0]}\n")
 
 
 def _show(family: Family, context: JobContext) -> None:
     """The training of the sizes, after a look at the files of a model that lies here."""
     folder = Path(family.run.model.backbone.path)
-    for size in family.sizes if folder.is_dir() else ():
-        for way in size.ways:
-            way.check(folder)
+    for way in family.ways if folder.is_dir() else ():
+        way.check(folder)
     context.out.write(family.run.to_yaml())
-    context.err.write(f"sizes: {', '.join(size.label for size in family.sizes)}\n")
+    context.err.write(f"sizes: {', '.join(family.sizes)}\n")
 
 
 run_sizes_job = Job(

@@ -22,7 +22,7 @@ from rayembed.data.prepare import prepare
 from rayembed.data.sources.check import check_files_at_hand
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.score import ModelScores
-from rayembed.evaluation.tables import UNTRAINED, ScoreKey, run_table, score_csv, score_table
+from rayembed.evaluation.tables import UNTRAINED, ScoreKey, score_csv, score_table
 from rayembed.models.contract import PromptTokenizer
 from rayembed.models.files import weights_fingerprint
 from rayembed.pipeline.checks import (
@@ -31,12 +31,12 @@ from rayembed.pipeline.checks import (
     check_row_instructions,
 )
 from rayembed.pipeline.general_tasks import other_language, with_fitting_tasks
-from rayembed.pipeline.guard import folder_of, judge, mixtures, own_tasks, remove_mixtures, share_of
+from rayembed.pipeline.guard import folder_of, judge, mixtures, remove_mixtures, share_of
 from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.on_ray import OnRay
 from rayembed.pipeline.precision import as_begun
 from rayembed.pipeline.registration import Training, register_trained
-from rayembed.pipeline.report import Outcome, print_outcome
+from rayembed.pipeline.report import Outcome, print_outcome, scores_table
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.run_scorer import RunScorer
 from rayembed.pipeline.runtime import Runtime, runtime_of, started
@@ -358,8 +358,7 @@ def _register(
     verdict = judge(run, scores, found["general_tasks"])
     kept = trained if verdict is None else verdict.kept
     model = folder_of(folders, kept)
-    by_model = {key: scored.scores for key, scored in scores.items()}
-    table = run_table(by_model, [stage.name for stage in run.stages], own_tasks(run))
+    table = scores_table(run, scores)
     markdown = show(score_table(table), "markdown") if scores else ""
     if scores:
         markdown += "".join(f"\n{one['summary']}\n" for one in found["held_out"])
@@ -391,7 +390,7 @@ def _register(
         remove_mixtures(run, folders, kept)
     return Outcome(
         run=run,
-        table=table if scores else None,
+        scores=scores,
         model_folder=model,
         run_folder=folders.storage,
         version=version,

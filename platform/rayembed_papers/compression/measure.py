@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rayembed.config.run import Run
@@ -62,9 +62,8 @@ def measure(
 def _trained(run: Run) -> tuple[str, float]:
     """Folder of a run's model, and its mean score."""
     outcome = train(run)
-    assert outcome.table is not None
-    *_, last = outcome.table.rows.values()
-    return outcome.model_folder, _mean(last)
+    assert outcome.trained is not None
+    return outcome.model_folder, statistics.mean(outcome.trained.scores.values())
 
 
 def _compressed(
@@ -72,8 +71,5 @@ def _compressed(
 ) -> list[tuple[str, float]]:
     """Reference and mean score of each variant of a model."""
     result = compress(ready(compression_run(base, model, ways, label)))
-    return [(variant.reference, _mean(variant.scores)) for variant in result.variants[1:]]
-
-
-def _mean(scores: Mapping[str, float]) -> float:
-    return statistics.mean(scores.values())
+    found = ((variant.made.reference, variant.mean) for variant in result.variants[1:])
+    return [(reference, mean) for reference, mean in found if mean is not None]

@@ -131,10 +131,8 @@ class Results:
         began = time.monotonic()
         was_there = exists(join(run.placement.storage_path, "runs", run.name, METRICS_FILE))
         outcome = train(run)
+        assert outcome.trained is not None
         assert outcome.table is not None
-        rows = outcome.table.rows
-        # Behind the stages stand further rows of the last one, as of fewer dimensions.
-        scores = rows[[label for label in rows if label.startswith("stage ")][-1]]
         made = task.preparation and read_bytes(join(self.storage, task.preparation.file))
         told = {
             "run": run.name,
@@ -150,8 +148,8 @@ class Results:
             "prepared_sha256": made and hashlib.sha256(made).hexdigest(),
             "seconds": round(time.monotonic() - began),
             "expected_seconds": round(task.seconds),
-            "scores": dict(scores),
-            "rows": {label: dict(row) for label, row in rows.items()},
+            "scores": outcome.trained.scores,
+            "rows": {label: dict(row) for label, row in outcome.table.rows.items()},
         }
         write_atomic(self.path(run), json.dumps(told, indent=1, sort_keys=True).encode())
         self.kept[run.name] = Measured.told(told)
