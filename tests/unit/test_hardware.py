@@ -25,12 +25,8 @@ from rayembed.hardware import (
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.models.load import load_model, saved_dtype
-from rayembed.pipeline.precision import (
-    as_begun,
-    run_settled,
-    sweep_as_begun,
-    sweep_settled,
-)
+from rayembed.pipeline.precision import as_begun, run_settled
+from rayembed.pipeline.sweep_folder import sweep_as_begun, sweep_settled
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.training.on_ray import worker_precision

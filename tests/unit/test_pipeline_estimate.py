@@ -8,7 +8,8 @@ from rayembed.config.compared import compared_as
 from rayembed.config.override import override
 from rayembed.hardware import Precision
 from rayembed.pipeline import estimate as module
-from rayembed.pipeline.estimate import estimate, estimate_trials, gpu_hours
+from rayembed.pipeline.adaptation_tables import adaptation_work
+from rayembed.pipeline.estimate import estimate, estimate_trials, gpu_hours, work_of
 from rayembed.pipeline.requirements import step_load
 from rayembed.recipes.adaptation import get_adaptation
 from rayembed.recipes.catalogue import get_recipe
@@ -124,7 +125,9 @@ def test_an_adaptation_is_counted_with_the_words_that_it_guesses(milan, tmp_path
     unknown = override(run, [f"model.backbone.path={tmp_path}"])
     assert estimate(unknown) is None
     assert estimate(override(run, ["model.backbone.path=hf://nobody/nothing@main"])) is None
-    assert "GPU-hours" in gpu_hours([get_adaptation("nomic-adapt")])
+    adaptation = get_adaptation("nomic-adapt")
+    assert "GPU-hours" in gpu_hours([adaptation])
+    assert work_of(adaptation) == adaptation_work(adaptation)
 
 
 def test_operations_are_told_of_gpus(milan):

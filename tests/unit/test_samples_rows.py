@@ -309,7 +309,7 @@ def test_a_reference_names_what_decides_and_nothing_else() -> None:
     path = fewer.pairs("translation", to="fr").path
     assert path == "sample://wikipedia/translation.jsonl?to=fr&held_out=5&held_out_of=es&seed=1"
     assert row_reference(parse_reference(path).part) == path  # type: ignore[arg-type]
-    assert fewer.texts("es").path == "sample://wikipedia/texts.jsonl?language=es"
+    assert fewer.texts("es") == "sample://wikipedia/texts.jsonl?language=es"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from rayembed.config.override import override
 from rayembed.config.sweep import metric_source
 from rayembed.errors import ConfigError
 from rayembed.hardware import Precision
-from rayembed.pipeline.precision import sweep_settled
 from rayembed.pipeline.sweep_dry_run import print_sweep
+from rayembed.pipeline.sweep_folder import sweep_settled
 from rayembed.pipeline.sweep_job import sweep_job
 from rayembed.tuning.trials import check_sweep, known_trials
 

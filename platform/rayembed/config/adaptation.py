@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.backbone import BackboneConfig
-from rayembed.config.document import Document
+from rayembed.config.document import NamedRun
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings
@@ -184,7 +184,7 @@ class MaskedTraining(Settings):
         return self
 
 
-class Adaptation(Document):
+class Adaptation(NamedRun):
     """Complete settings of one adaptation."""
 
     name: FileName
@@ -221,6 +221,11 @@ class Adaptation(Document):
     def total_steps(self) -> int:
         """Number of steps."""
         return self.training.steps
+
+    @property
+    def stage_names(self) -> tuple[str, ...]:
+        """Name of its only stage."""
+        return (self.training.name,)
 
     def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
         """Fingerprinted settings: everything that the trained weights depend on."""

@@ -4,10 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from rayembed.config.adaptation import Adaptation, AnyRun
-from rayembed.config.guard import own_sets_of
-from rayembed.config.held_out import held_out_set
-from rayembed.config.run import Run
-from rayembed.config.run_evaluation import EvaluationConfig
+from rayembed.config.run import without_general
 
 
 def scores_while_training(run: AnyRun) -> bool:
@@ -43,24 +40,6 @@ def compared_as(run: AnyRun, name: str, weighted: Collection[str] = ()) -> AnyRu
         compared = without_general(run, weighted)
         changes["evaluation"] = compared.model_copy(update=only)
     return run.model_copy(update=changes)
-
-
-def without_general(run: Run, weighted: Collection[str] = ()) -> EvaluationConfig:
-    """A run's evaluation without the general tasks of its guard, but with the weighted ones."""
-    evaluation = run.evaluation
-    if evaluation.guard is None:
-        return evaluation
-    kept = {*own_sets_of(evaluation.guard, evaluation), *weighted}
-    named = {*evaluation.tasks, *(own.name for own in evaluation.own_sets)}
-    named.update(held_out_set(dataset.name) for dataset in run.held_out_datasets)
-    only: dict[str, Any] = {
-        "own_sets": tuple(own for own in evaluation.own_sets if own.name in kept),
-        "tasks": tuple(task for task in evaluation.tasks if task in kept),
-    }
-    # Which tasks a benchmark has is not known here.
-    if named.issuperset(weighted):
-        only["benchmarks"] = ()
-    return evaluation.model_copy(update=only)
 
 
 def scored_on(run: AnyRun) -> dict[str, Any]:

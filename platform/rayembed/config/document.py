@@ -4,15 +4,19 @@ import hashlib
 import json
 import os
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import yaml
 
 from rayembed.config.settings import Settings, parse
 from rayembed.config.yaml_text import read_yaml, write_yaml
 from rayembed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rayembed.config.placement import Placement
 
 # As a setting, also of a loader (`st:/…`) or a database, or a line of a record: from its first sign
 # to its last.
@@ -56,6 +60,29 @@ class Document(Settings):
             ConfigError: no such file, not YAML, or settings that do not hold.
         """
         return parse(cls, read_mapping(path))
+
+
+class NamedRun(Document):
+    """A run that trains weights under a name, in a folder of its own, and is tracked in MLflow.
+
+    Each kind has the fields below in an order of its own.
+    """
+
+    if TYPE_CHECKING:
+        name: str
+        model: Any
+        """Settings with a `backbone`."""
+        placement: Placement
+
+    @property
+    @abstractmethod
+    def total_steps(self) -> int:
+        """Number of steps."""
+
+    @property
+    @abstractmethod
+    def stage_names(self) -> tuple[str, ...]:
+        """Names of the stages, which are those of their folders."""
 
 
 def published_values(settings: Settings, storage: str) -> dict[str, Any]:

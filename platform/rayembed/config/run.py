@@ -1,14 +1,14 @@
 """A run: identity (what it is) and placement (where it runs); its fingerprint and its file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from rayembed.config.data import DataConfig, DatasetConfig, data_identity
-from rayembed.config.document import Document
+from rayembed.config.document import NamedRun
 from rayembed.config.expert_parallel import check_expert_parallel
-from rayembed.config.guard import check_guard
+from rayembed.config.guard import check_guard, own_sets_of
 from rayembed.config.held_out import held_out_set
 from rayembed.config.instructions import check_prompt_names
 from rayembed.config.model import ModelConfig
@@ -39,7 +39,7 @@ from rayembed.config.worker_numbers import check_shares
 from rayembed.errors import ConfigError
 
 
-class Run(Document):
+class Run(NamedRun):
     """Everything that one training run is."""
 
     name: FileName
@@ -235,6 +235,11 @@ class Run(Document):
         """Steps of all stages."""
         return sum(stage.steps for stage in self.stages)
 
+    @property
+    def stage_names(self) -> tuple[str, ...]:
+        """Names of its stages, in their order."""
+        return tuple(stage.name for stage in self.stages)
+
     def default_instructions(self) -> dict[Literal["query", "document"], str]:
         """Role → the instruction that the last stage put before every text of the role, where it
         was the same for all; the trained model puts it before texts for which nobody names one.
@@ -371,3 +376,21 @@ def of_stages(run: Run, names: Sequence[str]) -> Run:
     datasets = tuple(as_taken(dataset, kept) for dataset in run.data.datasets)
     data = changed(run.data, datasets=datasets)
     return parse(Run, {**dict(run), "data": data, "stages": kept})
+
+
+def without_general(run: Run, weighted: Collection[str] = ()) -> EvaluationConfig:
+    """A run's evaluation without the general tasks of its guard, but with the weighted ones."""
+    evaluation = run.evaluation
+    if evaluation.guard is None:
+        return evaluation
+    kept = {*own_sets_of(evaluation.guard, evaluation), *weighted}
+    named = {*evaluation.tasks, *(own.name for own in evaluation.own_sets)}
+    named.update(held_out_set(dataset.name) for dataset in run.held_out_datasets)
+    only: dict[str, Any] = {
+        "own_sets": tuple(own for own in evaluation.own_sets if own.name in kept),
+        "tasks": tuple(task for task in evaluation.tasks if task in kept),
+    }
+    # Which tasks a benchmark has is not known here.
+    if named.issuperset(weighted):
+        only["benchmarks"] = ()
+    return evaluation.model_copy(update=only)

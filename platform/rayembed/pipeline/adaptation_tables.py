@@ -1,14 +1,17 @@
 """Tables of an adaptation: what it needs, and what was drawn of each language."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-from rayembed.config.adaptation import Adaptation, TextsSource
+from rayembed.config.adaptation import Adaptation, MaskingConfig, TextsSource
+from rayembed.pipeline.estimate import FILLED, Work, work_of
 from rayembed.pipeline.requirements import (
     ModelSize,
     auto_device,
     expected_precision,
     known_settings,
+    looked_up,
     machines,
     worker_memory,
 )
@@ -51,6 +54,27 @@ def adaptation_size(run: Adaptation) -> ModelSize | None:
     model = empty_masked_language_model(settings, run.model, path)
     total = sum(p.numel() for p in model.parameters())
     return ModelSize(total=total, trainable=total)
+
+
+@work_of.register
+def adaptation_work(run: Adaptation) -> Work | None:
+    """Count the encoder for each token, and the probabilities of words for each masked one."""
+    training, corpus, path = run.training, run.corpus, run.model.backbone.path
+    size, settings = adaptation_size(run), known_settings(path, "model.backbone.path")
+    if size is None or settings is None:
+        return None
+    words = looked_up(settings)
+
+    def of_batches(number: int, masking: MaskingConfig) -> float:
+        filled = 1.0 if corpus.layout == "packed" else FILLED
+        tokens = number * filled * training.global_sequences * corpus.max_length
+        return 2.0 * tokens * (size.total - words + masking.probability * words)
+
+    scores, held_out = 0.0, training.held_out
+    if held_out is not None:
+        times = math.ceil(training.steps / (held_out.every_steps or training.steps))
+        scores = of_batches(times * held_out.batches, held_out.masking)
+    return Work(3.0 * of_batches(training.steps, run.masking), scores, 1)
 
 
 def corpus_table(languages: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -> Table:

@@ -8,11 +8,12 @@ reading) stands in a measured share of that speed.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from itertools import product
 
-from rayembed.config.adaptation import Adaptation, AnyRun, MaskingConfig
 from rayembed.config.backbone import Dtype
 from rayembed.config.data import DatasetConfig
+from rayembed.config.document import NamedRun
 from rayembed.config.mining import Teacher
 from rayembed.config.named_benchmarks import tokens_of_sets
 from rayembed.config.run import Run
@@ -22,12 +23,9 @@ from rayembed.cores import num_cores
 from rayembed.device import placed_here
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.hardware import Precision, product_speed
-from rayembed.pipeline.adaptation_tables import adaptation_size
 from rayembed.pipeline.requirements import (
     expected_precision,
     flops_per_token,
-    known_settings,
-    looked_up,
     step_load,
 )
 from rayembed.registry.provenance import cpu_told
@@ -38,7 +36,7 @@ _TRAINING: dict[Dtype, float] = {"float32": 0.45, "bfloat16": 0.35}
 _ENCODING: dict[Dtype, float] = {"float32": 0.8, "bfloat16": 0.6}
 """The same of scores and teachers, which have no backward pass."""
 
-_FILLED = 0.8
+FILLED = 0.8
 """Tokens of a text, as a share of its maximum length."""
 
 _ROWS = 3000
@@ -73,7 +71,7 @@ class Estimate:
         return f"{self.machine}: about {max(round(self.seconds / 60), 1)} min from its start"
 
 
-def estimate(run: AnyRun) -> Estimate | None:
+def estimate(run: NamedRun) -> Estimate | None:
     """Estimate a run's time on workers with this machine's CPU; None: on GPUs, or not known.
 
     Preparation of data that is there already, and stages that are done, are counted all the same;
@@ -91,7 +89,7 @@ def estimate(run: AnyRun) -> Estimate | None:
 
 
 def estimate_trials(
-    trials: Sequence[AnyRun], prepared: Sequence[AnyRun], best: AnyRun
+    trials: Sequence[NamedRun], prepared: Sequence[NamedRun], best: NamedRun
 ) -> Estimate | None:
     """Estimate all trials of a sweep, which share the cores when they run side by side; None: not
     known.
@@ -113,7 +111,7 @@ def estimate_trials(
     return Estimate(known[0].machine, seconds + data_seconds, data_seconds)
 
 
-def gpu_hours(runs: Sequence[AnyRun]) -> str | None:
+def gpu_hours(runs: Sequence[NamedRun]) -> str | None:
     """What the training of runs takes on GPUs, in words; None: on CPUs, or not known.
 
     Counted, and taken at the speed of the one training that a GPU has timed.
@@ -132,7 +130,7 @@ def gpu_hours(runs: Sequence[AnyRun]) -> str | None:
     )
 
 
-def on_gpu_seconds(run: AnyRun) -> float | None:
+def on_gpu_seconds(run: NamedRun) -> float | None:
     """A run's time on one GPU, from operations at the speed that one was timed at; None: on CPUs,
     or not known.
     """
@@ -144,7 +142,7 @@ def on_gpu_seconds(run: AnyRun) -> float | None:
 
 
 @dataclass(frozen=True)
-class _Work:
+class Work:
     """Floating-point operations of a run."""
 
     training: float
@@ -152,46 +150,37 @@ class _Work:
     stages: int
 
 
-def _on_gpu(run: AnyRun) -> bool:
+def _on_gpu(run: NamedRun) -> bool:
     """Whether the run's workers have GPUs; of `auto` on machines like this one."""
     return placed_here(run.placement).on_gpu
 
 
-def _work(run: AnyRun) -> _Work | None:
+def _work(run: NamedRun) -> Work | None:
     """What a run has to compute; None: its model is not known here."""
     try:
-        if isinstance(run, Adaptation):
-            return _of_adaptation(run)
-        a_token = flops_per_token(run.model)
+        return work_of(run)
     except (ArtifactError, ConfigError):  # told with its remedy when the run is checked
         return None
+
+
+@singledispatch
+def work_of(run: NamedRun) -> Work | None:
+    """What a run has to compute, which each kind of run registers its own count of; None: not
+    known.
+    """
+    return None
+
+
+@work_of.register
+def _(run: Run) -> Work | None:
+    a_token = flops_per_token(run.model)
     if a_token is None:
         return None
     training = sum(stage.steps * _of_step(run, stage, a_token) for stage in run.stages)
-    return _Work(training, _of_scores(run, a_token), len(run.stages))
+    return Work(training, _of_scores(run, a_token), len(run.stages))
 
 
-def _of_adaptation(run: Adaptation) -> _Work | None:
-    """Count the encoder for each token, and the probabilities of words for each masked one."""
-    training, corpus, path = run.training, run.corpus, run.model.backbone.path
-    size, settings = adaptation_size(run), known_settings(path, "model.backbone.path")
-    if size is None or settings is None:
-        return None
-    words = looked_up(settings)
-
-    def of_batches(number: int, masking: MaskingConfig) -> float:
-        filled = 1.0 if corpus.layout == "packed" else _FILLED
-        tokens = number * filled * training.global_sequences * corpus.max_length
-        return 2.0 * tokens * (size.total - words + masking.probability * words)
-
-    scores, held_out = 0.0, training.held_out
-    if held_out is not None:
-        times = math.ceil(training.steps / (held_out.every_steps or training.steps))
-        scores = of_batches(times * held_out.batches, held_out.masking)
-    return _Work(3.0 * of_batches(training.steps, run.masking), scores, 1)
-
-
-def _speeds(run: AnyRun) -> tuple[Precision, float, float]:
+def _speeds(run: NamedRun) -> tuple[Precision, float, float]:
     """A run's number type, and this machine's operations a second in products and in encoding."""
     precision = expected_precision(run)
     speed = num_cores() * product_speed(precision.dtype)
@@ -204,15 +193,15 @@ def _of_step(run: Run, stage: StageConfig, a_token: float) -> float:
     passes += forward - 1
     if stage.hidden_states is not None:  # its teacher, taken to be of the model's size
         passes += forward
-    return passes * _FILLED * step_load(run, stage).tokens * a_token
+    return passes * FILLED * step_load(run, stage).tokens * a_token
 
 
 def _of_scores(run: Run, a_token: float) -> float:
     settings = run.evaluation
-    tokens = _FILLED * (tokens_of_sets(settings.own_sets) + _of_held_out(run))
+    tokens = FILLED * (tokens_of_sets(settings.own_sets) + _of_held_out(run))
     own = len(run.stages) + settings.before_training + settings.num_mixtures
     encoders = sum(reference != "bm25" for reference in settings.baselines)
-    validation = _FILLED * _of_validation(run)
+    validation = FILLED * _of_validation(run)
     return tokens * (own * a_token + encoders * _MINILM) + validation * a_token
 
 
@@ -267,4 +256,4 @@ def _of_teachers(runs: Sequence[Run]) -> float:
 
 def _embedded(dataset: DatasetConfig, teacher: Teacher) -> float:
     """Tokens of a data set's queries and positives as a teacher reads them."""
-    return 2 * (dataset.num_samples or _ROWS) * min(teacher.max_length, 64) * _FILLED
+    return 2 * (dataset.num_samples or _ROWS) * min(teacher.max_length, 64) * FILLED

@@ -5,13 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from rayembed.config.adaptation import Adaptation
 from rayembed.config.backbone import DtypeSetting
-from rayembed.config.document import read_mapping
+from rayembed.config.document import NamedRun, read_mapping
 from rayembed.config.placement import Placement
-from rayembed.config.run import Run
 from rayembed.config.settings import changed, parse
-from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
 from rayembed.hardware import Precision
 from rayembed.registry.run_folder import RUN_FILE
@@ -20,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 PrecisionOf = Callable[[Placement], Precision]
 
-AnyRun = TypeVar("AnyRun", bound=Run | Adaptation)
+AnyRun = TypeVar("AnyRun", bound=NamedRun)
 
 
 def as_begun(run: AnyRun, folder: Path) -> AnyRun:
@@ -35,7 +32,7 @@ def as_begun(run: AnyRun, folder: Path) -> AnyRun:
         found = read_mapping(path)["model"]["backbone"]["dtype"]
     except (ConfigError, KeyError, TypeError):
         return run  # `check_run_folder` tells what is wrong with the file
-    return run if found not in ("bfloat16", "float32") else _settled(run, found)
+    return run if found not in ("bfloat16", "float32") else with_dtype(run, found)
 
 
 def run_settled(run: AnyRun, precision_of: PrecisionOf) -> AnyRun:
@@ -52,36 +49,12 @@ def run_settled(run: AnyRun, precision_of: PrecisionOf) -> AnyRun:
     if run.model.backbone.dtype == "float32":
         return run
     precision = precision_of(run.placement)
-    _tell(run.model.backbone.dtype, precision)
-    return _settled(run, precision.dtype)
+    say_dtype(run.model.backbone.dtype, precision)
+    return with_dtype(run, precision.dtype)
 
 
-def sweep_as_begun(sweep: Sweep, begun: Sweep) -> Sweep:
-    """The sweep with the number types with which it was begun, where it leaves them open.
-
-    So that all trials compute in one type, also those that begin later on another machine.
-    """
-    kept = {label: run.model.backbone.dtype for label, run in begun.runs.items()}
-    runs = {
-        label: run if kept.get(label, "auto") == "auto" else _settled(run, kept[label])
-        for label, run in sweep.runs.items()
-    }
-    return sweep.model_copy(update={"runs": runs})
-
-
-def sweep_settled(sweep: Sweep, precision_of: PrecisionOf) -> Sweep:
-    """The sweep with the number type that its workers' nodes compute fast, one for all trials."""
-    asked = {run.model.backbone.dtype for run in sweep.runs.values()} - {"float32"}
-    if not asked:
-        return sweep
-    precision = precision_of(sweep.base.placement)
-    for dtype in sorted(asked):
-        _tell(dtype, precision)
-    runs = {label: _settled(run, precision.dtype) for label, run in sweep.runs.items()}
-    return sweep.model_copy(update={"runs": runs})
-
-
-def _tell(asked: DtypeSetting, precision: Precision) -> None:
+def say_dtype(asked: DtypeSetting, precision: Precision) -> None:
+    """Say which number type `auto` is, or warn of a slow one that is set."""
     if asked == "auto":
         logger.info("model.backbone.dtype auto is %s", precision)
     elif precision.dtype != asked:
@@ -92,7 +65,7 @@ def _tell(asked: DtypeSetting, precision: Precision) -> None:
         )
 
 
-def _settled(run: AnyRun, dtype: DtypeSetting) -> AnyRun:
+def with_dtype(run: AnyRun, dtype: DtypeSetting) -> AnyRun:
     """The run in the number type where it leaves it open."""
     if run.model.backbone.dtype != "auto":
         return run

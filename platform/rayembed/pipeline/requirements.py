@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayembed.config.adaptation import Adaptation
+from rayembed.config.document import NamedRun
 from rayembed.config.lora import LoraConfig
 from rayembed.config.model import ModelConfig
 from rayembed.config.placement import Placement
@@ -221,7 +221,7 @@ def _part_size(model: ModelConfig, name: str, part: Any) -> ModelSize:
     return ModelSize(total, total - fixed)
 
 
-def expected_precision(run: Run | Adaptation) -> Precision:
+def expected_precision(run: NamedRun) -> Precision:
     """The number type of a run; of `auto` what workers on machines like this one take."""
     asked = run.model.backbone.dtype
     if asked == "auto":

@@ -25,9 +25,8 @@ from rayembed.assets.storage import (
     write_atomic,
 )
 from rayembed.assets.stored_folder import StoredFolder
-from rayembed.config.adaptation import AnyRun
+from rayembed.config.document import NamedRun
 from rayembed.config.run import Run
-from rayembed.config.sweep import Sweep
 from rayembed.errors import ArtifactError
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.metrics_log import METRICS_FILE
@@ -90,7 +89,7 @@ class RunFolders:
         """Folder of a stage's exported model."""
         return join(self.storage, "models", name)
 
-    def claim(self, run: AnyRun, plans: Mapping[str, str]) -> None:
+    def claim(self, run: NamedRun, plans: Mapping[str, str]) -> None:
         """Take the folder for a run and write down its settings and plans, in storage too.
 
         Raises:
@@ -168,7 +167,7 @@ def plan_of(run: Run, stage: str) -> str:
 
 
 @contextmanager
-def locked_folders(run: AnyRun, *, wait: bool = False) -> Iterator[RunFolders]:
+def locked_folders(run: NamedRun, *, wait: bool = False) -> Iterator[RunFolders]:
     """The run's folders, which no other job has meanwhile, with what storage has of its files.
 
     Args:
@@ -181,19 +180,6 @@ def locked_folders(run: AnyRun, *, wait: bool = False) -> Iterator[RunFolders]:
     what = f"trains the run {run.name!r}"
     with locked_place(run.placement.storage_path, RUNS, run.name, what, wait=wait) as files:
         yield RunFolders(files)
-
-
-@contextmanager
-def locked_sweep(sweep: Sweep) -> Iterator[StoredFolder]:
-    """The files of a sweep, which no other job has meanwhile, with what storage has of them.
-
-    Raises:
-        PlacementError: the storage cannot be written.
-        ArtifactError: another job has them right now.
-    """
-    what = f"runs the sweep {sweep.name!r}"
-    with locked_place(sweep.base.placement.storage_path, SWEEPS, sweep.name, what) as files:
-        yield files
 
 
 @contextmanager
@@ -239,7 +225,7 @@ def is_locked(storage: str, kind: str, name: str) -> bool:
     return any(now - written < LEASE_SECONDS * 1e9 for written in times.values())
 
 
-def fetched_folder(run: AnyRun) -> Path:
+def fetched_folder(run: NamedRun) -> Path:
     """Folder of the run's small files on this machine, with what storage has of them.
 
     Raises:
@@ -250,7 +236,7 @@ def fetched_folder(run: AnyRun) -> Path:
     return files.local
 
 
-def run_place(run: AnyRun) -> str:
+def run_place(run: NamedRun) -> str:
     """Folder of the run in storage."""
     return join(run.placement.storage_path, RUNS, run.name)
 

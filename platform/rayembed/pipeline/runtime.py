@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from rayembed.config.adaptation import Adaptation
 from rayembed.config.data_run import DataRun
+from rayembed.config.document import NamedRun
 from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
 from rayembed.config.placement import Placement, RuntimeSettings
-from rayembed.config.run import Run
 from rayembed.config.settings import Settings
 from rayembed.cores import Threads, free_threads
 from rayembed.data.work_items import Execute
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PlacedRun = TypeVar("PlacedRun", bound=Run | Adaptation | EvaluationRun)
+PlacedRun = TypeVar("PlacedRun", bound=NamedRun | EvaluationRun)
 
 
 class Runtime(Protocol):

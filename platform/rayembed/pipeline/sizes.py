@@ -14,10 +14,9 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import check_writable, join, write_atomic
 from rayembed.compression.contract import CalibrationText, Compression
 from rayembed.compression.prune import empty_model
-from rayembed.config.compared import without_general
 from rayembed.config.data_run import data_of
 from rayembed.config.mining import Teacher
-from rayembed.config.run import Run
+from rayembed.config.run import Run, without_general
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.parts import read_records

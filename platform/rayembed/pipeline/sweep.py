@@ -21,11 +21,11 @@ from rayembed.errors import ArtifactError, RayembedError, StorageError, WorkerEr
 from rayembed.pipeline import sweep_adaptation, sweep_trial
 from rayembed.pipeline.adapt import AdaptedEncoder
 from rayembed.pipeline.on_ray import OnRay, connect
-from rayembed.pipeline.precision import sweep_as_begun, sweep_settled
 from rayembed.pipeline.report import Outcome
-from rayembed.pipeline.run_folders import fetched_folder, locked_sweep, run_place
+from rayembed.pipeline.run_folders import fetched_folder, run_place
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.pipeline.sweep_dry_run import expected_time
+from rayembed.pipeline.sweep_folder import locked_sweep, sweep_as_begun, sweep_settled
 from rayembed.pipeline.sweep_report import print_swept, write_report
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.mlflow_run import flatten

@@ -12,8 +12,9 @@ from rayembed.cores import num_cores
 from rayembed.device import gpus_here, placed_here
 from rayembed.errors import PlacementError
 from rayembed.hardware import Precision, auto_precision
+from rayembed.pipeline.adaptation_tables import adaptation_work  # noqa: F401 - is registered
 from rayembed.pipeline.estimate import estimate_trials, gpu_hours
-from rayembed.pipeline.precision import sweep_settled
+from rayembed.pipeline.sweep_folder import sweep_settled
 from rayembed.tables import Table, console, facts_table
 from rayembed.training.capacity import validation_resources, worker_resources
 from rayembed.tuning.concurrency import trials_at_once

@@ -23,7 +23,7 @@ from rayembed.config.stage import StageConfig
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, named_or_read, option
-from rayembed.pipeline.training_job import SEND_METRICS, STAGE, send_metrics
+from rayembed.pipeline.training_job import SEND_METRICS, STAGE
 from rayembed.recipes.adaptation import adaptation_names, get_adaptation
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 
@@ -64,8 +64,14 @@ def sweep_job(sweeps: Sweeps = NO_SWEEPS) -> Job[PrintedSweep]:
         run=_sweep,
         lists=("what can be named", lambda context: _print_list(sweeps, context.out)),
         shows=("the sweep", "its trials, their data and how many run at once", _show),
-        instead=[(SEND_METRICS, lambda asked, context: send_metrics(asked.sweep, context))],
+        instead=[(SEND_METRICS, _send_metrics)],
     )
+
+
+def _send_metrics(asked: PrintedSweep, context: JobContext) -> None:
+    from rayembed.pipeline.sweep_folder import send_pending_sweep
+
+    send_pending_sweep(asked.sweep, context.out)
 
 
 def _show(asked: PrintedSweep, context: JobContext) -> None:

@@ -8,10 +8,9 @@ import logging
 from collections.abc import Iterable
 from functools import partial
 
-from rayembed.config.adaptation import AnyRun
+from rayembed.config.document import NamedRun
 from rayembed.config.idle import without_idle_clusters
 from rayembed.config.run import Run, of_stages
-from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
 from rayembed.recipes.catalogue import check_job, get_recipe, recipe_names
@@ -133,8 +132,8 @@ def _trace(run: Run, context: JobContext) -> None:
     print_trace(run, stage, step, context.out)
 
 
-def send_metrics(run: AnyRun | Sweep, context: JobContext) -> None:
-    """Send MLflow what it has not got of a run or a sweep."""
+def send_metrics(run: NamedRun, context: JobContext) -> None:
+    """Send MLflow what it has not got of a run."""
     from rayembed.pipeline.pending_metrics import send_pending
 
     send_pending(run, context.out)

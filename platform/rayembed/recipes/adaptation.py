@@ -92,7 +92,11 @@ def quickstart() -> Adaptation:
     """
     languages: tuple[Language, ...] = ("en", "fr", "es")
     texts = tuple(
-        TextsConfig(name=f"wikipedia-{code}", source=Wikipedia().texts(code), language=code)
+        TextsConfig(
+            name=f"wikipedia-{code}",
+            source=TextsSource(path=Wikipedia().texts(code)),
+            language=code,
+        )
         for code in languages
     )
     return Adaptation(

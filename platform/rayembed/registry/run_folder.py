@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rayembed.assets.storage import write_atomic
-from rayembed.config.adaptation import AnyRun
+from rayembed.config.document import NamedRun
 from rayembed.errors import ArtifactError, ConfigError, StorageError
 
 RUN_FILE = "run.yaml"
@@ -46,7 +46,7 @@ def _told(differing: Sequence[str]) -> str:
     return f"There {shown}" + (f"; and {more} more settings differ" if more > 0 else "")
 
 
-def differing_settings(run: AnyRun, former: AnyRun) -> list[str]:
+def differing_settings(run: NamedRun, former: NamedRun) -> list[str]:
     """Settings of the identity that differ, as `path is former, here new`."""
     new, old = _leaves(run.identity()), _leaves(former.identity())
     paths = sorted(path for path in new.keys() | old.keys() if new.get(path) != old.get(path))
@@ -72,7 +72,7 @@ def _name(value: Any, number: int) -> Any:
     return value.get("name", number) if isinstance(value, Mapping) else number
 
 
-def check_run_folder(folder: str | Path, run: AnyRun, *, place: str | None = None) -> bool:
+def check_run_folder(folder: str | Path, run: NamedRun, *, place: str | None = None) -> bool:
     """Whether the run would resume in the folder (True) or start there (False); writes nothing.
 
     Args:
@@ -97,7 +97,7 @@ def check_run_folder(folder: str | Path, run: AnyRun, *, place: str | None = Non
     return True
 
 
-def claim_run_folder(folder: str | Path, run: AnyRun) -> bool:
+def claim_run_folder(folder: str | Path, run: NamedRun) -> bool:
     """Claim the folder; whether the run resumes (True) or starts (False) there.
 
     The resolved run is written as `run.yaml`; where the run goes on it takes the place of the

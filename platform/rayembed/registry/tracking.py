@@ -16,8 +16,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rayembed.assets.storage import write_atomic
-from rayembed.config.adaptation import AnyRun
-from rayembed.config.document import published_reference, published_values, without_places
+from rayembed.config.document import (
+    NamedRun,
+    published_reference,
+    published_values,
+    without_places,
+)
 from rayembed.errors import ArtifactError, TrackingError
 from rayembed.registry.metrics_log import (
     KEYS,
@@ -145,7 +149,7 @@ class Tracker:
 
     @classmethod
     def open_for_run(
-        cls, run: AnyRun, tracking_uri: str, folder: str | Path, tags: Mapping[str, str]
+        cls, run: NamedRun, tracking_uri: str, folder: str | Path, tags: Mapping[str, str]
     ) -> "Tracker":
         """Call `open` for a run: identity as params, placement as tags. Raises as `open`."""
         storage = run.placement.storage_path

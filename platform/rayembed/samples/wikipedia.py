@@ -6,7 +6,6 @@ Nothing here reads the sample: sources and sets name files that are made where t
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from rayembed.config.adaptation import TextsSource
 from rayembed.config.own_sets import (
     ClassificationSet,
     ClusteringSet,
@@ -87,10 +86,9 @@ class Wikipedia(Settings):
         """Title-masked texts of the training titles with their topic."""
         return ClassesSource(path=self._rows("topics"), id="id")
 
-    def texts(self, language: Language) -> TextsSource:
-        """All texts of a language, held-out titles among them."""
-        part = RowFile(kind="texts", language=language, source=self.source)
-        return TextsSource(path=row_reference(part))
+    def texts(self, language: Language) -> str:
+        """File of all texts of a language, those of held-out titles too."""
+        return row_reference(RowFile(kind="texts", language=language, source=self.source))
 
     def scores(self, **sizes: Any) -> tuple[OwnSet, ...]:
         """The sets over the held-out titles; sizes are those of `ScoreSizes`."""

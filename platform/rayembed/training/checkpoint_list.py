@@ -21,8 +21,7 @@ from rayembed.assets.storage import (
     remove_folder,
     write_atomic,
 )
-from rayembed.config.adaptation import AnyRun
-from rayembed.config.run import Run
+from rayembed.config.document import NamedRun
 from rayembed.errors import StorageError
 from rayembed.training.checkpoint import find_damage
 
@@ -94,7 +93,7 @@ def list_newest(folder: str, keep: int, ray_version: str) -> None:
             remove_folder(join(folder, name))
 
 
-def remove_states(run: AnyRun, run_folder: str) -> None:
+def remove_states(run: NamedRun, run_folder: str) -> None:
     """Remove the checkpoints of a run that is done, unless `placement.keep_states`.
 
     Nothing reads them any more: the weights of each stage in storage say that it is done. A storage
@@ -104,8 +103,8 @@ def remove_states(run: AnyRun, run_folder: str) -> None:
         return
     num_bytes = 0
     try:
-        for stage in run.stages if isinstance(run, Run) else (run.training,):
-            folder = join(run_folder, stage.name, CHECKPOINTS)
+        for stage in run.stage_names:
+            folder = join(run_folder, stage, CHECKPOINTS)
             if sizes := file_sizes(folder, recursive=True):
                 remove_folder(folder)
                 num_bytes += sum(sizes.values())

@@ -17,10 +17,9 @@ from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayembed.assets.storage import is_remote, join, open_storage_for_ray
-from rayembed.config.adaptation import Adaptation
+from rayembed.config.document import NamedRun
 from rayembed.config.evaluation_run import EvaluationPlacement
 from rayembed.config.placement import Placement
-from rayembed.config.run import Run
 from rayembed.data.on_ray import node_precision, remote_with
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.gpu_check_on_ray import gpu_problems
@@ -341,7 +340,7 @@ def _fetch_here(job: Job) -> None:
 
 
 def export_on_ray(
-    export: Callable[..., None], run: Run | Adaptation, weights: str | None, folder: str
+    export: Callable[..., None], run: NamedRun, weights: str | None, folder: str
 ) -> None:
     """Call `export(run, weights, folder)`, which writes a model to storage, as a Ray task.
 
