@@ -124,18 +124,6 @@ class Source(Settings):
         """Folder of the held-out part that its rows leave out already; None: there is none."""
         return None
 
-    def items(self, checked: Any) -> Sequence[Any]:
-        """Work items whose rows can be held out.
-
-        Args:
-            checked: what `check` found.
-        """
-        raise TypeError(f"rows of {type(self).__name__} cannot be held out")
-
-    def candidates(self, dataset: Any, item: Any) -> Iterator[Any]:
-        """Each row of an item as a `Candidate`, for the choice of a held-out part."""
-        raise TypeError(f"rows of {type(self).__name__} cannot be held out")
-
 
 SOURCES = Table(
     "rayembed.sources",

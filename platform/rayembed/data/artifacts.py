@@ -116,6 +116,7 @@ class ArtifactWriter:
 
     storage: str
     kind: Literal[
+        "converted",
         "records",
         "held_out",
         "documents",

@@ -1,5 +1,6 @@
 """Data preparation: settings become records and batch plans, in folders named by their inputs.
 
+    storage/data/converted/<data set>-<fingerprint>/   records of all rows, where some are held out
     storage/data/held_out/<data set>-<fingerprint>/    kept from training, to be scored
     storage/data/records/<data set>-<fingerprint>/     converted, cleaned, sampled
     storage/data/filtered/<data set>-<fingerprint>/    consistent

@@ -1,30 +1,23 @@
-"""The choice of a data set's held-out rows: bounded passes over its rows, merged to text hashes.
+"""The choice of a data set's held-out rows, by the hashes of its converted rows' texts.
 
 Which documents, groups or ids are held out depends on their texts and the seed alone, never on
 parts, files or workers. Documents and groups are ranked by a seeded hash; the first ones are held
-out, so that a task need only report as many as could be chosen.
+out, so that only as many as could be chosen are in memory.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from rayembed.assets.array_files import load_arrays, save_arrays
-from rayembed.assets.storage import below, join, read_bytes
+from rayembed.assets.storage import below, read_bytes
 from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import HeldOut, HeldOutFraction, HeldOutGroups, HeldOutIds
-from rayembed.data.artifacts import ArtifactWriter, PipelineContext
-from rayembed.data.hashes import seeded_keys, text_hash
-from rayembed.data.parts import remedy
-from rayembed.data.sources.accepted import accept, told_of
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.hashes import NO_HASH, seeded_keys, text_hash
 from rayembed.data.sources.rows import lines_of
-from rayembed.data.sources.tasks import HeldOut as Banned
-from rayembed.data.sources.tasks import HeldOutRows, RecordWriter
-from rayembed.data.words import normalised_hash
-from rayembed.data.work_items import Result, WorkItem, run_resumable
+from rayembed.data.sources.tasks import ConvertedRows, HeldOutRows
 from rayembed.errors import ArtifactError, DataError, StorageError
 
 log = logging.getLogger(__name__)
@@ -35,112 +28,37 @@ MIN_DOCUMENTS = 10
 _NONE = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
-class RankNames:
-    """Task: report the first documents or groups of a piece in the order of their seeded hash."""
-
-    folder: str
-    dataset: DatasetConfig
-    of: Literal["documents", "groups"]
-    most: int | None
-    """Number of hashes that are kept; None: all."""
-
-    def __call__(self, item: WorkItem) -> Result:
-        """Write their hashes to a file, whose name is in the result."""
-        hashes, counts = set[int](), RecordWriter(self.folder, Banned())
-        for candidate in self.dataset.source.candidates(self.dataset, item):
-            if isinstance(candidate.made, str):
-                counts.reject(candidate.made, candidate.shown)
-                continue
-            counts.rows_used += 1
-            if self.of == "documents":
-                hashes.update(map(normalised_hash, candidate.made.positives))
-            elif candidate.value is not None:
-                hashes.add(text_hash(candidate.value))
-        assert self.dataset.held_out is not None
-        ranked = _first(_array(hashes), self.dataset.held_out.seed, self.of, self.most)
-        file = _saved(self.folder, f"{self.of}-{item.key}", hashes=ranked)
-        return {"file": file, **counts.finish()}
-
-
-@dataclass(frozen=True)
-class FindTexts:
-    """Task: report queries and documents of the rows with some values in the held-out column."""
-
-    folder: str
-    dataset: DatasetConfig
-    values: frozenset[int]
-    """Hashes of the values."""
-
-    def __call__(self, item: WorkItem) -> Result:
-        """Write their hashes, and those of the values found, to a file named in the result."""
-        queries, documents, found = set[int](), set[int](), set[int]()
-        counts = RecordWriter(self.folder, Banned())
-        for candidate in self.dataset.source.candidates(self.dataset, item):
-            if isinstance(candidate.made, str):
-                counts.reject(candidate.made, candidate.shown)
-                continue
-            counts.rows_used += 1
-            if candidate.value is not None and (value := text_hash(candidate.value)) in self.values:
-                found.add(value)
-                queries.add(normalised_hash(candidate.made.query))
-                documents.update(map(normalised_hash, candidate.made.positives))
-        saved = {"queries": queries, "documents": documents, "found": found}
-        arrays = {name: _array(hashes) for name, hashes in saved.items()}
-        file = _saved(self.folder, f"texts-{item.key}", **arrays)
-        return {"file": file, **counts.finish()}
-
-
 def choose(
-    context: PipelineContext,
-    dataset: DatasetConfig,
-    items: Sequence[WorkItem],
-    writer: ArtifactWriter,
+    context: PipelineContext, dataset: DatasetConfig, items: Sequence[ConvertedRows]
 ) -> HeldOutRows:
     """Choose the held-out rows of the data set.
 
     Raises:
-        DataError: fewer than `MIN_DOCUMENTS` documents would be, the file of ids cannot be had,
-            or there are too many bad rows.
+        DataError: fewer than `MIN_DOCUMENTS` documents would be, or the file of ids cannot be had.
     """
-    folder = join(writer.working_folder, "chosen")
-
-    def hashes_of(what: str, task: RankNames | FindTexts) -> Iterator[dict[str, np.ndarray]]:
-        results = run_resumable(
-            writer.working_folder, f"{what} {dataset.name}", task, items, context.execute
-        )
-        # Bad rows are told as conversion tells them, before too few documents are.
-        made = sum(result["rows_used"] for result in results)
-        accept(dataset, {**told_of(results), "records_made": made})
-        paths = (join(folder, result["file"]) for result in results)
-        return (load_arrays(path, remedy(path)) for path in paths)
-
-    def ranked(of: Literal["documents", "groups"], most: int | None, seed: int) -> np.ndarray:
-        merged = _NONE
-        for arrays in hashes_of(f"rank {of}", RankNames(folder, dataset, of, most)):
-            merged = _first(np.union1d(merged, arrays["hashes"]), seed, of, most)
-        return merged
-
     match dataset.held_out:
         case HeldOutFraction() as fraction:
             # As many as are ranked, or all of them: the share is exact in either case.
-            documents = ranked("documents", fraction.num_ranked, fraction.seed)
-            count = min(round(fraction.share * len(documents)), fraction.max_queries)
-            chosen = HeldOutRows(frozenset(documents[:count].tolist()))
-            _check_enough(dataset, chosen, len(documents))
+            ranked = _ranked(items, "documents", fraction.seed, fraction.num_ranked)
+            count = min(round(fraction.share * len(ranked)), fraction.max_queries)
+            chosen = HeldOutRows(frozenset(ranked[:count].tolist()))
+            _check_enough(dataset, chosen, len(ranked))
             return chosen
         case HeldOutGroups(share=float() as share, seed=seed):
-            groups = ranked("groups", None, seed)
-            values = frozenset(groups[: max(round(share * len(groups)), 1)].tolist())
+            groups = _ranked(items, "groups", seed, None)
+            values = groups[: max(round(share * len(groups)), 1)]
         case HeldOutGroups() | HeldOutIds() as listed:
-            values = frozenset(map(text_hash, listed_values(listed, context.root)))
+            hashes = set(map(text_hash, listed_values(listed, context.root)))
+            values = np.fromiter(hashes, np.int64, len(hashes))
         case None:
             raise AssertionError(f"data set {dataset.name!r} holds nothing out")
     queries, documents, found = _NONE, _NONE, _NONE
-    for arrays in hashes_of("find held-out texts of", FindTexts(folder, dataset, values)):
-        queries = np.union1d(queries, arrays["queries"])
-        documents = np.union1d(documents, arrays["documents"])
-        found = np.union1d(found, arrays["found"])
+    for item in items:
+        index = item.index()
+        rows = np.isin(index["groups"], values)
+        queries = np.union1d(queries, index["queries"][rows])
+        documents = np.union1d(documents, index["documents"][np.repeat(rows, index["positives"])])
+        found = np.union1d(found, index["groups"][rows])
     if len(found) < len(values):
         lost = len(values) - len(found)
         log.warning(
@@ -150,6 +68,21 @@ def choose(
     chosen = HeldOutRows(frozenset(documents.tolist()), frozenset(queries.tolist()))
     _check_enough(dataset, chosen, None)
     return chosen
+
+
+def _ranked(
+    items: Sequence[ConvertedRows],
+    of: Literal["documents", "groups"],
+    seed: int,
+    most: int | None,
+) -> np.ndarray:
+    """The first of the rows' distinct documents or groups in the order of their seeded keys."""
+    merged = _NONE
+    for item in items:
+        merged = np.setdiff1d(np.union1d(merged, item.index()[of]), [NO_HASH])
+        keys = seeded_keys(merged, seed, f"held-out {of}")
+        merged = np.asarray(merged[np.argsort(keys, kind="stable")][:most])
+    return merged
 
 
 def listed_values(held_out: HeldOut, root: str) -> list[str]:
@@ -207,18 +140,3 @@ def _check_enough(dataset: DatasetConfig, chosen: HeldOutRows, total: int | None
         f"data set {dataset.name!r} has {total} distinct documents, of which {count} would be held "
         f"out, and retrieval among fewer than {MIN_DOCUMENTS} says nothing; {advice}, or {off}"
     )
-
-
-def _array(hashes: set[int]) -> np.ndarray:
-    return np.fromiter(hashes, np.int64, len(hashes))
-
-
-def _first(hashes: np.ndarray, seed: int, of: str, most: int | None) -> np.ndarray:
-    """The first of the distinct hashes in the order of their seeded keys."""
-    keys = seeded_keys(hashes, seed, f"held-out {of}")
-    return np.asarray(hashes[np.argsort(keys, kind="stable")][:most])
-
-
-def _saved(folder: str, name: str, **arrays: np.ndarray) -> str:
-    save_arrays(join(folder, f"{name}.npz"), **arrays)
-    return f"{name}.npz"

@@ -17,7 +17,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ import xxhash
 from rayembed.assets.array_files import load_arrays, save_arrays
 from rayembed.assets.names import check_inside
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
-from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
 from rayembed.config.held_out import HeldOut, HeldOutGroups, HeldOutIds
 from rayembed.config.sources import Source
@@ -35,11 +34,12 @@ from rayembed.data.hashes import seeded_keys, text_hash
 from rayembed.data.held_out.choice import choose, listed_values
 from rayembed.data.parts import Part, read_records, remedy
 from rayembed.data.records import Record
+from rayembed.data.sources.convert import converted_rows, make_converted, rejected_before
 from rayembed.data.sources.file_rows import ResolvedDataset
+from rayembed.data.sources.tasks import ConvertedRows, HeldOutRows, RecordWriter
 from rayembed.data.sources.tasks import HeldOut as Banned
-from rayembed.data.sources.tasks import HeldOutRows, RecordWriter
 from rayembed.data.words import normalised_hash, same_text_form
-from rayembed.data.work_items import Result, WorkItem, run_resumable
+from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import ArtifactError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -83,11 +83,11 @@ def make_part(context: PipelineContext, checked: ResolvedDataset) -> HeldOutPart
         return _opened(_checked_version(open_artifact(folder), source))
     if held_out is None:
         return None
-    items = source.items(checked)
     values = listed_values(held_out, context.root)
     if isinstance(held_out, HeldOutIds):  # what was read is what is held out, whatever comes later
         named = held_out.model_copy(update={"values": tuple(values), "file": None})
         dataset = dataset.model_copy(update={"held_out": named})
+        checked = replace(checked, dataset=dataset)
     writer = ArtifactWriter(
         context.storage,
         "held_out",
@@ -104,40 +104,37 @@ def make_part(context: PipelineContext, checked: ResolvedDataset) -> HeldOutPart
             ),
         },
     )
-    return _opened(writer.get_or_make(lambda: _made(context, dataset, items, writer)))
+    return _opened(writer.get_or_make(lambda: _made(context, checked, writer)))
 
 
 @dataclass(frozen=True)
 class CollectRows:
-    """Task: write the held-out rows of a piece as records."""
+    """Task: write the held-out rows of a piece, each as its first record."""
 
     folder: str
-    dataset: DatasetConfig
-    rows: HeldOutRows
+    chosen: HeldOutRows
 
-    def __call__(self, item: WorkItem) -> Result:
+    def __call__(self, item: ConvertedRows) -> Result:
         """Report `parts` and counts; rows that are not held out count as kept for training."""
         writer = RecordWriter(self.folder, Banned())
-        for candidate in self.dataset.source.candidates(self.dataset, item):
-            if isinstance(candidate.made, str):
-                writer.reject(candidate.made, candidate.shown)
-            elif self.rows.has(candidate.made):
-                writer.take([candidate.made], candidate.shown)
+        for records in item.rows():
+            if self.chosen.has(records[0]):
+                writer.take(records[:1], records[0].query)
             else:
                 writer.rejected[KEPT] = writer.rejected.get(KEPT, 0) + 1
         return writer.finish()
 
 
 def _made(
-    context: PipelineContext,
-    dataset: DatasetConfig,
-    items: Sequence[WorkItem],
-    writer: ArtifactWriter,
+    context: PipelineContext, checked: ResolvedDataset, writer: ArtifactWriter
 ) -> DatasetArtifact:
-    rows = choose(context, dataset, items, writer)
-    task = CollectRows(writer.parts_folder, dataset, rows)
+    dataset, converted = checked.dataset, make_converted(context, checked)
+    items = converted_rows(converted)
+    rows = choose(context, dataset, items)
+    task = CollectRows(writer.parts_folder, rows)
     what = f"held-out rows of {dataset.name}"
-    results = run_resumable(writer.folder, what, task, items, context.execute)
+    collected = run_resumable(writer.folder, what, task, items, context.execute)
+    results = [rejected_before(converted), *collected]
     made = [part for result in results for part in result["parts"]]
     parts = [Part(join(writer.parts_folder, name), count) for name, count in made]
     queries, texts = set[int](), set[int]()
@@ -162,7 +159,8 @@ def _made(
         *(dataset.name, sum(part.rows for part in parts), sum(r["rows_in"] for r in results)),
         ", ".join(f"{number} {what}" for what, number in counts.items()),
     )
-    return writer.finish(results, made, None, **counts, **{_DIGESTS: digests})
+    more = {"converted": converted.fingerprint, _DIGESTS: digests}
+    return writer.finish(results, made, None, **counts, **more)
 
 
 def check_set(part: DatasetArtifact) -> None:

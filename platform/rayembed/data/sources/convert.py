@@ -2,10 +2,14 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+from rayembed.assets.names import check_inside
 from rayembed.assets.storage import join
+from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
 from rayembed.data.artifacts import (
     ArtifactWriter,
@@ -19,13 +23,114 @@ from rayembed.data.cleaning.rows import DUPLICATE
 from rayembed.data.parts import Part
 from rayembed.data.sources.accepted import accept, counts_of, told_of
 from rayembed.data.sources.file_rows import Conversion, ResolvedDataset
-from rayembed.data.sources.tasks import HeldOut
+from rayembed.data.sources.tasks import ConvertedRows, HeldOut, RecordWriter
 from rayembed.data.sources.unread import merge_unread
+from rayembed.data.work_items import Result, run_resumable
 
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 10
 """Code version of conversion and cleaning; bump when the same inputs yield other records."""
+
+
+@dataclass(frozen=True)
+class LeaveOut:
+    """Task: write the rows of a piece that are not held out and have no held-out text."""
+
+    folder: str
+    held_out: HeldOut
+    source_bytes: int
+    """Size of the source, which decides the rows of a part."""
+
+    def __call__(self, item: ConvertedRows) -> Result:
+        """Report `parts`, counts and examples of rejected rows."""
+        writer = RecordWriter(self.folder, self.held_out, self.source_bytes)
+        for records in item.rows():
+            first = records[0]
+            writer.take(records, {"query": first.query, "positives": list(first.positives)})
+        return writer.finish()
+
+
+def chooses_rows(dataset: DatasetConfig) -> bool:
+    """Whether held-out rows are chosen from the data set's own rows, which are converted first."""
+    return dataset.held_out is not None and dataset.source.held_out_folder() is None
+
+
+def make_converted(context: PipelineContext, checked: ResolvedDataset) -> DatasetArtifact:
+    """Make or reuse the folder of the records of all rows, from which some are held out.
+
+    Raises:
+        DataError: no usable row, or more bad ones than `max_rejected_share`.
+    """
+    dataset = checked.dataset
+    later = dict.fromkeys(("cleaning", "num_samples", "sample_share"), True)
+    column = getattr(dataset.held_out, "column", None)
+    inputs = {**_inputs(context, checked, later), "column": column}
+    writer = ArtifactWriter(context.storage, "converted", dataset.name, inputs)
+
+    def make() -> DatasetArtifact:
+        conversion = Conversion(context, dataset, checked.files, HeldOut(), writer, indexed=True)
+        results = dataset.source.convert(conversion)
+        accept(dataset, told_of(results))
+        parts = [part for result in results for part in result["parts"]]
+        indices = [[result["index"], len(result["parts"])] for result in results]
+        unread = _unread(checked, results)
+        return writer.finish(results, parts, indices=indices, unread_columns=unread)
+
+    made = writer.get_or_make(make)
+    accept(dataset, made.manifest)
+    return made
+
+
+def converted_rows(converted: DatasetArtifact) -> list[ConvertedRows]:
+    """The rows of each piece that was converted."""
+    parts, folder = iter(converted.parts), join(converted.folder, "parts")
+    where = f"the manifest of {converted.folder!r}"
+    return [
+        ConvertedRows(tuple(islice(parts, number)), join(folder, check_inside(name, where)))
+        for name, number in converted.manifest["indices"]
+    ]
+
+
+def rejected_before(converted: DatasetArtifact) -> Result:
+    """The rows that gave no record, as the result of a task that saw no other."""
+    manifest = converted.manifest
+    return {
+        "rows_in": sum(manifest["rejected"].values()),
+        "rows_used": 0,
+        "rows_out": 0,
+        "rejected": manifest["rejected"],
+        "examples": manifest["examples"],
+        "unread": manifest["unread_columns"],
+        "parts": [],
+    }
+
+
+def _inputs(
+    context: PipelineContext, checked: ResolvedDataset, later: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What decides the records of rows.
+
+    Args:
+        later: settings that are read after conversion.
+    """
+    dataset = checked.dataset
+    steps = dict.fromkeys(("held_out", "consistency", "mining", "repair", "clusters"), True)
+    unnamed = {"source": {*dataset.source.paths, "max_rejected_share"}}
+    return {
+        "code": CODE_VERSION,
+        "settings": dataset.model_dump(mode="json", exclude={**steps, **unnamed, **later}),
+        "source": checked.content,
+        "seed": context.seed if dataset.draws_by_seed else None,
+    }
+
+
+def _unread(checked: ResolvedDataset, results: Sequence[Result]) -> dict[str, str]:
+    """Unread columns, also of rows beyond those that the look has seen."""
+    unread = dict(checked.unread)
+    for result in results:
+        unread = merge_unread(unread, result.get("unread", {}))
+    return unread
 
 
 def make_records(
@@ -50,24 +155,10 @@ def make_records(
         "records",
         dataset.name,
         {
-            "code": CODE_VERSION,
-            "settings": dataset.model_dump(
-                mode="json",
-                exclude={
-                    "held_out": True,
-                    "consistency": True,
-                    "mining": True,
-                    "repair": True,
-                    "clusters": True,
-                    "source": {*dataset.source.paths, "max_rejected_share"},
-                    "cleaning": {"overlap": {"tasks"}},
-                },
-            ),
-            "source": checked.content,
+            **_inputs(context, checked, {"cleaning": {"overlap": {"tasks"}}}),
             "held_out": fingerprint(sorted(map(str, held_out.texts))),
             **({} if part is None else {"held_out_part": part.fingerprint}),
             "overlap": overlap_identity(dataset.cleaning.overlap, context.root),
-            "seed": context.seed if dataset.draws_by_seed else None,
         },
     )
     made = writer.get_or_make(
@@ -85,8 +176,19 @@ def _converted_and_cleaned(
     writer: ArtifactWriter,
 ) -> DatasetArtifact:
     dataset = checked.dataset
-    conversion = Conversion(context, dataset, checked.files, held_out, writer)
-    results = dataset.source.convert(conversion)
+    more: dict[str, Any] = {}
+    if chooses_rows(dataset):
+        converted = make_converted(context, checked)
+        more["converted"] = converted.fingerprint
+        size = sum(piece.size for piece in checked.files.get("path", ()))
+        task = LeaveOut(writer.parts_folder, held_out, size)
+        what = f"leave held-out rows out of {dataset.name}"
+        items = converted_rows(converted)
+        kept = run_resumable(writer.folder, what, task, items, context.execute)
+        results = [rejected_before(converted), *kept]
+    else:
+        conversion = Conversion(context, dataset, checked.files, held_out, writer)
+        results = dataset.source.convert(conversion)
     told = told_of(results)
     accept(dataset, told)
     made = [item for result in results for item in result["parts"]]
@@ -100,10 +202,8 @@ def _converted_and_cleaned(
             "whatever their texts are; set source.id=null where files count their rows anew",
             *(dataset.name, equal, named_by),
         )
-    unread = dict(checked.unread)
-    for result in results:  # of rows beyond those that the look has seen
-        unread = merge_unread(unread, result.get("unread", {}))
-    more: dict[str, Any] = {"unread_columns": unread} if unread else {}
+    if unread := _unread(checked, results):
+        more["unread_columns"] = unread
     if part is not None:
         more["held_out"] = held_out_entry(context.storage, part)
     counts = ("negatives_held_out", "negatives_copied", "texts_unread", "texts_without_id")

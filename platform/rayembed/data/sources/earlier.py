@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -10,7 +9,7 @@ from rayembed.config.document import fingerprint
 from rayembed.config.sources import Source
 from rayembed.config.types import Reference
 from rayembed.data.records import Record
-from rayembed.data.sources.file_rows import Candidate, Conversion, ResolvedDataset
+from rayembed.data.sources.file_rows import Conversion, ResolvedDataset
 from rayembed.errors import ArtifactError, DataError, StorageError
 
 if TYPE_CHECKING:
@@ -67,27 +66,15 @@ class RecordsSource(Source):
     def convert(self, conversion: Conversion) -> list[Result]:
         """Copy the records of every part."""
         folder = conversion.writer.parts_folder
-        take = TakeRecords(folder, conversion.dataset, conversion.held_out)
-        return conversion.run("records", take, self._items())
+        take = TakeRecords(
+            folder, conversion.dataset, conversion.held_out, indexed=conversion.indexed
+        )
+        items = [EarlierPart(part) for part in self._opened().parts]
+        return conversion.run("records", take, items)
 
     def held_out_folder(self) -> str | None:
         """Folder of the held-out part that the earlier job left out; None: it held out nothing."""
         return self._opened().held_out_folder
-
-    def items(self, checked: ResolvedDataset) -> Sequence[EarlierPart]:
-        """Parts of the earlier job."""
-        return self._items()
-
-    def candidates(self, dataset: DatasetConfig, item: EarlierPart) -> Iterator[Candidate]:
-        """Each record of a part."""
-        from rayembed.data.parts import read_records
-
-        column = getattr(dataset.held_out, "column", None)
-        for record in read_records(item.part.path):
-            yield Candidate(record.query, record, getattr(record, column) if column else None)
-
-    def _items(self) -> list[EarlierPart]:
-        return [EarlierPart(part) for part in self._opened().parts]
 
     def _opened(self) -> DatasetArtifact:
         """The earlier job's finished folder.
@@ -137,16 +124,21 @@ class TakeRecords:
     folder: str
     dataset: DatasetConfig
     held_out: HeldOut
+    indexed: bool = False
+    """Whether an index of the rows is written."""
 
     def __call__(self, item: EarlierPart) -> Result:
         """Report `parts`, counts and examples of rejected records."""
         from rayembed.data.parts import read_records
-        from rayembed.data.sources.tasks import RecordWriter
+        from rayembed.data.sources.tasks import RecordWriter, RowIndex
 
-        writer = RecordWriter(self.folder, self.held_out)
+        index = RowIndex() if self.indexed else None
+        writer = RecordWriter(self.folder, self.held_out, index=index)
+        column = getattr(self.dataset.held_out, "column", None)
         for record in read_records(item.part.path):
-            writer.take([self._taken(record)], record.query)
-        return writer.finish()
+            group = getattr(record, column) if column else None
+            writer.take([self._taken(record)], record.query, group=group)
+        return writer.finish(item.key)
 
     def _taken(self, record: Record) -> Record:
         from rayembed.data.words import without_copies

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rayembed.config.document import fingerprint
 from rayembed.config.sources import Column, FileSource, Source
-from rayembed.data.records import Record
 from rayembed.errors import ConfigError
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
     from rayembed.data.artifacts import ArtifactWriter, PipelineContext
     from rayembed.data.exchange import Buckets
+    from rayembed.data.records import Record
     from rayembed.data.sources.files import FilePiece
     from rayembed.data.sources.rows import Row
     from rayembed.data.sources.tasks import HeldOut
@@ -46,6 +46,8 @@ class Conversion:
     held_out: HeldOut
     writer: ArtifactWriter
     """Writer of the folder, whose `parts_folder` takes the records."""
+    indexed: bool = False
+    """Whether held-out rows are chosen from the records: each task then writes a `RowIndex`."""
 
     def run(self, what: str, task: Task, items: Sequence[WorkItem]) -> list[Result]:
         """Results of a task that makes records; those of an earlier try are reused.
@@ -94,17 +96,6 @@ class Conversion:
 
         named = f"{what} {self.dataset.name}"
         return run_resumable(folder, named, task, items, self.context.execute)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A row that may be held out."""
-
-    shown: Any
-    made: Record | str
-    """The row's own record, or why it has none."""
-    value: str | None = None
-    """Cell of the column by which rows are held out; None without one."""
 
 
 class FileRows(FileSource, Source):
@@ -205,34 +196,17 @@ class FileRows(FileSource, Source):
         """Make the records of every piece on its own, those of a row by `make`, which pickles."""
         from rayembed.data.sources.tasks import ConvertRows
 
-        columns, pieces = tuple(self.columns.values()), conversion.files["path"]
-        folder, size = conversion.writer.parts_folder, sum(piece.size for piece in pieces)
-        looked_up = tuple(self.columns_looked_up(conversion.dataset))
-        task = ConvertRows(folder, conversion.held_out, columns, make, size, looked_up)
+        dataset, pieces = conversion.dataset, conversion.files["path"]
+        task = ConvertRows(
+            conversion.writer.parts_folder,
+            conversion.held_out,
+            tuple(self.columns_looked_up(dataset)),
+            make,
+            source_bytes=sum(piece.size for piece in pieces),
+            indexed=conversion.indexed,
+            column=getattr(dataset.held_out, "column", None),
+        )
         return conversion.run("records", task, pieces)
-
-    def items(self, checked: ResolvedDataset) -> Sequence[FilePiece]:
-        """Pieces of the files."""
-        return checked.files["path"]
-
-    def candidates(self, dataset: DatasetConfig, item: FilePiece) -> Iterator[Candidate]:
-        """Each row of a piece with its own record."""
-        from rayembed.data.sources.cells import RowError, name_in
-        from rayembed.data.sources.rows import BadRow
-        from rayembed.data.sources.tasks import converted
-
-        column = getattr(dataset.held_out, "column", None)
-        columns = self.columns_looked_up(dataset)
-        for row, made in converted(item, columns, partial(self.records, dataset)):
-            if isinstance(row, BadRow) or isinstance(made, str):
-                yield Candidate(row.shown if isinstance(row, BadRow) else row.values, str(made))
-                continue
-            try:
-                value = name_in(row.values, column) if column else None
-            except RowError:  # a row without a name is in no group
-                value = None
-            # The further records of a row have the same texts the other way round.
-            yield Candidate(row.values, made[0], value)
 
 
 class NamedRows(FileRows):

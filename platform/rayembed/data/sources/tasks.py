@@ -1,13 +1,19 @@
 """Conversion tasks: write parts of records and reject rows with reasons."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
-from rayembed.data.parts import Part, rows_per_part, write_part
+import numpy as np
+
+from rayembed.assets.array_files import load_arrays, save_arrays
+from rayembed.assets.storage import file_name, join
+from rayembed.data.hashes import label_hash
+from rayembed.data.parts import Part, read_records, remedy, rows_per_part, write_part
 from rayembed.data.records import Record
-from rayembed.data.sources.cells import RowError
+from rayembed.data.sources.cells import RowError, name_in
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.unread import UnreadColumns
@@ -71,15 +77,89 @@ class HeldOut:
         return normalised_hash(text) in self.texts
 
 
+_INDEX = "rows-"
+"""Begin of the name of an index of rows, whose piece's key follows."""
+
+
+@dataclass
+class RowIndex:
+    """Hashes of converted rows, from which the held-out ones are chosen.
+
+    A row with several records is known by its first: the others have the same texts.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    """Records of each row."""
+    copied: list[int] = field(default_factory=list)
+    """`negatives_copied` of each row's first record, which parts do not have."""
+    groups: list[int] = field(default_factory=list)
+    """`label_hash` of each row's cell in the column by which rows are held out."""
+    queries: list[int] = field(default_factory=list)
+    """`normalised_hash` of each row's query."""
+    positives: list[int] = field(default_factory=list)
+    """Number of each row's positives."""
+    documents: list[int] = field(default_factory=list)
+    """`normalised_hash` of all positives, row by row."""
+
+    def add(self, records: Sequence[Record], group: str | None) -> None:
+        """Add a row."""
+        first = records[0]
+        self.sizes.append(len(records))
+        self.copied.append(first.negatives_copied)
+        self.groups.append(label_hash(group))
+        self.queries.append(normalised_hash(first.query))
+        self.positives.append(len(first.positives))
+        self.documents += map(normalised_hash, first.positives)
+
+    def save(self, folder: str, key: str) -> str:
+        """Write the index of a piece below a folder; the file's name."""
+        name = f"{_INDEX}{key}.npz"
+        arrays = {what: np.array(hashes, np.int64) for what, hashes in vars(self).items()}
+        save_arrays(join(folder, name), **arrays)
+        return name
+
+
+@dataclass(frozen=True)
+class ConvertedRows:
+    """Work item: the records of a piece's rows."""
+
+    parts: tuple[Part, ...]
+    index_path: str
+
+    @property
+    def key(self) -> str:
+        """Key of the piece."""
+        return file_name(self.index_path).removeprefix(_INDEX).removesuffix(".npz")
+
+    def index(self) -> Mapping[str, np.ndarray]:
+        """The arrays of the rows' `RowIndex`."""
+        return load_arrays(self.index_path, remedy(self.index_path))
+
+    def rows(self) -> Iterator[list[Record]]:
+        """The records of each row."""
+        records = (record for part in self.parts for record in read_records(part.path))
+        index = self.index()
+        for size, copied in zip(index["sizes"].tolist(), index["copied"].tolist(), strict=True):
+            first, *others = islice(records, size)
+            yield [replace(first, negatives_copied=copied), *others]
+
+
 class RecordWriter:
     """Collects one task's records and rejections; writes a part whenever it is full.
 
     Args:
         source_bytes: size of the source, which decides the rows of a part.
+        index: takes every row that is not rejected; None: nothing is chosen from them.
     """
 
-    def __init__(self, folder: str, held_out: HeldOut, source_bytes: int = 0) -> None:
-        self.folder, self.held_out = folder, held_out
+    def __init__(
+        self,
+        folder: str,
+        held_out: HeldOut,
+        source_bytes: int = 0,
+        index: RowIndex | None = None,
+    ) -> None:
+        self.folder, self.held_out, self.index = folder, held_out, index
         self.rows_per_part = rows_per_part(source_bytes // _BYTES_OF_A_ROW)
         self.waiting: list[Record] = []
         self.parts: list[Part] = []
@@ -90,9 +170,14 @@ class RecordWriter:
         self.negatives_copied = 0
         self.examples: list[dict[str, str]] = []
 
-    def take(self, records: Sequence[Record], shown: Any, rows: int = 1) -> None:
+    def take(
+        self, records: Sequence[Record], shown: Any, rows: int = 1, group: str | None = None
+    ) -> None:
         """Add the records made from `rows` rows, unless the row or one of its texts is held out;
         of the negatives only those that are held out are left out.
+
+        Args:
+            group: cell of the column by which rows are held out.
         """
         own = self.held_out.rows
         if own is not None and own.has(records[0]):
@@ -102,6 +187,8 @@ class RecordWriter:
             self.reject(HELD_OUT_TEXT, shown, rows)
             return
         self.rows_used += rows
+        if self.index is not None:
+            self.index.add(records, group)
         for record in records:
             kept, lost = self.held_out.without_negatives(record)
             self.negatives_held_out += lost
@@ -120,10 +207,14 @@ class RecordWriter:
             text = str(shown)[:_SHOWN_CHARACTERS].encode("utf-8", "replace").decode()
             self.examples.append({"reason": reason, "row": text})
 
-    def finish(self) -> Result:
-        """Write the rest; `parts`, counts and examples of rejected rows."""
+    def finish(self, key: str = "") -> Result:
+        """Write the rest; `parts`, counts and examples of rejected rows, and the `index` of the
+        piece with this key.
+        """
         self._flush()
+        index = {} if self.index is None else {"index": self.index.save(self.folder, key)}
         return {
+            **index,
             "rows_in": self.rows_used + sum(self.rejected.values()),
             "rows_used": self.rows_used,
             "rows_out": sum(part.rows for part in self.parts),
@@ -148,18 +239,21 @@ class ConvertRows:
     folder: str
     held_out: HeldOut
     columns: tuple[str, ...]
-    """Columns that are read."""
+    """Columns that settings name; others are reported."""
     make: Callable[[Row], list[Record]]
     """Records of a row; raises `RowError` where it has none."""
     source_bytes: int = 0
     """Size of the source, which decides the rows of a part."""
-    looked_up: tuple[str, ...] = ()
-    """Columns that settings name; others are reported."""
+    indexed: bool = False
+    """Whether an index of the rows is written."""
+    column: str | None = None
+    """Column by which rows are held out."""
 
     def __call__(self, item: FilePiece) -> Result:
         """Report `parts`, counts, examples of rejected rows, and `unread` columns of JSONL."""
-        writer = RecordWriter(self.folder, self.held_out, self.source_bytes)
-        unread = UnreadColumns(self.looked_up)
+        index = RowIndex() if self.indexed else None
+        writer = RecordWriter(self.folder, self.held_out, self.source_bytes, index)
+        unread = UnreadColumns(self.columns)
         for row, made in converted(item, self.columns, self.make):
             if item.kind == "jsonl" and isinstance(row, Row):  # a row may have names of its own
                 unread.row(row.values)
@@ -167,8 +261,14 @@ class ConvertRows:
                 writer.reject(made, row.shown if isinstance(row, BadRow) else row.values)
             else:
                 assert isinstance(row, Row)
-                writer.take(made, row.values)
-        return {**writer.finish(), "unread": unread.found()}
+                writer.take(made, row.values, group=self._group(row))
+        return {**writer.finish(item.key), "unread": unread.found()}
+
+    def _group(self, row: Row) -> str | None:
+        try:
+            return name_in(row.values, self.column) if self.column else None
+        except RowError:  # a row without a name is in no group
+            return None
 
 
 def converted(
