@@ -200,7 +200,7 @@ def test_two_evaluations_do_not_write_into_one_folder(tmp_path, model):
     from rayembed.config.evaluation import ModelUnderTest
     from rayembed.errors import ArtifactError
     from rayembed.evaluation.make_spec import make_spec
-    from rayembed.evaluation.result_writer import open_results
+    from rayembed.results.writer import open_results
 
     meta = make_spec(ModelUnderTest(reference=str(model))).meta
     with (

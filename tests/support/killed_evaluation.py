@@ -9,9 +9,9 @@ import signal
 import sys
 from typing import Any
 
-from rayembed.evaluation.result_writer import ResultWriter
 from rayembed.pipeline.evaluation_job import run_evaluation_job
 from rayembed.registry import tracking
+from rayembed.results.writer import ResultWriter
 
 
 def die() -> None:

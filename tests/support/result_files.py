@@ -26,10 +26,12 @@ def write_results(folder: Path, scores: Mapping[str, float], *, revision: str = 
         }
         (folder / f"{task}.json").write_text(json.dumps(result))
     (folder / "model_meta.json").write_text("{}")
-    (folder / "prompts.yaml").write_text(write_yaml({"prompts": [_facts(task) for task in scores]}))
+    record = {"conditions": {}, "prompts": [_facts(task) for task in scores]}
+    (folder / "prompts.yaml").write_text(write_yaml(record))
     return folder
 
 
 def _facts(task: str) -> dict[str, str]:
     (kind,) = (kind for kind in METRICS if task.endswith(kind))
-    return {"task": task, "type": kind, "metric": METRICS[kind], "dataset": f"own/{task}"}
+    facts = {"task": task, "type": kind, "metric": METRICS[kind], "dataset": f"own/{task}"}
+    return {**facts, "side": "text", "prompt": ""}

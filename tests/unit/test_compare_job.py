@@ -9,8 +9,8 @@ from made_results import DATE, write_benchmark, write_result
 
 from rayembed.config.yaml_text import write_yaml
 from rayembed.evaluation.benchmark_lines import benchmark_lines
-from rayembed.evaluation.result_files import StoredModel
 from rayembed.pipeline.compare_job import _labels, choose, run_compare_job
+from rayembed.results.files import StoredModel
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,9 @@ def test_own_sets_stand_in_the_category_that_their_evaluation_wrote(tmp_path, ca
     base = ("--results", tmp_path, "--output", tmp_path / "out", "--tasks")
     assert "Own tasks (1)" in run(capsys, *base)[1]
     row = {"task": "our-set", "type": "STS", "metric": "cosine_spearman", "dataset": "own/our-set"}
-    path.with_name("prompts.yaml").write_text(write_yaml({"prompts": [row]}))
+    row |= {"side": "text", "prompt": ""}
+    record = {"conditions": {}, "prompts": [row]}
+    path.with_name("prompts.yaml").write_text(write_yaml(record))
     code, out, _ = run(capsys, *base)
     assert code == 0
     assert "STS (1)" in out

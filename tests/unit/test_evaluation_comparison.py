@@ -20,7 +20,7 @@ from rayembed.evaluation.comparison_tables import (
     comparison_markdown,
     task_tables,
 )
-from rayembed.evaluation.result_files import read_results, stored_models
+from rayembed.results.files import read_model, stored_models
 from rayembed_papers.published.columns import published
 
 MTEB = "MTEB(eng, v1)"
@@ -118,7 +118,7 @@ def test_tables_of_the_terminal_fit_120_columns(tmp_path):
     for name in names:
         write_benchmark(tmp_path, f"org/{name}", "r", lines, lambda task: len(task) / 100)
     columns = [
-        measured(model, read_results(model), MTEB, lines, label=model.name.removeprefix("org/"))
+        measured(model, read_model(model), MTEB, lines, label=model.name.removeprefix("org/"))
         for model in stored_models([tmp_path])
     ]
     columns += [published(name, MTEB, lines) for name in ("nvembed-v2", "gte-qwen2-7b")]
@@ -158,7 +158,7 @@ def test_scores_of_other_data_and_begun_ones_are_noted(tmp_path):
     )
     write_result(tmp_path, "o/m", "r", "NFCorpus", {("dev", "default"): 0.5})
     (model,) = stored_models([tmp_path])
-    column = measured(model, read_results(model), "BEIR", lines, label="m")
+    column = measured(model, read_model(model), "BEIR", lines, label="m")
     assert column.scores == {"SciFact": 50.0}
     assert column.notes == (
         "m: scored on other revisions of the data than mteb's: SciFact.",
@@ -166,7 +166,7 @@ def test_scores_of_other_data_and_begun_ones_are_noted(tmp_path):
     )
     assert column.origins["SciFact"].dataset_revisions == ("theirs",)
     write_benchmark(tmp_path, "o/m", "r", lines, 0.25)
-    clean = measured(model, read_results(*stored_models([tmp_path])), "BEIR", lines, label="m")
+    clean = measured(model, read_model(*stored_models([tmp_path])), "BEIR", lines, label="m")
     assert (clean.notes, clean.averages) == ((), {MEAN: 25.0})
 
 
@@ -179,15 +179,16 @@ def two_of_an_own_set(folder, revisions, conditions):
             made = {} if line.task == "SciFact" else {"dataset_revision": revision}
             scores = {("test", "default"): 0.4 if name == "a" else 0.6}
             path = write_result(folder, f"o/{name}", "r", line.task, scores, **made)
+        facts = {"type": "Retrieval", "metric": "ndcg_at_10", "dataset": "own/own"}
         rows = [
-            {"task": line.task, "side": "query", "prompt": taken["prompt"], "type": "Retrieval"}
+            {"task": line.task, "side": "query", "prompt": taken["prompt"], **facts}
             for line in lines
         ]
         shared = {key: value for key, value in taken.items() if key != "prompt"}
         told = {"conditions": shared, "prompts": rows}
         (path.parent / "prompts.yaml").write_text(json.dumps(told))
     columns = [
-        measured(model, read_results(model), "All", lines, label=model.name[-1])
+        measured(model, read_model(model), "All", lines, label=model.name[-1])
         for model in stored_models([folder])
     ]
     return compare("All", lines, columns, "a")

@@ -11,11 +11,11 @@ from rayembed.errors import ConfigError
 from rayembed.evaluation.benchmarks import ENGLISH_V1, MtebTask
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.plan import find_results, retrieval_only, task_factories
-from rayembed.evaluation.result_writer import open_results
 from rayembed.evaluation.score import ModelScores
 from rayembed.pipeline.evaluate import EvaluationResult, evaluate
 from rayembed.pipeline.evaluation_job import run_evaluation_job
 from rayembed.pipeline.evaluation_report import benchmark_averages, print_evaluated
+from rayembed.results.writer import open_results
 
 META = bm25_meta("bm25", Bm25.revision)
 COUNTERFACTUAL = "AmazonCounterfactualClassification"

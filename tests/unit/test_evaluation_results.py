@@ -10,7 +10,6 @@ from s3_server import BUCKET, s3_server
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.errors import ArtifactError, StorageError
-from rayembed.evaluation import result_files
 from rayembed.evaluation.benchmark_lines import (
     MEAN,
     MEAN_OF_16,
@@ -21,7 +20,9 @@ from rayembed.evaluation.benchmark_lines import (
     benchmark_lines,
     found_lines,
 )
-from rayembed.evaluation.result_files import newest, read_results, score_of, stored_models
+from rayembed.evaluation.comparison import score_of
+from rayembed.results import files as result_files
+from rayembed.results.files import read_model, stored_models
 
 PLAIN = Line("SciFact", "Retrieval", "ndcg_at_10", "SciFact", (("test", "default"),))
 FOUR = (("test", "de"), ("test", "en"), ("dev", "de"), ("dev", "en"))
@@ -52,7 +53,7 @@ def test_what_a_file_says_is_what_mteb_reads(tmp_path):
     path = write_result(
         tmp_path, "o/m", "r", "X", {("test", "de"): 0.25, ("dev", "en"): 0.75}, version="2.26.24"
     )
-    file = read_results(one_model(tmp_path))["X"]
+    file = read_model(one_model(tmp_path))["X"]
     theirs = mteb.TaskResult.from_disk(path)
     assert file.scores == {("test", "de"): 0.25, ("dev", "en"): 0.75}
     assert (file.dataset_revision, file.mteb_version) == ("own", theirs.mteb_version)
@@ -64,12 +65,12 @@ def test_what_a_file_says_is_what_mteb_reads(tmp_path):
 def test_a_score_is_the_mean_over_all_splits_and_subsets_or_is_missing(tmp_path):
     scores = {("test", "de"): 0.1, ("test", "en"): 0.2, ("dev", "de"): 0.3, ("dev", "en"): 0.8}
     write_result(tmp_path, "o/m", "r", "X", {**scores, ("test", "fr"): 0.0})
-    results = read_results(one_model(tmp_path))
+    results = read_model(one_model(tmp_path))
     found = score_of(TWO_BY_TWO, results)
     assert (found.score, found.missing) == (pytest.approx(0.35), ())
     del scores["dev", "en"]
     write_result(tmp_path, "o/m", "r", "X", {**scores, ("dev", "en"): float("nan")})
-    found = score_of(TWO_BY_TWO, read_results(one_model(tmp_path)))
+    found = score_of(TWO_BY_TWO, read_model(one_model(tmp_path)))
     assert (found.score, found.missing) == (None, ("dev/en",))
     assert score_of(PLAIN, results).missing == ("SciFact",)
 
@@ -80,7 +81,7 @@ def test_an_aggregate_is_the_mean_of_its_parts_or_its_own_file(tmp_path):
     values = {part.task: number / 100 for number, part in enumerate(line.parts)}
     write_benchmark(tmp_path, "o/m", "r", [line], values.__getitem__)
     write_result(tmp_path, "o/m", "r", line.task, {("test", "default"): 0.99})
-    results = read_results(one_model(tmp_path))
+    results = read_model(one_model(tmp_path))
     assert score_of(line, results).score == pytest.approx(sum(range(12)) / 1200)
     gone = line.parts[3].task
     del results[gone]
@@ -98,7 +99,7 @@ def test_files_that_are_no_results_are_told_and_left_out(tmp_path, caplog):
     good.with_name("run_settings.jsonl").write_text("{}\n")
     (tmp_path / "results" / "readme.json").write_text("{}")
     with caplog.at_level(logging.WARNING):
-        results = read_results(one_model(tmp_path))
+        results = read_model(one_model(tmp_path))
     assert list(results) == ["SciFact"]
     told = {record.args[0].rpartition("/")[2] for record in caplog.records if record.args}
     assert told == {"NFCorpus.json", "notes.json", "list.json"}
@@ -115,11 +116,11 @@ def test_a_storage_that_fails_is_no_file_without_a_result(error, tmp_path, monke
 
     monkeypatch.setattr(result_files, "read_bytes", fails)
     if error is ArtifactError:
-        assert read_results(model) == {}
+        assert read_model(model) == {}
         assert "is no result file of mteb's and is left out: cannot read" in caplog.text
     else:
         with pytest.raises(StorageError, match=r"cannot read '.*SciFact.json'"):
-            read_results(model)
+            read_model(model)
         assert caplog.text == ""
 
 
@@ -133,9 +134,9 @@ def test_a_result_of_an_old_mteb_is_read(tmp_path):
         "test": {"ndcg_at_10": 0.64, "evaluation_time": 3.0},
     }
     (place / "SciFact.json").write_text(json.dumps(content))
-    results = read_results(one_model(tmp_path))
+    results = read_model(one_model(tmp_path))
     assert score_of(PLAIN, results).score == 0.64
-    assert newest(results) is None
+    assert results["SciFact"].date is None
 
 
 def test_of_two_folders_the_first_counts(tmp_path):
@@ -144,7 +145,7 @@ def test_of_two_folders_the_first_counts(tmp_path):
     write_result(second, "o/m", "r", "SciFact", {("test", "default"): 0.2})
     write_result(second, "o/m", "r", "NFCorpus", {("test", "default"): 0.3})
     (model,) = stored_models([first, second])
-    results = read_results(model)
+    results = read_model(model)
     assert {task: file.scores["test", "default"] for task, file in results.items()} == {
         "SciFact": 0.1,
         "NFCorpus": 0.3,
@@ -160,7 +161,7 @@ def test_results_in_object_storage(tmp_path, monkeypatch):
         write_atomic(join(address, "results", "o__m", "r", "SciFact.json"), path.read_bytes())
         model = one_model(address)
         assert model.files == (f"{address}/results/o__m/r/SciFact.json",)
-        assert read_results(model)["SciFact"].scores == {("test", "default"): 0.5}
+        assert read_model(model)["SciFact"].scores == {("test", "default"): 0.5}
 
 
 def test_lines_of_found_results_leave_out_parts_and_keep_own_tasks():
@@ -182,7 +183,7 @@ def test_lines_of_found_results_leave_out_parts_and_keep_own_tasks():
 def test_found_results_are_compared_on_what_any_model_is_scored_on(tmp_path):
     write_result(tmp_path, "o/a", "r", "X", {("test", "de"): 0.2, ("test", "en"): 0.6})
     write_result(tmp_path, "o/b", "r", "X", {("test", "en"): 0.7})
-    both = [read_results(model) for model in stored_models([tmp_path])]
+    both = [read_model(model) for model in stored_models([tmp_path])]
     (line,) = found_lines({"X": [place for files in both for place in files["X"].scores]})
     assert line.places == (("test", "de"), ("test", "en"))
     assert score_of(line, both[0]).score == pytest.approx(0.4)

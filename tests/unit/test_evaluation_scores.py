@@ -21,7 +21,7 @@ from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.run_scores import run_model
 from rayembed.evaluation.score import Store, score
-from rayembed.registry.scores import read_results
+from rayembed.results.files import read_results
 from rayembed.samples.files import held_out_articles
 from rayembed.samples.references import TASK_NAMES
 from rayembed.samples.wikipedia import sizes_of

@@ -23,7 +23,7 @@ from rayembed.pipeline.task_facts import task_facts
 from rayembed.pipeline.validation import check_validated
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.gates import decide, parse_requirement
-from rayembed.registry.scores import read_results
+from rayembed.results.files import read_results
 from rayembed.tuning.trials import data_folders
 
 NULL = "data.datasets.pairs.held_out=null"

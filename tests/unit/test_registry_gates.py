@@ -15,17 +15,8 @@ from rayembed.registry.gates import (
     parse_requirement,
     summary,
 )
-from rayembed.registry.scores import (
-    OTHER,
-    TaskFacts,
-    TaskScore,
-    by_category,
-    find_results,
-    from_json,
-    mean,
-    read_results,
-    to_json,
-)
+from rayembed.results.files import TaskFacts, find_results, read_results
+from rayembed.results.scores import OTHER, TaskScore, by_category, from_json, mean, to_json
 
 FACTS = {
     "SciFact": TaskFacts("Retrieval", "ndcg_at_10", "mteb/scifact"),
@@ -34,7 +25,7 @@ FACTS = {
 }
 
 
-def score(task, value, *, revision="r1", parts=("test/default",), **metrics):
+def score(task, value, *, revision="r1", parts=("default",), **metrics):
     facts = FACTS[task]
     return TaskScore(
         task=task,
@@ -43,7 +34,7 @@ def score(task, value, *, revision="r1", parts=("test/default",), **metrics):
         value=value,
         dataset=facts.dataset,
         dataset_revision=revision,
-        parts=parts,
+        scores={("test", part): value for part in parts},
         model_revision="w",
         metrics=metrics,
     )
@@ -124,7 +115,7 @@ def test_only_what_was_measured_on_the_same_is_compared():
     assert decision.checks[0].figure == pytest.approx(0.3)
     assert "1 of other data revisions" in decision.checks[0].note
     assert "1 scored for this version alone" in decision.checks[0].note
-    fewer = compared([score("SciFact", 0.9, parts=("test/de",))], [score("SciFact", 0.1)])
+    fewer = compared([score("SciFact", 0.9, parts=("de",))], [score("SciFact", 0.1)])
     assert not fewer.holds
     assert "nothing was measured on the same data" in fewer.checks[0].note
 
@@ -146,7 +137,8 @@ def test_decisions_are_kept_with_their_figures():
 
 
 def test_means_and_summary():
-    assert by_category(SCORES) == {"Classification": 0.8, "Retrieval": pytest.approx(0.45)}
+    means = {name: mean(scores) for name, scores in by_category(SCORES).items()}
+    assert means == {"Classification": 0.8, "Retrieval": pytest.approx(0.45)}
     assert mean(SCORES) == pytest.approx(1.7 / 3)
     assert summary(SCORES) == {
         "SciFact": 0.6,
@@ -173,10 +165,10 @@ def test_own_and_general_tasks_have_a_mean_each():
 
 
 def test_scores_survive_their_file():
-    scores = (*SCORES, score("SciFact", math.nan, parts=("test/b", "test/a")))
+    scores = (*SCORES, score("SciFact", math.nan, parts=("b", "a")))
     again = from_json(to_json(scores))
     assert repr(sorted(again, key=repr)) == repr(sorted(scores, key=repr))
-    for broken in ("", "[1]", '[{"task": "a", "parts": []}]'):
+    for broken in ("", "[1]", '[{"task": "a", "scores": []}]'):
         with pytest.raises(ArtifactError, match="cannot be read"):
             from_json(broken)
 
@@ -346,11 +338,12 @@ def test_how_scores_were_taken_is_read_from_beside_them_and_kept(tmp_path):
     (folder,) = (tmp_path / "results").glob("*/*")
     (before,) = read_results(folder, FACTS.get)
     assert before.measured_with == {}
+    facts = {"type": "Retrieval", "metric": "ndcg_at_10", "dataset": "mteb/any"}
     record = {
         "conditions": {"dtype": "float32"},
         "prompts": [
-            {"task": "SciFact", "side": "query", "prompt": "find: "},
-            {"task": "NFCorpus", "side": "query", "prompt": "other: "},
+            {"task": "SciFact", "side": "query", "prompt": "find: ", **facts},
+            {"task": "NFCorpus", "side": "query", "prompt": "other: ", **facts},
         ],
     }
     (folder / "prompts.yaml").write_text(write_yaml(record))

@@ -13,7 +13,7 @@ from rayembed.recipes.datasets.catalogue import get_dataset
 from rayembed.registry.card_parts import plain_card
 from rayembed.registry.model_card import hub_name, model_card
 from rayembed.registry.register import DESCRIPTION_CHARACTERS, describe
-from rayembed.registry.scores import TaskScore
+from rayembed.results.scores import TaskScore
 
 PROVENANCE = {
     "code": {"version": "0.1.0", "commit": "c0ffee", "uncommitted_changes": True},
@@ -33,15 +33,15 @@ RESULTS = tuple(
         value=value,
         dataset=f"mteb/{task.lower()}",
         dataset_revision="d" * 40,
-        parts=parts,
+        scores={("test", part): value for part in parts},
         model_revision="w",
         mteb_version="2.26.24",
     )
     for task, category, metric, value, parts in (
-        ("SciFact", "Retrieval", "ndcg_at_10", 0.64321987, ("test/default",)),
-        ("NFCorpus", "Retrieval", "ndcg_at_10", 0.3, ("test/default",)),
-        ("Massive", "Classification", "accuracy", 0.7, ("test/de", "test/en")),
-        ("Broken", "STS", "cosine_spearman", float("nan"), ("test/default",)),
+        ("SciFact", "Retrieval", "ndcg_at_10", 0.64321987, ("default",)),
+        ("NFCorpus", "Retrieval", "ndcg_at_10", 0.3, ("default",)),
+        ("Massive", "Classification", "accuracy", 0.7, ("de", "en")),
+        ("Broken", "STS", "cosine_spearman", float("nan"), ("default",)),
     )
 )
 

@@ -22,7 +22,7 @@ from rayembed.registry.registered_model import (
     parse_reference,
     read_scores,
 )
-from rayembed.registry.scores import TaskScore
+from rayembed.results.scores import TaskScore
 
 NAME = "tiny"
 ANYTHING = Gates((Requirement("mean", 0.0),))
@@ -37,7 +37,7 @@ def scores(value, task="SciFact"):
             value=value,
             dataset="mteb/scifact",
             dataset_revision="r1",
-            parts=("test/default",),
+            scores={("test", "default"): value},
             model_revision="w",
         ),
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
+from rayembed.results.scores import Place
 
 MEAN = "Mean"
 """Name of the mean over all lines among averages."""
@@ -37,10 +38,6 @@ NOT_AMONG_THE_16 = frozenset({"de", "yo"})
 
 _NO_MEAN = frozenset({"AIR-Bench_24.04"})
 """Benchmarks whose categories have different metrics and that report no mean of them."""
-
-
-Place = tuple[str, str]
-"""A split and a subset of a task's data."""
 
 
 @dataclass(frozen=True)

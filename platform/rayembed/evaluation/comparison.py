@@ -3,6 +3,7 @@
 Everything here is in percent, 100 times mteb's scores, as papers print them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,11 +15,23 @@ from rayembed.evaluation.benchmark_lines import (
     averages,
     by_category,
 )
-from rayembed.evaluation.result_files import StoredModel, TaskFile, TaskScore, score_of
-from rayembed.registry.scores import differing_conditions
+from rayembed.results.files import StoredModel
+from rayembed.results.scores import TaskScore
 
 PERCENT = 100.0
 """Points here in one of mteb's."""
+
+
+@dataclass(frozen=True)
+class LineScore:
+    """A model's score on one line of a benchmark, or what it lacks."""
+
+    score: float | None
+    """Mean over splits and subsets, from 0 to 1; None while any is missing."""
+    missing: tuple[str, ...]
+    """Splits, subsets or parts that are not scored, as a user reads them."""
+    files: tuple[TaskScore, ...]
+    """The files that it comes from, also of an incomplete one."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +44,7 @@ class Origin:
     mteb_versions: tuple[str, ...] = ()
     date: str = ""
     """Date of the measurement; empty if not known."""
-    files: tuple[TaskFile, ...] = ()
+    files: tuple[TaskScore, ...] = ()
     """Result files of the score; a paper has none."""
 
 
@@ -98,7 +111,7 @@ class Comparison:
             if any(here.dataset_revision != there.dataset_revision for here, there in files)
         )
 
-    def _with_baseline(self, column: Column) -> dict[str, list[tuple[TaskFile, TaskFile]]]:
+    def _with_baseline(self, column: Column) -> dict[str, list[tuple[TaskScore, TaskScore]]]:
         """Line → result files of a model and of the baseline, of each task that both have."""
         base = self.base
         if base is None or column is base:
@@ -123,7 +136,7 @@ class Comparison:
         for name, files in self._with_baseline(column).items():
             for here, there in files:
                 if here.measured_with and there.measured_with:
-                    differing = differing_conditions(here.measured_with, there.measured_with)
+                    differing = here.differences(there)
                     found = differing | found
                     for setting in differing:
                         lines.setdefault(setting, set()).add(name)
@@ -165,7 +178,7 @@ def value(column: Column, name: str) -> float | None:
 
 def measured(
     model: StoredModel,
-    results: Mapping[str, TaskFile],
+    results: Mapping[str, TaskScore],
     benchmark: str,
     lines: Sequence[Line],
     *,
@@ -185,6 +198,37 @@ def measured(
         name=model.name,
         notes=_notes(label, lines, taken),
     )
+
+
+def score_of(line: Line, results: Mapping[str, TaskScore]) -> LineScore:
+    """The score of one line of a benchmark.
+
+    An aggregate is the mean of its parts where all are there, else what its own file says.
+    """
+    if not line.parts:
+        return _own_score(line, results)
+    parts = {part.name: score_of(part, results) for part in line.parts}
+    known = [found.score for found in parts.values() if found.score is not None]
+    files = tuple(file for found in parts.values() for file in found.files)
+    if len(known) == len(parts):
+        return LineScore(math.fsum(known) / len(known), (), files)
+    alone = _own_score(line, results)
+    if alone.score is not None:
+        return alone
+    missing = tuple(name for name, found in parts.items() if found.score is None)
+    return LineScore(None, missing, files)
+
+
+def _own_score(line: Line, results: Mapping[str, TaskScore]) -> LineScore:
+    file = results.get(line.task)
+    if file is None:
+        return LineScore(None, (line.task,), ())
+    known = file.finite_scores
+    missing = tuple("/".join(place) for place in line.places if place not in known)
+    if missing or not line.places:
+        return LineScore(None, missing or (line.task,), (file,))
+    scores = [known[place] for place in line.places]
+    return LineScore(math.fsum(scores) / len(scores), (), (file,))
 
 
 def compare(
@@ -212,7 +256,7 @@ def compare(
     )
 
 
-def _origin(model: StoredModel, found: TaskScore) -> Origin:
+def _origin(model: StoredModel, found: LineScore) -> Origin:
     dates = [file.date for file in found.files if file.date is not None]
     return Origin(
         source=f"revision {model.revision}",
@@ -223,7 +267,7 @@ def _origin(model: StoredModel, found: TaskScore) -> Origin:
     )
 
 
-def _notes(label: str, lines: Sequence[Line], taken: Mapping[str, TaskScore]) -> tuple[str, ...]:
+def _notes(label: str, lines: Sequence[Line], taken: Mapping[str, LineScore]) -> tuple[str, ...]:
     """Notes on scores that are of other data than mteb's, or only begun."""
     notes = []
     other = [line.name for line in lines if _other_data(line, taken[line.name])]
@@ -236,7 +280,7 @@ def _notes(label: str, lines: Sequence[Line], taken: Mapping[str, TaskScore]) ->
     return tuple(notes)
 
 
-def _other_data(line: Line, found: TaskScore) -> bool:
+def _other_data(line: Line, found: LineScore) -> bool:
     wanted = {one.task: one.dataset_revision for one in (line, *line.parts)}
     return found.score is not None and any(
         wanted.get(file.task) and file.dataset_revision != wanted[file.task] for file in found.files

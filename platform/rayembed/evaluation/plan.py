@@ -28,7 +28,7 @@ from rayembed.evaluation.benchmarks import (
 )
 from rayembed.evaluation.jobs import ScoreTask, TaskFactory
 from rayembed.evaluation.own_set import OwnTask
-from rayembed.evaluation.result_writer import ResultWriter
+from rayembed.results.writer import ResultWriter
 
 
 def pieces(factory: MtebTask) -> tuple[MtebTask, ...]:

@@ -40,8 +40,9 @@ from rayembed.evaluation.plan import Scoring, find_results, retrieval_only
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.here import finish
 from rayembed.evaluation.prompts_table import prompts_record, with_earlier_tasks
-from rayembed.evaluation.result_writer import ResultWriter, open_results
 from rayembed.models.code_version import VECTORS, versions
+from rayembed.results.files import CONDITIONS_FILE
+from rayembed.results.writer import ResultWriter, open_results
 
 logger = logging.getLogger(__name__)
 
@@ -150,8 +151,8 @@ def score(
             writer.keep(name, text)
         if not isinstance(model, Bm25):
             record = prompts_record(model, [factory.load() for factory in tasks])
-            earlier = writer.kept("prompts.yaml")
-            writer.keep("prompts.yaml", write_yaml(with_earlier_tasks(record, earlier)))
+            earlier = writer.kept(CONDITIONS_FILE)
+            writer.keep(CONDITIONS_FILE, write_yaml(with_earlier_tasks(record, earlier)))
         # Of the first run: whoever comes later with other software has another revision.
         writer.keep_first("versions.yaml", write_yaml(versions(_PACKAGES)))
         try:

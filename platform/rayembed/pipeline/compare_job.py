@@ -10,7 +10,7 @@ from typing import TextIO
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError, StorageError
-from rayembed.evaluation.benchmark_lines import Line, Place, benchmark_lines, found_lines
+from rayembed.evaluation.benchmark_lines import Line, benchmark_lines, found_lines
 from rayembed.evaluation.comparison import Column, Comparison, compare, measured
 from rayembed.evaluation.comparison_plots import category_bars, difference_dots
 from rayembed.evaluation.comparison_tables import (
@@ -19,21 +19,15 @@ from rayembed.evaluation.comparison_tables import (
     comparison_markdown,
     task_tables,
 )
-from rayembed.evaluation.result_files import (
-    StoredModel,
-    TaskFile,
-    newest,
-    read_results,
-    stated_measures,
-    stored_models,
-)
 from rayembed.pipeline.job import Job, JobContext, names_in, option
+from rayembed.results.files import StoredModel, read_model, stored_models
+from rayembed.results.scores import OTHER, Place, TaskScore
 from rayembed.tables import console
 
 ALL_TASKS = "all tasks with results"
 """Stands for a benchmark where none is named."""
 
-Results = Mapping[StoredModel, Mapping[str, TaskFile]]
+Results = Mapping[StoredModel, Mapping[str, TaskScore]]
 
 
 @dataclass(frozen=True)
@@ -79,7 +73,7 @@ def compare_models(
     in_print = in_print or InPrint()
     results = _results(asked)
     if asked.benchmark is None:
-        lines = found_lines(_places(results), stated_measures(results))
+        lines = found_lines(_places(results), _measures(results))
         benchmark = ALL_TASKS
     else:
         lines = benchmark_lines(asked.benchmark, in_print.benchmarks)
@@ -100,8 +94,14 @@ def _places(results: Results) -> dict[str, list[Place]]:
     places: dict[str, list[Place]] = {}
     for files in results.values():
         for task, file in files.items():
-            places.setdefault(task, []).extend(file.scores)
+            places.setdefault(task, []).extend(file.finite_scores)
     return places
+
+
+def _measures(results: Results) -> dict[str, tuple[str, str]]:
+    """Category and main score of each task that the evaluations of the models describe."""
+    scores = [score for files in results.values() for score in files.values()]
+    return {s.task: (s.category, s.metric) for s in scores if s.category != OTHER}
 
 
 def write_comparison(comparison: Comparison, folder: str) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ def comparison_request(args: argparse.Namespace) -> ComparisonRequest:
     )
 
 
-def _results(asked: ComparisonRequest) -> dict[StoredModel, dict[str, TaskFile]]:
+def _results(asked: ComparisonRequest) -> dict[StoredModel, dict[str, TaskScore]]:
     """The chosen models with what their files say, in the order in which they were named."""
     if not asked.results:
         return {}
@@ -160,7 +160,7 @@ def _results(asked: ComparisonRequest) -> dict[StoredModel, dict[str, TaskFile]]
             "FOLDER/results/<org>__<model>/<revision>/<Task>.json, as jobs/evaluate_model.py "
             "writes them"
         )
-    results = {model: read_results(model) for model in choose(stored, asked.models)}
+    results = {model: read_model(model) for model in choose(stored, asked.models)}
     _check_one_revision(results, asked.models)
     empty = [model for model, files in results.items() if not files]
     if empty:
@@ -217,7 +217,8 @@ def _check_one_revision(results: Results, wanted: Sequence[str]) -> None:
             continue
         lines = []
         for model in revisions:
-            date = newest(results[model])
+            dates = [score.date for score in results[model].values() if score.date is not None]
+            date = max(dates, default=None)
             when = "no date" if date is None else f"{date:%Y-%m-%d %H:%M}"
             lines.append(f"  {name}@{model.revision}  {len(results[model])} tasks, last {when}")
         raise ConfigError(

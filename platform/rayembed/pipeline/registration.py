@@ -38,8 +38,9 @@ from rayembed.registry.registered_model import (
     read_scores,
     weights_of,
 )
-from rayembed.registry.scores import TaskScore, find_results, read_results
 from rayembed.registry.tracking import Status, Tracker
+from rayembed.results.files import find_results, read_results
+from rayembed.results.scores import TaskScore
 
 logger = logging.getLogger(__name__)
 

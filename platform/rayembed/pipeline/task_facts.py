@@ -1,9 +1,9 @@
 """Category, main score and data set of mteb's tasks by name.
 
-Own sets are described beside their results (`registry.scores.stated_facts`).
+Own sets are described beside their results (`results.files`).
 """
 
-from rayembed.registry.scores import TaskFacts
+from rayembed.results.files import TaskFacts
 
 
 def task_facts(task: str) -> TaskFacts | None:

@@ -3,20 +3,19 @@
 import math
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from huggingface_hub import EvalResult, ModelCardData
 
 from rayembed.registry.aliases import CANDIDATE
-from rayembed.registry.scores import (
+from rayembed.results.scores import (
     MEAN,
     OF_GENERAL,
     OF_OWN,
     TaskScore,
     by_category,
+    by_kind,
     mean,
-    score_means,
 )
 from rayembed.tables import Cell, Table, show
 
@@ -106,12 +105,9 @@ def score_section(table: str, results: Sequence[TaskScore], reference: str) -> s
         heads = ["task", "category", "metric", "score", "data revision"]
         parts.append(show(Table(heads, rows, align="lllrl"), "markdown").rstrip())
     if results:
-        numbers = Counter(score.category for score in results)
-        rows = [
-            [name, numbers[name], Cell(v, digits=4)] for name, v in by_category(results).items()
-        ]
-        for name, of in score_means(results).items():
-            rows.append([_MEANS[name], len(of), Cell(mean(of), digits=4)])
+        kinds = {_MEANS[name]: of for name, of in by_kind(results).items()}
+        groups = (*by_category(results).items(), *kinds.items())
+        rows = [[name, len(of), Cell(mean(of), digits=4)] for name, of in groups]
         heads = ["category", "tasks", "mean"]
         parts.append(show(Table(heads, rows, align="lr"), "markdown").rstrip())
         versions = sorted({score.mteb_version for score in results if score.mteb_version})

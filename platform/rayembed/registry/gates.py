@@ -8,14 +8,12 @@ from dataclasses import asdict, dataclass
 
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
-from rayembed.registry.scores import (
+from rayembed.results.scores import (
     MEAN,
-    OF_GENERAL,
-    OF_OWN,
     TaskScore,
     by_category,
+    by_kind,
     mean,
-    score_means,
 )
 from rayembed.tables import Cell, Table, show
 
@@ -134,8 +132,7 @@ def check_names(requirements: Sequence[Requirement], scores: Sequence[TaskScore]
     Raises:
         ConfigError: it names a task or category that was not scored, or a metric that it lacks.
     """
-    known = {score.task for score in scores} | {score.category for score in scores}
-    known |= {MEAN, *score_means(scores)}
+    known = {score.task for score in scores} | {MEAN, *by_category(scores), *by_kind(scores)}
     for requirement in requirements:
         if requirement.name not in known:
             raise ConfigError(
@@ -250,10 +247,8 @@ def _meant(requirement: Requirement, scores: Sequence[TaskScore]) -> list[TaskSc
     """Scores that a requirement refers to; task names take precedence over categories."""
     if requirement.name == MEAN:
         return list(scores)
-    if requirement.name in (OF_OWN, OF_GENERAL):
-        return score_means(scores)[requirement.name]
     named = [score for score in scores if score.task == requirement.name]
-    return named or [score for score in scores if score.category == requirement.name]
+    return named or (by_category(scores) | by_kind(scores))[requirement.name]
 
 
 def _value(score: TaskScore, metric: str | None) -> float | None:
@@ -265,8 +260,8 @@ def _value(score: TaskScore, metric: str | None) -> float | None:
 def summary(scores: Sequence[TaskScore]) -> dict[str, float]:
     """Figures of all tasks, of `category/<name>` and of the means, for MLflow."""
     figures = {score.task: score.value for score in scores}
-    figures |= {f"category/{name}": value for name, value in by_category(scores).items()}
-    return figures | {name: mean(of) for name, of in score_means(scores).items()}
+    figures |= {f"category/{name}": mean(of) for name, of in by_category(scores).items()}
+    return figures | {name: mean(of) for name, of in by_kind(scores).items()}
 
 
 def _finite(figure: float | None) -> float | None:

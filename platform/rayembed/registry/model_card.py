@@ -14,7 +14,7 @@ from rayembed.registry.card_parts import (
     score_section,
     serving_section,
 )
-from rayembed.registry.scores import TaskScore
+from rayembed.results.scores import TaskScore
 from rayembed.tables import Table, show
 
 CARD_FILE = "README.md"

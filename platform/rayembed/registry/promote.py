@@ -25,7 +25,7 @@ from rayembed.registry.registered_model import (
     read_scores,
     weights_of,
 )
-from rayembed.registry.scores import TaskScore
+from rayembed.results.scores import TaskScore
 
 DECISION_TAG = "rayembed.promotion"
 """Tag of a version with its last gate decision and the artifact that holds the figures."""

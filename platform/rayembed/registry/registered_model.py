@@ -24,8 +24,8 @@ from rayembed.registry.mlflow_run import (
     open_client,
 )
 from rayembed.registry.register import MODEL_ID_TAG, WEIGHTS_TAG
-from rayembed.registry.scores import TaskScore, from_json, to_json
 from rayembed.registry.tracking_uri import sqlite_path
+from rayembed.results.scores import TaskScore, from_json, to_json
 
 SCHEME = "models:/"
 

@@ -1,0 +1,1 @@
+"""Scores of models and mteb's result files that hold them."""

@@ -1,0 +1,323 @@
+"""mteb's result files, read back: which models lie in a folder and what they scored.
+
+The layout is mteb's: `<folder>/results/<org>__<model>/<revision>/<Task>.json`, here or in object
+storage.
+"""
+
+import json
+import logging
+import math
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayembed.assets.storage import exists, file_name, join, list_files, read_bytes
+from rayembed.config.yaml_text import read_yaml
+from rayembed.errors import ArtifactError, StorageError
+from rayembed.results.scores import OTHER, TaskScore
+
+CONDITIONS_FILE = "prompts.yaml"
+"""File beside the results that says how they were taken; results of others have none."""
+
+_META = "model_meta.json"
+
+_OWN_REVISION = re.compile(r"(?:[a-z]+\d+-)*([0-9a-f]{12})-[0-9a-f]{8}")
+"""Revision of the form `<weights>-<hash of other inputs>`, preceded by a width or context size for
+truncated vectors or smaller contexts. Hub revisions are 40 digits."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """Facts about a task that its result file lacks."""
+
+    category: str
+    """mteb's task type: `Retrieval`, `Classification`, `STS`, …"""
+    metric: str
+    """Name of the main score."""
+    dataset: str
+    """Hub path of the data set, `org/name`; `own/name` of the user's own, `sample/name` of a
+    sample's."""
+
+
+Describe = Callable[[str], TaskFacts | None]
+"""Looks up the facts of a task by name; None for unknown tasks."""
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """One revision of a model that has result files."""
+
+    name: str
+    """`<org>/<model>`."""
+    revision: str
+    files: tuple[str, ...]
+    """Addresses of the result files; where two are of one task, the first counts."""
+
+
+def stored_models(folders: Iterable[str | Path]) -> tuple[StoredModel, ...]:
+    """The model revisions of which the folders hold result files, by name and revision.
+
+    Of a task that lies in several folders, the file of the folder named first counts.
+
+    Raises:
+        ArtifactError: a folder cannot be listed.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for folder in folders:
+        for root in (join(folder, "results"), str(folder)):
+            listed = _result_files(root)
+            for model, revision, file in listed:
+                found.setdefault((model, revision), []).append(file)
+            if listed:
+                break
+    return tuple(
+        StoredModel(model.replace("__", "/", 1), revision, tuple(files))
+        for (model, revision), files in sorted(found.items())
+    )
+
+
+def _result_files(root: str) -> list[tuple[str, str, str]]:
+    """Model folder, revision and address of each result file at `root`."""
+    found = []
+    for path in list_files(root, recursive=True):
+        parts = path.split("/")
+        if len(parts) == 3 and "__" in parts[0] and _is_result(parts[2]):
+            found.append((parts[0], parts[1], join(root, path)))
+    return found
+
+
+def _is_result(name: str) -> bool:
+    """Whether a file of that name may be a result; hidden files are ignored."""
+    return name.endswith(".json") and not name.startswith(".") and name != _META
+
+
+def _results_in(folder: Path) -> list[Path]:
+    """Possible result files of one model revision."""
+    return sorted(path for path in folder.glob("*.json") if _is_result(path.name))
+
+
+def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
+    """Scores in the folder of one model revision, by task name.
+
+    Args:
+        describe: is asked for tasks of which the folder itself says nothing.
+
+    Raises:
+        ArtifactError: a file is no result of mteb, or there is none.
+    """
+    files = _results_in(folder)
+    if not files:
+        raise ArtifactError(
+            f"no scores in {str(folder)!r}: expected mteb's result files <Task>.json; evaluate the "
+            "model first (jobs/evaluate_model.py)"
+        )
+    described = _described(str(folder))
+    return tuple(_read(str(path), folder.name, described, describe) for path in files)
+
+
+def read_model(model: StoredModel) -> dict[str, TaskScore]:
+    """Task name → its score; files that are no results are warned of and left out.
+
+    Tasks of which an evaluation wrote no facts have the category `OTHER`.
+
+    Raises:
+        StorageError: the storage does not give a file.
+    """
+    scores: dict[str, TaskScore] = {}
+    described: dict[str, Mapping[str, _Description]] = {}
+    for address in model.files:
+        if file_name(address).removesuffix(".json") in scores:
+            continue
+        folder = address.rpartition("/")[0]
+        if folder not in described:
+            described[folder] = _described(folder)
+        try:
+            score = _read(address, model.revision, described[folder])
+        except StorageError:
+            raise
+        except ArtifactError as error:
+            reason = str(error.__cause__).partition("\n")[0]
+            logger.warning("%s is no result file of mteb's and is left out: %s", address, reason)
+        else:
+            scores.setdefault(score.task, score)
+    return scores
+
+
+_Description = tuple[TaskFacts, Mapping[str, str]]
+"""Facts of a task, and how its scores were taken."""
+
+
+def _described(folder: str) -> dict[str, _Description]:
+    """Task → what an evaluation wrote about it beside its results; empty of others' results."""
+    address = join(folder, CONDITIONS_FILE)
+    if not exists(address):
+        return {}
+    record = read_yaml(read_bytes(address).decode())
+    facts, conditions = {}, {}
+    for row in record["prompts"]:
+        facts[row["task"]] = TaskFacts(row["type"], row["metric"], row["dataset"])
+        of_task = conditions.setdefault(row["task"], dict(record["conditions"]))
+        of_task[f"prompt of {row['side']}"] = row["prompt"]
+    return {task: (facts[task], conditions[task]) for task in facts}
+
+
+def _read(
+    address: str,
+    revision: str,
+    described: Mapping[str, _Description],
+    describe: Describe = lambda task: None,
+) -> TaskScore:
+    """The score in a result file.
+
+    Raises:
+        ArtifactError: it is none of mteb's; the cause says why.
+        StorageError: the storage does not give it.
+    """
+    try:
+        result = _task_result(address)
+    except StorageError:
+        raise
+    # What mteb's reader raises depends on where a file breaks: JSON, fields, old names of tasks.
+    except (ArtifactError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(
+            f"{address!r} is no result file of mteb: {error}; remove it or evaluate again"
+        ) from error
+    facts, measured_with = described.get(result.task_name, (None, {}))
+    facts = facts or describe(result.task_name) or TaskFacts(OTHER, "main_score", "")
+    entries = [(split, entry) for split in sorted(result.scores) for entry in result.scores[split]]
+    scores = {(split, str(entry["hf_subset"])): _number(entry) for split, entry in entries}
+    return TaskScore(
+        task=result.task_name,
+        category=facts.category,
+        metric=facts.metric,
+        value=float(np.mean([_number(entry) for rows in result.scores.values() for entry in rows])),
+        dataset=facts.dataset,
+        dataset_revision=str(result.dataset_revision),
+        scores=scores,
+        model_revision=revision,
+        mteb_version=str(result.mteb_version or ""),
+        date=_in_utc(result.date),
+        metrics=_means([entry for _, entry in entries]),
+        measured_with=measured_with,
+    )
+
+
+def _task_result(address: str) -> Any:
+    import mteb
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        path.write_bytes(read_bytes(address))
+        return mteb.TaskResult.from_disk(path)
+
+
+def _number(entry: Mapping[str, Any]) -> float:
+    """The main score; NaN of a collapsed model, and where an old file has none."""
+    score = entry["main_score"]
+    return float(score) if isinstance(score, int | float) else math.nan
+
+
+def _in_utc(date: datetime | None) -> datetime | None:
+    """The date with a time zone, so that dates of any two files can be compared."""
+    if date is None:
+        return None
+    return date.replace(tzinfo=UTC) if date.tzinfo is None else date.astimezone(UTC)
+
+
+def _means(entries: list[Any]) -> dict[str, float]:
+    """Means of the metrics that all parts have."""
+    names = set.intersection(*(set(entry) for entry in entries)) - {"main_score"}
+    found = {}
+    for name in sorted(names):
+        values = [entry[name] for entry in entries]
+        if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+            found[name] = sum(values) / len(values)
+    return found
+
+
+def find_results(place: Path, weights_fingerprint: str, *, trusted: bool = False) -> Path:
+    """Folder of one model revision within a results folder.
+
+    Args:
+        place: a results folder in mteb's layout, `results/<org>__<model>/<revision>/<Task>.json`,
+            or the folder of the revision itself.
+        weights_fingerprint: of the model; revisions that rayembed made name it.
+        trusted: whether the user says that a revision's folder that names no weights, as mteb's own
+            do not, has the scores of this model. One that names other weights never has.
+
+    Raises:
+        ArtifactError: nothing there for these weights, more than one revision of them, or scores
+            of other weights.
+    """
+    if not place.is_dir():
+        raise ArtifactError(f"there is no results folder {str(place)!r}; evaluate the model first")
+    if _results_in(place):
+        _check_weights(place, weights_fingerprint, trusted=trusted)
+        return place
+    root = place / "results" if (place / "results").is_dir() else place
+    revisions = sorted(path for path in root.glob("*/*") if _results_in(path))
+    found = [path for path in revisions if path.name.startswith(weights_fingerprint)]
+    if len(found) == 1:
+        _check_weights(found[0], weights_fingerprint, trusted=trusted)
+        return found[0]
+    shown = [str(path.relative_to(place)) for path in found or revisions]
+    listed = ", ".join(shown[:10]) + (", …" if len(shown) > 10 else "")
+    if found:
+        raise ArtifactError(
+            f"{str(place)!r} has {len(found)} sets of scores of the weights {weights_fingerprint}, "
+            f"taken with different settings: {listed}; name the folder of one of them"
+        )
+    raise ArtifactError(
+        f"{str(place)!r} has no scores of the weights {weights_fingerprint}; it has "
+        f"{listed or 'none at all'}. Evaluate the model, or name the folder of its revision "
+        "(<results>/results/<org>__<model>/<revision>)"
+    )
+
+
+def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> None:
+    """Check that the folder's scores are of these weights, or name none.
+
+    Raises:
+        ArtifactError: it names other weights, or none.
+    """
+    told = sorted({folder.name, _stated_revision(folder) or folder.name})
+    named = {match[1] for revision in told if (match := _OWN_REVISION.fullmatch(revision))}
+    if others := named - {weights_fingerprint}:
+        raise ArtifactError(
+            f"the scores in {str(folder)!r} are of the weights {', '.join(sorted(others))}, and "
+            f"this model has the weights {weights_fingerprint}; evaluate it "
+            "(jobs/evaluate_model.py)"
+        )
+    if any(revision.startswith(weights_fingerprint) for revision in told):
+        return
+    shown = " or ".join(map(repr, told))
+    if not trusted:
+        raise ArtifactError(
+            f"the scores in {str(folder)!r} do not say that they are of the weights "
+            f"{weights_fingerprint} of this model: their revision is {shown}. Evaluate it "
+            "(jobs/evaluate_model.py), or say with --trust-results that they are its own"
+        )
+    logger.warning(
+        "the scores in %s are taken as those of the weights %s on your word (--trust-results): "
+        "their revision is %s",
+        folder,
+        weights_fingerprint,
+        shown,
+    )
+
+
+def _stated_revision(folder: Path) -> str | None:
+    """Revision that mteb recorded with the scores, independent of the folder's name."""
+    try:
+        found = json.loads((folder / _META).read_text(encoding="utf-8")).get("revision")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,148 @@
+"""Scores of a model by task, with the data that they were measured on, and means over them."""
+
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from rayembed.errors import ArtifactError
+
+OTHER = "Other"
+"""Category of tasks without a known category."""
+
+MEAN, OF_OWN, OF_GENERAL = "mean", "mean/own", "mean/general"
+"""Names of means over tasks: over all of one kind, over own ones and over general ones."""
+
+Place = tuple[str, str]
+"""A split and a subset of a task's data."""
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """Main score of a model on a task, over all evaluated splits and subsets."""
+
+    task: str
+    category: str
+    metric: str
+    value: float
+    """Score between 0 and 1 for nearly all metrics; NaN for a collapsed model."""
+    dataset: str
+    dataset_revision: str
+    scores: Mapping[Place, float]
+    """Split and subset → their main score; `value` is the mean."""
+    model_revision: str
+    """Revision under which the scores were stored: weights and everything else that decides
+    vectors."""
+    mteb_version: str = ""
+    date: datetime | None = None
+    """Time of scoring; None: not recorded."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """All other metrics of the task, averaged over the parts."""
+
+    measured_with: Mapping[str, str] = field(default_factory=dict)
+    """Number type, lengths, width, context and the prompts of the task's sides, by name; empty:
+    not recorded."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it was measured on the user's own data."""
+        return self.dataset.startswith("own/")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names `split/subset` over which the score is averaged."""
+        return tuple(sorted("/".join(place) for place in self.scores))
+
+    @property
+    def finite_scores(self) -> dict[Place, float]:
+        """Split and subset → their main score, where it is a number."""
+        return {place: score for place, score in self.scores.items() if not math.isnan(score)}
+
+    @property
+    def measured_on(self) -> tuple[str, str, tuple[str, ...]]:
+        """Key of the test data; scores with equal keys are comparable."""
+        return self.task, self.dataset_revision, self.parts
+
+    def differences(self, other: "TaskScore") -> dict[str, tuple[str, str]]:
+        """Setting → its value here and there, where the two scores were taken in other ways.
+
+        Prompts are one setting, `prompts`; where one score records nothing it is `conditions`.
+        """
+        here, there = self.measured_with, other.measured_with
+        if not here or not there:
+            told = ["recorded" if values else "not recorded" for values in (here, there)]
+            return {} if told[0] == told[1] else {"conditions": (told[0], told[1])}
+        found: dict[str, tuple[str, str]] = {}
+        for name in sorted({*here, *there}):
+            values = here.get(name, "none"), there.get(name, "none")
+            if values[0] != values[1]:
+                found.setdefault("prompts" if name.startswith("prompt") else name, values)
+        return found
+
+
+def by_category(scores: Iterable[TaskScore]) -> dict[str, list[TaskScore]]:
+    """Category → its scores, sorted by name."""
+    groups: dict[str, list[TaskScore]] = {}
+    for score in scores:
+        groups.setdefault(score.category, []).append(score)
+    return dict(sorted(groups.items()))
+
+
+def means(tasks: Iterable[str], own: Collection[str]) -> dict[str, list[str]]:
+    """Name of a mean → tasks that it is over: own and general ones apart where there are both.
+
+    Args:
+        own: names of own tasks, others among them.
+    """
+    tasks = list(tasks)
+    kinds = {
+        OF_OWN: [task for task in tasks if task in own],
+        OF_GENERAL: [task for task in tasks if task not in own],
+    }
+    return kinds if all(kinds.values()) else {MEAN: tasks} if tasks else {}
+
+
+def by_kind(scores: Sequence[TaskScore]) -> dict[str, list[TaskScore]]:
+    """Name of a mean → scores that it is over, as `means`."""
+    by_task = {score.task: score for score in scores}
+    found = means(by_task, {score.task for score in scores if score.is_own})
+    return {name: [by_task[task] for task in tasks] for name, tasks in found.items()}
+
+
+def mean(scores: Iterable[TaskScore]) -> float:
+    """Mean main score over all tasks; NaN without tasks."""
+    values = [score.value for score in scores]
+    return sum(values) / len(values) if values else math.nan
+
+
+def to_json(scores: Iterable[TaskScore]) -> str:
+    """JSON text of the scores, for `from_json`."""
+    rows = [
+        {
+            **asdict(score),
+            "scores": [[*place, value] for place, value in score.scores.items()],
+            "date": score.date and score.date.isoformat(),
+        }
+        for score in sorted(scores, key=lambda score: score.task)
+    ]
+    return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
+
+
+def from_json(text: str) -> tuple[TaskScore, ...]:
+    """Scores from a text written by `to_json`.
+
+    Raises:
+        ArtifactError: something else.
+    """
+    try:
+        return tuple(_score(row) for row in json.loads(text))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ArtifactError(f"the stored scores cannot be read: {error}") from error
+
+
+def _score(row: dict[str, Any]) -> TaskScore:
+    scores = {(split, subset): value for split, subset, value in row["scores"]}
+    date = row["date"] and datetime.fromisoformat(row["date"])
+    return TaskScore(**{**row, "scores": scores, "date": date})
