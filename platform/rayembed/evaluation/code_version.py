@@ -59,7 +59,7 @@ _SCORES = (
     "evaluation/pooled",
     "evaluation/prompt_tables.py",
     "evaluation/prompts.py",
-    "evaluation/result_writer.py",
+    "results/writer.py",
     "evaluation/run_scores.py",
     "evaluation/score.py",
     "evaluation/task_text.py",
