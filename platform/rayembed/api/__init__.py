@@ -5,8 +5,8 @@ folders, the same weights, the same scores.
 """
 
 from rayembed.api.corpus import adapt
-from rayembed.api.embedder import Embedder, encode, load
-from rayembed.api.measure import evaluate, mine
+from rayembed.api.embedder import Embedder, load
+from rayembed.api.measure import encode, evaluate, mine
 from rayembed.api.training import Trained, train
 
 __all__ = ["Embedder", "Trained", "adapt", "encode", "evaluate", "load", "mine", "train"]

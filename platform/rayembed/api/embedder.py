@@ -12,8 +12,6 @@ from rayembed.errors import ArtifactError, ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
-    from rayembed.api.training import Trained
-
 
 class Embedder:
     """A model that turns texts into vectors."""
@@ -138,12 +136,3 @@ def load(
     else:
         folder = resolve_model(reference)
     return Embedder(load_model(folder, device=device), reference)
-
-
-def encode(
-    model: "Embedder | Trained | str | Path", texts: str | Sequence[str], **options: Any
-) -> Any:
-    """Vectors of texts by a model, a result of `train` or a reference; see `Embedder.encode`."""
-    found = getattr(model, "model", model)  # of what `train` gave
-    embedder = next((one for one in (model, found) if isinstance(one, Embedder)), None)
-    return (load(str(model)) if embedder is None else embedder).encode(texts, **options)

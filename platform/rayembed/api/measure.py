@@ -1,4 +1,4 @@
-"""Scores of a model, and hard negatives by one."""
+"""Vectors and scores of a model, and hard negatives by one."""
 
 import json
 from collections import Counter
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayembed.api.calls import assignments_of, check_addresses, reference_of, shown
-from rayembed.api.embedder import Embedder
+from rayembed.api.embedder import Embedder, load
 from rayembed.api.training import Trained
 from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.config.data_run import DataRun
@@ -20,6 +20,15 @@ from rayembed.errors import DataError
 
 _LARGEST_GRADE = 2**31 - 1
 _OF_JUDGEMENTS = ["query-id", "corpus-id"]
+
+
+def encode(
+    model: "Embedder | Trained | str | Path", texts: str | Sequence[str], **options: Any
+) -> Any:
+    """Vectors of texts by a model, a result of `train` or a reference; see `Embedder.encode`."""
+    if isinstance(model, Trained):
+        model = model.model
+    return (model if isinstance(model, Embedder) else load(str(model))).encode(texts, **options)
 
 
 def evaluate(

@@ -1,14 +1,11 @@
 """The guard of a fine-tune: what it may cost elsewhere, and mixtures with its base."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rayembed.config.settings import Settings, nearest
+from rayembed.config.settings import Settings
 from rayembed.config.types import Distinct
-
-if TYPE_CHECKING:
-    from rayembed.config.run_evaluation import EvaluationConfig
 
 SAMPLE = "sample://"
 """How references of a sample's files begin."""
@@ -46,40 +43,3 @@ class GuardConfig(Settings):
         if self.take is None:
             return self.shares
         return (self.take,) if self.take < 1 else ()
-
-
-def own_sets_of(guard: GuardConfig, evaluation: "EvaluationConfig") -> tuple[str, ...]:
-    """Names of the own sets that are own data."""
-    if guard.own_sets is not None:
-        return guard.own_sets
-    return tuple(s.name for s in evaluation.own_sets if not s.path.startswith(SAMPLE))
-
-
-def check_guard(guard: GuardConfig, evaluation: "EvaluationConfig", holds_out: bool) -> None:
-    """Return when there are own data to compare models on.
-
-    Args:
-        holds_out: whether a data set of the run holds a part out.
-
-    Raises:
-        ValueError: there is not; the message says what to set.
-    """
-    if not evaluation.before_training:
-        raise ValueError(
-            "evaluation.guard compares with the model before training; set "
-            "evaluation.before_training=true, or evaluation.guard=null"
-        )
-    sets = {one.name for one in evaluation.own_sets}
-    own = own_sets_of(guard, evaluation)
-    for name in own:
-        if name not in sets:
-            raise ValueError(
-                f"evaluation.guard.own_sets names {name!r}, which evaluation.own_sets lacks; "
-                f"{nearest(name, sets)}"
-            )
-    if not (holds_out or own):
-        raise ValueError(
-            "evaluation.guard compares models on own data, and nothing is held out; set "
-            "evaluation.guard=null too, or name judged sets of your own in evaluation.own_sets, or "
-            "hold a part out (data.datasets.NAME.held_out={kind: fraction})"
-        )

@@ -8,13 +8,12 @@ from pydantic import Field, model_validator
 from rayembed.config.data import DataConfig, DatasetConfig, data_identity
 from rayembed.config.document import NamedRun
 from rayembed.config.expert_parallel import check_expert_parallel
-from rayembed.config.guard import check_guard, own_sets_of
 from rayembed.config.held_out import held_out_set
 from rayembed.config.instructions import check_prompt_names
 from rayembed.config.model import ModelConfig
 from rayembed.config.own_sets import ClassificationSet, OwnSet, RetrievalSet
 from rayembed.config.placement import Placement
-from rayembed.config.run_evaluation import EvaluationConfig
+from rayembed.config.run_evaluation import EvaluationConfig, check_guard, own_sets_of
 from rayembed.config.scores import Scores
 from rayembed.config.settings import changed, nearest, parse
 from rayembed.config.stage import StageConfig

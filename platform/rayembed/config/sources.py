@@ -17,6 +17,7 @@ from rayembed.config.table import Table
 from rayembed.config.types import FileName, Reference
 
 Column = Annotated[str, StringConstraints(min_length=1)]
+PairRule = Literal["title", "heading", "sentence"]
 
 DEFAULT_REJECTED_SHARE = 0.01
 

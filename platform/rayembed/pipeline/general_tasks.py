@@ -5,10 +5,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from rayembed.config.guard import GuardConfig, own_sets_of
+from rayembed.config.guard import GuardConfig
 from rayembed.config.named_benchmarks import benchmark_of
 from rayembed.config.own_sets import OwnSet, RetrievalSet
 from rayembed.config.run import Run
+from rayembed.config.run_evaluation import own_sets_of
 from rayembed.evaluation.own_set import first_texts
 from rayembed.pipeline.held_out import HeldOutSet, with_sets
 

@@ -15,9 +15,10 @@ import numpy as np
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import file_name, join, list_files, read_bytes, remove_folder
-from rayembed.config.guard import GuardConfig, own_sets_of
+from rayembed.config.guard import GuardConfig
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
+from rayembed.config.run_evaluation import own_sets_of
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.models.compressed import read_compression, write_compression

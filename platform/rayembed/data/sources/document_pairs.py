@@ -5,15 +5,13 @@ Pure functions of a text and a seed, so that a document's pair does not depend o
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from rayembed.config.sources import PairRule
 from rayembed.config.types import has_content
 from rayembed.data.hashes import seeded_hash
 from rayembed.data.sentences import split_lines, split_sentences
 from rayembed.data.words import words
-
-if TYPE_CHECKING:
-    from rayembed.data.sources.structure import PairRule
 
 Pair = tuple[str, str]
 """A query and the text that answers it."""
@@ -73,7 +71,7 @@ def sentence_pair(title: str, text: str, seed: int, min_words: int) -> Pair | No
     return drawn, _without(whole, drawn)
 
 
-RULES: "Mapping[PairRule, _Rule]" = {
+RULES: Mapping[PairRule, _Rule] = {
     "title": title_pair,
     "heading": heading_pair,
     "sentence": sentence_pair,
@@ -81,8 +79,8 @@ RULES: "Mapping[PairRule, _Rule]" = {
 
 
 def draw_pair(
-    title: str, text: str, weights: "Mapping[PairRule, float]", seed: int, min_words: int
-) -> "tuple[PairRule, Pair] | None":
+    title: str, text: str, weights: Mapping[PairRule, float], seed: int, min_words: int
+) -> tuple[PairRule, Pair] | None:
     """A rule, drawn by weight among those that fit the document, and its pair; None: none fits.
 
     Args:

@@ -26,8 +26,8 @@ from rayembed.data.parts import remedy
 from rayembed.data.sources.cells import level_of
 from rayembed.data.sources.csv_rows import NOT_UTF8, csv_rows
 from rayembed.data.sources.files import FilePiece, array_error
-from rayembed.data.sources.versions import check_unchanged
-from rayembed.errors import ArtifactError, ConfigError
+from rayembed.data.sources.versions import is_unchanged
+from rayembed.errors import ArtifactError, ConfigError, DataError
 
 _ROWS_TO_FIND_COLUMNS = 1000
 _ROWS_AT_ONCE = 1024
@@ -88,7 +88,14 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
                     yield from _read_parquet(file, piece, columns)
             case "text":
                 yield from _read_texts(piece, errors)
-        check_unchanged(piece)
+        known = piece.states
+        if known and not is_unchanged(piece.path, piece.texts, known, piece.version):
+            of = "a file of the texts from" if piece.texts else "the file"
+            raise DataError(
+                f"rows {piece.path!r}: {of} {piece.name!r} changed after this job had looked at "
+                "it, and what is made of it would stand under the name of the former content. "
+                "Start the job again, and let nothing write to the file while it runs"
+            )
     except errors as error:
         advice = f". {remedy(piece.path)}" if piece.made else ""
         told = f"cannot read the rows {piece.path!r}: {error}{advice}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from rayembed.config.sources import Column
+from rayembed.config.sources import Column, PairRule
 from rayembed.config.types import Seed, SortedDict
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, name_in, text_in
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rayembed.data.records import Record
     from rayembed.data.sources.files import FilePiece
     from rayembed.data.sources.rows import Row
-
-PairRule = Literal["title", "heading", "sentence"]
 
 NO_RULE = "no rule gives a pair"
 

@@ -4,22 +4,15 @@ Folders of records are named by what their files held at the look. What is writt
 that must not come in under the same name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow.fs
 import xxhash
 
 from rayembed.assets.storage import is_remote, open_storage
-from rayembed.errors import DataError
-
-if TYPE_CHECKING:
-    from rayembed.data.sources.files import FilePiece
 
 _LOOKED_AT_ONCE = 16
 
@@ -53,38 +46,29 @@ def state_there(found: pyarrow.fs.FileInfo) -> str:
     return f"{found.size}-{found.mtime_ns}"
 
 
-def check_unchanged(piece: FilePiece) -> None:
-    """Check that the files of a piece are what they were when they were listed.
+def is_unchanged(
+    path: str, texts: Sequence[tuple[str, str]], states: Sequence[str], version: str
+) -> bool:
+    """Whether the files of a piece are what they were when they were listed.
 
     Where size, times or inode of a local file are others, as on a machine with a copy of its own,
     its content decides.
 
-    Raises:
-        DataError: one has changed.
+    Args:
+        path, texts, states, version: of the `FilePiece`.
     """
-    if not piece.states:
-        return
-    files = piece.texts or ((piece.path, piece.name),)
+    paths = [one for one, _ in texts] or [path]
     try:
-        with ThreadPoolExecutor(min(len(files), _LOOKED_AT_ONCE)) as pool:
-            states = tuple(pool.map(state_of, (path for path, _ in files)))
-        if states == piece.states or _version_now(piece, states) == piece.version:
-            return
+        with ThreadPoolExecutor(min(len(paths), _LOOKED_AT_ONCE)) as pool:
+            now = list(pool.map(state_of, paths))
+        if now == list(states):
+            return True
+        versions = [_version_in(*one) for one in zip(paths, now, strict=True)]
     except FileNotFoundError:
-        pass
-    of = "a file of the texts from" if piece.texts else "the file"
-    raise DataError(
-        f"rows {piece.path!r}: {of} {piece.name!r} changed after this job had looked at it, and "
-        "what is made of it would stand under the name of the former content. Start the job again, "
-        "and let nothing write to the file while it runs"
-    )
-
-
-def _version_now(piece: FilePiece, states: Sequence[str]) -> str:
-    if not piece.texts:
-        return _version_in(piece.path, states[0])
-    names = zip(piece.texts, states, strict=True)
-    return version_of_texts([(name, _version_in(path, state)) for (path, name), state in names])
+        return False
+    names = [name for _, name in texts]
+    found = version_of_texts(list(zip(names, versions, strict=True))) if texts else versions[0]
+    return found == version
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.types import has_content
@@ -28,9 +28,6 @@ from rayembed.data.synthesis.questions import Interview, Question, asker, check_
 from rayembed.data.synthesis.requests import REQUESTS_PER_GROUP, Answer, Ask
 from rayembed.data.work_items import EXAMPLES_KEPT
 from rayembed.errors import DataError
-
-if TYPE_CHECKING:
-    from rayembed.data.sources.queries import QueriesSource
 
 CODE_VERSION = 1
 """Code version of prompt and records; bump when the same documents yield other records."""
@@ -50,14 +47,14 @@ Answer with one JSON object and nothing else: {{"queries": [{count} texts]}}."""
 
 
 def make_queries(
-    context: PipelineContext, checked: ResolvedDataset, source: "QueriesSource"
+    context: PipelineContext, checked: ResolvedDataset, source: Any
 ) -> DatasetArtifact:
     """Folder of records, one for each query of each document; stored answers are reused.
 
     Args:
         context: storage and seed.
         checked: the data set with its files.
-        source: of the data set.
+        source: a `QueriesSource`, of the data set.
 
     Raises:
         AssetError: the endpoint refuses all requests, or does not answer any more.
@@ -89,7 +86,7 @@ class _Writing:
         self,
         context: PipelineContext,
         checked: ResolvedDataset,
-        source: "QueriesSource",
+        source: Any,
         writer: ArtifactWriter,
     ) -> None:
         self.dataset: DatasetConfig = checked.dataset
@@ -237,7 +234,7 @@ class _Writing:
             raise DataError(f"data set {self.dataset.name!r}: no query was written for {name!r}")
 
 
-def queries_prompt(source: "QueriesSource", text: str) -> str:
+def queries_prompt(source: Any, text: str) -> str:
     """The user message about a document."""
     one = source.per_document == 1
     wanted = source.wanted.strip().rstrip(".")

@@ -6,7 +6,7 @@ or libraries is taken for theirs. Each model counts what computes it alone.
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.resolver import resolve_model
@@ -17,9 +17,6 @@ from rayembed.data.parts import remedy
 from rayembed.models.code_version import QUANTISED, foreign_modules, packages_of, vectors_software
 from rayembed.models.load import is_quantised_folder, settings_of
 from rayembed.models.saved_folder import read_graph
-
-if TYPE_CHECKING:
-    from rayembed.data.artifacts import PipelineContext
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +92,7 @@ def note_software(
         write_json(record, {"packages": dict(now)})
 
 
-def note_cross_encoder(context: "PipelineContext", reference: str, weights: str) -> None:
+def note_cross_encoder(context: Any, reference: str, weights: str) -> None:
     """Write down by which software a cross-encoder scores now; warn where it was another before.
 
     Args:
