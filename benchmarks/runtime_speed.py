@@ -25,8 +25,7 @@ def has_bfloat16():
 
 
 def ways():
-    from rayembed.compression.onnx_graph import Onnx
-    from rayembed.compression.openvino_graph import OpenVINO
+    from rayembed.compression.runtimes import Onnx, OpenVINO
 
     precisions = ("float32", "int8-dynamic", "int8-static")
     found = [Onnx(precision=one) for one in precisions]

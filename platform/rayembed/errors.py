@@ -4,6 +4,8 @@ A message says what was asked, what was seen, what is allowed and what to do. Al
 the finished message as their only argument, so that they survive pickling between processes.
 """
 
+from importlib.util import find_spec
+
 
 class RayembedError(Exception):
     """Base of all errors that rayembed raises for its users."""
@@ -63,3 +65,21 @@ class WorkerError(RayembedError):
 
 class DivergenceError(RayembedError):
     """Training reached non-finite numbers and cannot continue."""
+
+
+def require_packages(what: str, extra: str, *modules: str) -> None:
+    """Check that the modules of an extra are installed, without importing them.
+
+    Args:
+        what: that needs them, in the singular, for the message.
+        extra: of rayembed, which installs them.
+
+    Raises:
+        ConfigError: some are missing, with the command that installs them.
+    """
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"{what} needs {', '.join(missing)}, which is not installed: "
+            f"pip install 'rayembed[{extra}]'"
+        )

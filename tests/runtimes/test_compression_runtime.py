@@ -13,10 +13,9 @@ from sentence_transformers import SentenceTransformer
 from tiny_folders import TINY, save_tiny
 from tiny_models import LINES, save_encoder
 
-from rayembed.compression import make_graph
+from rayembed.compression import trace
 from rayembed.compression.contract import CalibrationText, Source
-from rayembed.compression.onnx_graph import Onnx
-from rayembed.compression.openvino_graph import OpenVINO
+from rayembed.compression.runtimes import Onnx, OpenVINO
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.serving import Limits, ServedModel
 from rayembed.errors import ArtifactError, ConfigError, DataError
@@ -47,7 +46,7 @@ RUNTIMES = {"onnx": Onnx, "openvino": OpenVINO}
 def given(tmp_path_factory):
     """Folders of tiny models and of their graphs, each made once; what is traced is kept."""
     folder = tmp_path_factory.mktemp("graphs")
-    written = make_graph.write_onnx
+    written = trace.write_onnx
 
     def once(model, path, *, context=False):
         kept = folder / f"{model.config.kind}-{context}.onnx"
@@ -67,7 +66,7 @@ def given(tmp_path_factory):
         return place
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(make_graph, "write_onnx", once)
+        patch.setattr(trace, "write_onnx", once)
         yield SimpleNamespace(source=source, graph=graph, folder=folder)
 
 
@@ -278,7 +277,7 @@ def test_too_few_texts_and_far_vectors_are_refused(given):
 
 
 def test_a_missing_package_is_told_with_its_command(given, monkeypatch):
-    monkeypatch.setattr("rayembed.models.graphs.find_spec", lambda _: None)
+    monkeypatch.setattr("rayembed.errors.find_spec", lambda _: None)
     for name in ("onnxruntime", "nncf"):
         monkeypatch.delitem(__import__("sys").modules, name, raising=False)
     for way, name in ((Onnx(), "onnxruntime"), (OpenVINO(), "nncf")):

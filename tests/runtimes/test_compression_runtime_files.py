@@ -5,8 +5,7 @@ import json
 import pytest
 
 from rayembed.assets.hub import model_files
-from rayembed.compression.onnx_graph import Onnx
-from rayembed.compression.openvino_graph import OpenVINO
+from rayembed.compression.runtimes import Onnx, OpenVINO
 from rayembed.config.compression import COMPRESSIONS
 from rayembed.errors import ArtifactError
 from rayembed.models.saved_folder import read_graph

@@ -7,8 +7,7 @@ from registered import registered_folders
 from tiny_folders import save_biencoder
 
 from rayembed.compression.contract import CalibrationText, Source
-from rayembed.compression.onnx_graph import Onnx
-from rayembed.compression.openvino_graph import OpenVINO
+from rayembed.compression.runtimes import Onnx, OpenVINO
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
 from rayembed.registry.model_requirements import pip_requirements

@@ -14,8 +14,6 @@ from rayembed.compression import calibration
 from rayembed.compression.calibration import solve_layers, tokens_of
 from rayembed.compression.contract import CalibrationText, Source
 from rayembed.compression.matrices import matrices_of
-from rayembed.compression.wanda import Wanda
-from rayembed.compression.wanda_solver import SquaredNorms, WandaSolver
 from rayembed.config.compression_run import CalibrationConfig
 from rayembed.errors import ArtifactError, ConfigError, StorageError
 from rayembed.models.build import build_model
@@ -27,6 +25,7 @@ from rayembed.pipeline import registration
 from rayembed.pipeline.compress import _registered_run, calibration_texts
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry import registered_model
+from rayembed_papers.pruning.wanda import SquaredNorms, Wanda, WandaSolver
 
 TEXTS = [
     CalibrationText(text, role, instruction)

@@ -7,8 +7,7 @@ from tiny_folders import TINY, save_tiny
 from tiny_models import save_decoder, save_modern_encoder
 
 from rayembed.compression.contract import Source
-from rayembed.compression.cut_layers import evenly_spaced
-from rayembed.compression.layers import Layers
+from rayembed.compression.layers import Layers, evenly_spaced
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.models.compressed import read_compression

@@ -12,15 +12,12 @@ from sentence_transformers import SentenceTransformer
 from tiny_folders import TINY, save_biencoder, save_tiny, tiny_settings
 from tiny_models import LINES, save_decoder, save_nomic_encoder
 
+from rayembed import errors
 from rayembed.assets.finite import check_finite_files
-from rayembed.compression import library
 from rayembed.compression.contract import CalibrationText, Source
-from rayembed.compression.fp8 import Fp8
 from rayembed.compression.gptq import GPTQ
-from rayembed.compression.int8 import Int8
 from rayembed.compression.matrices import matrices_of
-from rayembed.compression.quantise import Quantity, _write_part, nearest_weights
-from rayembed.compression.sparsegpt import SparseGPT
+from rayembed.compression.quantised import Fp8, Int8, Quantity, _write_part, nearest_weights
 from rayembed.config.compression import COMPRESSIONS
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models import backbones
@@ -30,6 +27,7 @@ from rayembed.models.encoding import encode
 from rayembed.models.files import load_weights, read_header
 from rayembed.models.load import check_loadable, load_model
 from rayembed.registry.model_requirements import format_requirements
+from rayembed_papers.pruning.sparsegpt import SparseGPT
 
 TEXTS = [
     CalibrationText(text, role)
@@ -219,8 +217,8 @@ def test_heads_are_refused_before_work(tmp_path):
 )
 def test_a_package_that_is_missing_is_named_with_its_command(way, package, tmp_path, monkeypatch):
     folder = save_biencoder(tmp_path / "model")
-    found = library.find_spec
-    monkeypatch.setattr(library, "find_spec", lambda name: None if name == package else found(name))
+    found = errors.find_spec
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == package else found(name))
     with pytest.raises(ConfigError, match=rf"{package}.*pip install 'rayembed\[compress\]'"):
         way.check(folder)
     with pytest.raises(ConfigError, match="pip install"):
@@ -273,7 +271,7 @@ def test_weights_that_come_back_otherwise_fail_and_leave_nothing(tmp_path, monke
         name = next(iter(made))
         return made | {name: Quantity(made[name].values.float(), made[name].scale)}
 
-    monkeypatch.setattr("rayembed.compression.quantise.nearest_weights", wrong)
+    monkeypatch.setattr("rayembed.compression.quantised.nearest_weights", wrong)
     with pytest.raises(ArtifactError, match="was written as F32"):
         Int8().compress(Source(folder), tmp_path / "small")
     assert not [path for path in tmp_path.iterdir() if "small" in path.name]

@@ -1,7 +1,6 @@
 """Wanda, SparseGPT and GPTQ on single layers: against references, and against doing nothing."""
 
 import logging
-from functools import partial
 
 import numpy as np
 import pytest
@@ -10,17 +9,13 @@ from tiny_folders import TINY, save_tiny
 from tiny_models import LINES
 
 from rayembed.compression.contract import CalibrationText, Source
-from rayembed.compression.gptq_solver import GPTQSolver
-from rayembed.compression.hessian import Hessian, damping
-from rayembed.compression.library import library
-from rayembed.compression.magnitude import Magnitude
-from rayembed.compression.quantise import rounded, scale_of
-from rayembed.compression.sparsegpt import SparseGPT
-from rayembed.compression.sparsegpt_solver import SparseGPTSolver
-from rayembed.compression.wanda import Wanda
-from rayembed.compression.wanda_solver import SquaredNorms, WandaSolver
+from rayembed.compression.gptq import GPTQSolver, Hessian, damping, library
+from rayembed.compression.quantised import rounded, scale_of
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.load import load_model
+from rayembed_papers.pruning.magnitude import Magnitude
+from rayembed_papers.pruning.sparsegpt import SparseGPT, SparseGPTSolver
+from rayembed_papers.pruning.wanda import SquaredNorms, Wanda, WandaSolver
 
 STRUCTURES = ("unstructured", "2:4", "4:8")
 WIDTH, OUTPUTS, TOKENS = 32, 24, 6
@@ -117,7 +112,7 @@ def test_sparsegpt_loses_less_than_magnitude_and_wanda(structure):
     errors = {}
     magnitude = weight.masked_fill(Magnitude(structure=structure).mask(weight), 0)
     errors["magnitude"] = error(weight, magnitude, rows)
-    solvers = {"wanda": WandaSolver, "sparsegpt": partial(SparseGPTSolver, block=128)}
+    solvers = {"wanda": WandaSolver, "sparsegpt": SparseGPTSolver}
     for kind, solver in solvers.items():
         errors[kind] = error(weight, solved(solver(structure, 0.5), weight, rows), rows)
     assert errors["sparsegpt"] < errors["wanda"] < errors["magnitude"]
@@ -130,8 +125,8 @@ def test_sparsegpt_fills_no_zeros_of_a_matrix_that_was_pruned_before():
     with pytest.raises(
         ConfigError, match=r"layer has 50% zeros already, more than sparsity = 0\.25"
     ):
-        solved(SparseGPTSolver("unstructured", 0.25, 16), weight, rows)
-    made = solved(SparseGPTSolver("2:4", 0.5, 16), weight, rows)
+        solved(SparseGPTSolver("unstructured", 0.25), weight, rows)
+    made = solved(SparseGPTSolver("2:4", 0.5), weight, rows)
     assert (made == 0).float().mean() == 0.5
 
 
@@ -155,7 +150,7 @@ def test_more_texts_lose_less_on_texts_that_were_not_seen(kind):
     for seed in range(5):
         weight, unseen = layer(seed), inputs(500, seed=10_000 + seed, of=seed)
         for number, of_number in errors.items():
-            solver = GPTQSolver("INT8") if kind == "gptq" else SparseGPTSolver("2:4", 0.5, 128)
+            solver = GPTQSolver("INT8") if kind == "gptq" else SparseGPTSolver("2:4", 0.5)
             made = solved(solver, weight, inputs(number, seed=seed, of=seed))
             of_number.append(error(weight, made, unseen))
     assert np.mean(errors[256]) < np.mean(errors[8])

@@ -28,7 +28,6 @@ from rayembed.errors import ArtifactError
 from rayembed.models.build import build_model
 from rayembed.models.contract import EmbeddingModel
 from rayembed.models.encoding import encode
-from rayembed.models.export import save_model
 from rayembed.models.load import load_as_saved, load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.pipeline.here import Here
@@ -174,7 +173,7 @@ def test_a_prefix_that_the_teachers_template_makes_is_its_instruction(tmp_path):
     backbone = BackboneConfig(path="unused", dtype="float32")
     settings = NVEmbedConfig(backbone=backbone, pooling=MeanPooling())
     model = build_model(settings, decoder, seed=0).eval()
-    save_model(model, tmp_path / "teacher")
+    model.save(tmp_path / "teacher")
     reference = str(tmp_path / "teacher")
 
     def found(**prefixes):

@@ -14,7 +14,6 @@ from sentence_transformers import SentenceTransformer
 from tiny_folders import ARCHITECTURES, tiny_parts, tiny_settings
 from word_articles import run_over_words, write_word_articles
 
-from rayembed.compression.prune import save_like
 from rayembed.config.evaluation import ModelUnderTest, Prompts
 from rayembed.config.override import override
 from rayembed.config.settings import changed, parse
@@ -25,6 +24,7 @@ from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.run_scores import prompts_for, run_prompts
 from rayembed.models.build import build_model
 from rayembed.models.load import check_loadable, load_model
+from rayembed.models.saved_prompts import saved_instructions
 from rayembed.models.sentence_module import as_sentence_transformer
 
 INSTRUCTIONS = {"WikiSentenceRetrieval": "find the lazy dog", "WikiTopicClustering": ""}
@@ -161,7 +161,8 @@ def test_vectors_under_those_names_are_sentence_transformers_own(named):
 @pytest.mark.parametrize("named", ARCHITECTURES, indirect=True)
 def test_a_model_that_is_saved_again_keeps_its_prompts(named, tmp_path):
     _, folder = named
-    save_like(load_model(folder), folder, tmp_path / "again")
+    model = load_model(folder)
+    model.save(tmp_path / "again", instructions=saved_instructions(folder, model.config))
     first, again = (
         json.loads((place / "config_sentence_transformers.json").read_text())["prompts"]
         for place in (folder, tmp_path / "again")

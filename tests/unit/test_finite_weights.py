@@ -14,8 +14,8 @@ from toy_model import ToyModel
 from rayembed.assets.finite import check_finite, check_finite_files, is_finite
 from rayembed.assets.hub_upload import upload_model
 from rayembed.compression.contract import CalibrationText, Source
-from rayembed.compression.int8 import Int8
-from rayembed.compression.onnx_graph import Onnx
+from rayembed.compression.quantised import Int8
+from rayembed.compression.runtimes import Onnx
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
 from rayembed.models.biencoder.config import BiEncoderConfig

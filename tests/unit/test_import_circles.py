@@ -1,8 +1,8 @@
 """No module imports itself by way of others, whichever room they are in.
 
-import-linter keeps the rooms in layers; this looks inside them. Imports for type checkers alone do
-not count. Those inside functions close no circle that Python would trip over, but one that a reader
-walks: they are refused in all rooms but a few.
+import-linter keeps the rooms in layers; this looks inside them. Every import counts: those inside
+functions and those for type checkers alone close no circle that Python would trip over, but one
+that a reader walks.
 """
 
 import ast
@@ -24,24 +24,12 @@ def modules(root):
     }
 
 
-def imports(node, *, of_functions=False):
-    """Import statements that are executed when a module is read, and those of its functions."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import | ast.ImportFrom):
-            yield child
-        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            for other in child.orelse:
-                yield from imports(ast.Module([other], []), of_functions=of_functions)
-        elif of_functions or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from imports(child, of_functions=of_functions)
-
-
-def imported(path, name, known, **options):
-    """Modules of ours that a module names."""
-    for statement in imports(ast.parse(path.read_text()), **options):
+def imported(path, name, known):
+    """Modules of ours that a module names, each with the line."""
+    for statement in ast.walk(ast.parse(path.read_text())):
         if isinstance(statement, ast.Import):
             named = [alias.name for alias in statement.names]
-        else:
+        elif isinstance(statement, ast.ImportFrom):
             base = statement.module or ""
             if statement.level:
                 package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
@@ -49,46 +37,65 @@ def imported(path, name, known, **options):
                 base = ".".join([*parents, *([base] if base else [])])
             parts = [f"{base}.{alias.name}" for alias in statement.names]
             named = [part if part in known else base for part in parts]
-        yield from (one for one in named if one in known)
+        else:
+            continue
+        yield from ((one, statement.lineno) for one in named if one in known)
 
 
-def circles(root, **options):
-    """Sets of modules that need each other."""
+def circles(root):
+    """Shortest circle of each set of modules that need each other: `importer:line → imported`."""
     known = modules(root)
     graph = networkx.DiGraph()
     for name, path in known.items():
-        graph.add_edges_from((name, other) for other in imported(path, name, known, **options))
-    found = [sorted(one) for one in networkx.strongly_connected_components(graph) if len(one) > 1]
-    return sorted(found + [[name] for name in graph if graph.has_edge(name, name)])
+        for other, line in imported(path, name, known):
+            graph.add_edge(name, other, line=line)
+    found = [
+        min(networkx.simple_cycles(graph.subgraph(one), length_bound=len(one)), key=len)
+        for one in networkx.strongly_connected_components(graph)
+        if len(one) > 1
+    ]
+    found += [[name] for name in graph if graph.has_edge(name, name)]
+    return sorted(
+        [
+            f"{name}:{graph[name][after]['line']} → {after}"
+            for name, after in zip(circle, [*circle[1:], circle[0]], strict=True)
+        ]
+        for circle in ([*one[one.index(min(one)) :], *one[: one.index(min(one))]] for one in found)
+    )
 
 
 def test_no_modules_need_each_other():
-    assert circles(PLATFORM) == []
+    found = circles(PLATFORM)
+    assert not found, "\n\n".join("\n".join(circle) for circle in found)
 
 
-def test_nor_do_functions_close_a_circle():
-    assert circles(PLATFORM, of_functions=True) == []
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("from house.b import x\n", 1),
+        ("from house import b\n", 1),
+        ("from . import b\n", 1),
+        ("try:\n    import house.b\nexcept ImportError:\n    pass\n", 2),
+        ("class A:\n    from house.b import x\n", 2),
+        ("def later():\n    from house.b import x\n", 2),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import house.b\n", 3),
+    ],
+)
+def test_a_circle_is_seen_and_printed(tmp_path, text, line):
+    (tmp_path / "house").mkdir()
+    (tmp_path / "house" / "__init__.py").touch()
+    (tmp_path / "house" / "a.py").write_text(text)
+    (tmp_path / "house" / "b.py").write_text("from house.a import later\n")
+    assert circles(tmp_path) == [[f"house.a:{line} → house.b", "house.b:1 → house.a"]]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("from house.b import x\n", [["house.a", "house.b"]]),
-        ("from house import b\n", [["house.a", "house.b"]]),
-        ("from . import b\n", [["house.a", "house.b"]]),
-        ("try:\n    import house.b\nexcept ImportError:\n    pass\n", [["house.a", "house.b"]]),
-        ("class A:\n    from house.b import x\n", [["house.a", "house.b"]]),
-        ("import house.a\n", [["house.a"]]),
-        ("def later():\n    from house.b import x\n", []),
-        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import house.b\n", []),
-        ("import house\n", []),
-    ],
+    [("import house.a\n", [["house.a:1 → house.a"]]), ("import house\n", []), ("x = 1\n", [])],
 )
-def test_a_circle_is_seen(tmp_path, text, expected):
+def test_a_module_that_imports_itself_and_one_that_does_not(tmp_path, text, expected):
     (tmp_path / "house").mkdir()
     (tmp_path / "house" / "__init__.py").touch()
     (tmp_path / "house" / "a.py").write_text(text)
     (tmp_path / "house" / "b.py").write_text("from house.a import later\n")
     assert circles(tmp_path) == expected
-    if "later" in text:
-        assert circles(tmp_path, of_functions=True) == [["house.a", "house.b"]], "the control"

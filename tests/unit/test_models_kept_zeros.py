@@ -7,7 +7,6 @@ from pruned import moved_zeros, prune_folder
 from tiny_folders import ARCHITECTURES, save_biencoder, save_nvembed, tiny_settings
 
 from rayembed.compression.contract import Source
-from rayembed.compression.magnitude import Magnitude
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.build import build_model, check_buildable
@@ -17,6 +16,7 @@ from rayembed.models.load import load_model
 from rayembed.models.lora import merged_state
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.recipes.catalogue import get_recipe
+from rayembed_papers.pruning.magnitude import Magnitude
 
 TEXTS = ["are cats larger than dogs", "Paris is the capital of France"]
 

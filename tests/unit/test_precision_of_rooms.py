@@ -17,9 +17,9 @@ from tiny_models import save_cde_stages, save_cross_encoder, save_encoder
 import rayembed
 from rayembed import hardware
 from rayembed.assets.stored_folder import StoredFolder
+from rayembed.compression.calibration import loaded_as_saved
 from rayembed.compression.gptq import GPTQ
-from rayembed.compression.int8 import Int8
-from rayembed.compression.prune import loaded_as_saved
+from rayembed.compression.quantised import Int8
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data_run import TeacherPlacement, data_of
 from rayembed.config.evaluation import ModelUnderTest

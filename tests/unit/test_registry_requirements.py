@@ -10,7 +10,7 @@ from registered import registered_folders
 from tiny_folders import ARCHITECTURES
 
 from rayembed.compression.contract import Source
-from rayembed.compression.int8 import Int8
+from rayembed.compression.quantised import Int8
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
 from rayembed.registry.model_requirements import (

@@ -16,18 +16,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from rayembed.compression.contract import CalibrationText
+from rayembed.compression.contract import Calibrated, CalibrationText, Compression
 from rayembed.compression.matrices import Matrix, inputs_of
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.hardware import default_device, warn_of_saved
 from rayembed.models.contract import Tokens, to_device
 from rayembed.models.encoding import corpus_context, default_budget
 from rayembed.models.layers import layers_of
+from rayembed.models.load import load_model, saved_dtype
 from rayembed.models.transformer_model import TransformerModel
 
 logger = logging.getLogger(__name__)
@@ -64,33 +67,46 @@ Run = Callable[[], object]
 """One pass of the model that goes through a transformer."""
 
 
-def check_texts(kind: str, texts: Sequence[CalibrationText], minimum: int) -> None:
-    """Check that there are enough calibration texts.
+def check_texts(way: Compression, texts: Sequence[CalibrationText]) -> None:
+    """Check that there are enough texts for a calibrated way.
 
     Raises:
         ConfigError: there are fewer.
     """
-    if len(texts) < minimum:
+    if isinstance(way, Calibrated) and len(texts) < way.minimum_texts:
         raise ConfigError(
-            f"{kind} asks for minimum_texts = {minimum} calibration texts and got {len(texts)}; "
+            f"{way.kind} asks for minimum_texts = {way.minimum_texts} calibration texts and got "
+            f"{len(texts)}; "
             "give more texts of the kind that the model embeds, or lower minimum_texts"
         )
 
 
-def check_layers(kind: str, model: TransformerModel) -> None:
-    """Check that each layer of the transformers is used once.
+def check_layers(way: Compression, model: TransformerModel) -> None:
+    """Check that each layer of the transformers is used once, as a calibrated way needs it.
 
     Raises:
         ConfigError: a family that runs the same layer several times, such as ALBERT.
     """
+    if not isinstance(way, Calibrated):
+        return
     for name, part in model.parts.items():
         found = len(layers_of([part]))
         stated = int(getattr(part.config, "num_hidden_layers", found))
         if found != stated:
             raise ConfigError(
-                f"{kind} solves layer after layer, but the {name} has {found} layers and runs them "
-                f"{stated} times; only magnitude, int8 and fp8 take such a model"
+                f"{way.kind} solves layer after layer, but the {name} has {found} layers and runs "
+                f"them {stated} times; only ways without texts, such as int8, take it"
             )
+
+
+def loaded_as_saved(way: Compression, folder: Path) -> TransformerModel:
+    """The model of a folder in the type in which it will be saved again, on a GPU where there is
+    one. Calibration that will be slow in that type is warned of.
+    """
+    device, saved = default_device(), saved_dtype(folder)
+    if isinstance(way, Calibrated):
+        warn_of_saved(saved, device, f"calibration of {way.kind}")
+    return load_model(folder, dtype=saved, device=device)
 
 
 @torch.no_grad()
@@ -204,8 +220,8 @@ def _solve_part(
         found = _calls(layers, run)
         if len(found) != len(layers):
             raise ConfigError(
-                f"the {name} has {len(layers)} layers and calls them {len(found)} times; only "
-                "magnitude, int8 and fp8 take a model whose layers are used several times"
+                f"the {name} has {len(layers)} layers and calls them {len(found)} times; only ways "
+                "without texts, such as int8, take a model whose layers are used several times"
             )
         if not calls:
             _check_chain(name, layers, found)
@@ -246,8 +262,8 @@ def _check_chain(name: str, layers: Sequence[nn.Module], calls: Sequence[_Call])
         if bool(apart):
             raise ConfigError(
                 f"layer {place + 2} of the {name} does not read what layer {place + 1} gives, so "
-                "that layers cannot be solved one after the other; only magnitude, int8 and fp8 "
-                "take this model"
+                "that layers cannot be solved one after the other; only ways without texts, such "
+                "as int8, take this model"
             )
 
 

@@ -6,7 +6,9 @@ Importing this module or that of a way loads no torch, for settings are read whe
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import PositiveInt
 
 from rayembed.config.compression import CompressionConfig
 from rayembed.config.types import Role
@@ -34,18 +36,48 @@ class Source:
 
 @dataclass(frozen=True)
 class Compressed:
-    """What a way did to a model."""
+    """Statistics of a compressed model."""
 
-    weights: int
-    """Weights of the model before: all parameters, embeddings and heads included."""
-    compressed: int
-    """Weights of those that were pruned (their matrix, not its zeros), quantised or removed."""
     by_part: dict[str, tuple[int, int]]
-    """Both numbers of each part of the model, such as `embeddings`, `attention`, `mlp`, `experts`,
+    """Weights before, and those of them that were pruned (their matrix, not its zeros), quantised
+    or removed, of each part of the model, such as `embeddings`, `attention`, `mlp`, `experts`,
     `norms` and `head`, so that what was left alone is seen."""
     matrices: tuple[str, ...] = ()
     """Names of the pruned matrices among the saved model's parameters; their zeros are the mask
     that a later training can keep."""
+
+    @property
+    def weights(self) -> int:
+        """Weights of the model before: all parameters, embeddings and heads included."""
+        return sum(whole for whole, _ in self.by_part.values())
+
+    @property
+    def compressed(self) -> int:
+        """Weights that were pruned, quantised or removed."""
+        return sum(changed for _, changed in self.by_part.values())
+
+    def write(self, way: CompressionConfig, source: Path, folder: Path, **more: Any) -> None:
+        """Write compression.json, keeping the source model's own record under `before`.
+
+        It names the matrices too that were pruned in the source.
+
+        Args:
+            more: further entries.
+        """
+        from rayembed.models.compressed import read_compression, write_compression
+        from rayembed.models.contract import settings_of
+
+        before = read_compression(source)
+        earlier = () if before is None or not self.matrices else before.get("matrices", ())
+        record = {
+            **({} if before is None else {"before": before}),
+            "settings": settings_of(way),
+            "weights": self.weights,
+            "compressed": self.compressed,
+            "by_part": self.by_part,
+            "matrices": list(dict.fromkeys([*self.matrices, *earlier])),
+        }
+        write_compression(folder, {**record, **more})
 
 
 class Compression(CompressionConfig):
@@ -70,3 +102,18 @@ class Compression(CompressionConfig):
             ArtifactError: the model is damaged, or the result is not what was asked.
         """
         raise TypeError(f"{type(self).__name__} compresses no model")
+
+
+class Calibrated(Compression):
+    """A way that looks at what calibration texts do in the model."""
+
+    needs_texts: ClassVar[bool] = True
+
+    minimum_texts: PositiveInt = 128
+    """Minimum calibration texts; with fewer the compression is refused. They should be of the kind
+    that the model embeds, queries and documents."""
+
+    @property
+    def fewest_texts(self) -> int:
+        """`minimum_texts`."""
+        return self.minimum_texts

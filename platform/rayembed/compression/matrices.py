@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayembed.compression.contract import Compressed
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.models.architecture import architecture_of
@@ -22,7 +23,7 @@ from rayembed.models.layers import layers_of
 from rayembed.models.transformer_model import TransformerModel
 
 PARTS = ("embeddings", "attention", "mlp", "experts", "router", "norms", "head", "other")
-"""Parts of a model by which is told what was compressed."""
+"""Parts of a model in the statistics of a compression."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,14 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def shares(model: TransformerModel, chosen: Sequence[Matrix]) -> dict[str, tuple[int, int]]:
-    """Numbers of weights of each part of the model, and of those in the chosen matrices."""
+def statistics_of(
+    model: TransformerModel, chosen: Sequence[Matrix], *, pruned: bool = False
+) -> Compressed:
+    """Compression statistics of a model whose chosen matrices are changed.
+
+    Args:
+        pruned: whether they have zeros now.
+    """
     names = {matrix.name for matrix in chosen}
     parts: dict[str, tuple[int, int]] = {}
     for name, parameter in model.named_parameters():
@@ -95,7 +102,23 @@ def shares(model: TransformerModel, chosen: Sequence[Matrix]) -> dict[str, tuple
         whole, changed = parts.get(part, (0, 0))
         size = parameter.numel()
         parts[part] = (whole + size, changed + size * (name in names))
-    return {part: parts[part] for part in PARTS if part in parts}
+    by_part = {part: parts[part] for part in PARTS if part in parts}
+    return Compressed(by_part, tuple(matrix.name for matrix in chosen) if pruned else ())
+
+
+def statistics_of_cut(before: Compressed, model: TransformerModel) -> Compressed:
+    """Compression statistics of a model from which weights were removed.
+
+    Args:
+        before: statistics of the whole model.
+    """
+    left = statistics_of(model, ()).by_part
+    return Compressed(
+        {
+            part: (whole, whole - left.get(part, (0, 0))[0])
+            for part, (whole, _) in before.by_part.items()
+        }
+    )
 
 
 def part_of(model: TransformerModel, name: str) -> str:

@@ -13,10 +13,6 @@ from rayembed.config.table import Table
 from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError
 
-Structure = Literal["unstructured", "2:4", "4:8"]
-"""Where the zeros of pruned weights may stand: anywhere in a matrix, or so many of each group of 4
-or 8 neighbours in a row, as some GPUs multiply them."""
-
 Scheme = Literal["INT8", "FP8_DYNAMIC"]
 """How weights and inputs are rounded to 8 bits, in the words of compressed-tensors."""
 
@@ -49,16 +45,13 @@ COMPRESSIONS = Table(
     "rayembed.compressions",
     CompressionConfig,
     (
-        "rayembed.compression.magnitude:Magnitude",
         "rayembed.compression.layers:Layers",
         "rayembed.compression.vocabulary:Vocabulary",
-        "rayembed.compression.wanda:Wanda",
-        "rayembed.compression.sparsegpt:SparseGPT",
         "rayembed.compression.gptq:GPTQ",
-        "rayembed.compression.int8:Int8",
-        "rayembed.compression.fp8:Fp8",
-        "rayembed.compression.onnx_graph:Onnx",
-        "rayembed.compression.openvino_graph:OpenVINO",
+        "rayembed.compression.quantised:Int8",
+        "rayembed.compression.quantised:Fp8",
+        "rayembed.compression.runtimes:Onnx",
+        "rayembed.compression.runtimes:OpenVINO",
     ),
 )
 """All ways to compress a model by their `kind`."""
@@ -78,8 +71,8 @@ def settings_in(text: str) -> dict[str, Any]:
         name, equals, value = setting.partition("=")
         if not equals:
             raise ConfigError(
-                f"{text!r}: {setting!r} is no setting; write kind,setting=value, as "
-                "sparsegpt,structure=2:4"
+                f"{text!r}: {setting!r} is no setting; write "
+                "kind,setting=value, as layers,share=0.5"
             )
         if name in found:
             raise ConfigError(f"{text!r} names {name} twice; once is enough")

@@ -7,7 +7,7 @@ Web pages often open with their title: of a text, `text.first_line` is that line
 `text.other_lines` what follows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import nn
 
@@ -25,8 +25,8 @@ from rayembed.models.backbones import (
 from rayembed.models.contract import PromptTokenizer
 from rayembed.models.cutting import keep_layers, keep_words
 
-if TYPE_CHECKING:
-    from rayembed.models.transformer_model import TransformerModel
+Model = Any
+"""A `TransformerModel`, which is saved by its architecture and therefore not imported here."""
 
 Parts = Mapping[str, Any]
 """Pretrained transformers by their settings (`backbone`, `encoder`)."""
@@ -47,11 +47,11 @@ class Published(NamedTuple):
     """Folder of the tokenizer and the weights."""
     width: Callable[[], int]
     """Gives the width of its vectors, without reading weights."""
-    load: Callable[[Dtype], "TransformerModel"]
+    load: Callable[[Dtype], Model]
     """Loads it in a number type, in evaluation mode."""
     check: Callable[[], object]
     """Checks without reading weights that `load` can; raises ArtifactError."""
-    in_float16: Callable[[], "TransformerModel | None"] = lambda: None
+    in_float16: Callable[[], Model | None] = lambda: None
     """Loads weights that are saved in float16 in that type, in which no model of ours computes, for
     a caller that casts them layer by layer; None if they are in another."""
 
@@ -146,7 +146,7 @@ class Architecture:
 
     def assemble(
         self, config: Any, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
-    ) -> "TransformerModel":
+    ) -> Model:
         """The model around finished parts."""
         raise TypeError(f"{type(self).__name__} assembles no model")
 

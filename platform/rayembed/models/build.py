@@ -51,7 +51,7 @@ def build_model(config: ModelConfig, folders: Folders, *, seed: int) -> Transfor
         if start.load_head is None:
             architecture.start_head(config, head, parts)
         choose_trained(config, parts)
-    model = architecture.assemble(config, parts, head, tokenizer)
+    model: TransformerModel = architecture.assemble(config, parts, head, tokenizer)
     check_words(model)
     if config.keep_zeros:
         keep_zeros(model, folders, head=start.load_head is not None)
@@ -78,7 +78,7 @@ def check_buildable(config: ModelConfig, folders: Folders) -> TransformerModel:
     with torch.device("meta"):
         head = architecture.build_head(config, shapes_of(parts))
         choose_trained(config, parts)
-        model = architecture.assemble(config, parts, head, tokenizer)
+        model: TransformerModel = architecture.assemble(config, parts, head, tokenizer)
     check_words(model)
     if config.keep_zeros:
         keep_zeros(model, folders, head=start.load_head is not None)

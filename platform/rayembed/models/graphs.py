@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from rayembed.config.graph import GraphConfig, Runtime
-from rayembed.errors import ArtifactError, ConfigError
+from rayembed.errors import ArtifactError, require_packages
 
 Run = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 """Takes a graph's inputs by name, others are left out, and gives its output."""
@@ -28,21 +27,10 @@ _GROUP = 32
 """Neighbouring activations that share a scale in OpenVINO's dynamic int8."""
 
 
-def check_packages(*names: str) -> None:
-    """Check that packages of the extra `compress` are installed, without importing them.
-
-    Raises:
-        ConfigError: one is missing, with the command that installs it.
-    """
-    missing = [name for name in names if sys.modules.get(name) is None and find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"{', '.join(missing)} not installed: pip install 'rayembed[compress]'")
-
-
 def import_openvino() -> Any:
     """The module `openvino`, after `without_telemetry`."""
     without_telemetry()
-    check_packages("openvino")
+    require_packages("an OpenVINO graph", "compress", "openvino")
     import openvino
 
     return openvino
@@ -50,7 +38,7 @@ def import_openvino() -> Any:
 
 def import_onnxruntime() -> Any:
     """The module `onnxruntime`, told to report no events."""
-    check_packages("onnxruntime")
+    require_packages("an ONNX graph", "compress", "onnxruntime")
     import onnxruntime
 
     onnxruntime.disable_telemetry_events()

@@ -13,7 +13,7 @@ from rayembed.errors import ArtifactError
 from rayembed.hardware import Precision, auto_precision, settled, wide_enough
 from rayembed.models.architecture import Published, architecture_of, published_in
 from rayembed.models.backbones import is_quantised, torch_dtype
-from rayembed.models.build import shapes_of
+from rayembed.models.build import check_buildable, shapes_of
 from rayembed.models.files import read_json
 from rayembed.models.fitting import room_for
 from rayembed.models.runtime_model import check_graph, load_runtime_model
@@ -58,6 +58,7 @@ def load_model(
         _check_saved(folder)
         return load_runtime_model(folder)
     dtype = dtype or computed_dtype(folder, on=str(device))
+    model: TransformerModel
     if (folder / SETTINGS_FILE).is_file():
         _check_saved(folder)
         model = load_saved(folder, dtype=dtype)
@@ -79,14 +80,14 @@ def load_as_saved(folder: Path) -> TransformerModel:
     """
     dtype = saved_dtype(folder)
     if dtype == "float32" and not (folder / SETTINGS_FILE).is_file():
-        found = published(folder).in_float16()
+        found: TransformerModel | None = published(folder).in_float16()
         if found is not None:
             return found
     return load_model(folder, dtype=dtype)
 
 
 def load_saved(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
-    """Load a model written by `save_model`, in evaluation mode.
+    """Load a model written by `TransformerModel.save`, in evaluation mode.
 
     Raises:
         ArtifactError: files are missing, damaged or do not fit each other.
@@ -100,7 +101,7 @@ def load_saved(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
         head = architecture.build_head(config, shapes_of(parts))
     load_head(head, folder / POOLING_FILE, torch_dtype(config.backbone.dtype))
     tokenizer = architecture.tokenizer(config, folders)
-    model = architecture.assemble(config, parts, head, tokenizer).eval()
+    model: TransformerModel = architecture.assemble(config, parts, head, tokenizer).eval()
     check_words(model)
     architecture.read_more(model, folder)
     model.default_instructions = default_instructions(folder)
@@ -265,6 +266,28 @@ def check_loadable(folder: Path) -> ModelConfig:
                 f"no weights in {str(at)!r}; expected *.safetensors or pytorch_model.bin"
             )
     return config
+
+
+def empty_model(folder: Path) -> TransformerModel:
+    """The model of a folder without weights, or with them where it is in a publisher's own layout,
+    which its loader alone knows.
+
+    Raises:
+        ArtifactError: no model that can be loaded.
+    """
+    config = check_loadable(folder)
+    architecture = architecture_of(config)
+    if not (folder / SETTINGS_FILE).is_file():
+        if architecture.takes_any_encoder:
+            return check_buildable(config, dict.fromkeys(config.parts, folder))
+        return load_model(folder, dtype=saved_dtype(folder))
+    folders = part_folders(config, folder)
+    parts = {name: architecture.empty_part(config, name, at) for name, at in folders.items()}
+    tokenizer = architecture.tokenizer(config, folders)
+    with torch.device("meta"):
+        head = architecture.build_head(config, shapes_of(parts))
+        model: TransformerModel = architecture.assemble(config, parts, head, tokenizer)
+    return model
 
 
 def _check_is_model(folder: Path) -> None:

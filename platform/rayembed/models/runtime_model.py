@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from rayembed.config.graph import GraphConfig
 from rayembed.config.model import ModelConfig
-from rayembed.errors import ArtifactError, ConfigError, DataError
+from rayembed.errors import ArtifactError, ConfigError, DataError, require_packages
 from rayembed.models.architecture import architecture_of
 from rayembed.models.contract import EmbedOutput, PromptTokenizer
-from rayembed.models.graphs import PACKAGES, Graph, check_packages
+from rayembed.models.graphs import PACKAGES, Graph
 from rayembed.models.saved_folder import (
     SETTINGS_FILE,
     default_instructions,
@@ -168,7 +168,7 @@ def load_runtime_model(folder: Path) -> RuntimeModel:
         ConfigError: the runtime is not installed.
     """
     graph = check_graph(folder)
-    check_packages(*PACKAGES[graph.runtime])
+    require_packages(f"the graph in {str(folder)!r}", "compress", *PACKAGES[graph.runtime])
     config = read_settings(folder)
     architecture = architecture_of(config)
     tokenizer = architecture.tokenizer(config, part_folders(config, folder))

@@ -21,12 +21,11 @@ from rayembed.config.backbone import Dtype
 from rayembed.config.types import Role
 from rayembed.errors import DataError
 from rayembed.models.encoding import corpus_context
-from rayembed.models.export import write_files
 from rayembed.models.files import read_json
 from rayembed.models.load import computed_dtype, load_model
 from rayembed.models.runtime_model import RuntimeModel
 from rayembed.models.saved_folder import SETTINGS_FILE
-from rayembed.models.transformer_model import TransformerModel
+from rayembed.models.transformer_model import TransformerModel, write_files
 
 
 class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not typed

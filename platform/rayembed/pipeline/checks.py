@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from rayembed.assets.resolver import is_unpacked, resolve, resolve_model
-from rayembed.compression.prune import empty_model
 from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25, Prompts
 from rayembed.config.idle import idle_settings
@@ -32,7 +31,7 @@ from rayembed.evaluation.validation import check_validation, validation_prompts,
 from rayembed.models.architecture import architecture_of
 from rayembed.models.build import check_buildable
 from rayembed.models.contract import PromptTokenizer
-from rayembed.models.load import check_loadable, saved_widths
+from rayembed.models.load import check_loadable, empty_model, saved_widths
 from rayembed.models.saved_folder import read_graph
 from rayembed.models.transformer_model import TransformerModel
 from rayembed.pipeline.reachable import check_asked

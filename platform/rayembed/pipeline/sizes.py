@@ -13,7 +13,6 @@ from typing import Any
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import check_writable, join, write_atomic
 from rayembed.compression.contract import CalibrationText, Compression
-from rayembed.compression.prune import empty_model
 from rayembed.config.data_run import data_of
 from rayembed.config.mining import Teacher
 from rayembed.config.run import Run, without_general
@@ -27,7 +26,7 @@ from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.losses.vector_distillation import VectorDistillation
 from rayembed.models.layers import layers_of
-from rayembed.models.load import check_loadable
+from rayembed.models.load import check_loadable, empty_model
 from rayembed.pipeline.at_hand import check_at_hand
 from rayembed.pipeline.compress import smaller
 from rayembed.pipeline.corpus_job import documents_in

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from rayembed.compression.contract import CalibrationText
-from rayembed.compression.pruning import Pruning
+from rayembed_papers.pruning.zeros import GROUPS, Pruning, group_mask, smallest_mask
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +36,6 @@ class Magnitude(Pruning):
 
     def mask(self, weight: "Tensor") -> "Tensor":
         """(F, H) true where a matrix loses its weights."""
-        from rayembed.compression.structures import GROUPS, group_mask, smallest_mask
-
         scores = weight.abs()
         if self.structure in GROUPS:
             return group_mask(scores, self.structure)

@@ -11,16 +11,15 @@ from tiny_models import LINES, save_encoder
 
 from rayembed.compression.contract import CalibrationText, Source
 from rayembed.compression.layers import Layers
-from rayembed.compression.magnitude import Magnitude
 from rayembed.compression.matrices import matrices_of
-from rayembed.compression.wanda import Wanda
-from rayembed.compression.wanda_solver import WandaSolver
 from rayembed.config.compression import settings_in
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.compressed import read_compression
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
+from rayembed_papers.pruning.magnitude import Magnitude
+from rayembed_papers.pruning.wanda import Wanda, WandaSolver
 
 STRUCTURES = ("unstructured", "2:4", "4:8")
 

@@ -1,0 +1,1 @@
+"""Pruning, by which NV-Embed makes its model smaller (arXiv 2405.17428, A)."""
