@@ -57,6 +57,7 @@ READ_IN_A_FRESH_JOB = {
     "rows by cluster": r"clustered/[^/]+/working/\w+-\d+/\d+/\d+\.arrow",
     "places in batches": r"working/places/\w+\.arrow",
     "teacher's type": r"working/teacher_dtype",
+    "rows sent to a plan": r"plans/[^/]+/working/scattered\S*/\S+\.arrow",
     "plan": r"plans/[^/]+/steps-\d+\.parquet",
     "plan's manifest": r"plans/[^/]+/manifest\.json",
 }

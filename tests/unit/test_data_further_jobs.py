@@ -24,7 +24,7 @@ from further_data_jobs import DATASETS, sequences, stage, synthetic, write_input
 from garbling import check_garbled, damaged, follow, garbled
 
 from rayembed.assets import array_files
-from rayembed.data.artifacts import ArtifactWriter
+from rayembed.assets.store import Entry
 from rayembed.data.mining import corpus
 from rayembed.errors import ArtifactError
 
@@ -105,7 +105,7 @@ def undisturbed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         if name not in done:
             storage = tmp_path_factory.mktemp(name)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(ArtifactWriter, "_remove_working", lambda self: None)
+                patch.setattr(Entry, "_remove_working", lambda self: None)
                 done[name] = storage, JOBS[name](root, storage)
         return done[name]
 

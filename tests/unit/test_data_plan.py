@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_records import made_up_records
+from s3_server import BUCKET, s3_server
 from toy_model import ToyTokenizer
 
 from rayembed.assets.array_files import load_arrays
 from rayembed.assets.json_files import write_json
+from rayembed.assets.storage import list_files
 from rayembed.data import index
 from rayembed.data.index import read_column
 from rayembed.data.parts import Part, write_part
@@ -33,6 +35,7 @@ from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.plan.stream import PairSteps, prefetched
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record
+from rayembed.data.work_items import Execute
 from rayembed.errors import ArtifactError, DataError
 
 POLICIES = ("blended", "homogeneous", "clustered")
@@ -481,7 +484,7 @@ def test_finished_plans_are_taken_and_unfinished_ones_are_not(parts, tmp_path: P
 
     with pytest.raises(KeyboardInterrupt):
         write_plan(str(folder), parts, config(), execute=dies)
-    assert not folder.exists()
+    assert [p.name for p in folder.iterdir()] == ["working"]
     done = []
 
     def counts(task, units, needs="cpu"):
@@ -493,7 +496,6 @@ def test_finished_plans_are_taken_and_unfinished_ones_are_not(parts, tmp_path: P
     num_parts = len(parts["a"]) + len(parts["b"])
     assert len(done) == num_parts - 3 + 1, "three parts were scattered before, one block to gather"
     assert sorted(p.name for p in folder.iterdir()) == ["manifest.json", "steps-000000000.parquet"]
-    assert not list(tmp_path.glob("*.partial"))
     done.clear()
     assert write_plan(str(folder), parts, config(), execute=counts) == made
     assert not done
@@ -535,6 +537,42 @@ def test_of_two_runs_that_want_one_plan_the_second_waits_and_opens_it(
     assert set(done) == {"first"}
     assert made["first"] == made["second"] == BatchPlan.open(folder)
     assert len(made["second"].read(11)) == 12
+
+
+@pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"])
+def test_two_runs_that_write_one_plan_to_object_storage_both_end_well(
+    parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever one is, the other writes the whole plan before it goes on."""
+
+    wanted = write_plan(str(tmp_path / "plan"), parts, config()).fingerprint
+    every = len(parts["a"]) + len(parts["b"])
+
+    def after(number: int, folder: str) -> Execute:
+        left = [number]
+
+        def execute(task, units, needs="cpu"):
+            for unit in units:
+                yield task(unit)
+                left[0] -= 1
+                if left[0] == 0:
+                    others.append(write_plan(folder, parts, config()))
+
+        return execute
+
+    with s3_server() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        for number in (1, every, every + 1):
+            others: list[BatchPlan] = []
+            folder = f"s3://{BUCKET}/plans/{number}"
+            made = write_plan(folder, parts, config(), execute=after(number, folder))
+            assert [made] == others
+            assert made.fingerprint == wanted
+            assert sorted(list_files(folder, recursive=True)) == [
+                "manifest.json",
+                "steps-000000000.parquet",
+            ]
 
 
 def test_short_lists_and_classes_survive(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_a_killed_preparation_goes_on_and_ends_the_same(root: Path, tmp_path: Pa
     for stage, folder in plans.items():
         ours, theirs = BatchPlan.open(folder), BatchPlan.open(whole[stage])
         assert ours.fingerprint == theirs.fingerprint
-    assert not list(storage.rglob("*.partial"))
+    assert not list(storage.glob("plans/*/working"))
 
 
 def test_no_text_of_a_held_out_title_in_any_plan(root: Path, tmp_path: Path) -> None:

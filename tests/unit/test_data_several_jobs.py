@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from dies_once import innermost
 
+from rayembed.assets import store
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
-from rayembed.data import artifacts
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.filtering.consistency import make_filtered
@@ -325,7 +325,7 @@ def test_a_folder_whose_parts_are_gone_is_not_finished(tmp_path: Path) -> None:
     Path(made.parts[1].path).unlink()
     writer = ArtifactWriter(str(tmp_path / "out"), "records", "d", {})
     named = [[part.name, part.rows] for part in made.parts]
-    with pytest.raises(ArtifactError, match=rf"1 of 3 parts .*{made.parts[1].name}\. Remove the"):
+    with pytest.raises(ArtifactError, match=rf"1 of 3 files .*{made.parts[1].name}'\. Remove the"):
         writer.finish([{"rows_in": 30, "rows_out": 30, "rejected": {}}], named)
     assert not list(tmp_path.rglob("manifest.json"))
 
@@ -339,7 +339,7 @@ def test_scratch_that_cannot_be_removed_ends_no_finished_step(
     scratch = Path(writer.working_folder, "file")
     scratch.parent.mkdir(parents=True)
     scratch.touch()
-    works: Callable[[str], Any] = getattr(artifacts, fails)
+    works: Callable[[str], Any] = getattr(store, fails)
 
     def refuse(path: str) -> Any:
         if path != writer.working_folder:
@@ -350,12 +350,12 @@ def test_scratch_that_cannot_be_removed_ends_no_finished_step(
         raise StorageError("HTTP 503")
 
     with monkeypatch.context() as patch:
-        patch.setattr(artifacts, fails, refuse)
-        patch.setattr(artifacts, "write_json", refuse_manifest)
+        patch.setattr(store, fails, refuse)
+        patch.setattr(store, "write_json", refuse_manifest)
         with pytest.raises(StorageError):
             writer.get_or_make(lambda: writer.finish([], []))
     with monkeypatch.context() as patch:
-        patch.setattr(artifacts, fails, refuse)
+        patch.setattr(store, fails, refuse)
         assert not writer.get_or_make(lambda: writer.finish([], [])).reused
         assert writer.get_or_make(lambda: pytest.fail("it is finished")).reused
     told = f"HTTP 503 at {writer.working_folder}; the next run tries again"

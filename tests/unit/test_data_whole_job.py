@@ -23,7 +23,7 @@ from data_job import (
 )
 from garbling import check_garbled, garbled
 
-from rayembed.data.artifacts import ArtifactWriter
+from rayembed.assets.store import Entry
 from rayembed.data.work_items import in_process
 
 DAMAGES = ("flip", "cut")
@@ -59,7 +59,7 @@ def undisturbed(
     """The storage of a finished job with its scratch files, and the records of its batches."""
     storage = tmp_path_factory.mktemp("out")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ArtifactWriter, "_remove_working", lambda self: None)
+        patch.setattr(Entry, "_remove_working", lambda self: None)
         yield storage, prepared(root, storage)
 
 
@@ -100,7 +100,7 @@ def test_units_with_garbled_results_are_done_again(
     for manifest in storage.rglob("manifest.json"):
         manifest.unlink()
     with garbled(RESULTS, damage) as garbling, monkeypatch.context() as patch:
-        patch.setattr(ArtifactWriter, "_remove_working", lambda self: None)
+        patch.setattr(Entry, "_remove_working", lambda self: None)
         assert prepared(root, storage) == undisturbed[1]
     assert len(garbling.seen) > 20
     assert contents(storage) == contents(undisturbed[0])
@@ -109,7 +109,7 @@ def test_units_with_garbled_results_are_done_again(
 def test_a_job_whose_storage_is_moved_in_its_middle_ends_equal(
     root: Path, undisturbed, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(ArtifactWriter, "_remove_working", lambda self: None)
+    monkeypatch.setattr(Entry, "_remove_working", lambda self: None)
     left = 0
 
     def stops(task: Any, items: Any, needs: Any = "cpu") -> Iterator[Any]:

@@ -6,29 +6,20 @@
                                                             results that stand for it: `units/`
                                                  manifest.json, audit.html
 
-A folder is finished when its manifest exists; a finished folder is reused, an unfinished one is
-resumed. Only `working` is deleted after the manifest is written: a process that misses a file there
-finds the manifest. So several jobs may make the same folder concurrently, also in object storage,
-which has no locks; the first manifest wins.
+`assets.store` has when a folder counts as finished, and what several jobs do that make one.
 """
 
-import logging
 import posixpath
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rayembed.assets.clients import split_options
 from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.names import check_inside
-from rayembed.assets.storage import (
-    exists,
-    file_name,
-    join,
-    list_files,
-    remove_folder,
-)
+from rayembed.assets.storage import exists, file_name, join
+from rayembed.assets.store import MANIFEST, Entry
 from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part, remedy
 from rayembed.data.work_items import EXAMPLES_KEPT, Execute, Result, add_up, in_process
@@ -36,10 +27,6 @@ from rayembed.errors import ArtifactError
 
 if TYPE_CHECKING:
     from rayembed.data.vectors.teacher import TeacherLoader, TeacherSettings
-
-log = logging.getLogger(__name__)
-
-MANIFEST = "manifest.json"
 
 _NEEDED = {"fingerprint", "kind", "parts"}
 _TEACHER_DTYPE = "teacher_dtype"
@@ -153,7 +140,7 @@ class ArtifactWriter:
         The results of such tasks (`run_resumable`) are kept here too, to come and go with their
         files.
         """
-        return join(self.folder, "working")
+        return self._entry.working
 
     def settled(self, context: PipelineContext, teacher: "TeacherSettings") -> "TeacherSettings":
         """Teacher's settings with the number type that this folder was begun with.
@@ -167,29 +154,18 @@ class ArtifactWriter:
             write_json(path, {"dtype": context.teacher_loader.settled(teacher).dtype})
         return teacher.model_copy(update=read_json(path, remedy(path)))
 
+    @property
+    def _entry(self) -> Entry:
+        return Entry(self.folder)
+
     def existing(self) -> DatasetArtifact | None:
         """The finished folder if another run made it, else None; removes leftover scratch files."""
-        if not exists(join(self.folder, MANIFEST)):
-            return None
-        log.info("%s %s: nothing to do, %s is there", self.kind, self.dataset, self.folder)
-        self._remove_working()
-        return replace(open_artifact(self.folder), reused=True)
+        found = self._entry.existing()
+        return None if found is None else DatasetArtifact(self.folder, found, reused=True)
 
     def get_or_make(self, make: Callable[[], DatasetArtifact]) -> DatasetArtifact:
-        """The finished folder: an existing one, or the result of `make`.
-
-        If another job has finished the folder meanwhile, and deleted the scratch files that `make`
-        uses, an error here is ignored.
-        """
-        if (found := self.existing()) is not None:
-            return found
-        try:
-            return make()
-        except Exception as error:
-            if (found := self.existing()) is None:
-                raise
-            log.info("%s %s: another job was first (%s)", self.kind, self.dataset, error)
-            return found
+        """The finished folder: an existing one, or the result of `make`; see `Entry`."""
+        return DatasetArtifact(self.folder, *self._entry.get_or_make(lambda: make().manifest))
 
     def finish(
         self,
@@ -217,9 +193,7 @@ class ArtifactWriter:
         if self.parent is not None and "held_out" in self.parent.manifest:
             more = {"held_out": self.parent.manifest["held_out"], **more}
         assert made == rows_out + sum(lost.values()), (made, rows_out, lost)
-        if (found := self.existing()) is not None:
-            return found
-        self._check_there([str(name) for name, _ in parts])
+        self._entry.sizes([str(name) for name, _ in parts], "parts")
         manifest = {
             "fingerprint": fingerprint(dict(self.inputs)),
             "kind": self.kind,
@@ -240,27 +214,7 @@ class ArtifactWriter:
 
     def finish_with(self, manifest: Mapping[str, Any]) -> DatasetArtifact:
         """Write the manifest of a folder whose rows are not counted; see `finish`."""
-        write_json(join(self.folder, MANIFEST), manifest, indent=1)
-        self._remove_working()
-        return DatasetArtifact(self.folder, manifest)
-
-    def _check_there(self, names: Sequence[str]) -> None:
-        gone = set(names).difference(list_files(self.parts_folder, recursive=False))
-        if gone:
-            raise ArtifactError(
-                f"{self.kind} {self.dataset}: {len(gone)} of {len(names)} parts that were made are "
-                f"gone from {self.parts_folder!r}, for instance {min(gone)}. Remove the folder "
-                f"{self.folder!r} and start the job again"
-            )
-
-    def _remove_working(self) -> None:
-        # The folder is finished: nothing that fails here may end the job, neither an outage nor
-        # another job that still writes there. Object storage that may only be read is asked first.
-        try:
-            if exists(self.working_folder):
-                remove_folder(self.working_folder)
-        except ArtifactError as error:
-            log.warning("%s; the next run tries again", error)
+        return DatasetArtifact(self.folder, self._entry.finish(manifest))
 
 
 def held_out_entry(storage: str, part: DatasetArtifact) -> dict[str, Any]:

@@ -24,7 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from rayembed.assets.storage import exists, join, remove_folder
+from rayembed.assets.storage import join
+from rayembed.assets.store import Entry
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.document import fingerprint
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext
@@ -32,11 +33,10 @@ from rayembed.data.exchange import Buckets, Sent, exchange
 from rayembed.data.mlm.writer import SCHEMA
 from rayembed.data.parts import Part, read_table
 from rayembed.data.plan.batch_plan import (
-    MANIFEST,
     StepFiles,
     check_files,
+    finish,
     read_manifest,
-    write_manifest,
     write_steps,
 )
 from rayembed.data.plan.files import (
@@ -51,7 +51,6 @@ from rayembed.data.plan.places import BYTES_OF_A_PLACE, PartPlaces, PlaceWriter
 from rayembed.data.plan.policies import blended
 from rayembed.data.plan.sampling import DatasetRows, shares
 from rayembed.data.plan.scratch import scratch_folder
-from rayembed.data.plan.write import one_at_a_time
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import DataError
 
@@ -64,7 +63,6 @@ PLAN_SCHEMA = pa.schema([("step", pa.int64()), ("slot", pa.int32()), *SCHEMA])
 
 _KIND = "sequences"
 _KEY = "adapt"
-_SCRATCH = ("scattered", "units")
 
 _TOKENS_OF_A_TASK = 1 << 24
 """Tokens that one task writes at their plan positions: 64 MiB."""
@@ -149,8 +147,7 @@ class SequencePlan:
 def write_sequence_plan(
     context: PipelineContext, run: Adaptation, prepared: Mapping[str, DatasetArtifact]
 ) -> SequencePlan:
-    """Write the plan of a run; an existing one with the same inputs is reused. In object storage
-    nothing is locked: let one run finish a plan before others start.
+    """Write the plan of a run; an existing one with the same inputs is reused, as in `write_plan`.
 
     Args:
         prepared: set of texts → folder of its sequences.
@@ -169,21 +166,20 @@ def write_sequence_plan(
     inputs = {name: one.fingerprint for name, one in sorted(prepared.items())}
     named = fingerprint({"version": VERSION, **settings, "inputs": inputs})
     folder = join(context.storage, "plans", f"{_KEY}-{named}")
-    with one_at_a_time(folder):
-        if not exists(join(folder, MANIFEST)):
-            _write(folder, context, run, prepared, {**settings, "inputs": inputs})
+    entry, told = Entry(folder), {**settings, "inputs": inputs}
+    entry.get_or_make(lambda: _write(entry, context, run, prepared, told), alone=True)
     plan = SequencePlan.open(folder)
     check_files(folder, plan.manifest)
     return plan
 
 
 def _write(
-    folder: str,
+    entry: Entry,
     context: PipelineContext,
     run: Adaptation,
     prepared: Mapping[str, DatasetArtifact],
     told: Mapping[str, Any],
-) -> None:
+) -> Mapping[str, Any]:
     began = time.monotonic()
     sequences = run.training.global_sequences
     parts = [part for name in sorted(prepared) for part in prepared[name].parts]
@@ -199,7 +195,7 @@ def _write(
     order = np.concatenate([trained, held_out])
     steps_per_file = max(1, ROWS_PER_FILE // sequences)
     num_files = num_blocks(len(order), steps_per_file)
-    sent = join(folder, "scattered")
+    sent = join(entry.working, "scattered")
     with (
         scratch_folder("the order of sequences", BYTES_OF_A_PLACE * order.size) as scratch,
         # Rows of a small language stand in many places, and a task holds a copy for each.
@@ -212,8 +208,8 @@ def _write(
     scatter = _Scatter(steps_per_file, sequences)
     buckets, _ = exchange(sent, "plan adapt scatter", scatter, items, num_files, context.execute)
     blocks = blocks_of(buckets, len(order), steps_per_file)
-    gather = _Gather(folder, buckets, sequences)
-    gathered = run_resumable(folder, "plan adapt gather", gather, blocks, context.execute)
+    gather = _Gather(entry.folder, buckets, sequences)
+    gathered = run_resumable(entry.working, "plan adapt gather", gather, blocks, context.execute)
     digests = "".join(digest for result in gathered for digest in result["steps"])
     manifest = {
         "version": VERSION,
@@ -224,11 +220,8 @@ def _write(
         "languages": _languages(pool, trained, held_out, prepared),
         "seconds": round(time.monotonic() - began, 3),
     }
-    # A job that ends here goes on here; one that finds a manifest would leave the scratch.
-    for rest in _SCRATCH:
-        remove_folder(join(folder, rest))
-    write_manifest(folder, manifest)
     log.info("plan %s: %d steps", manifest["fingerprint"], run.training.steps)
+    return finish(entry, manifest)
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from rayembed.assets.arrow_files import Footers, parquet_bytes, read_sealed
-from rayembed.assets.json_files import read_json, write_json
+from rayembed.assets.json_files import read_json
 from rayembed.assets.names import check_inside
 from rayembed.assets.storage import exists, file_sizes, join, write_atomic
+from rayembed.assets.store import MANIFEST, Entry
 from rayembed.data.artifacts import root_of
 from rayembed.data.parts import SCHEMA, remedy
 from rayembed.data.records import Record
 from rayembed.errors import ArtifactError, DataError
-
-MANIFEST = "manifest.json"
 
 FILES = "files"
 """Manifest key: name → size in bytes of each file of steps."""
@@ -92,23 +91,18 @@ def write_steps(folder: str, table: pa.Table, *, first_step: int, rows_per_step:
     return name
 
 
-def write_manifest(folder: str, manifest: Mapping[str, Any]) -> None:
+def finish(entry: Entry, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     """Write the manifest that finishes a plan, with the sizes of its files.
 
     Args:
         manifest: `num_steps` and `steps_per_file` among others; `held_out` steps follow the last.
 
     Raises:
-        ArtifactError: a file is gone, of which an earlier try tells that it was written.
+        ArtifactError: a file is gone, which an earlier try says that it wrote.
     """
-    there = file_sizes(folder, recursive=False)
     steps = manifest["num_steps"] + manifest.get("held_out", 0)
-    firsts = range(0, steps, manifest["steps_per_file"])
-    sizes = {name: there.get(name) for name in map(file_name, firsts)}
-    gone = [name for name, size in sizes.items() if size is None]
-    if gone:
-        raise ArtifactError(f"{join(folder, gone[0])!r} is gone. {remedy(join(folder, MANIFEST))}")
-    write_json(join(folder, MANIFEST), {**manifest, FILES: sizes}, indent=1)
+    names = [file_name(first) for first in range(0, steps, manifest["steps_per_file"])]
+    return entry.finish({**manifest, FILES: entry.sizes(names)})
 
 
 def read_manifest(folder: str, version: int, kind: str | None = None) -> dict[str, Any]:

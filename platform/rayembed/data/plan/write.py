@@ -5,26 +5,18 @@ last.
 import hashlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from filelock import FileLock
-
-from rayembed.assets.storage import (
-    exists,
-    is_remote,
-    join,
-    open_storage,
-    remove_folder,
-)
+from rayembed.assets.storage import join, remove_folder
+from rayembed.assets.store import Entry
 from rayembed.config.document import fingerprint
 from rayembed.data.exchange import exchange
 from rayembed.data.index import scratch_of_index
-from rayembed.data.parts import Part, remedy
-from rayembed.data.plan.batch_plan import MANIFEST, VERSION, BatchPlan, check_files, write_manifest
+from rayembed.data.parts import Part
+from rayembed.data.plan.batch_plan import VERSION, BatchPlan, check_files, finish
 from rayembed.data.plan.files import ROWS_PER_FILE, Gather, SendRows, blocks_of, num_blocks
 from rayembed.data.plan.order import PlanConfig, describe, draw_rows, usable_rows
 from rayembed.data.plan.places import BYTES_OF_A_PLACE, PlaceWriter
@@ -50,9 +42,8 @@ def write_plan(
 ) -> BatchPlan:
     """Write a plan into `folder`; an existing one with the same inputs is reused.
 
-    A local folder appears when it is complete, and a lock beside it admits one writer at a time:
-    others that want the same plan wait and reuse it. In object storage the manifest is written last
-    and nothing is locked: let one run finish a plan before others start.
+    One process at a time writes a local folder: others that want the same plan wait and reuse it.
+    In object storage nothing is locked, and the plan that is finished first counts.
 
     Args:
         parts: of each data set that `config.weights` names.
@@ -75,50 +66,29 @@ def write_plan(
             "inputs": dict(inputs or {}),
         }
     )
-    if (found := _finished(folder, wanted)) is not None:
-        return found
-    with one_at_a_time(folder):
-        if (found := _finished(folder, wanted)) is not None:
-            return found
-        return _write(folder, parts, config, inputs, batch_pairs, execute, wanted)
-
-
-@contextmanager
-def one_at_a_time(folder: str) -> Iterator[None]:
-    """Lock beside a local folder against concurrent writers; no lock for remote folders."""
-    if is_remote(folder):
-        yield
-        return
-    lock = Path(f"{open_storage(folder)[1].rstrip('/')}.lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock):
-        yield
-
-
-def _finished(folder: str, wanted: str) -> BatchPlan | None:
-    if not exists(join(folder, MANIFEST)):
-        return None
-    found = BatchPlan.open(folder)
-    if found.manifest["made_of"] != wanted:
+    entry = Entry(folder)
+    make = partial(_write, entry, parts, config, inputs, batch_pairs, execute, wanted)
+    entry.get_or_make(make, alone=True)
+    plan = BatchPlan.open(folder)
+    if plan.manifest["made_of"] != wanted:
         raise ArtifactError(f"{folder!r} holds a plan of other data or settings; remove it")
-    check_files(folder, found.manifest)
-    return found
+    check_files(folder, plan.manifest)
+    return plan
 
 
 def _write(
-    folder: str,
+    entry: Entry,
     parts: Mapping[str, Sequence[Part]],
     config: PlanConfig,
     inputs: Mapping[str, str] | None,
     batch_pairs: Mapping[str, int] | None,
     execute: Execute,
     wanted: str,
-) -> BatchPlan:
+) -> Mapping[str, Any]:
     datasets = sorted(config.weights)
     began = time.monotonic()
-    work = folder if is_remote(folder) else f"{folder.rstrip('/')}.{wanted}.partial"
     steps_per_file = max(1, ROWS_PER_FILE // config.global_pairs)
-    sent = join(work, "scattered")
+    sent = join(entry.working, "scattered")
     rows = sum(part.rows for name in datasets for part in parts[name])
     most = config.steps_of(rows)
     size = _BYTES_OF_A_ROW * rows + BYTES_OF_A_PLACE * most * config.global_pairs
@@ -136,8 +106,9 @@ def _write(
     count = num_blocks(config.num_steps, steps_per_file)
     buckets, placed = exchange(sent, f"plan {config.key} scatter", send, places, count, execute)
     blocks = blocks_of(buckets, config.num_steps, steps_per_file)
-    gather = Gather(work, buckets, config.global_pairs, config.columns)
-    gathered = run_resumable(work, f"plan {config.key} gather", gather, blocks, execute)
+    gather = Gather(entry.folder, buckets, config.global_pairs, config.columns)
+    what = f"plan {config.key} gather"
+    gathered = run_resumable(entry.working, what, gather, blocks, execute)
     steps = [step for result in gathered for step in result["steps"]]
     for name in datasets:
         rows, positives, trained = (
@@ -158,7 +129,7 @@ def _write(
     try:
         check_scored(config.key, config.columns, told)
     except DataError:
-        remove_folder(work)
+        remove_folder(entry.folder)
         raise
     content = "".join([*steps, *config.teachers])
     manifest = {
@@ -172,20 +143,5 @@ def _write(
         "datasets": told,
         "seconds": round(time.monotonic() - began, 3),
     }
-    return _finish(folder, work, manifest)
-
-
-def _finish(folder: str, work: str, manifest: Mapping[str, Any]) -> BatchPlan:
-    for rest in ("scattered", "units"):
-        remove_folder(join(work, rest))
-    write_manifest(work, manifest)
-    if work != folder:
-        try:
-            Path(open_storage(work)[1]).replace(open_storage(folder)[1])
-        except OSError as error:  # what lies there has no manifest
-            raise ArtifactError(
-                f"cannot move the batch plan to {folder!r}: {error}. "
-                f"{remedy(join(folder, MANIFEST))}"
-            ) from error
-    log.info("batch plan %s: %d steps", manifest["fingerprint"], manifest["num_steps"])
-    return BatchPlan.open(folder)
+    log.info("batch plan %s: %d steps", manifest["fingerprint"], num_steps)
+    return finish(entry, manifest)
