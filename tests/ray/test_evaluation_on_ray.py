@@ -29,6 +29,7 @@ from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.on_ray import run_jobs
 from rayembed.evaluation.pooled.workers import Workers
 from rayembed.evaluation.run_scores import run_model
+from rayembed.evaluation.tables import ScoreKey
 from rayembed.hardware import auto_precision
 from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
@@ -59,10 +60,10 @@ def test_a_run_has_the_scores_of_this_process(cluster, tmp_path):
     with one_thread():
         here = evaluate_reference(model, run, name="tiny", results_folder=tmp_path / "here")
     scorer = scorer_of(run, tmp_path / "there")
-    there = scorer.score(str(model), "tiny", compared=True).scores
+    there = scorer.score(ScoreKey(baseline=str(model))).scores
     assert there == pytest.approx(here, abs=1e-4)
     assert all(math.isfinite(score) for score in here.values())
-    words = scorer.score("bm25", "BM25", compared=True).scores
+    words = scorer.score(ScoreKey(baseline="bm25")).scores
     assert words == {"WikiSentenceRetrieval": 1.0, "WikiDescriptionRetrieval": 1.0}
     files = {path.name for path in (tmp_path / "there").rglob("*.json")}
     assert files == {path.name for path in (tmp_path / "here").rglob("*.json")}

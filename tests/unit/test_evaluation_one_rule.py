@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -121,8 +122,8 @@ def trained(request, tmp_path_factory):
 def by_training(run, folder, storage):
     """Scores as a training run takes those of a stage's model."""
     folders = RunFolders(StoredFolder(str(storage), storage))
-    scorer = RunScorer(run, folders, runtime_of(run.placement))
-    return scorer.score(str(folder), "tiny").scores
+    shutil.copytree(folder, folders.model("tiny"))
+    return RunScorer(run, folders, runtime_of(run.placement)).score(ScoreKey("tiny")).scores
 
 
 def by_validation(run, folder):

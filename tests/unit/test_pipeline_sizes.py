@@ -61,10 +61,11 @@ def test_the_family_stands_in_one_table_and_is_not_made_twice(run, monkeypatch):
     members = make_sizes(run, SIZES)
     assert [one.label for one in members] == ["all", "layers-0.4", "vocabulary-layers-2"]
     _, less, few = members
-    facts = [one.made.facts for one in members]
-    assert [layers for layers, *_ in facts] == [3, 1, 2]
-    assert facts[2][1] < facts[1][1] == facts[0][1]
-    assert facts[0][2] > facts[1][2]
+    figures = [one.made.figures for one in members]
+    assert [one["layers"] for one in figures] == [3, 1, 2]
+    tokens = [int(one["tokens"].replace(",", "")) for one in figures]
+    assert tokens[2] < tokens[1] == tokens[0]
+    assert figures[0]["M parameters"].value > figures[1]["M parameters"].value
     assert all(one.mean is not None for one in members)
     assert not less.made.figures["cut"].is_missing
     model = load_model(few.made.folder)

@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import shutil
 from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -39,6 +40,7 @@ from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.make_spec import make_spec
 from rayembed.evaluation.pooled.embedding_store import Bucket, TextUnit
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
+from rayembed.evaluation.tables import ScoreKey
 from rayembed.hardware import Precision
 from rayembed.models import transformer_model
 from rayembed.models.biencoder.config import BiEncoderConfig
@@ -383,9 +385,10 @@ def test_a_runs_models_are_scored_in_the_type_of_its_workers(
     folders = RunFolders(StoredFolder(str(tmp_path / "run"), tmp_path / "run"))
     scorer = RunScorer(run, folders, runtime)
     for name in ("a", "b"):
-        scorer.score(str(plain), name)
+        shutil.copytree(plain, folders.model(name))
+        scorer.score(ScoreKey(name))
     in_float32 = override(run, ["model.backbone.dtype=float32"])
-    RunScorer(in_float32, folders, runtime).score(str(plain), "baseline", compared=True)
+    RunScorer(in_float32, folders, runtime).score(ScoreKey(baseline=str(plain)))
     assert seen == [there.dtype] * 3
     assert len(runtime.asked) == 2
 

@@ -34,6 +34,10 @@ _MEANS = {MEAN: "Mean", OF_OWN: "Own", OF_GENERAL: "General"}
 """Headings of the means over tasks."""
 
 
+MERGED = "-merged-"
+"""Stands between a stage and a share in the name of a mixture."""
+
+
 @dataclass(frozen=True)
 class ScoreKey:
     """Model of a run whose scores are taken."""
@@ -41,7 +45,7 @@ class ScoreKey:
     stage: str | None = None
     """Name of the stage whose model it is; None: the untrained model, or a baseline."""
     baseline: str | None = None
-    """Name of another model."""
+    """Reference of another model."""
     dimension: int | None = None
     """Number of first values of each vector (Matryoshka); None: all."""
     precision: Precision = "float32"
@@ -50,6 +54,22 @@ class ScoreKey:
     """Whether a contextual model embeds behind its null token."""
     share: float | None = None
     """Share of the stage's model in a mixture with the untrained one; None: it is no mixture."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model in storage and results; of a baseline a short one: the last part of its
+        reference that says something.
+        """
+        if self.baseline == "bm25":
+            return "BM25"
+        if self.baseline is not None:
+            path = self.baseline.partition("?")[0]
+            parts = [part for part in path.split("/") if part not in ("", "model", "pypi:", "hf:")]
+            short = parts[-1].partition("==")[0].partition("@")[0]
+            return short.replace("gt_", "").replace("_", "-")
+        if self.stage is None:
+            return "untrained"
+        return self.stage if self.share is None else f"{self.stage}{MERGED}{self.share:g}"
 
     def label(self, stages: Sequence[str]) -> str:
         """Label for readers.
@@ -63,10 +83,8 @@ class ScoreKey:
             return ", ".join(["the same", *width, *small])
         if self.without_context:
             return "the same, without context"
-        if self.baseline is not None:
-            return self.baseline
         if self.stage is None:
-            return "untrained"
+            return self.model
         if self.share is not None:
             return f"merged, {self.share:.0%} trained"
         return f"stage {stages.index(self.stage) + 1}: {self.stage}"

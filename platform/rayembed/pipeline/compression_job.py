@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from rayembed.config.compression import COMPRESSIONS, settings_in
 from rayembed.config.compression_run import CompressionRun
-from rayembed.config.named_benchmarks import named_benchmarks
 from rayembed.errors import ConfigError
-from rayembed.pipeline.evaluation_job import score_options
+from rayembed.pipeline.evaluation_job import check_task_names, score_options
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ def _way(text: str) -> dict[str, Any]:
 
 
 def _compress(run: CompressionRun, context: JobContext) -> int:
-    _check_names(run)
+    check_task_names(run)
     # torch, mteb and MLflow; the rest of the job needs none of them.
     from rayembed.pipeline.compress import compress, ready
     from rayembed.pipeline.compression_report import open_tracker, print_report, track, write_report
@@ -50,7 +49,7 @@ def _compress(run: CompressionRun, context: JobContext) -> int:
 
 def _show(run: CompressionRun, context: JobContext) -> None:
     """The resolved run, after all checks that need no work."""
-    _check_names(run)
+    check_task_names(run)
     from rayembed.pipeline.compress import ready
 
     known = ready(run)
@@ -63,12 +62,6 @@ def _show(run: CompressionRun, context: JobContext) -> None:
 def _list(context: JobContext) -> None:
     for kind, way in COMPRESSIONS.classes().items():
         context.out.write(f"{kind:<12} {(way.__doc__ or '').splitlines()[0]}\n")
-
-
-def _check_names(run: CompressionRun) -> None:
-    from rayembed.evaluation.mteb_names import check_names
-
-    check_names("", run, tuple(named.name for named in named_benchmarks()))
 
 
 _READER = Reader(

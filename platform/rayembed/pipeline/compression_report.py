@@ -1,6 +1,5 @@
 """The report of a compression: a table, a plot, MLflow, and a version of each variant."""
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -15,12 +14,19 @@ from rayembed.config.model import without_place
 from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
 from rayembed.pipeline.compress import CompressionResult, Made
 from rayembed.pipeline.registration import find_candidate, put
-from rayembed.pipeline.variants import MEGABYTE, Scored, choose, report_files, report_tables
+from rayembed.pipeline.variants import (
+    MEGABYTE,
+    Scored,
+    choose,
+    report_files,
+    report_tables,
+    variants_table,
+)
 from rayembed.registry.mlflow_run import allowed_key, flatten
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.registered_model import connect
 from rayembed.registry.tracking import Tracker
-from rayembed.tables import MISSING, Cell, Table, console
+from rayembed.tables import Cell, Table, console
 
 
 def tables(result: CompressionResult) -> list[Table]:
@@ -46,13 +52,13 @@ def tables(result: CompressionResult) -> list[Table]:
 
 def parts_table(result: CompressionResult) -> Table:
     """A row for each variant: the share of each part's weights that was compressed."""
-    parts = list(dict.fromkeys(part for v in result.variants for part in v.made.by_part))
     rows = []
-    for variant in result.variants[1:]:
-        counts = (variant.made.by_part.get(part) for part in parts)
-        shares = [MISSING if c is None or not c[0] else f"{c[1] / c[0]:.0%}" for c in counts]
-        rows.append([variant.label, *shares])
-    return Table(["compressed of", *parts], rows, align="lr", look="open")
+    for one in result.variants[1:]:
+        parts = one.made.by_part.items()
+        rows.append(
+            (one.label, {part: f"{some / all_:.0%}" for part, (all_, some) in parts if all_})
+        )
+    return variants_table("Compressed of each part", rows)
 
 
 def score_by_bytes(result: CompressionResult) -> bytes | None:
@@ -60,8 +66,8 @@ def score_by_bytes(result: CompressionResult) -> bytes | None:
 
     The line joins variants of which none smaller scores as high.
     """
-    drawn = [(v, v.made.bytes_on_disk / MEGABYTE, v.mean) for v in result.variants]
-    points = [(variant, size, mean) for variant, size, mean in drawn if mean is not None]
+    drawn = [(v.label, v.made.bytes_on_disk / MEGABYTE, v.mean) for v in result.variants]
+    points = [(label, size, mean) for label, size, mean in drawn if mean is not None]
     if not points:
         return None
     figure, axes = new_figure(width=7.5, height=4.6)
@@ -70,28 +76,10 @@ def score_by_bytes(result: CompressionResult) -> bytes | None:
         if not best or mean > best[-1][1]:
             best.append((size, mean))
     axes.plot(*zip(*best, strict=True), color=COLOURS[0], linewidth=1.2, zorder=1)
-    lowest, highest = min(mean for *_, mean in points), max(mean for *_, mean in points)
-    middle = (min(size for _, size, _ in points) + max(size for _, size, _ in points)) / 2
-    step = max(highest - lowest, 1e-6) / 22
-    free = {True: -math.inf, False: -math.inf}
-    for variant, size, mean in sorted(points, key=lambda point: point[2]):
-        colour = COLOURS[0] if variant.made.share is None else COLOURS[2]
-        axes.scatter([size], [mean], s=42, color=colour, edgecolors="white", zorder=3)
-        # Labels stand on the inner side, one above the other where points are near each other.
-        left = size > middle
-        height = max(mean, free[left])
-        free[left] = height + step
-        axes.annotate(
-            variant.label,
-            (size, height),
-            xytext=(-8 if left else 8, 0),
-            textcoords="offset points",
-            ha="right" if left else "left",
-            va="center",
-            fontsize=8,
-            color=INK,
-        )
-    axes.margins(x=0.16, y=0.12)
+    for number, (label, size, mean) in enumerate(points):
+        colour, mark = COLOURS[number % len(COLOURS)], "osD^"[number // len(COLOURS) % 4]
+        axes.scatter(size, mean, s=42, color=colour, marker=mark, zorder=3, label=label)
+    axes.legend(fontsize=8, labelcolor=INK, frameon=False)
     axes.set_xlabel("megabytes on disk")
     axes.set_ylabel("mean score")
     set_title(axes, "Score against size")

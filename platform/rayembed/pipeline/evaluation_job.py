@@ -5,6 +5,7 @@ from pathlib import Path
 from rayembed.config.evaluation_run import EvaluationRun, ResultsPlace
 from rayembed.config.named_benchmarks import named_benchmarks
 from rayembed.config.override import override
+from rayembed.config.scores import Scores
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, TrackingError
 from rayembed.pipeline.job import Job, JobContext, Option, Reader, names_in, option
@@ -81,12 +82,24 @@ def _show(run: EvaluationRun, context: JobContext) -> None:
         context.err.write(format_prompts(prompts_table(model, loaded)) + "\n")
 
 
-def _check_names(run: EvaluationRun) -> None:
-    """Raise where a benchmark or a task is misspelt, before mteb is imported."""
-    from rayembed.evaluation.air_bench.catalogue import VERSIONS
+def check_task_names(scores: Scores, *further: str) -> None:
+    """Return when benchmarks and tasks are spelt as something that there is; imports no mteb.
+
+    Args:
+        further: names of benchmarks beside mteb's and named ones.
+
+    Raises:
+        ConfigError: one is not.
+    """
     from rayembed.evaluation.mteb_names import check_names
 
-    check_names("", run, (*VERSIONS, *(named.name for named in named_benchmarks())))
+    check_names("", scores, (*further, *(named.name for named in named_benchmarks())))
+
+
+def _check_names(run: EvaluationRun) -> None:
+    from rayembed.evaluation.air_bench.catalogue import VERSIONS
+
+    check_task_names(run, *VERSIONS)
 
 
 def _list(context: JobContext) -> None:

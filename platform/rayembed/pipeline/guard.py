@@ -14,13 +14,13 @@ from statistics import fmean
 import numpy as np
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import file_name, join, list_files, read_bytes, remove_folder
+from rayembed.assets.storage import join, list_files, read_bytes, remove_folder
 from rayembed.config.guard import GuardConfig
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import own_sets_of
 from rayembed.evaluation.score import ModelScores
-from rayembed.evaluation.tables import UNTRAINED, ScoreKey
+from rayembed.evaluation.tables import MERGED, UNTRAINED, ScoreKey
 from rayembed.models.compressed import read_compression, write_compression
 from rayembed.models.merge import Method
 from rayembed.pipeline.merge import merge_models
@@ -33,8 +33,6 @@ from rayembed.registry.model_card import CARD_FILE
 from rayembed.tables import Table
 from rayembed.training.export import MADE_OF_FILE, upload_model
 
-_MERGED = "-merged-"
-"""Stands between a stage and a share in the name of a mixture."""
 _DRAWS = 2_000
 _LIKELY = (2.5, 97.5)
 """Percentiles of a 95 % interval."""
@@ -282,18 +280,16 @@ def mixtures(
     if guard is None:
         return {}
 
-    def mixed(share: float) -> ScoreKey:
-        key = ScoreKey(last, share=share)
-        mix = partial(save_mixture, folders.model(scorer.untrained), guard.method, share)
-        with doing(f"merging, {share:.0%} of {last}"):
-            runtime.export(mix, run, folders.model(last), folder_of(folders, key))
+    def make(key: ScoreKey) -> ScoreKey:
+        base = folders.model(UNTRAINED.model)
+        mix = partial(save_mixture, base, guard.method, share_of(key))
+        with doing(f"merging, {key.share:.0%} of {last}"):
+            runtime.export(mix, run, folders.model(last), folders.model(key.model))
         return key
 
-    def score(label: str, key: ScoreKey) -> ModelScores:
-        return scorer.score(folder_of(folders, key), label)
-
-    variants = [Variant(f"{last}{_MERGED}{s:g}", partial(mixed, s)) for s in guard.mixed]
-    scored = score_all(variants, score)
+    keys = [ScoreKey(last, share=share) for share in guard.mixed]
+    variants = [Variant(key.model, partial(make, key)) for key in keys]
+    scored = score_all(variants, lambda _, key: scorer.score(key))
     return {one.made: one.result for one in scored if one.result is not None}
 
 
@@ -303,18 +299,11 @@ def remove_mixtures(run: Run, folders: RunFolders, kept: ScoreKey) -> None:
     """
     place = join(folders.storage, "models")
     files = [Path(name) for name in list_files(place, recursive=True)]
-    begin = f"{run.stages[-1].name}{_MERGED}"
+    begin = f"{run.stages[-1].name}{MERGED}"
     made = {file.parts[0] for file in files if file.parts[0].startswith(begin)}
     carded = {file.parts[0] for file in files if file.parts[1:] == (CARD_FILE,)}
-    for name in sorted(made - carded - {file_name(folder_of(folders, kept))}):
+    for name in sorted(made - carded - {kept.model}):
         remove_folder(join(place, name))
-
-
-def folder_of(folders: RunFolders, key: ScoreKey) -> str:
-    """Folder of a stage's model, of its mixture with the untrained one, or of the untrained one."""
-    if key.stage is None:
-        return folders.model(RunScorer.untrained)
-    return folders.model(key.stage if key.share is None else f"{key.stage}{_MERGED}{key.share:g}")
 
 
 def share_of(key: ScoreKey) -> float:

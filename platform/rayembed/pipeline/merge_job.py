@@ -4,13 +4,12 @@ import argparse
 import shlex
 from pathlib import Path
 
-from rayembed.config.named_benchmarks import named_benchmarks, with_own_sets
+from rayembed.config.named_benchmarks import with_own_sets
 from rayembed.config.scores import Scores
 from rayembed.config.settings import parse
 from rayembed.config.types import expanded_name
 from rayembed.errors import ConfigError
-from rayembed.evaluation.mteb_names import check_names
-from rayembed.pipeline.evaluation_job import score_options
+from rayembed.pipeline.evaluation_job import check_task_names, score_options
 from rayembed.pipeline.job import Job, JobContext, finite_number, option
 
 
@@ -40,7 +39,7 @@ def _merge(args: argparse.Namespace, context: JobContext) -> None:
     asked = {str(each.sets): each.value(args) or () for each in _SCORED_ON}
     if any(asked.values()):
         scores = with_own_sets(parse(Scores, asked))
-        check_names("", scores, tuple(named.name for named in named_benchmarks()))
+        check_task_names(scores)
     elif len(candidates) > 1:
         raise ConfigError(
             f"{len(candidates)} candidates (--shares) and nothing to choose by: name "

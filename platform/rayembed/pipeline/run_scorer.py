@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 
 from rayembed import hardware
@@ -15,7 +16,7 @@ from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.workers import Workers
 from rayembed.evaluation.run_scores import run_model
 from rayembed.evaluation.score import ModelScores, Store, score
-from rayembed.evaluation.tables import ScoreKey
+from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.models.saved_folder import SETTINGS_FILE, saved_dimensions
 from rayembed.pipeline.run_folders import RunFolders
 from rayembed.pipeline.runtime import Runtime
@@ -31,9 +32,6 @@ class RunScorer:
         runtime: whose workers take them.
     """
 
-    untrained = "untrained"
-    """Name of the model before training, in storage and in results."""
-
     def __init__(self, run: Run, folders: RunFolders, runtime: Runtime) -> None:
         self._run, self._folders, self._runtime = run, folders, runtime
         self._tasks = task_factories(run.scores)
@@ -47,48 +45,32 @@ class RunScorer:
             )
         )
 
-    def score(
-        self,
-        reference: str,
-        name: str,
-        *,
-        dimensions: int | None = None,
-        precision: Precision = "float32",
-        without_context: bool = False,
-        compared: bool = False,
-        keep_embeddings: bool = False,
-    ) -> ModelScores:
+    def score(self, key: ScoreKey, *, keep_embeddings: bool = False) -> ModelScores:
         """Scores of a saved model on the run's tasks.
 
         Args:
-            reference: where every node finds it.
-            name: of the model, which stands behind the run's name in results.
-            dimensions: so many first values of each vector are kept; None: all.
-            precision: number type of the vectors.
-            without_context: whether a contextual model embeds behind its null token.
-            compared: whether it is no model of the run; its results have its name alone.
             keep_embeddings: whether what is embedded is scored in another number type next.
 
         Raises:
             RayembedError: a task cannot be scored; those that are done are kept.
         """
-        logger.info("scoring %s", name)
-        run = self._run
-        in_float32 = run.model.backbone.dtype == "float32" and not compared
+        logger.info("scoring %s", key.model)
+        run, is_own = self._run, key.baseline is None
+        in_float32 = run.model.backbone.dtype == "float32" and is_own
         model = run_model(
             run,
-            reference,
-            name=f"rayembed/{name if compared else f'{run.name}-{name}'}",
-            dimensions=dimensions,
-            precision=precision,
-            without_context=without_context,
+            key.baseline or self._folders.model(key.model),
+            name=f"rayembed/{f'{run.name}-' if is_own else ''}{key.model}",
+            dimensions=key.dimension,
+            precision=key.precision,
+            without_context=key.without_context,
             on=None if in_float32 else self._computed,
         )
         published = published_values(run.scores, run.placement.storage_path)
         about = {"scores.yaml": write_yaml(published)}
         embeddings = join(self._folders.storage, "embeddings")
         store = Store(self._folders.results, embeddings)
-        with doing(f"scoring {name}"):
+        with doing(f"scoring {key.model}"):
             scored = score(model, self._tasks, self._pool, store, about=about)
         for _, error in scored.failed:
             raise error
@@ -109,42 +91,29 @@ class RunScorer:
         Args:
             tell: takes the name of a curve in MLflow and its scores.
         """
-        run, found = self._run, {}
-        last = run.stages[-1].name
-        model = self._folders.model(last)
+        run, whole = self._run, ScoreKey(self._run.stages[-1].name)
+        settings = resolve(join(self._folders.model(whole.model), SETTINGS_FILE))
         small = dict.fromkeys(p for stage in run.stages for p in stage.loss.precisions)
-        trained: tuple[Precision, ...] = ("float32", *small)
-        for dimension in (None, *saved_dimensions(resolve(join(model, SETTINGS_FILE)))[1:]):
-            for precision in trained[1:] if dimension is None else trained:
-                scored = self.score(
-                    model,
-                    last,
-                    dimensions=dimension,
-                    precision=precision,
-                    keep_embeddings=precision != trained[-1],
-                )
-                found[ScoreKey(last, dimension=dimension, precision=precision)] = scored
-                tell(_curve(dimension, precision), scored.scores)
+        precisions: tuple[Precision, ...] = ("float32", *small)
+        keys = [
+            replace(whole, dimension=dimension, precision=precision)
+            for dimension in (None, *saved_dimensions(settings)[1:])
+            for precision in precisions
+        ][1:]
         if run.model.context_places:
-            scored = self.score(model, last, without_context=True)
-            found[ScoreKey(last, without_context=True)] = scored
-            tell("eval_no_context", scored.scores)
-        for reference in run.evaluation.baselines:
-            name = baseline_name(reference)
-            found[ScoreKey(baseline=name)] = self.score(reference, name, compared=True)
-        return found
+            keys.append(replace(whole, without_context=True))
+        keys += [ScoreKey(baseline=reference) for reference in run.evaluation.baselines]
+        scores = {}
+        for key, following in zip(keys, [*keys[1:], UNTRAINED], strict=True):
+            same_vectors = replace(key, precision=following.precision) == following
+            scores[key] = self.score(key, keep_embeddings=same_vectors)
+            if key.baseline is None:
+                tell(_curve(key), scores[key].scores)
+        return scores
 
 
-def _curve(dimension: int | None, precision: Precision) -> str:
-    """Name in MLflow of scores with small vectors: `eval_256`, `eval_binary`, `eval_256_binary`."""
-    width = [] if dimension is None else [str(dimension)]
-    return "_".join(["eval", *width, *([] if precision == "float32" else [precision])])
-
-
-def baseline_name(reference: str) -> str:
-    """A short name of a baseline: the last part of its reference that says something."""
-    if reference == "bm25":
-        return "BM25"
-    path = reference.partition("?")[0]
-    parts = [part for part in path.split("/") if part not in ("", "model", "pypi:", "hf:")]
-    return parts[-1].partition("==")[0].partition("@")[0].replace("gt_", "").replace("_", "-")
+def _curve(key: ScoreKey) -> str:
+    """Name in MLflow of further scores: `eval_256`, `eval_256_binary`, `eval_no_context`."""
+    width = [] if key.dimension is None else [str(key.dimension)]
+    small = [] if key.precision == "float32" else [key.precision]
+    return "_".join(["eval", *width, *small, *(["no_context"] if key.without_context else [])])

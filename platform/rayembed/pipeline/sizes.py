@@ -33,7 +33,6 @@ from rayembed.pipeline.corpus_job import documents_in
 from rayembed.pipeline.data_steps import do_steps
 from rayembed.pipeline.guard import own_tasks
 from rayembed.pipeline.report import Outcome
-from rayembed.pipeline.run_scorer import baseline_name
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.train import train
 from rayembed.pipeline.variants import (
@@ -70,27 +69,16 @@ class Member:
     """Its training; None of the whole model."""
 
     @cached_property
-    def facts(self) -> tuple[int, int, int, int]:
-        """Layers and tokens of the backbone, parameters, and bytes of the folder."""
-        model = empty_model(self.folder)
-        backbone = model.parts["backbone"]
-        return (
-            len(layers_of([backbone])),
-            backbone.get_input_embeddings().num_embeddings,
-            sum(parameter.numel() for parameter in model.parameters()),
-            folder_bytes(self.folder),
-        )
-
-    @property
     def figures(self) -> dict[str, object]:
         """Heading → cell: what it has, what it takes, and its score before it was trained."""
-        layers, tokens, parameters, size = self.facts
+        model = empty_model(self.folder)
+        backbone = model.parts["backbone"]
         cut = None if self.outcome is None else _own(self.outcome, UNTRAINED)
         return {
-            "layers": str(layers),
-            "tokens": f"{tokens:,}",
-            "M parameters": Cell(parameters / 1e6, digits=2),
-            "MB": Cell(size / MEGABYTE, digits=1),
+            "layers": len(layers_of([backbone])),
+            "tokens": f"{backbone.get_input_embeddings().num_embeddings:,}",
+            "M parameters": Cell(sum(p.numel() for p in model.parameters()) / 1e6, digits=2),
+            "MB": Cell(folder_bytes(self.folder) / MEGABYTE, digits=1),
             "cut": Cell(None if cut is None else fmean(cut.scores.values()), digits=4),
         }
 
@@ -142,7 +130,7 @@ def make_sizes(
     variants = [Variant(label, partial(make, label, ways)) for label, ways in sizes.items()]
     for scored in score_all(variants, score):
         assert scored.made.outcome is not None
-        baseline = _own(scored.made.outcome, ScoreKey(baseline=baseline_name(reference)))
+        baseline = _own(scored.made.outcome, ScoreKey(baseline=reference))
         members = [replace(members[0], result=baseline), *members[1:], scored]
         # After each size: what is done is seen, though a later one may fail.
         write_report(run, members)

@@ -31,7 +31,7 @@ from rayembed.pipeline.checks import (
     check_row_instructions,
 )
 from rayembed.pipeline.general_tasks import other_language, with_fitting_tasks
-from rayembed.pipeline.guard import folder_of, judge, mixtures, remove_mixtures, share_of
+from rayembed.pipeline.guard import judge, mixtures, remove_mixtures, share_of
 from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.on_ray import OnRay
 from rayembed.pipeline.precision import as_begun
@@ -159,7 +159,7 @@ def train_trial(run: Run, trial: TrialOf) -> TrialResult:
 
 def _phases(run: Run) -> list[str]:
     """Phases of a run until its last score, in order."""
-    scored = [RunScorer.untrained] if run.evaluation.before_training else []
+    scored = [UNTRAINED.model] if run.evaluation.before_training else []
     phases = [START, DATA, *map(_scores_of, scored if run.takes_scores else [])]
     for stage in run.stages:
         phases += [stage.name, *([_scores_of(stage.name)] if run.takes_scores else [])]
@@ -278,9 +278,9 @@ def _train_and_score(
     scores: dict[ScoreKey, ModelScores] = {}
     scorer = RunScorer(with_sets(run, held_out), folders, runtime)
     if run.takes_scores and run.evaluation.before_training:
-        enter(_scores_of(scorer.untrained))
-        runtime.export(export, run, None, folders.model(scorer.untrained))
-        scores[UNTRAINED] = scorer.score(folders.model(scorer.untrained), scorer.untrained)
+        enter(_scores_of(UNTRAINED.model))
+        runtime.export(export, run, None, folders.model(UNTRAINED.model))
+        scores[UNTRAINED] = scorer.score(UNTRAINED)
         tell("eval", scores[UNTRAINED].scores, 0)
         folders.files.keep()
     start_weights, offset = None, 0
@@ -317,7 +317,7 @@ def _train_and_score(
         if run.takes_scores:
             enter(_scores_of(stage.name))
             key = ScoreKey(stage.name)
-            scores[key] = scorer.score(folders.model(stage.name), stage.name)
+            scores[key] = scorer.score(key)
             tell("eval", scores[key].scores, offset)
         folders.files.keep()
         start_weights = weights
@@ -357,7 +357,7 @@ def _register(
     trained = ScoreKey(run.stages[-1].name)
     verdict = judge(run, scores, found["general_tasks"])
     kept = trained if verdict is None else verdict.kept
-    model = folder_of(folders, kept)
+    model = folders.model(kept.model)
     table = scores_table(run, scores)
     markdown = show(score_table(table), "markdown") if scores else ""
     if scores:
