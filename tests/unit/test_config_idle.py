@@ -91,7 +91,8 @@ def test_a_dry_run_tells_what_has_no_effect() -> None:
     shown = {}
     for name, assignments in {"typed": ["placement.validations_at_once=4"], "not": []}.items():
         tables = io.StringIO()
-        print_dry_run(run_of(*assignments), AtHand(), out=io.StringIO(), tables=tables)
+        run = run_of(*assignments)
+        print_dry_run(run, AtHand(run), out=io.StringIO(), tables=tables)
         shown[name] = tables.getvalue()
     assert "No effect: placement.validations_at_once=4" in shown["typed"]
     assert "No effect" not in shown["not"]

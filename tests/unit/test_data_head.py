@@ -58,7 +58,7 @@ def test_no_file_is_hashed(large, monkeypatch):
     def read(*_):
         raise AssertionError("the whole file is read")
 
-    monkeypatch.setattr("rayembed.data.sources.files.content_version", read)
+    monkeypatch.setattr("rayembed.data.sources.versions.content_version", read)
     assert look(dataset(large / "a.jsonl"), "").rows
     with pytest.raises(AssertionError, match="whole file"):
         dataset(large / "a.jsonl").source.find()

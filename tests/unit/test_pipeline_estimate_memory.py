@@ -152,9 +152,8 @@ def test_the_gpus_that_hold_it_are_named():
 
 def printed(*changes, recipe="nvembed-v2-public"):
     tables = io.StringIO()
-    print_dry_run(
-        override(get_recipe(recipe), list(changes)), AtHand(), out=io.StringIO(), tables=tables
-    )
+    run = override(get_recipe(recipe), list(changes))
+    print_dry_run(run, AtHand(run), out=io.StringIO(), tables=tables)
     return " ".join(tables.getvalue().replace("│", " ").split())
 
 

@@ -113,7 +113,8 @@ def test_the_recipes_of_own_pairs_hold_a_part_out_and_a_dry_run_says_so(
     nothing = [NULL, "evaluation.guard=null", "evaluation.benchmarks=[]"]
     for name, assignments in {"on": [], "off": nothing}.items():
         out, tables = io.StringIO(), io.StringIO()
-        print_dry_run(override(run, assignments), AtHand(), out=out, tables=tables)
+        changed_run = override(run, assignments)
+        print_dry_run(changed_run, AtHand(changed_run), out=out, tables=tables)
         shown[name] = tables.getvalue()
     assert scored in shown["on"]
     assert "10% of documents, at most 1,000" in shown["on"]

@@ -90,7 +90,7 @@ def test_secrets_of_the_environment_stand_in_no_record(environment, tmp_path):
     assert run.name in card
     assert list(files_with(tmp_path, SECRET)) == []
     shown, told = io.StringIO(), io.StringIO()
-    print_dry_run(run, AtHand(), out=shown, tables=told)
+    print_dry_run(run, AtHand(run), out=shown, tables=told)
     assert SECRET not in shown.getvalue() + told.getvalue()
     # The control: the search sees a text in the database, the artifacts and the folder.
     record(override(run, ["name=other", f"model.query_prefix={SECRET}"]), tmp_path)

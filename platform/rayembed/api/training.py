@@ -17,10 +17,8 @@ from rayembed.api.calls import (
 )
 from rayembed.api.embedder import Embedder, load
 from rayembed.config.loss import LossConfig
-from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.config.run import Run
-from rayembed.data.epochs import with_expected_steps
 from rayembed.data.given_rows import Rows, rows_file
 from rayembed.errors import ConfigError, DataError
 from rayembed.recipes.building_blocks import OWN_REJECTED_SHARE
@@ -197,15 +195,15 @@ def trained_by(run: Run, callbacks: "Sequence[Callback]" = ()) -> Trained:
     """
     from rayembed.pipeline.at_hand import check_at_hand
 
-    run = with_named_benchmarks(run)
     for callback in callbacks:
         _check_callback(callback)
     with shown():
-        for warning in check_at_hand(run).warnings:
+        found = check_at_hand(run)
+        for warning in found.warnings:
             logger.warning("%s", warning)
         from rayembed.pipeline.train import train as train_run
 
-        return Trained(train_run(run, callbacks=callbacks))
+        return Trained(train_run(found.run, callbacks=callbacks))
 
 
 def training_run(
@@ -265,8 +263,7 @@ def training_run(
         found |= {"stages.finetune.steps": steps}
     if learning_rate is not None:
         found |= {"stages.finetune.optimizer.learning_rate": learning_rate}
-    settled = override(get_recipe(OWN_PAIRS), assignments_of({**found, **settings}))
-    run = with_expected_steps(settled)
+    run = override(get_recipe(OWN_PAIRS), assignments_of({**found, **settings}))
     return run.model_copy(update={"name": name or default_name("pairs", run, look.keys)})
 
 
@@ -292,11 +289,17 @@ def _check_callback(callback: object) -> None:
         )
 
 
+_MANY_ROWS = 20_000
+_MANY_DOCUMENTS = 10 * (_HELD_OUT + 1)
+"""Documents from which on a tenth of the rows that are read are enough."""
+
+
 @dataclass
 class _Look:
     """What files hold."""
 
     rows: int = 0
+    """Rows that were read: all, or the first of many."""
     columns: set[str] = field(default_factory=set)
     """Names of the columns that any row has."""
     negatives: int = 0
@@ -314,7 +317,7 @@ _FORM = ("delimiter", "encoding", "quotes")
 def _look_at(
     path: str, *, delimiter: str | None, encoding: str | None, quotes: str | None = None
 ) -> _Look:
-    """Read the rows once, for what follows from their number.
+    """Read the rows once, for what follows from their number, of many rows the first ones.
 
     Raises:
         DataError: there are no rows.
@@ -322,17 +325,18 @@ def _look_at(
     from rayembed.data.sources.files import list_pieces
     from rayembed.data.sources.rows import Row, read_rows
 
-    look, seen = _Look(), set[int]()
-    for piece in list_pieces(path, delimiter=delimiter, encoding=encoding, quotes=quotes):
-        look.keys.append(piece.key)
-        for row in read_rows(piece):
-            look.rows += 1
-            if not isinstance(row, Row):
-                continue
-            look.columns.update(row.values)
-            second = row.values.get("sentence2", look.rows)
-            seen.add(hash(str(row.values.get("positive", second))))
-            look.negatives = max(look.negatives, min(_negatives_in(row), _MOST_NEGATIVES))
+    pieces = list_pieces(path, delimiter=delimiter, encoding=encoding, quotes=quotes)
+    look, seen = _Look(keys=[piece.key for piece in pieces]), set[int]()
+    for row in (row for piece in pieces for row in read_rows(piece)):
+        look.rows += 1
+        if not isinstance(row, Row):
+            continue
+        look.columns.update(row.values)
+        second = row.values.get("sentence2", look.rows)
+        seen.add(hash(str(row.values.get("positive", second))))
+        look.negatives = max(look.negatives, min(_negatives_in(row), _MOST_NEGATIVES))
+        if look.rows >= _MANY_ROWS and len(seen) >= _MANY_DOCUMENTS:
+            break  # more of either would change nothing
     if not look.rows:
         raise DataError(f"there are no rows at {path!r}")
     look.documents = len(seen)

@@ -1,9 +1,13 @@
-"""Lengths in epochs: steps by an estimate of the records, and by their number once it is known."""
+"""The run that is done, and lengths in epochs: steps by an estimate of the records, and by their
+number once it is known.
+"""
 
 import logging
 from collections.abc import Callable, Mapping
 
 from rayembed.config.data import DatasetConfig
+from rayembed.config.idle import without_idle_clusters
+from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.config.stage import steps_of
@@ -33,6 +37,29 @@ def expected_records(dataset: DatasetConfig, root: str) -> int | None:
         return look(dataset, root).trained_records
     except RayembedError:  # which the checks of the run tell
         return None
+
+
+def unknown_records(dataset: DatasetConfig, root: str) -> None:
+    """No estimate, for the base of a sweep, whose trials have steps of their own."""
+
+
+def resolve(run: Run, expected: ExpectedRecords = expected_records) -> Run:
+    """The run that is done, of the one that was asked for; a resolved run stays as it is.
+
+    1. Names of benchmarks become own sets.
+    2. Stages with `epochs` get an estimate of their steps.
+    3. Clusters that no stage takes go.
+
+    What settings and files do not decide follows once the run has its folders: an absolute storage
+    path, the number type it was begun with (`pipeline.train`), device, number type and threads
+    (`runtime.started`), the steps of its plans and the sets of its held-out parts.
+
+    Raises:
+        ConfigError: as `with_named_benchmarks` and `with_expected_steps`.
+    """
+    run = with_named_benchmarks(run)
+    run = with_expected_steps(run, expected)
+    return without_idle_clusters(run)
 
 
 def with_expected_steps(run: Run, expected: ExpectedRecords = expected_records) -> Run:

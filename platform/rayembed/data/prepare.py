@@ -53,17 +53,22 @@ PLAN_VERSION = 8
 """Version of the plan format; bump when the same records yield another plan or manifest."""
 
 
-def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
+def prepare(
+    run: Run, context: PipelineContext, checked: Sequence[ResolvedDataset] = ()
+) -> dict[str, str]:
     """Prepare all stages of a training run: stage name → folder of its batch plan.
 
     Models that this process has loaded for it are released.
+
+    Args:
+        checked: data sets whose sources were found already; the others' are looked for here.
 
     Raises:
         ConfigError: settings that contradict each other or the columns of a file.
         DataError: a source is missing, empty or has too many bad rows; a stage cannot be planned.
     """
     used = {name for stage in run.stages for name in stage.datasets}
-    sources = check_sources(data_of(run), used)
+    sources = check_sources(data_of(run), used, checked)
     check_unread(run, sources)
     steps = prepare_datasets(data_of(run), context, used, sources=sources)
     prepared = {name: done[-1] for name, done in steps.items()}

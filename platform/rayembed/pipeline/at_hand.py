@@ -20,7 +20,7 @@ from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.config.credentials import check_address
 from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25
-from rayembed.config.idle import idle_clusters, without_idle_clusters
+from rayembed.config.idle import idle_clusters
 from rayembed.config.named_benchmarks import named_benchmarks
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
@@ -28,7 +28,8 @@ from rayembed.config.settings import changed, parse
 from rayembed.config.stage import StageConfig
 from rayembed.config.validation import MtebValidation
 from rayembed.cores import num_cores
-from rayembed.data.epochs import many_passes
+from rayembed.data.epochs import ExpectedRecords, expected_records, many_passes
+from rayembed.data.epochs import resolve as resolve_run
 from rayembed.data.sources.accepted import accept
 from rayembed.data.sources.check import with_source_path
 from rayembed.data.sources.head import Head, is_here, look
@@ -45,6 +46,8 @@ from rayembed.training.capacity import Node, check_capacity
 class AtHand:
     """What was found."""
 
+    run: Run
+    """The run that is done: as `data.epochs.resolve` gives it, unless it is among the problems."""
     heads: dict[str, Head] = field(default_factory=dict)
     """Data set → head of its files, of those that are here."""
     problems: list[str] = field(default_factory=list)
@@ -63,23 +66,28 @@ class AtHand:
         return None if None in known else sum(count or 0 for count in known)
 
 
-def check_at_hand(run: Run) -> AtHand:
+def check_at_hand(run: Run, expected: ExpectedRecords = expected_records) -> AtHand:
     """Look at everything that the run names and this machine has; then the run may start here.
+
+    Args:
+        expected: gives the steps of stages with `epochs`.
 
     Raises:
         ConfigError: what the run is refused for, a line for each.
     """
-    found = look_at(run)
+    found = look_at(run, expected)
     told = [*found.problems, *found.absent.values(), *([found.room] if found.room else [])]
     if told:
         raise ConfigError("\n".join(told))
     return found
 
 
-def look_at(run: Run) -> AtHand:
+def look_at(run: Run, expected: ExpectedRecords = expected_records) -> AtHand:
     """Look at everything that the run names and this machine has; raises nothing."""
-    found = AtHand(warnings=idle_clusters(run))
-    run = without_idle_clusters(run)
+    found = AtHand(run, warnings=idle_clusters(run))
+
+    def settle() -> None:
+        found.run = resolve_run(run, expected)
 
     def ask(check: Callable[[], None]) -> None:
         try:
@@ -88,6 +96,8 @@ def look_at(run: Run) -> AtHand:
             if str(error) not in found.problems:
                 found.problems.append(str(error))
 
+    ask(settle)
+    run = found.run
     ask(partial(_check_names, run))
     used = {name for stage in run.stages for name in stage.datasets}
     for dataset in (d for d in run.data.datasets if d.name in used):

@@ -75,13 +75,14 @@ def _send_metrics(asked: PrintedSweep, context: JobContext) -> None:
 
 
 def _show(asked: PrintedSweep, context: JobContext) -> None:
+    from rayembed.data.epochs import unknown_records
     from rayembed.pipeline.at_hand import look_at
     from rayembed.pipeline.sweep_dry_run import print_sweep
     from rayembed.tuning.trials import check_sweep
 
     check_sweep(asked.sweep)
     base = asked.sweep.base
-    if isinstance(base, Run) and (problems := look_at(base).problems):
+    if isinstance(base, Run) and (problems := look_at(base, unknown_records).problems):
         raise ConfigError("\n".join(problems))
     print_sweep(asked.sweep, out=context.out, tables=context.err)
 
@@ -92,9 +93,10 @@ def _sweep(asked: PrintedSweep, _: JobContext) -> None:
 
     check_sweep(asked.sweep)
     if isinstance(asked.sweep.base, Run):
+        from rayembed.data.epochs import unknown_records
         from rayembed.pipeline.at_hand import check_at_hand
 
-        check_at_hand(asked.sweep.base)
+        check_at_hand(asked.sweep.base, unknown_records)
     from rayembed.pipeline.sweep import sweep_runs
 
     sweep_runs(asked.sweep, asked.printed, asked.source)

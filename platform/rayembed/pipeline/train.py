@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import write_atomic
 from rayembed.config.data_run import data_of
-from rayembed.config.idle import without_idle_clusters
 from rayembed.config.run import Run
-from rayembed.data.epochs import with_planned_steps
+from rayembed.data.epochs import resolve, with_planned_steps
 from rayembed.data.plan.audit import (
     data_provenance,
     data_warnings,
@@ -20,6 +19,7 @@ from rayembed.data.plan.audit import (
 )
 from rayembed.data.prepare import prepare
 from rayembed.data.sources.check import check_files_at_hand
+from rayembed.data.sources.file_rows import ResolvedDataset
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey, score_csv, score_table
@@ -176,7 +176,7 @@ def _claimed(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
     """The run that is done, with absolute storage, and its folders, which no other process uses
     meanwhile.
     """
-    run = without_idle_clusters(placed(run))
+    run = placed(resolve(run))
     with locked_folders(run, wait=wait) as folders:
         yield run, folders
 
@@ -194,11 +194,12 @@ def _train(
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
-    tokenizer = _checked(run)
+    tokenizer, sources = _checked(run)
     validates = run.evaluation.validation is not None
     run = started(run, runtime, validates=validates, is_trial=trial is not None)
     enter(DATA)
-    run, plans = _prepared(run, runtime)
+    plans = prepare(run, runtime.data_context(data_of(run)), sources)
+    run = with_planned_steps(run, plans)
     check_row_instructions(run, plans, tokenizer)
     held_out = held_out_sets(run, plans)
     run = with_fitting_tasks(run, held_out)
@@ -246,19 +247,13 @@ def _train(
     return outcome, complete
 
 
-def _prepared(run: Run, runtime: Runtime) -> tuple[Run, dict[str, str]]:
-    """The run with the steps of its plans, and the plans' folders by stage."""
-    plans = prepare(run, runtime.data_context(data_of(run)))
-    return with_planned_steps(run, plans), plans
-
-
-def _checked(run: Run) -> PromptTokenizer:
-    """The run's tokenizer, after all that can be told before Ray starts."""
+def _checked(run: Run) -> tuple[PromptTokenizer, list[ResolvedDataset]]:
+    """The run's tokenizer and its files, after all that can be told before Ray starts."""
     check_mirrors(run)
-    check_files_at_hand(run)
+    sources = check_files_at_hand(run)
     tokenizer = check_inputs(run)
     check_instructions_at_hand(run, tokenizer)
-    return tokenizer
+    return tokenizer, sources
 
 
 def _train_and_score(

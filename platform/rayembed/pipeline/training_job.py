@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from functools import partial
 
 from rayembed.config.document import NamedRun
-from rayembed.config.idle import without_idle_clusters
 from rayembed.config.run import Run, of_stages
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
@@ -56,7 +55,7 @@ def training_job(default_recipe: str) -> Job[Run]:
     )
     return Job(
         options=(*read.options, STAGE),
-        read=lambda args: _with_expected_steps(of_stages(_of_job(read(args), kind), args.stages)),
+        read=lambda args: of_stages(_of_job(read(args), kind), args.stages),
         run=_train,
         lists=("the recipes", partial(_list, kind)),
         shows=("the resolved run", "what it needs", _show),
@@ -69,23 +68,15 @@ def _of_job(run: Run, kind: str) -> Run:
     return run
 
 
-def _with_expected_steps(run: Run) -> Run:
-    if all(stage.epochs is None for stage in run.stages):
-        return run
-    from rayembed.data.epochs import with_expected_steps
-
-    return with_expected_steps(run)
-
-
 def _train(run: Run, _: JobContext) -> None:
     from rayembed.pipeline.at_hand import check_at_hand
 
     found = check_at_hand(run)  # in a second; what follows imports torch, and perhaps Ray
     for warning in found.warnings:
         logger.warning("%s", warning)
-    run = without_idle_clusters(run)
     from rayembed.pipeline.reachable import unreachable
 
+    run = found.run
     if problems := unreachable(run):
         raise ConfigError("\n".join(problems))
     from rayembed.pipeline.train import train
@@ -105,7 +96,7 @@ def _show(run: Run, context: JobContext) -> None:
     from rayembed.pipeline.dry_run import print_dry_run
 
     found = look_at(run)
-    run = without_idle_clusters(run)
+    run = found.run
     typed = {name for name in found.absent if _is_typed(name, context.args.assignments)}
     problems = [*found.problems, *(found.absent[name] for name in sorted(typed))]
     if not problems:

@@ -11,7 +11,6 @@ from rayembed.config.adaptation import Adaptation, AnyRun
 from rayembed.config.compared import compared_as, scored_on
 from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
-from rayembed.config.idle import without_idle_clusters
 from rayembed.config.run import Run
 from rayembed.config.space import Domain, all_values, apply, corners, draws
 from rayembed.config.sweep import (
@@ -22,7 +21,7 @@ from rayembed.config.sweep import (
     check_metric,
     held_out_decides,
 )
-from rayembed.data.epochs import are_steps_known, expected_records, with_expected_steps
+from rayembed.data.epochs import are_steps_known, expected_records, resolve
 from rayembed.data.plan.order import columns_for
 from rayembed.errors import ConfigError
 from rayembed.tuning.trial_store import TrialRecord
@@ -72,12 +71,11 @@ def counted(run: AnyRun) -> AnyRun:
     stage takes; a data set is looked at once for all trials.
 
     Raises:
-        ConfigError: as `with_expected_steps`.
+        ConfigError: as `resolve`.
     """
     if isinstance(run, Adaptation):
         return run
-    run = without_idle_clusters(run)
-    return with_expected_steps(run, _once)
+    return resolve(run, _once)
 
 
 def _once(dataset: DatasetConfig, root: str) -> int | None:

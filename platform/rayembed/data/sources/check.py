@@ -38,28 +38,37 @@ def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
     return dataset.model_copy(update={"source": dataset.source.model_copy(update=whole)})
 
 
-def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[ResolvedDataset]:
+def check_sources(
+    run: DataRun, names: Collection[str] | None = None, checked: Sequence[ResolvedDataset] = ()
+) -> list[ResolvedDataset]:
     """Data sets whose sources were found with all columns that the settings name.
 
     Needs no download, so that it can run before one.
+
+    Args:
+        checked: those that were found already.
     """
     chosen = [d for d in run.data.datasets if names is None or d.name in names]
-    found = [check_source(dataset, run.data.root) for dataset in chosen]
-    for checked in found:
-        for setting, pieces in checked.files.items():
+    known = {one.dataset.name: one for one in checked}
+    found = [known.get(d.name) or check_source(d, run.data.root) for d in chosen]
+    for one in found:
+        for setting, pieces in one.files.items():
             names_of = list(dict.fromkeys(name for piece in pieces for name in piece.names))
             if len(names_of) > 1:
                 logger.info(
                     "data.datasets.%s.source.%s stands for %d files, all of which are read: %s",
-                    *(checked.dataset.name, setting, len(names_of), shown_names(names_of)),
+                    *(one.dataset.name, setting, len(names_of), shown_names(names_of)),
                 )
     return found
 
 
-def check_files_at_hand(run: Run) -> None:
+def check_files_at_hand(run: Run) -> list[ResolvedDataset]:
     """Check that the stages' data files exist, except those on the hub or in packages.
 
     What takes no download, for those who are about to begin one.
+
+    Returns:
+        The data sets that were checked.
 
     Raises:
         ConfigError: as `check_source`; or rows have negatives that a stage asks for and nobody
@@ -73,6 +82,7 @@ def check_files_at_hand(run: Run) -> None:
         if places and not any(is_on_hub(place) or is_unpacked(place) for place in places):
             found.append(check_source(dataset, run.data.root))
     check_unread(run, found)
+    return found
 
 
 def check_unread(run: Run, sources: Sequence[ResolvedDataset]) -> None:

@@ -6,8 +6,8 @@ Reads files of this machine alone, small ones whole and of large ones the first 
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any
 
@@ -24,6 +24,7 @@ from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.tasks import NOT_BAD, converted
 from rayembed.data.sources.unread import unread_columns
+from rayembed.data.sources.versions import state_of
 from rayembed.errors import RayembedError
 
 _WHOLE_BYTES = 4 << 20
@@ -107,8 +108,25 @@ def is_here(dataset: DatasetConfig, root: str) -> bool:
     return isinstance(source, FileRows) and not any("://" in at for at in source.paths.values())
 
 
+_READ_LATER = frozenset(
+    ("cleaning", "num_samples", "sample_share", "consistency", "mining", "repair", "clusters")
+)
+"""Settings of a data set that a head does not depend on."""
+
+
+@dataclass(frozen=True)
+class _View:
+    """A data set and its files, equal to another where a look at both gives the same."""
+
+    seen: str
+    dataset: DatasetConfig = field(compare=False)
+    source: FileRows = field(compare=False)
+    files: Mapping[str, Sequence[FilePiece]] = field(compare=False)
+    held_out: frozenset[str] = field(compare=False)
+
+
 def look(dataset: DatasetConfig, root: str) -> Head:
-    """Head of a data set whose files are here.
+    """Head of a data set whose files are here, which are read once while they stay as they are.
 
     Raises:
         RayembedError: no such files, not of a known kind, broken, without a column that a setting
@@ -120,24 +138,28 @@ def look(dataset: DatasetConfig, root: str) -> Head:
     at = f"data.datasets.{dataset.name}.source"
     try:
         files = source.find(versions=False)
-        source.check_found(whole, files)
-        return _head(whole, source, files["path"], root)
+        held_out = frozenset(listed_values(whole.held_out, root)) if whole.held_out else frozenset()
+        paths = [path for pieces in files.values() for p in pieces for path in p.paths]
+        states = [(path, state_of(path)) for path in dict.fromkeys(paths)]
+        settings = whole.model_dump_json(exclude=set(_READ_LATER))
+        view = _View(repr((settings, sorted(held_out), states)), whole, source, files, held_out)
+        return replace(_head(view), dataset=whole)
     except RayembedError as error:
         told = str(error)
         raise type(error)(told if told.startswith("data.datasets.") else f"{at}: {told}") from error
 
 
-def _head(dataset: DatasetConfig, source: FileRows, pieces: Sequence[FilePiece], root: str) -> Head:
+@lru_cache(maxsize=256)
+def _head(view: _View) -> Head:
+    dataset, source, pieces = view.dataset, view.source, view.files["path"]
+    source.check_found(dataset, view.files)
     size = sum(piece.size for piece in pieces)
     whole = size <= _WHOLE_BYTES
     if any(piece.name.endswith(".gz") for piece in pieces):
         whole = size <= _WHOLE_BYTES // 8
     columns = source.columns_looked_up(dataset)
     first = next((row for row in _rows(pieces) if isinstance(row, Row)), None)
-    named, values = None, frozenset[str]()
-    if isinstance(dataset.held_out, HeldOutGroups | HeldOutIds):
-        named = dataset.held_out.column
-        values = frozenset(listed_values(dataset.held_out, root))
+    named, values = getattr(dataset.held_out, "column", None), view.held_out
     made = _made(dataset, source, pieces, columns, _WHOLE_ROWS + 1 if whole else _FIRST_ROWS)
     whole, read = whole and len(made) <= _WHOLE_ROWS, len(made)
     rows, exact = (read, True) if whole else _count(pieces, read)

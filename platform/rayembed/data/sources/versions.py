@@ -63,7 +63,7 @@ def is_unchanged(
             now = list(pool.map(state_of, paths))
         if now == list(states):
             return True
-        versions = [_version_in(*one) for one in zip(paths, now, strict=True)]
+        versions = [version_in(*one) for one in zip(paths, now, strict=True)]
     except FileNotFoundError:
         return False
     names = [name for _, name in texts]
@@ -72,6 +72,6 @@ def is_unchanged(
 
 
 @lru_cache(maxsize=4096)
-def _version_in(path: str, state: str) -> str:
+def version_in(path: str, state: str) -> str:
     """Version of a file in this state; each process hashes it once."""
     return state if is_remote(path) else content_version(*open_storage(path))
