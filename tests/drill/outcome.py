@@ -9,7 +9,8 @@ import safetensors.torch
 from scene import NAME, STAGE
 from torch import Tensor, equal
 
-from rayembed.data.plan.batch_plan import MANIFEST, BatchPlan
+from rayembed.assets.store import MANIFEST
+from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.errors import ArtifactError
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training.checkpoint import find_damage

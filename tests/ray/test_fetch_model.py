@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from rayembed.assets.storage import write_atomic
+from rayembed.assets.store import MANIFEST
 from rayembed.config.run import Run
-from rayembed.data.plan.batch_plan import MANIFEST, VERSION
+from rayembed.data.plan.batch_plan import VERSION
 from rayembed.errors import AssetError
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.job import StageJob

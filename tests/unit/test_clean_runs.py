@@ -13,6 +13,7 @@ from mlflow import MlflowClient
 from own_pairs import own_run
 from s3_server import BUCKET, s3_server
 
+from rayembed.assets import store
 from rayembed.assets.json_files import write_json
 from rayembed.assets.lease import Lease
 from rayembed.assets.storage import list_files, upload_folder
@@ -20,7 +21,6 @@ from rayembed.config.data_run import data_of
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.config.sweep import Sweep
-from rayembed.data import artifacts
 from rayembed.data.prepare import prepare
 from rayembed.data.vectors.lookup import KIND
 from rayembed.pipeline import sweep as sweep_module
@@ -548,7 +548,7 @@ def test_object_storage_is_cleaned_as_a_disk_is(storage, capsys, monkeypatch, tm
 def test_the_names_of_files_are_those_that_other_rooms_write():
     assert contents.STATE_FOLDER == checkpoint_list.CHECKPOINTS
     assert contents.MADE_OF == export.MADE_OF_FILE
-    assert contents.MANIFEST == artifacts.MANIFEST
+    assert contents.MANIFEST == store.MANIFEST
     assert contents.RUN_FILE == run_folder.RUN_FILE
     assert contents.SWEEP_FILE == sweep_module.SWEEP_FILE
     assert tracking.TRACKING_FILE == inventory._TRACKING

@@ -49,7 +49,7 @@ KINDS = {
         "repaired rows": r"repaired/[^/]+/parts/part-\w+\.parquet",
         "examples of repair": r"repaired/[^/]+/working/\w+\.json",
         "vectors of given negatives": r"\.given\.npy",
-        "given negatives": r"\.given_texts\.npy",
+        "given negatives": r"\.given\.texts\.npy",
         "index of many parts": r"parts/index-\w+\.arrow",
         "index of what is embedded": r"teacher_vectors/[^/]+/working/\w+\.\w+\.npy",
         "further texts": r"\.further-document-\w+\.texts\.npy",

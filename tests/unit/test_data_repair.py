@@ -16,9 +16,10 @@ from tiny_models import save_cross_encoder, save_encoder
 
 from rayembed.assets.json_files import write_json
 from rayembed.assets.storage import join
+from rayembed.assets.store import MANIFEST
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import MANIFEST, DatasetArtifact, PipelineContext
+from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.audit import AUDIT, write_folder_audit
 from rayembed.data.parts import read_records
 from rayembed.data.plan.audit import folders_of

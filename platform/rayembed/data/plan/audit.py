@@ -12,9 +12,10 @@ from typing import Any, get_args
 import numpy as np
 
 from rayembed.assets.storage import exists, join, write_atomic
+from rayembed.assets.store import MANIFEST
 from rayembed.config.data_run import Step
 from rayembed.config.sources import SOURCES
-from rayembed.data.artifacts import MANIFEST, DatasetArtifact, open_artifact, root_of
+from rayembed.data.artifacts import DatasetArtifact, open_artifact, root_of
 from rayembed.data.audit import AUDIT
 from rayembed.data.epochs import many_passes
 from rayembed.data.parts import Part, read_records

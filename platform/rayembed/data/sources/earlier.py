@@ -83,7 +83,8 @@ class RecordsSource(Source):
             DataError: it has no manifest: the job has not finished, or the folder is none of a
                 job's.
         """
-        from rayembed.data.artifacts import MANIFEST, open_artifact
+        from rayembed.assets.store import MANIFEST
+        from rayembed.data.artifacts import open_artifact
 
         try:
             # The folder may be anyone's: nothing here may advise to remove it.

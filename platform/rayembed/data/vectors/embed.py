@@ -7,7 +7,8 @@ the part's content, so that later runs reuse them. Each file is read whole and e
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -33,7 +34,10 @@ _LAST = "index.npz"
 
 _FILES = ("queries.npy", "documents.npy", _LAST)
 
-_GIVEN, _GIVEN_TEXTS = "given.npy", "given_texts.npy"
+_GIVEN = "given"
+"""File with vectors of a part's own negatives, with their texts' hashes beside it."""
+
+TEXTS = ".texts.npy"
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,14 @@ class PartTexts:
     """(L,) int64 hashes of texts that have a class."""
     label_hash: np.ndarray
     """(L,) int64 hashes of these classes."""
+
+
+class VectorFile(NamedTuple):
+    """A file of vectors, and what tells the texts of its rows."""
+
+    path: str
+    hashes: Callable[[], np.ndarray]
+    """Reads their (rows,) int64 hashes."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,10 @@ class Vectors:
         """Parts without vectors."""
         return self._without(_FILES, parts)
 
+    def missing_given(self, parts: Sequence[Part]) -> list[PartItem]:
+        """Parts without vectors of their own negatives."""
+        return self._without((f"{_GIVEN}{TEXTS}", f"{_GIVEN}.npy"), parts)
+
     def save(
         self, part: Part, queries: np.ndarray, documents: np.ndarray, texts: PartTexts
     ) -> None:
@@ -98,29 +114,31 @@ class Vectors:
 
         Raises as `queries`.
         """
-        return _load(self._path(part, _GIVEN))
+        return _load(self._path(part, f"{_GIVEN}.npy"))
 
     def has_given(self, part: Part) -> bool:
         """Whether the vectors of the part's own negatives exist."""
-        return exists(self._path(part, _GIVEN))
-
-    def missing_given(self, parts: Sequence[Part], *, with_texts: bool = False) -> list[PartItem]:
-        """Parts without vectors of their own negatives.
-
-        Args:
-            with_texts: also those whose vectors are from before the texts' hashes were kept.
-        """
-        return self._without((_GIVEN, _GIVEN_TEXTS) if with_texts else (_GIVEN,), parts)
-
-    def given_texts(self, part: Part) -> np.ndarray:
-        """(G,) int64 hashes of the part's own negatives, in the order of their vectors."""
-        return load_array(self._path(part, _GIVEN_TEXTS))
+        return exists(self._path(part, f"{_GIVEN}.npy"))
 
     def save_given(self, part: Part, given: np.ndarray, texts: Sequence[str]) -> None:
         """Write the vectors of the part's own negatives, with the hashes of their texts."""
         hashes = np.array([text_hash(text) for text in texts], dtype=np.int64)
-        save_array(self._path(part, _GIVEN_TEXTS), hashes)
-        save_array(self._path(part, _GIVEN), given.astype(np.float16))
+        self.save_file(f"{part.digest}.{_GIVEN}", given.astype(np.float16), hashes)
+
+    def file(self, name: str) -> VectorFile:
+        """The file that `save_file` wrote by that name."""
+        path, texts = self.paths(name)
+        return VectorFile(path, partial(load_array, texts))
+
+    def paths(self, name: str) -> tuple[str, str]:
+        """Paths of the vectors and of the hashes that `save_file` writes."""
+        return join(self.folder, f"{name}.npy"), join(self.folder, f"{name}{TEXTS}")
+
+    def save_file(self, name: str, vectors: np.ndarray, hashes: np.ndarray) -> None:
+        """Write vectors of some texts, after their (rows,) int64 hashes."""
+        path, texts = self.paths(name)
+        save_array(texts, hashes)
+        save_array(path, vectors)
 
     def _without(self, names: Sequence[str], parts: Sequence[Part]) -> list[PartItem]:
         there = set(list_files(self.folder, recursive=False))
@@ -130,7 +148,7 @@ class Vectors:
             if not all(f"{part.digest}.{name}" in there for name in names)
         ]
 
-    def path(self, part: Part, kind: Literal["queries", "documents", "given"]) -> str:
+    def path(self, part: Part, kind: Literal["queries", "documents"]) -> str:
         """Path of one of the part's files of vectors."""
         return self._path(part, f"{kind}.npy")
 

@@ -13,16 +13,15 @@ others, named by the part and the texts, and serve other stages too.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import NamedTuple
+from functools import lru_cache
 
 import numpy as np
 import xxhash
 
-from rayembed.assets.array_files import load_array, save_array
+from rayembed.assets.array_files import load_array
 from rayembed.assets.storage import (
     exists,
     file_name,
@@ -31,11 +30,11 @@ from rayembed.assets.storage import (
     list_files,
     remove_file,
 )
+from rayembed.assets.store import MANIFEST
 from rayembed.config.document import fingerprint
 from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
 from rayembed.data.artifacts import (
-    MANIFEST,
     ArtifactWriter,
     DatasetArtifact,
     PipelineContext,
@@ -44,7 +43,14 @@ from rayembed.data.hashes import text_hash
 from rayembed.data.index import read_column
 from rayembed.data.parts import Part, PartItem, read_records
 from rayembed.data.records import Record
-from rayembed.data.vectors.embed import Vectors, embed_parts, finite, vectors_of
+from rayembed.data.vectors.embed import (
+    TEXTS,
+    VectorFile,
+    Vectors,
+    embed_parts,
+    finite,
+    vectors_of,
+)
 from rayembed.data.vectors.lookup import KIND, ROLES, VERSION
 from rayembed.data.vectors.teacher import Encoder
 from rayembed.data.vectors.text_index import TextIndex
@@ -55,21 +61,13 @@ log = logging.getLogger(__name__)
 _READ_AT_ONCE = 32
 """Files of hashes read at a time, as each read of object storage waits for its answer."""
 
-_FURTHER, _TEXTS = "further", ".texts.npy"
+_FURTHER = "further"
 
 _ELSEWHERE = "elsewhere"
 """Name of the index of documents whose vectors are copied."""
 
 Chains = Mapping[str, Sequence[DatasetArtifact]]
 """Data set → the folders of its steps in order; the stage reads the last one."""
-
-
-class VectorFile(NamedTuple):
-    """A file of vectors, and what tells the texts of its rows."""
-
-    path: str
-    hashes: Callable[[], np.ndarray]
-    """Reads their (rows,) int64 hashes."""
 
 
 def make_store(
@@ -132,23 +130,20 @@ def _make(
         p for name in sorted(chains) for p in _embedded(context, vectors, chains, name, teacher)
     ]
     files: dict[Role, list[VectorFile]] = {
-        "query": [VectorFile(vectors.path(p, "queries"), _queries_of(p)) for p in parts],
-        "document": [
-            VectorFile(vectors.path(p, "documents"), _positives_of(vectors, p)) for p in parts
-        ],
+        "query": [_queries(vectors, part) for part in parts],
+        "document": [_positives(vectors, part) for part in parts],
     }
     working = writer.working_folder
     for role in ROLES:
         _index(files[role]).save(working, role)
     last = {p.digest: p for folders in chains.values() for p in folders[-1].parts}
-    elsewhere = [*_elsewhere(context, vectors, chains), *_of_other_stages(vectors, last)]
+    elsewhere = _elsewhere(context, vectors, chains)
     _index(elsewhere).save(working, _ELSEWHERE)
     _loaded.cache_clear()  # of an earlier try
     task = EmbedFurther(
-        vectors.folder,
+        vectors,
         working,
         tuple(one.path for one in elsewhere),
-        vectors.weights,
         teacher,
         num_negatives,
         context.teacher_loader.load,
@@ -159,7 +154,7 @@ def _make(
     results = run_tasks(what, task, items, context.execute, "gpu or machine")
     for role in ROLES:
         names = [result[role] for result in results if result[role]]
-        files[role] += [further_file(vectors.folder, name) for name in names]
+        files[role] += [vectors.file(name) for name in names]
     return _finish(writer, teacher, vectors, files, results)
 
 
@@ -215,12 +210,11 @@ def _finish(
 class EmbedFurther:
     """Task: vectors of a part's texts that no file of parts has; they are copied or embedded."""
 
-    folder: str
+    vectors: Vectors
     working: str
     """Folder of the indexes of what there is."""
     elsewhere: tuple[str, ...]
     """Files that vectors of documents are copied from."""
-    weights: str
     config: Teacher
     num_negatives: int
     load: Callable[[Teacher, str, str], Encoder]
@@ -238,26 +232,22 @@ class EmbedFurther:
             left = hashes[~_loaded(self.working, role).find(hashes)[1]]
             num_left[role] = len(left)
             names[role] = further_name(item.key, role, left) if len(left) else ""
-            if not names[role] or self._has(names[role]):
+            # Whoever removes files may have left the texts without the vectors, or these alone.
+            if not names[role] or all(map(exists, self.vectors.paths(names[role]))):
                 continue
             found, there = self._copied(left, role)
             missing = [texts[one] for one in left[~there].tolist()]
             if missing:
-                encoder = self.load(self.config, self.weights, device)
+                encoder = self.load(self.config, self.vectors.weights, device)
                 made = finite(self.config, missing, encoder(missing, role)).astype(np.float16)
                 found = made if found is None else found
                 found[~there] = made
             assert found is not None
             counts["copied"] += int(there.sum())
             counts["embedded"] += len(missing)
-            save_array(_texts_path(self.folder, names[role]), left)
-            save_array(further_file(self.folder, names[role]).path, found)
+            self.vectors.save_file(names[role], found, left)
         told = {"rows_in": rows, "rows_out": rows, "rejected": {}}
         return {**told, "left": num_left, **counts, **names}
-
-    def _has(self, name: str) -> bool:
-        paths = further_file(self.folder, name).path, _texts_path(self.folder, name)
-        return all(map(exists, paths))
 
     def _copied(self, hashes: np.ndarray, role: Role) -> tuple[np.ndarray | None, np.ndarray]:
         """Vectors of texts, of which those stand elsewhere that the mask (n,) tells; None: none."""
@@ -291,23 +281,25 @@ def _embedded(
 
 
 def _elsewhere(context: PipelineContext, vectors: Vectors, chains: Chains) -> list[VectorFile]:
-    """Files with vectors of documents that may be negatives, of what mining embedded."""
-    found: list[VectorFile] = []
-    for folder in (folder for folders in chains.values() for folder in folders):
-        without = {item.key for item in vectors.missing_given(folder.parts, with_texts=True)}
-        for part in folder.parts:
-            if part.digest not in without:
-                path = vectors.path(part, "given")
-                found.append(VectorFile(path, partial(vectors.given_texts, part)))
-        if (corpus := folder.manifest["inputs"].get("corpus")) is not None:
-            documents = ArtifactWriter(context.storage, "documents", "corpus", corpus).existing()
-            parts = [] if documents is None else documents.parts
-            without = {item.key for item in vectors.missing(parts)}
-            for part in parts:
-                if part.digest not in without:
-                    path = vectors.path(part, "documents")
-                    found.append(VectorFile(path, _positives_of(vectors, part)))
-    return found
+    """Files with vectors of documents that may be negatives: of what mining embedded, and of what
+    other stages, or other numbers of negatives, needed of the same parts.
+    """
+    folders = [folder for folders in chains.values() for folder in folders]
+    corpora = [
+        ArtifactWriter(context.storage, "documents", "corpus", corpus).existing()
+        for folder in folders
+        if (corpus := folder.manifest["inputs"].get("corpus")) is not None
+    ]
+    documents = [part for found in corpora if found is not None for part in found.parts]
+    without = {item.key for item in vectors.missing(documents)}
+    files = [_positives(vectors, part) for part in documents if part.digest not in without]
+    digests = {part.digest for folder in folders for part in folder.parts}
+    there = set(list_files(vectors.folder, recursive=False))
+    for name in (name.removesuffix(TEXTS) for name in sorted(there) if name.endswith(TEXTS)):
+        part, _, kind = name.partition(".")
+        if part in digests and f"{_FURTHER}-query" not in kind and f"{name}.npy" in there:
+            files.append(vectors.file(name))
+    return files
 
 
 def further_name(part: str, role: Role, hashes: np.ndarray) -> str:
@@ -315,36 +307,12 @@ def further_name(part: str, role: Role, hashes: np.ndarray) -> str:
     return f"{part}.{_FURTHER}-{role}-{xxhash.xxh3_64_hexdigest(hashes.tobytes())}"
 
 
-def further_file(folder: str, name: str) -> VectorFile:
-    """The file of that name."""
-    return VectorFile(join(folder, f"{name}.npy"), partial(load_array, _texts_path(folder, name)))
+def _queries(vectors: Vectors, part: Part) -> VectorFile:
+    return VectorFile(vectors.path(part, "queries"), lambda: read_column([part], "query_hash"))
 
 
-def _texts_path(folder: str, name: str) -> str:
-    return join(folder, f"{name}{_TEXTS}")
-
-
-def _of_other_stages(vectors: Vectors, parts: Collection[str]) -> list[VectorFile]:
-    """Files with vectors of documents that other stages, or other numbers of negatives, needed of
-    the same parts.
-    """
-    there = set(list_files(vectors.folder, recursive=False))
-    found = []
-    for name in sorted(there):
-        part, _, rest = name.partition(".")
-        if part in parts and rest.startswith(f"{_FURTHER}-document-") and rest.endswith(_TEXTS):
-            further = name.removesuffix(_TEXTS)
-            if f"{further}.npy" in there:
-                found.append(further_file(vectors.folder, further))
-    return found
-
-
-def _queries_of(part: Part) -> Callable[[], np.ndarray]:
-    return lambda: read_column([part], "query_hash")
-
-
-def _positives_of(vectors: Vectors, part: Part) -> Callable[[], np.ndarray]:
-    return lambda: vectors.texts(part).text_hash
+def _positives(vectors: Vectors, part: Part) -> VectorFile:
+    return VectorFile(vectors.path(part, "documents"), lambda: vectors.texts(part).text_hash)
 
 
 def _texts(record: Record, role: Role, num_negatives: int) -> list[str]:
