@@ -7,10 +7,10 @@ names, so that nothing behind them knows a benchmark by its name.
 
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Protocol, TypeVar
 from urllib.parse import parse_qsl
 
+from rayembed.config.entry_points import entry_points
 from rayembed.config.own_sets import OwnSet
 from rayembed.config.run import Run
 from rayembed.config.scores import Scores
@@ -70,7 +70,7 @@ class NamedBenchmark(Protocol):
 @cache
 def named_benchmarks() -> tuple[NamedBenchmark, ...]:
     """All of them, those of this package first."""
-    outside = sorted(entry_points(group="rayembed.benchmarks"), key=lambda point: point.name)
+    outside = entry_points("rayembed.benchmarks")
     return (*(load(reference) for reference in BUILT_IN), *(point.load() for point in outside))
 
 

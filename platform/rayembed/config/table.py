@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Annotated, Any, Union
 
 from pydantic import BeforeValidator, Field
 
+from rayembed.config.entry_points import entry_points
 from rayembed.config.settings import Settings, kind_of
 from rayembed.errors import ConfigError
 
@@ -46,7 +47,7 @@ class Table:
         found: dict[str, type[Settings]] = {}
         for reference in self.built_in:
             _add(self, found, load(reference), reference)
-        for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
+        for point in entry_points(self.group):
             try:
                 self._add_outside(found, point)
             except ConfigError as error:  # runs that want nothing of it go on
