@@ -82,7 +82,7 @@ def test_a_tracker_that_fails_is_a_warning(log, tmp_path, monkeypatch, caplog):
 
 def test_what_is_not_installed_is_refused_with_its_extra(monkeypatch):
     check_mirrors(run_with("tensorboard"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("rayembed.errors.find_spec", lambda name: None)
     check_mirrors(run_with())
     with pytest.raises(ConfigError, match=r"pip install 'rayembed\[wandb\]'"):
         check_mirrors(run_with("wandb"))

@@ -4,7 +4,6 @@ The metrics log is what counts: whatever keeps such a copy from being written is
 """
 
 import hashlib
-import importlib.util
 import logging
 import math
 import threading
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rayembed.config.run import Run
-from rayembed.errors import ConfigError
+from rayembed.errors import require_packages
 from rayembed.registry.metrics_log import KEYS, LogReader, Record, record_of
 
 logger = logging.getLogger(__name__)
@@ -96,11 +95,7 @@ def check_mirrors(run: Run) -> None:
         ConfigError: one is not.
     """
     for name in run.placement.mirrors:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(
-                f"placement.mirrors names {name}, which is not installed: pip install "
-                f"'rayembed[{name}]', or take it out"
-            )
+        require_packages("placement.mirrors", name, name)
 
 
 class Mirrors:

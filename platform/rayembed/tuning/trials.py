@@ -23,7 +23,7 @@ from rayembed.config.sweep import (
 )
 from rayembed.data.epochs import are_steps_known, expected_records, resolve
 from rayembed.data.plan.order import columns_for
-from rayembed.errors import ConfigError
+from rayembed.errors import ConfigError, require_packages
 from rayembed.tuning.trial_store import TrialRecord
 
 MOST_CORNERS = 512
@@ -139,8 +139,10 @@ def check_sweep(sweep: Sweep) -> None:
     yields the compared score and has its data prepared beforehand.
 
     Raises:
-        ConfigError: a setting, a value, a metric or a scheduler that does not fit.
+        ConfigError: a setting, a value, a metric or a scheduler that does not fit; or what draws
+            values and weighs settings is not installed.
     """
+    require_packages("a sweep", "sweeps", "optuna")
     check_metric(sweep)
     _records.cache_clear()  # files may have changed since an earlier sweep of this process
     if sweep.base.placement.runtime == "local":

@@ -11,7 +11,7 @@ from typing import Any
 from datasets import Dataset
 from mteb.models import ModelMeta
 
-from rayembed.errors import ArtifactError, DataError
+from rayembed.errors import ArtifactError, DataError, require_packages
 from rayembed.evaluation.air_bench.catalogue import AirBenchDataset, Split, air_bench_datasets
 from rayembed.evaluation.air_bench.hub_data import AirBenchData, load_data, load_labels, unknown_ids
 from rayembed.evaluation.air_bench.results import (
@@ -187,8 +187,10 @@ def air_bench_jobs(
         splits: `dev` (24.05 only) and `test`; none: all, as with the other choices.
 
     Raises:
-        ConfigError: an unknown name, or nothing that is all of what is wanted.
+        ConfigError: an unknown name, or nothing that is all of what is wanted; or what scores dev
+            splits is not installed.
     """
+    require_packages(f"the benchmark {version}", "air-bench", "pytrec_eval")
     chosen = air_bench_datasets(
         version, tasks=tasks, domains=domains, languages=languages, splits=splits
     )

@@ -8,8 +8,6 @@ documents, which differ between the splits.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import pytrec_eval
-
 from rayembed.assets.storage import join, write_atomic
 from rayembed.errors import DataError
 from rayembed.evaluation.air_bench.catalogue import AirBenchDataset, Task, air_bench_datasets
@@ -40,6 +38,8 @@ def retrieval_scores(labels: Labels, found: Found) -> dict[str, float]:
     Raises:
         DataError: a labelled query has no result.
     """
+    import pytrec_eval
+
     if lost := sorted(set(labels) - set(found)):
         raise DataError(f"{len(lost)} labelled queries have no results, such as {lost[:5]}")
     cutoffs = ",".join(str(k) for k in CUTOFFS)
