@@ -12,9 +12,9 @@ Run: python benchmarks/cde_quickstart_table.py [--seeds 0,1,2] [--only-table] [-
 import sys
 from statistics import fmean
 
-from rayembed.evaluation.spread import shown
 from rayembed.evaluation.tables import ScoreKey
 from rayembed.samples.references import RETRIEVAL_TASKS
+from rayembed_papers.spread import shown
 from seeded_runs import TRAINED, UNTRAINED, Comparison, main
 
 RANDOM, CLUSTERED, FILTERED, CONTEXT = (

@@ -99,9 +99,9 @@ def ours_here(spec, factories):
 @contextmanager
 def ours_on_ray(spec, factories, number, threads):
     """The same by `number` workers on Ray."""
+    from rayembed.evaluation.pooled.here import ProgressLog
     from rayembed.evaluation.pooled.on_ray import run_on_workers, workers_on_ray
-    from rayembed.evaluation.pooled.progress import ProgressLog
-    from rayembed.evaluation.pooled.workers import Workers
+    from rayembed.evaluation.pooled.pool import Workers
 
     workers = Workers(number=number, cpus=threads, tasks_at_once=number + 1)
     with workers_on_ray(spec, None, workers) as handles:
@@ -159,8 +159,8 @@ def main(arguments=None):
     from rayembed.assets.resolver import resolve_model
     from rayembed.config.evaluation import ModelUnderTest
     from rayembed.evaluation.benchmarks import ENGLISH_V1, benchmark_tasks
-    from rayembed.evaluation.make_spec import make_spec
     from rayembed.evaluation.plan import pieces
+    from rayembed.evaluation.run_scores import make_spec
     from rayembed.registry.provenance import cpu_told
     from rayembed.samples.assets import MINILM
 

@@ -61,7 +61,7 @@ class GivenVectors:
     conditions: dict = field(default_factory=dict)
 
     def encode_spec(self, task_metadata, prompt_type):
-        from rayembed.evaluation.encode_spec import EncodeSpec
+        from rayembed.evaluation.model_spec import EncodeSpec
 
         del task_metadata
         return EncodeSpec("document" if prompt_type.value == "document" else "query")
@@ -207,7 +207,7 @@ def _cpu():
 def pool_of(workers, threads):
     """The pool, and how it is called in the table."""
     from rayembed.evaluation.pooled.here import run_shown
-    from rayembed.evaluation.pooled.workers import Workers
+    from rayembed.evaluation.pooled.pool import Workers
 
     asked = Workers(number=workers, cpus=threads)
     if workers == 1:
@@ -301,7 +301,7 @@ def main(arguments=None):
     import torch
 
     from rayembed.config.small_vectors import StoredVectors
-    from rayembed.evaluation.mteb_model import model_meta
+    from rayembed.evaluation.model_spec import model_meta
     from rayembed.evaluation.score import Store
     from rayembed.registry.provenance import cpu_told
 

@@ -11,10 +11,10 @@ Run: python benchmarks/nomic_quickstart_table.py [--seeds 0,1,2] [--only-table] 
 
 import sys
 
-from rayembed.evaluation.spread import MEAN, shown
 from rayembed.recipes.nomic import MATRYOSHKA
 from rayembed.samples.assets import MINILM
 from rayembed.samples.references import CROSS_LINGUAL
+from rayembed_papers.spread import MEAN, shown
 from seeded_runs import TRAINED, UNTRAINED, Comparison, main
 
 DENSE, EXPERTS = "dense", "8 experts, 2 for a token"

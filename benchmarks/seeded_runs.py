@@ -17,8 +17,8 @@ from rich.console import Console
 
 from rayembed.config.override import override
 from rayembed.config.run import Run
-from rayembed.evaluation.spread import SpreadTable, spread_csv, spread_markdown, spread_table
 from rayembed.recipes.catalogue import get_recipe
+from rayembed_papers.spread import SpreadTable, spread_csv, spread_markdown, spread_table
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 

@@ -76,7 +76,7 @@ def test_scores_are_those_of_plain_mteb_and_what_is_there_is_not_done_again(
     from plain_spec_model import PlainSpecModel
 
     from rayembed.config.evaluation import ModelUnderTest
-    from rayembed.evaluation.make_spec import make_spec
+    from rayembed.evaluation.run_scores import make_spec
 
     plain = PlainSpecModel(make_spec(ModelUnderTest(reference=str(model), dtype="float32")))
     for name in SERVED:
@@ -199,7 +199,7 @@ def test_models_that_are_not_there_or_not_whole_are_refused(tmp_path, model, cap
 def test_two_evaluations_do_not_write_into_one_folder(tmp_path, model):
     from rayembed.config.evaluation import ModelUnderTest
     from rayembed.errors import ArtifactError
-    from rayembed.evaluation.make_spec import make_spec
+    from rayembed.evaluation.run_scores import make_spec
     from rayembed.results.writer import open_results
 
     meta = make_spec(ModelUnderTest(reference=str(model))).meta

@@ -26,8 +26,8 @@ from rayembed.config.backbone import BackboneConfig
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.pooling import ProjectionConfig
 from rayembed.errors import ArtifactError, DataError, RayembedError
-from rayembed.evaluation.encode_spec import EncodeSpec
-from rayembed.evaluation.make_spec import make_spec
+from rayembed.evaluation.model_spec import EncodeSpec
+from rayembed.evaluation.run_scores import make_spec
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model, check_buildable
 from rayembed.models.encoding import encode

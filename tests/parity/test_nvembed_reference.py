@@ -20,7 +20,7 @@ from rayembed.config.backbone import BackboneConfig
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.errors import ArtifactError
-from rayembed.evaluation.make_spec import make_spec
+from rayembed.evaluation.run_scores import make_spec
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
 from rayembed.models.nvembed.checkpoint import empty_nvembed, load_nvidia_checkpoint

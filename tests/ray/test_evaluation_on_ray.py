@@ -24,10 +24,9 @@ from rayembed.config.settings import parse
 from rayembed.data.on_ray import ray_pipeline_context
 from rayembed.errors import ArtifactError, AssetError, ConfigError, WorkerError
 from rayembed.evaluation.jobs import ScoreTask
-from rayembed.evaluation.on_ray import measured_on_ray
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.on_ray import run_jobs
-from rayembed.evaluation.pooled.workers import Workers
+from rayembed.evaluation.pooled.pool import Workers
 from rayembed.evaluation.run_scores import run_model
 from rayembed.evaluation.tables import ScoreKey
 from rayembed.hardware import auto_precision
@@ -39,6 +38,7 @@ from rayembed.pipeline.run_scorer import RunScorer
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.on_ray import export_on_ray
 from rayembed_papers.context.sizes import scores_by_size
+from rayembed_papers.measure_on_ray import measured_on_ray
 
 pytestmark = pytest.mark.ray
 

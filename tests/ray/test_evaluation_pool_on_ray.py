@@ -17,7 +17,7 @@ from rayembed.evaluation.jobs import TASK_RESULT, ScoreTask
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.pooled.on_ray import run_jobs
-from rayembed.evaluation.pooled.workers import Workers
+from rayembed.evaluation.pooled.pool import Workers
 
 pytestmark = pytest.mark.ray
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])

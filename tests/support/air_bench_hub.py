@@ -12,7 +12,7 @@ import yaml
 from mteb.models import ModelMeta
 
 from rayembed.evaluation.air_bench.catalogue import AirBenchDataset
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.model_spec import model_meta
 
 NUM_DOCUMENTS = 30
 NUM_QUERIES = 4

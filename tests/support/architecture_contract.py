@@ -15,7 +15,7 @@ from rayembed.config.lora import LoraConfig
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
-from rayembed.evaluation.folder_prompts import folder_prompts
+from rayembed.evaluation.prompts import folder_prompts
 from rayembed.models.build import build_model, check_buildable
 from rayembed.models.encoding import corpus_context, encode
 from rayembed.models.files import read_json

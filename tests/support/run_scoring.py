@@ -4,7 +4,7 @@ import tempfile
 
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.loaded_spec import loaded_spec
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.model_spec import model_meta
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.rayembed_spec import lengths_read

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.model_spec import model_meta
 
 
 class WordEncoder:

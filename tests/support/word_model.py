@@ -10,8 +10,7 @@ from mteb.types import PromptType
 from word_encoder import word_vectors
 
 from rayembed.config.small_vectors import FLOAT32, StoredVectors
-from rayembed.evaluation.encode_spec import EncodeSpec
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.model_spec import EncodeSpec, model_meta
 
 
 def vectors_of(texts, encode_spec):

@@ -32,7 +32,7 @@ from rayembed.evaluation.air_bench.catalogue import AirBenchDataset, air_bench_d
 from rayembed.evaluation.air_bench.hub_data import load_data
 from rayembed.evaluation.air_bench.job import AIR_BENCH_RESULT, AirBenchJob, air_bench_jobs
 from rayembed.evaluation.air_bench.results import open_results
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.model_spec import model_meta
 
 NEW = "AIR-Bench_24.05"
 OLD = "AIR-Bench_24.04"

@@ -16,7 +16,7 @@ from rayembed.evaluation.air_bench.scores import (
     read_dev_scores,
     retrieval_scores,
 )
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.model_spec import model_meta
 
 NEW = "AIR-Bench_24.05"
 LABELS = {

@@ -15,7 +15,7 @@ from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.air_bench.catalogue import air_bench_datasets
 from rayembed.evaluation.air_bench.results import AirBenchResults, open_results
 from rayembed.evaluation.air_bench.submission import write_submission
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.model_spec import model_meta
 
 OLD, NEW = "AIR-Bench_24.04", "AIR-Bench_24.05"
 FOUND = {"q-0": {"doc-1": 0.5, "doc-2": 0.25}, "q-1": {"doc-2": 1.0}}

@@ -30,7 +30,7 @@ from rayembed.device import (
 )
 from rayembed.errors import ConfigError, PlacementError
 from rayembed.evaluation.pooled import on_ray as evaluation_on_ray
-from rayembed.evaluation.pooled.workers import Workers
+from rayembed.evaluation.pooled.pool import Workers
 from rayembed.gpu_check import GpuFacts
 from rayembed.pipeline import here as pipeline_here
 from rayembed.pipeline import sweep as pipeline_sweep

@@ -11,10 +11,10 @@ from word_model import WordSpec
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.model import ModelConfig
 from rayembed.config.settings import kind_of, members
-from rayembed.evaluation.make_spec import make_spec
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import OneWorker
+from rayembed.evaluation.run_scores import make_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:mteb")
 

@@ -20,7 +20,7 @@ from rayembed.errors import WorkerError
 from rayembed.evaluation import code_version as scoring
 from rayembed.evaluation import own_set, rayembed_spec
 from rayembed.evaluation.code_version import code_of, code_version
-from rayembed.evaluation.make_spec import make_spec
+from rayembed.evaluation.run_scores import make_spec
 from rayembed.models import code_version as software
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.code_version import meaning

@@ -13,16 +13,15 @@ from rayembed.config.evaluation import ModelUnderTest, Prompts
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
 from rayembed.evaluation import rayembed_spec
-from rayembed.evaluation.folder_prompts import unsaved_prompts
 from rayembed.evaluation.loaded_spec import loaded_spec
-from rayembed.evaluation.make_spec import make_spec
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.model_spec import model_meta
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.model import PooledModel, document_texts
 from rayembed.evaluation.pooled.pool import OneWorker
-from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.evaluation.prompts import ModelPrompts, unsaved_prompts
 from rayembed.evaluation.rayembed_spec import lengths_read
+from rayembed.evaluation.run_scores import make_spec
 from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.encoding import corpus_context, encode, encode_context

@@ -24,10 +24,10 @@ from rayembed.config.pooling import MeanPooling
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.evaluation.code_version import code_version
-from rayembed.evaluation.encode_spec import EncodeSpec
-from rayembed.evaluation.make_spec import loader_of, make_spec
+from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.prompts_table import format_prompts, prompts_record, prompts_table
 from rayembed.evaluation.rayembed_spec import name_of
+from rayembed.evaluation.run_scores import loader_of, make_spec
 from rayembed.evaluation.task_text import task_metadata, task_text
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model

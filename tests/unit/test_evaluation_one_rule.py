@@ -26,10 +26,9 @@ from rayembed.config.override import override
 from rayembed.config.serving import Limits, ServedModel
 from rayembed.config.settings import parse
 from rayembed.config.yaml_text import read_yaml
-from rayembed.evaluation.encode_spec import EncodeSpec
-from rayembed.evaluation.make_spec import make_spec
+from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.prompts_table import literal_prompts
-from rayembed.evaluation.run_scores import prompts_for
+from rayembed.evaluation.run_scores import make_spec, prompts_for
 from rayembed.evaluation.tables import ScoreKey
 from rayembed.evaluation.validation import validate, validation_prompts, validation_tasks
 from rayembed.models import passes

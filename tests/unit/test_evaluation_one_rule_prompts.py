@@ -18,10 +18,8 @@ from rayembed.config.evaluation import ModelUnderTest, Prompts
 from rayembed.config.override import override
 from rayembed.config.settings import changed, parse
 from rayembed.errors import ConfigError
-from rayembed.evaluation.folder_prompts import folder_prompts, unsaved_prompts
-from rayembed.evaluation.make_spec import make_spec
-from rayembed.evaluation.prompts import ModelPrompts
-from rayembed.evaluation.run_scores import prompts_for, run_prompts
+from rayembed.evaluation.prompts import ModelPrompts, folder_prompts, unsaved_prompts
+from rayembed.evaluation.run_scores import make_spec, prompts_for, run_prompts
 from rayembed.models.build import build_model
 from rayembed.models.load import check_loadable, load_model
 from rayembed.models.saved_prompts import saved_instructions

@@ -6,13 +6,13 @@ from ray.exceptions import ActorUnavailableError
 from waits import Clock, Replaced
 
 from rayembed.errors import PlacementError, WorkerError
-from rayembed.evaluation.encode_spec import EncodeSpec
+from rayembed.evaluation.model_spec import EncodeSpec
+from rayembed.evaluation.pooled import dispatch_on_ray as dispatch
 from rayembed.evaluation.pooled import on_ray
-from rayembed.evaluation.pooled.dispatch import on_ray as dispatch
-from rayembed.evaluation.pooled.dispatch.on_ray import RayPool
+from rayembed.evaluation.pooled.dispatch_on_ray import RayPool
 from rayembed.evaluation.pooled.embedding_store import Bucket, TextUnit
 from rayembed.evaluation.pooled.on_ray import run_jobs
-from rayembed.evaluation.pooled.workers import Workers
+from rayembed.evaluation.pooled.pool import Workers
 
 
 class Method:

@@ -13,8 +13,8 @@ from tiny_models import save_encoder
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.errors import ArtifactError, AssetError, ConfigError, TrackingError
-from rayembed.evaluation.make_spec import make_spec
 from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
+from rayembed.evaluation.run_scores import make_spec
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.models.files import weights_fingerprint

@@ -16,7 +16,7 @@ from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError, WorkerError
 from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.bm25 import Bm25
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.model_spec import model_meta
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.run_scores import run_model

@@ -11,11 +11,11 @@ from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.settings import parse
 from rayembed.config.small_vectors import Rescoring, StoredVectors
 from rayembed.errors import ConfigError
-from rayembed.evaluation.make_spec import make_spec
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.model import PooledModel, document_texts
 from rayembed.evaluation.pooled.pool import OneWorker
-from rayembed.search.bits import nearest_bits
+from rayembed.evaluation.run_scores import make_spec
+from rayembed.search.stored import nearest_bits
 
 HOW = {
     "int8": StoredVectors(precision="int8"),

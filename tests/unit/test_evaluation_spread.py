@@ -7,7 +7,7 @@ import math
 import pytest
 from rich.console import Console
 
-from rayembed.evaluation.spread import (
+from rayembed_papers.spread import (
     MEAN,
     SpreadTable,
     shown,

@@ -8,9 +8,9 @@ import pytest
 from tiny_models import save_encoder
 
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.evaluation.make_spec import make_spec
 from rayembed.evaluation.pooled.on_ray import runners_by_now
-from rayembed.evaluation.pooled.workers import Workers
+from rayembed.evaluation.pooled.pool import Workers
+from rayembed.evaluation.run_scores import make_spec
 
 SEEN = """
 import pickle, sys
@@ -19,9 +19,9 @@ from pathlib import Path
 def told(what, *names):
     print(what, *(name for name in names if name in sys.modules))
 
-from rayembed.evaluation.pooled.progress import PoolProgress
+from rayembed.evaluation.pooled.here import PoolProgress
 told("progress", "mteb", "torch", "ray")
-from rayembed.evaluation.pooled.dispatch.on_ray import Worker
+from rayembed.evaluation.pooled.dispatch_on_ray import Worker
 worker = Worker(pickle.loads(Path(sys.argv[1]).read_bytes()), None, "cpu", 1)
 assert worker.ready() is None
 told("worker", "mteb", "datasets", "sklearn", "torch")

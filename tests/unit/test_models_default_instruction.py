@@ -15,8 +15,7 @@ from tiny_models import save_encoder
 
 from rayembed.config.evaluation import Prompts
 from rayembed.config.override import override
-from rayembed.evaluation.folder_prompts import folder_prompts
-from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.evaluation.prompts import ModelPrompts, folder_prompts
 from rayembed.models.encoding import encode
 from rayembed.models.load import check_loadable, load_model
 from rayembed.registry.openai_schema import read_encode_options

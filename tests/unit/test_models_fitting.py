@@ -15,8 +15,8 @@ from rayembed.config.mining import CrossEncoder, Teacher
 from rayembed.data.mining.rescoring import load_cross_encoder
 from rayembed.data.vectors.teacher import load_teacher, weights_of
 from rayembed.errors import DeviceMemoryError
-from rayembed.evaluation.encode_spec import EncodeSpec
-from rayembed.evaluation.make_spec import make_spec
+from rayembed.evaluation.model_spec import EncodeSpec
+from rayembed.evaluation.run_scores import make_spec
 from rayembed.hardware import say_once
 from rayembed.models import passes as passes_module
 from rayembed.models import unpadded

@@ -1,18 +1,18 @@
 """The index of mteb's names says what mteb says, and what is asked for is checked by it."""
 
 import pytest
+from mteb_index import made_of_mteb
 
 from rayembed.config.scores import Scores
 from rayembed.errors import ConfigError
 from rayembed.evaluation.benchmarks import benchmark_tasks, named_tasks
-from rayembed.evaluation.mteb_index import made_of_mteb
 from rayembed.evaluation.mteb_names import check_names, mteb_names
 
 
 def test_the_index_is_that_of_the_pinned_mteb():
     index = mteb_names()
     assert index is not None, "another mteb is installed than the index is of"
-    assert index == made_of_mteb(), "python -m rayembed.evaluation.mteb_index writes it anew"
+    assert index == made_of_mteb(), "python tests/support/mteb_index.py writes it anew"
 
 
 def test_the_index_takes_what_mteb_takes():

@@ -11,10 +11,10 @@ from rayembed.config.settings import parse
 from rayembed.data import on_ray as data_on_ray
 from rayembed.data.artifacts import PipelineContext
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.evaluation import on_ray as evaluation_on_ray
 from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
 from rayembed.pipeline import on_ray
+from rayembed_papers import measure_on_ray as evaluation_on_ray
 from rayembed_papers.context.difficulty import Difficulty
 from rayembed_papers.context.job import asked_sizes, default_sizes, run_context_job
 from rayembed_papers.context.report import (

@@ -11,9 +11,8 @@ from rayembed.config.evaluation import Prompts
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation import rayembed_spec
-from rayembed.evaluation.folder_prompts import unsaved_prompts
 from rayembed.evaluation.plan import task_factories
-from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.evaluation.prompts import ModelPrompts, unsaved_prompts
 from rayembed.models.build import build_model
 from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.cde.config import CDEConfig

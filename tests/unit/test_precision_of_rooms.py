@@ -36,10 +36,10 @@ from rayembed.data.mining.rescoring import load_cross_encoder
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.device import SeenGpus
 from rayembed.errors import ConfigError
-from rayembed.evaluation.encode_spec import EncodeSpec
-from rayembed.evaluation.make_spec import make_spec
+from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.pooled.embedding_store import Bucket, TextUnit
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
+from rayembed.evaluation.run_scores import make_spec
 from rayembed.evaluation.tables import ScoreKey
 from rayembed.hardware import Precision
 from rayembed.models import transformer_model

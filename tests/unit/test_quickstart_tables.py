@@ -8,8 +8,8 @@ import pytest
 import cde_quickstart_table as cde
 import nomic_quickstart_table as nomic
 import seeded_runs
-from rayembed.evaluation.spread import SpreadTable
 from rayembed.evaluation.tables import ScoreTable, score_csv
+from rayembed_papers.spread import SpreadTable
 
 TASKS = ("WikiSentenceRetrieval", "WikiDescriptionRetrieval", "WikiTopicClustering")
 

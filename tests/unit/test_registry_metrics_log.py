@@ -6,7 +6,7 @@ from small_room import room_for_files
 
 from rayembed.errors import ArtifactError, StorageError
 from rayembed.registry.metrics_log import LogReader, MetricsLog, dropped_steps
-from rayembed.registry.outbox import Outbox
+from rayembed.registry.mlflow_run import Outbox
 
 
 def steps(records):

@@ -15,8 +15,8 @@ from rayembed.hardware import rounded_products
 from rayembed.search import tiles, two_passes
 from rayembed.search.exact import top_k
 from rayembed.search.order import NO_RESULT
-from rayembed.search.precision import exact_products
 from rayembed.search.tiles import Tiles, documents_above, gpu_tiles
+from rayembed.search.two_passes import exact_products
 from rayembed.training.live_bytes import LiveBytes
 
 
@@ -191,7 +191,7 @@ def test_most_queries_need_no_second_look() -> None:
 
 
 def test_count_above_equals_counting_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rayembed.search import counting
+    from rayembed.search.exact import count_above
 
     rng = np.random.default_rng(0)
     queries = rng.integers(-3, 4, (50, 8)).astype(np.float16)
@@ -200,13 +200,13 @@ def test_count_above_equals_counting_all(monkeypatch: pytest.MonkeyPatch) -> Non
     scores = queries.astype(np.int64) @ documents.astype(np.int64).T
     wanted = (scores > limits[:, None]).sum(1)
     assert (wanted != (scores >= limits[:, None]).sum(1)).any(), "equal scores are told apart"
-    assert counting.count_above(queries, limits, documents).tolist() == wanted.tolist()
+    assert count_above(queries, limits, documents).tolist() == wanted.tolist()
     monkeypatch.setattr(tiles, "CPU", Tiles(chunk=30, documents=11, scores=77, queries=7))
-    assert counting.count_above(queries, limits, documents).tolist() == wanted.tolist()
-    assert counting.count_above(queries, limits, documents[:0]).tolist() == [0] * 50
-    assert counting.count_above(queries[:0], limits[:0], documents).tolist() == []
+    assert count_above(queries, limits, documents).tolist() == wanted.tolist()
+    assert count_above(queries, limits, documents[:0]).tolist() == [0] * 50
+    assert count_above(queries[:0], limits[:0], documents).tolist() == []
     with pytest.raises(DataError, match=r"documents have the shape \(70, 5\), expected \(N, 8\)"):
-        counting.count_above(queries, limits, documents[:, :5])
+        count_above(queries, limits, documents[:, :5])
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from rayembed.errors import AssetError
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
 from rayembed.serving.app import make_app
-from rayembed.serving.remote import RemoteService
+from rayembed.serving.on_ray import RemoteService
+from rayembed.serving.routes import model_tokenizer, named_tokenizer
 from rayembed.serving.service import EmbeddingService, ServiceError
-from rayembed.serving.token_arrays import model_tokenizer, named_tokenizer
 
 TEXTS = ["Paris is the capital of France", "the quick brown fox", "7 wonders"]
 

@@ -11,10 +11,10 @@ from tiny_folders import save_biencoder
 
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.small_vectors import Rescoring
-from rayembed.evaluation.encode_spec import EncodeSpec
-from rayembed.evaluation.make_spec import make_spec
+from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.pooled.best_documents import BestDocuments
 from rayembed.evaluation.pooled.encoding_worker import comparable
+from rayembed.evaluation.run_scores import make_spec
 from rayembed.models.load import load_model
 from rayembed.quantisation import from_bits, from_int8, to_bits, to_int8
 from rayembed.search.stored import best_by_bits

@@ -5,8 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from rayembed.search.counting import count_above
-from rayembed.search.exact import top_k_of_blocks
+from rayembed.search.exact import count_above, top_k_of_blocks
 from rayembed.shares import hearing, piece, pieces, present_listener, tell
 
 

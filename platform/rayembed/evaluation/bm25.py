@@ -6,7 +6,7 @@ from typing import Any
 
 from mteb.models import ModelMeta
 
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.model_spec import model_meta
 from rayembed.evaluation.pooled.model import all_documents, query_texts
 from rayembed.search.bm25_library import bm25s
 

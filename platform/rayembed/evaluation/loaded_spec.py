@@ -1,7 +1,11 @@
 """A model that is loaded already as a model under evaluation."""
 
 import copy
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mteb.models import ModelMeta
@@ -9,9 +13,12 @@ from mteb.models import ModelMeta
 from rayembed.config.evaluation import CONTEXT_SEED
 from rayembed.config.small_vectors import FLOAT32, StoredVectors
 from rayembed.config.types import Role
+from rayembed.evaluation.jobs import TaskFactory
 from rayembed.evaluation.model_spec import EmbedTexts, PromptedSpec, Similarity
+from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.rayembed_spec import Embedder, with_literal_prompts
+from rayembed.evaluation.score import Store, score
 from rayembed.models.contract import EmbeddingModel
 
 
@@ -77,3 +84,19 @@ def loaded_spec(
     """
     number = model.max_context if num_context is None and model.uses_context else num_context
     return LoadedSpec(model, meta, prompts, max_lengths, seed, number or 0, dimension=dimension)
+
+
+def scores_of(
+    spec: LoadedSpec, tasks: Sequence[TaskFactory], results_folder: str | Path, device: str
+) -> dict[str, float]:
+    """Main score of each task by its name, taken in this process; results are kept in the folder.
+
+    Raises:
+        RayembedError: a task cannot be scored.
+    """
+    pool = partial(run_here, device=device)
+    with tempfile.TemporaryDirectory(prefix="embeddings-") as embeddings:
+        scored = score(spec, tasks, pool, Store(str(results_folder), embeddings))
+    for _, error in scored.failed:
+        raise error
+    return scored.scores

@@ -1,14 +1,15 @@
 """A model under evaluation before it is loaded: what travels to the workers that load it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.small_vectors import StoredVectors
+from rayembed.config.types import Role
 from rayembed.errors import ConfigError
-from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.prompts import ModelPrompts, role_of
 from rayembed.search.faiss_library import require_faiss
 
@@ -16,6 +17,28 @@ if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
     from mteb.models import ModelMeta
     from mteb.types import PromptType
+
+
+@dataclass(frozen=True)
+class EncodeSpec:
+    """All that decides a text's vector besides the text and the model.
+
+    Texts of one encode spec go through the model together; tasks that share one share vectors.
+    """
+
+    role: Role
+    """Role of the texts, query or document. Texts of symmetric tasks are queries."""
+    instruction: str = ""
+    """Task definition for models with an instruction template; for all others the literal text
+    before each text; empty for none."""
+    task: str = ""
+    """The task's metadata, for encoders that want all of it: see `task_text`."""
+    prompt_type: str = ""
+    """Prompt type of mteb, for its encoders and those of sentence-transformers; empty for symmetric
+    tasks, which such encoders tell from queries."""
+    context: str = ""
+    """Names the corpus that the model is told about, for contextual models."""
+
 
 EmbedTexts = Callable[[Sequence[str], EncodeSpec], np.ndarray]
 """Function from texts of one encode spec to their vectors (N, D) float32, in their order."""
@@ -160,3 +183,36 @@ class ContextualSpec(Protocol):
     def context_seed(self) -> int:
         """Seed of the draw of the documents."""
         ...
+
+
+def model_meta(name: str, revision: str, **known: Any) -> "ModelMeta":
+    """Metadata of a model for mteb; names without an organisation get `rayembed/`.
+
+    The name and the revision are what mteb finds results by, so both must tell models apart.
+    """
+    from mteb.models import ModelMeta
+
+    unknown = dict.fromkeys(
+        (
+            "loader",
+            "release_date",
+            "n_parameters",
+            "memory_usage_mb",
+            "max_tokens",
+            "embed_dim",
+            "license",
+            "public_training_code",
+            "public_training_data",
+            "training_datasets",
+            "similarity_fn_name",
+        )
+    )
+    stated = {
+        "name": name if "/" in name else f"rayembed/{name}",
+        "revision": revision,
+        "languages": ["eng-Latn"],
+        "open_weights": True,
+        "framework": ["PyTorch"],
+        "use_instructions": False,
+    }
+    return ModelMeta(**{**unknown, **stated, **known})

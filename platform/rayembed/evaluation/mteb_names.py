@@ -1,5 +1,5 @@
 """Names of mteb's tasks and benchmarks, from an index of the pinned version: mteb takes seconds to
-import, and a misspelt name is told before. `mteb_index` writes the index.
+import, and a misspelt name is told before. `tests/support/mteb_index.py` writes the index.
 """
 
 import json

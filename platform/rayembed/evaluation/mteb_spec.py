@@ -21,9 +21,14 @@ from rayembed.config.settings import nearest
 from rayembed.config.small_vectors import StoredVectors
 from rayembed.errors import AssetError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
-from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.loader_code import GIVES_LEAVE, foreign_code, gives_leave
-from rayembed.evaluation.model_spec import EmbedTexts, Similarity, check_stored, stated_settings
+from rayembed.evaluation.model_spec import (
+    EmbedTexts,
+    EncodeSpec,
+    Similarity,
+    check_stored,
+    stated_settings,
+)
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.sentence_spec import (
     BATCH_SIZE,

@@ -12,13 +12,16 @@ nothing. Other models get what mteb finds in the folder: a task's, a type's, or 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
 
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import Prompts
 from rayembed.config.instructions import instruction_in, literal_prompt
+from rayembed.config.model import ModelConfig
 from rayembed.config.settings import nearest
 from rayembed.config.types import Role
 from rayembed.errors import ConfigError
@@ -28,7 +31,9 @@ from rayembed.evaluation.prompt_tables import (
     instruction_table,
     prefix_table,
 )
-from rayembed.models.saved_prompts import given_prompts
+from rayembed.models.files import read_json
+from rayembed.models.saved_folder import SETTINGS_FILE
+from rayembed.models.saved_prompts import given_prompts, prompts_to_save, saved_prompts
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -300,3 +305,45 @@ def _is_task(name: str) -> bool:
     except KeyError:
         return False
     return True
+
+
+def folder_prompts(folder: Path, config: ModelConfig) -> FolderPrompts:
+    """The prompts of a folder that `load_model` takes.
+
+    Args:
+        config: what `check_loadable` gives for the folder.
+    """
+    if (folder / SETTINGS_FILE).is_file():
+        return replace(_of_config(config), named=saved_prompts(folder))
+    path = folder / "config_sentence_transformers.json"
+    stated: dict[str, Any] = read_json(path) if path.is_file() else {}
+    return replace(
+        _of_config(config),
+        named={name: text for name, text in (stated.get("prompts") or {}).items() if text},
+        default_name=stated.get("default_prompt_name"),
+        own=False,
+    )
+
+
+def unsaved_prompts(
+    config: ModelConfig,
+    instructions: Mapping[str, str],
+    defaults: Mapping[Role, str] = MappingProxyType({}),
+) -> FolderPrompts:
+    """The prompts of a model of ours that lies in no folder, as its folder would have them.
+
+    Args:
+        instructions: those that it would be saved with.
+        defaults: its instructions by role, of texts for which nobody names one.
+
+    Raises:
+        ConfigError: an instruction has a role's name.
+    """
+    return replace(_of_config(config), named=prompts_to_save(config, instructions, defaults))
+
+
+def _of_config(config: ModelConfig) -> FolderPrompts:
+    template, prefixes = config.template, config.prefixes
+    if prefixes:
+        return FolderPrompts(config.prompt_table, None, prefixes, in_place=template)
+    return FolderPrompts(config.prompt_table, template)

@@ -21,17 +21,16 @@ from rayembed.config.small_vectors import StoredVectors
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_of, code_version
-from rayembed.evaluation.encode_spec import EncodeSpec
-from rayembed.evaluation.folder_prompts import folder_prompts
 from rayembed.evaluation.model_spec import (
     EmbedTexts,
+    EncodeSpec,
     PromptedSpec,
     Similarity,
     check_stored,
+    model_meta,
     stored_conditions,
 )
-from rayembed.evaluation.mteb_model import model_meta
-from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.evaluation.prompts import ModelPrompts, folder_prompts
 from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
 from rayembed.hardware import Precision
 from rayembed.models.compressed import read_compression

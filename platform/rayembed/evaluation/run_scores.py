@@ -4,9 +4,10 @@ Whoever takes scores for a run (after a stage, in validation, in an analysis) as
 model has the same scores wherever they are taken.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rayembed import hardware
 from rayembed.assets.resolver import resolve_model
@@ -16,13 +17,20 @@ from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
 from rayembed.config.small_vectors import Precision
 from rayembed.device import placed_here
+from rayembed.errors import ConfigError
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.code_version import code_version
-from rayembed.evaluation.folder_prompts import folder_prompts, unsaved_prompts
-from rayembed.evaluation.make_spec import make_spec
 from rayembed.evaluation.model_spec import ModelSpec
-from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.evaluation.mteb_spec import mteb_spec
+from rayembed.evaluation.prompts import (
+    ModelPrompts,
+    check_instructions,
+    folder_prompts,
+    unsaved_prompts,
+)
 from rayembed.evaluation.prompts_table import literal_prompts
+from rayembed.evaluation.rayembed_spec import rayembed_spec
+from rayembed.evaluation.sentence_spec import sentence_spec
 from rayembed.models.load import check_loadable
 from rayembed.models.saved_folder import SETTINGS_FILE
 
@@ -114,3 +122,53 @@ def _given(folder: Path, run: Run) -> Prompts:
     told = run.evaluation.instructions.items()
     new = {name: text for name, text in told if said.named.get(name) != config.prompt(text)}
     return Prompts(instructions=new)
+
+
+def make_spec(
+    settings: ModelUnderTest,
+    *,
+    tracking_uri: str | None = None,
+    own_tasks: Iterable[str] = (),
+    on: hardware.Precision | str | None = None,
+) -> ModelSpec:
+    """The spec of the model that the settings name; no weights are loaded.
+
+    Args:
+        own_tasks: names of tasks that mteb does not have and instructions may be given for.
+        tracking_uri: MLflow's address, for `models:/…`; None: `MLFLOW_TRACKING_URI`.
+        on: what will compute, for the number type `auto`; see `hardware.settled`.
+
+    Raises:
+        ArtifactError: an incomplete folder, or a model that is not supported.
+        AssetError: the reference leads nowhere.
+        ConfigError: settings that do not fit the model; instructions for unknown tasks; `bm25`,
+            which embeds nothing.
+        TrackingError: MLflow is away.
+    """
+    check_instructions(settings.prompts, own_tasks)
+    match loader_of(settings.reference):
+        case "bm25":
+            raise ConfigError("bm25 has no vectors; rayembed.evaluation.bm25.Bm25 searches itself")
+        case "sentence-transformers":
+            return sentence_spec(settings, on=on)
+        case "mteb":
+            return mteb_spec(settings, on=on)
+        case "rayembed":
+            return rayembed_spec(settings, tracking_uri=tracking_uri, on=on)
+
+
+def loader_of(reference: str) -> Literal["bm25", "mteb", "rayembed", "sentence-transformers"]:
+    """Loader of the model that a reference names.
+
+    `org/name` is a folder of this machine where there is one, else a model of mteb or of the hub.
+    """
+    if reference == BM25:
+        return "bm25"
+    if reference.startswith("st:"):
+        return "sentence-transformers"
+    if reference.startswith("mteb:"):
+        return "mteb"
+    plain = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?: \(.+\))?", reference)
+    if plain and not Path(reference).exists():
+        return "mteb"
+    return "rayembed"

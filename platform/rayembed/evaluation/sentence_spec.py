@@ -24,9 +24,14 @@ from rayembed.config.evaluation import ModelUnderTest, Prompts
 from rayembed.config.small_vectors import StoredVectors
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
-from rayembed.evaluation.encode_spec import EncodeSpec
-from rayembed.evaluation.model_spec import EmbedTexts, Similarity, check_stored, stated_settings
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.model_spec import (
+    EmbedTexts,
+    EncodeSpec,
+    Similarity,
+    check_stored,
+    model_meta,
+    stated_settings,
+)
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.rayembed_spec import name_of
 from rayembed.hardware import Precision, settled, wide_enough

@@ -20,7 +20,7 @@ from rayembed.config.validation import BeirValidation, HeldOutValidation, MtebVa
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.jobs import TaskFactory
 from rayembed.evaluation.loaded_spec import loaded_spec
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.model_spec import model_meta
 from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.here import run_here

@@ -16,11 +16,10 @@ from rayembed.evaluation.air_bench.scores import write_dev_scores
 from rayembed.evaluation.benchmarks import MtebTask
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.jobs import Done, TaskFactory
-from rayembed.evaluation.make_spec import loader_of, make_spec
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.plan import task_factories
-from rayembed.evaluation.pooled.workers import Workers
-from rayembed.evaluation.run_scores import bm25_revision
+from rayembed.evaluation.pooled.pool import Workers
+from rayembed.evaluation.run_scores import bm25_revision, loader_of, make_spec
 from rayembed.evaluation.score import ModelScores, Store, meta_of, score
 from rayembed.hardware import Precision
 from rayembed.pipeline.runtime import runtime_of, with_device

@@ -20,7 +20,7 @@ from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.device import SeenGpus, check_deterministic_start, set_allocator
 from rayembed.errors import PlacementError
 from rayembed.evaluation.pooled.here import run_shown
-from rayembed.evaluation.pooled.workers import Workers
+from rayembed.evaluation.pooled.pool import Workers
 from rayembed.evaluation.score import Pool
 from rayembed.gpu_check import gpu_facts, gpu_problem, usable_gpus_here
 from rayembed.hardware import Precision, auto_precision

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rayembed.config.settings import Settings
     from rayembed.data.artifacts import PipelineContext
     from rayembed.device import SeenGpus
-    from rayembed.evaluation.pooled.workers import Workers
+    from rayembed.evaluation.pooled.pool import Workers
     from rayembed.evaluation.score import Pool
     from rayembed.hardware import Precision
 

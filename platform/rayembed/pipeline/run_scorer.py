@@ -13,7 +13,7 @@ from rayembed.config.run import Run
 from rayembed.config.small_vectors import Precision
 from rayembed.config.yaml_text import write_yaml
 from rayembed.evaluation.plan import task_factories
-from rayembed.evaluation.pooled.workers import Workers
+from rayembed.evaluation.pooled.pool import Workers
 from rayembed.evaluation.run_scores import run_model
 from rayembed.evaluation.score import ModelScores, Store, score
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey

@@ -18,7 +18,7 @@ from rayembed.pipeline.precision import AnyRun, run_settled
 
 if TYPE_CHECKING:
     from rayembed.data.artifacts import PipelineContext
-    from rayembed.evaluation.pooled.workers import Workers
+    from rayembed.evaluation.pooled.pool import Workers
     from rayembed.evaluation.score import Pool
     from rayembed.hardware import Precision
     from rayembed.training.job import Job, StageJob

@@ -37,6 +37,8 @@ from rayembed.registry.mlflow_run import (
     NOTE_TAG,
     PARAMS_PER_BATCH,
     TAG_CHARACTERS,
+    Entry,
+    Outbox,
     allowed_key,
     as_tracking_error,
     batches,
@@ -47,7 +49,6 @@ from rayembed.registry.mlflow_run import (
     param_text,
     send_entry,
 )
-from rayembed.registry.outbox import Entry, Outbox
 from rayembed.registry.tracking_uri import check_reachable
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]

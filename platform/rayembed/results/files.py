@@ -155,18 +155,18 @@ _Description = tuple[TaskFacts, Mapping[str, str]]
 """Facts of a task, and how its scores were taken."""
 
 
-def _described(folder: str) -> dict[str, _Description]:
+def _described(folder: str) -> Mapping[str, _Description]:
     """Task → what an evaluation wrote about it beside its results; empty of others' results."""
     address = join(folder, CONDITIONS_FILE)
     if not exists(address):
         return {}
     record = read_yaml(read_bytes(address).decode())
-    facts, conditions = {}, {}
+    described: dict[str, tuple[TaskFacts, dict[str, str]]] = {}
     for row in record["prompts"]:
-        facts[row["task"]] = TaskFacts(row["type"], row["metric"], row["dataset"])
-        of_task = conditions.setdefault(row["task"], dict(record["conditions"]))
-        of_task[f"prompt of {row['side']}"] = row["prompt"]
-    return {task: (facts[task], conditions[task]) for task in facts}
+        facts = TaskFacts(row["type"], row["metric"], row["dataset"])
+        _, conditions = described.setdefault(row["task"], (facts, dict(record["conditions"])))
+        conditions[f"prompt of {row['side']}"] = row["prompt"]
+    return described
 
 
 def _read(

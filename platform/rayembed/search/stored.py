@@ -10,13 +10,64 @@ Q queries, n documents of the part, D embedding width, R entries.
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from rayembed.config.small_vectors import Precision, Rescoring, StoredVectors
 from rayembed.quantisation import int8_step, quantised, to_bits, to_int8
-from rayembed.search.bits import different_bits, nearest_bits, scores_of
+from rayembed.search.faiss_library import require_faiss
 
 _AT_ONCE = 1 << 16
 """Entries of a second look at a time: 256 MiB of 1,024 dimensions."""
+
+
+class Nearest(NamedTuple):
+    """Documents near the queries, one entry each, by query and rising distance."""
+
+    row: np.ndarray
+    """(R,) int64 rows of the queries."""
+    place: np.ndarray
+    """(R,) int64 places of documents."""
+    distance: np.ndarray
+    """(R,) int64 different bits."""
+
+
+def nearest_bits(queries: np.ndarray, documents: np.ndarray, k: int) -> Nearest:
+    """The k documents with the fewest different bits of each query, and all that tie with the last.
+
+    Args:
+        queries: (Q, B) uint8 packed bits.
+        documents: (n, B) uint8 packed bits.
+        k: at most all n come.
+    """
+    faiss = require_faiss("searches in bits")
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    index = faiss.IndexBinaryFlat(8 * documents.shape[1])
+    index.add(np.ascontiguousarray(documents))
+    k = min(k, len(documents))
+    reach, left = min(2 * k, len(documents)), np.arange(len(queries))
+    found: list[Nearest] = []
+    while len(left):
+        distances, places = index.search(np.ascontiguousarray(queries[left]), reach)
+        limit = distances[:, k - 1]
+        whole = (distances[:, -1] > limit) | (reach == len(documents))
+        at, column = np.nonzero((distances <= limit[:, None]) & whole[:, None])
+        found.append(Nearest(left[at], places[at, column], distances[at, column].astype(np.int64)))
+        left, reach = left[~whole], min(2 * reach, len(documents))
+    if not found:
+        return Nearest(*(np.empty(0, np.int64) for _ in Nearest._fields))
+    return Nearest(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+
+def different_bits(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """(R,) int64 different bits of (R, B) and (R, B) packed vectors, row by row."""
+    found: np.ndarray = np.bitwise_count(first ^ second).sum(axis=1, dtype=np.int64)
+    return found
+
+
+def scores_of(distance: np.ndarray, width: int) -> np.ndarray:
+    """(R,) float32 inner products of vectors of ±1/√D with so many different bits."""
+    found: np.ndarray = (1 - 2 * distance / width).astype(np.float32)
+    return found
 
 
 class Entries(NamedTuple):

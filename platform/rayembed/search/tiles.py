@@ -15,8 +15,7 @@ from torch import Tensor
 
 from rayembed.hardware import auto_precision, bfloat16_speed, free_memory
 from rayembed.search.order import best_columns
-from rayembed.search.precision import exact_products
-from rayembed.search.two_passes import TILE_DOCUMENTS, CorpusChunk, best_of_chunk
+from rayembed.search.two_passes import TILE_DOCUMENTS, CorpusChunk, best_of_chunk, exact_products
 
 _RESULTS_OF_PIECE = 1 / 200
 """Maximum k as a share of the documents for which two passes pay off."""

@@ -11,14 +11,16 @@ exact, or searched for again with more candidates, or with all documents.
 T queries, n documents of the chunk, D embedding width, k results.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rayembed.hardware import float32_products
 from rayembed.search.order import best_in_order
-from rayembed.search.precision import exact_products
 
 _BLOCK = 32
 TILE_DOCUMENTS = 8192
@@ -31,6 +33,22 @@ _GATHERED = 1 << 25
 
 _ROUNDING = 2.0**-8
 """Relative rounding error of bfloat16, with a safety factor of 2."""
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Float32 products without TF32 or bfloat16 inside, bfloat16 products summed in float32.
+
+    By default cuBLAS may split the sum of a bfloat16 product, and then adds the parts in bfloat16.
+    """
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_bf16_reduced_precision_reduction
+    with float32_products("highest"):
+        matmul.allow_bf16_reduced_precision_reduction = False
+        try:
+            yield
+        finally:
+            matmul.allow_bf16_reduced_precision_reduction = before
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Served models as an application of Ray Serve."""
 
+import asyncio
 import logging
 import re
 import socket
@@ -26,9 +27,8 @@ from rayembed.registry.registered_model import (
     parse_reference,
 )
 from rayembed.serving.app import make_app
-from rayembed.serving.remote import RemoteService
+from rayembed.serving.routes import model_tokenizer, named_tokenizer
 from rayembed.serving.service import Answer, EmbeddingService, ServiceError, State
-from rayembed.serving.token_arrays import model_tokenizer, named_tokenizer
 
 APPLICATION = "rayembed-embeddings"
 """Name of the Serve application."""
@@ -288,3 +288,36 @@ def _check_resources(model: ServedModel) -> None:
             f"no node of the cluster has the {wanted} that a copy of the model needs; the most "
             f"are {most}. Lower cpus_per_replica or set use_gpu=false"
         )
+
+
+class RemoteService:
+    """A served model whose copies are other processes."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    async def answer(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """As the service's; given up there, too, where it is cancelled here."""
+        result = await _result(self._handle.answer.remote(path, dict(body)))
+        if isinstance(result, ServiceError):
+            raise result
+        answer: Answer = result
+        return answer
+
+    async def describe(self) -> dict[str, Any]:
+        """As the service's."""
+        entry: dict[str, Any] = await _result(self._handle.describe.remote())
+        return entry
+
+    async def state(self) -> State:
+        """As the service's, of one of the copies."""
+        state: State = await _result(self._handle.state.remote())
+        return state
+
+
+async def _result(response: Any) -> Any:
+    try:
+        return await response
+    except asyncio.CancelledError:
+        response.cancel()
+        raise

@@ -5,6 +5,7 @@ between is the same for all of them: see `service`.
 """
 
 import json
+import reprlib
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
+from rayembed.assets.resolver import resolve
 from rayembed.config.types import Role
+from rayembed.errors import AssetError
 from rayembed.registry.openai_schema import (
     ROLES,
     EncodeOptions,
@@ -23,7 +26,6 @@ from rayembed.registry.openai_schema import (
     read_texts,
     response,
 )
-from rayembed.serving.token_arrays import arrays_as_texts
 
 
 class Text(NamedTuple):
@@ -231,3 +233,69 @@ def _check_right(request: Mapping[str, Any]) -> None:
             f"truncation_direction = {side!r:.80}; texts are cut at their right end here",
             "truncation_direction",
         )
+
+
+_REFUSED = (
+    "token numbers are not taken, since nothing says of which tokenizer they are; send texts "
+    "(LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or have the server's "
+    "setting token_arrays name the tokenizer"
+)
+
+
+def model_tokenizer(model: Any) -> Tokenizer:
+    """Tokenizer of a loaded model's own text."""
+    found: Tokenizer = model.tokenizer.pretrained.backend_tokenizer
+    return found
+
+
+def named_tokenizer(reference: str) -> Tokenizer:
+    """Tokenizer of a tokenizer.json: the file or a folder that has it.
+
+    Raises:
+        AssetError: there is none.
+    """
+    path = resolve(reference)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:
+        raise AssetError(
+            f"token_arrays = {reference!r} holds no tokenizer.json that can be read: {error}"
+        ) from error
+
+
+def arrays_as_texts(value: Any, field: str, tokenizer: Tokenizer | None) -> Any:
+    """The value with each array of token numbers as its text; whatever else it has stays.
+
+    Special tokens are left out: the model puts its own around a text.
+
+    Args:
+        value: of the field: one array, or a list of arrays and texts.
+        tokenizer: of the numbers; None: they are refused.
+
+    Raises:
+        RequestError: numbers without a tokenizer, or one that it does not have.
+    """
+    if not isinstance(value, list) or not value:
+        return value
+    if isinstance(value[0], int):
+        return [_text(value, f"{field} = ", field, tokenizer)]
+    return [
+        _text(one, f"{field}[{i}] = ", field, tokenizer) if isinstance(one, list) else one
+        for i, one in enumerate(value)
+    ]
+
+
+def _text(ids: list[Any], where: str, field: str, tokenizer: Tokenizer | None) -> str:
+    if tokenizer is None:
+        raise RequestError(f"{where}{reprlib.repr(ids)}: {_REFUSED}", field)
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    for number in ids:
+        if type(number) is not int or not 0 <= number < size:
+            raise RequestError(
+                f"{where}{reprlib.repr(ids)} has {reprlib.repr(number)}, which is no token of the "
+                f"{size} that this server's setting token_arrays names",
+                field,
+            )
+    found: str = tokenizer.decode(ids, skip_special_tokens=True)
+    return found

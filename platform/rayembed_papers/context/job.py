@@ -146,7 +146,6 @@ def analyse_sizes(run: Run, job: JobContext) -> None:
         ArtifactError: a model that takes no context, or no model.
         ConfigError: more documents than the model takes or a task has, or an unknown task.
     """
-    from rayembed.evaluation.on_ray import measured_on_ray
     from rayembed.pipeline.on_ray import connect
     from rayembed_papers.context.report import deliver, size_report
     from rayembed_papers.context.sizes import (
@@ -156,6 +155,7 @@ def analyse_sizes(run: Run, job: JobContext) -> None:
         scores_by_size,
         tasks_of,
     )
+    from rayembed_papers.measure_on_ray import measured_on_ray
 
     args, output = job.args, _output(run, job, "sizes")
     reference = args.model or trained_model(run)
@@ -191,11 +191,11 @@ def analyse_topics(run: Run, job: JobContext) -> None:
         ConfigError: an unknown task.
         DataError: too few topics with enough held-out articles.
     """
-    from rayembed.evaluation.on_ray import measured_on_ray
     from rayembed.pipeline.on_ray import connect
     from rayembed_papers.context.report import deliver, topic_report
     from rayembed_papers.context.sizes import contextual_folder
     from rayembed_papers.context.topics import topic_scores, topic_tasks
+    from rayembed_papers.measure_on_ray import measured_on_ray
 
     args, output = job.args, _output(run, job, "topics")
     reference = args.model or trained_model(run)

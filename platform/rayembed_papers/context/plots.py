@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from rayembed.evaluation.spread import MEAN, SpreadTable
 from rayembed.evaluation.tables import heading
 from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
 from rayembed_papers.context.difficulty import Difficulty
 from rayembed_papers.context.topics import TopicScores
+from rayembed_papers.spread import MEAN, SpreadTable
 
 Difficulties = Mapping[int | None, Mapping[int, Difficulty]]
 """Mean size of clusters (None: no clusters, batches in random order) → size of batches."""

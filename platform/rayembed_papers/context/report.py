@@ -6,13 +6,6 @@ from typing import TextIO
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.errors import StorageError
-from rayembed.evaluation.spread import (
-    SpreadTable,
-    shown,
-    spread_csv,
-    spread_markdown,
-    spread_table,
-)
 from rayembed.evaluation.tables import heading
 from rayembed.tables import Cell, Table, console, show
 from rayembed_papers.context.difficulty import RANDOM
@@ -24,6 +17,13 @@ from rayembed_papers.context.plots import (
 )
 from rayembed_papers.context.sizes import SizeScores
 from rayembed_papers.context.topics import EVERY_TOPIC, NO_CONTEXT, TopicScores
+from rayembed_papers.spread import (
+    SpreadTable,
+    shown,
+    spread_csv,
+    spread_markdown,
+    spread_table,
+)
 
 _SIZE = "documents"
 _TOPIC = "texts of"

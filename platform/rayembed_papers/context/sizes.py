@@ -14,9 +14,8 @@ from rayembed.config.own_sets import RetrievalSet
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.evaluation.loaded_spec import loaded_spec
-from rayembed.evaluation.made_scores import scores_of
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.loaded_spec import loaded_spec, scores_of
+from rayembed.evaluation.model_spec import model_meta
 from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.rayembed_spec import lengths_read
 from rayembed.evaluation.run_scores import decided, prompts_for

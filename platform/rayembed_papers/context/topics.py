@@ -16,11 +16,10 @@ from rayembed.config.evaluation import Prompts
 from rayembed.config.run import Run
 from rayembed.config.settings import changed, nearest
 from rayembed.errors import ConfigError, DataError
-from rayembed.evaluation.context import DrawnContext, draw_context
-from rayembed.evaluation.loaded_spec import loaded_spec
-from rayembed.evaluation.made_scores import scores_of
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.loaded_spec import loaded_spec, scores_of
+from rayembed.evaluation.model_spec import model_meta
 from rayembed.evaluation.own_set import OwnTask
+from rayembed.evaluation.pooled.encoding_worker import DrawnContext, draw_context
 from rayembed.evaluation.rayembed_spec import lengths_read
 from rayembed.evaluation.run_scores import decided, prompts_for
 from rayembed.models.encoding import encode_context

@@ -35,8 +35,8 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
     Raises:
         RayembedError: a model, the tasks or the cluster cannot be had.
     """
-    from rayembed.evaluation.on_ray import measured_on_ray
     from rayembed.pipeline.on_ray import connect
+    from rayembed_papers.measure_on_ray import measured_on_ray
     from rayembed_papers.noise.scores import noise_scores
 
     connect()

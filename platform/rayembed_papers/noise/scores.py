@@ -21,9 +21,8 @@ from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.types import Role
 from rayembed.errors import ConfigError, DataError
-from rayembed.evaluation.loaded_spec import loaded_spec
-from rayembed.evaluation.made_scores import scores_of
-from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.loaded_spec import loaded_spec, scores_of
+from rayembed.evaluation.model_spec import model_meta
 from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.run_scores import decided, prompts_for

@@ -41,7 +41,7 @@ from rayembed.data.vectors.embed import embed_parts
 from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import DataError
-from rayembed.search.counting import count_above
+from rayembed.search.exact import count_above
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from rayembed.assets.array_files import load_arrays, save_arrays
 from rayembed.assets.storage import join, list_files
 from rayembed.config.document import fingerprint
 from rayembed.errors import ArtifactError, StorageError
-from rayembed.evaluation.encode_spec import EncodeSpec
+from rayembed.evaluation.model_spec import EncodeSpec
 
 logger = logging.getLogger(__name__)
 

@@ -5,20 +5,48 @@ Only the best documents of each query leave a worker, never the embeddings of a 
 Q queries, N texts of a unit, D embedding width, k results.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 
 from rayembed.errors import DataError
-from rayembed.evaluation.context import unpacked
 from rayembed.evaluation.model_spec import EmbedInContext, EmbedTexts, ModelSpec, Similarity
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore, TextUnit, hashes_of
 from rayembed.hardware import rounded_products
+from rayembed.models.encoding import random_documents
 from rayembed.search.stored import best_by_bits, codes, pair_scores, score_of_code_product
 from rayembed.search.tiles import Above, Best, best_documents, documents_above, tiles_of
+
+
+class DrawnContext(NamedTuple):
+    """Documents that stand for a corpus."""
+
+    name: str
+    """Hash of the documents, which `EncodeSpec.context` holds."""
+    documents: list[str]
+
+
+def draw_context(texts: Iterable[str], number: int, *, seed: int) -> DrawnContext:
+    """Sample `number` distinct texts (all if fewer); depends only on the texts and the seed."""
+    documents = random_documents(texts, number, seed=seed)
+    return DrawnContext(xxhash.xxh3_128_hexdigest(packed(documents).tobytes()), documents)
+
+
+def packed(documents: Sequence[str]) -> np.ndarray:
+    """(bytes,) uint8 of the documents, an array that workers share."""
+    return np.frombuffer(json.dumps(list(documents)).encode(), dtype=np.uint8)
+
+
+def unpacked(array: np.ndarray) -> list[str]:
+    """The documents that `packed` made an array of."""
+    documents: list[str] = json.loads(array.tobytes())
+    return documents
 
 
 @dataclass(frozen=True)

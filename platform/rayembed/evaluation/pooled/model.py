@@ -18,9 +18,7 @@ from mteb._create_dataloaders import create_dataloader
 from mteb.types import PromptType
 from torch import Tensor
 
-from rayembed.evaluation.context import draw_context, packed
-from rayembed.evaluation.encode_spec import EncodeSpec
-from rayembed.evaluation.model_spec import ContextualSpec, ModelSpec
+from rayembed.evaluation.model_spec import ContextualSpec, EncodeSpec, ModelSpec
 from rayembed.evaluation.pooled.best_documents import BestDocuments
 from rayembed.evaluation.pooled.embedding_store import (
     Bucket,
@@ -29,7 +27,13 @@ from rayembed.evaluation.pooled.embedding_store import (
     num_buckets,
     places_by_bucket,
 )
-from rayembed.evaluation.pooled.encoding_worker import PairScores, TopK, comparable
+from rayembed.evaluation.pooled.encoding_worker import (
+    PairScores,
+    TopK,
+    comparable,
+    draw_context,
+    packed,
+)
 from rayembed.evaluation.pooled.pool import Pool
 from rayembed.quantisation import quantised
 

@@ -1,6 +1,6 @@
 """Writes the index that `mteb_names` reads, of the mteb that is installed.
 
-python -m rayembed.evaluation.mteb_index      after another mteb is pinned
+python tests/support/mteb_index.py      after another mteb is pinned
 """
 
 import json
@@ -13,6 +13,7 @@ import mteb
 from mteb.benchmarks.get_benchmark import _build_aliases_registry
 from mteb.get_tasks import TASK_LIST
 
+from rayembed.evaluation import mteb_names
 from rayembed.evaluation.benchmarks import benchmark_names, other_inputs
 from rayembed.evaluation.mteb_names import FILE, MtebNames
 
@@ -40,4 +41,4 @@ def made_of_mteb() -> MtebNames:
 
 if __name__ == "__main__":
     text = json.dumps(asdict(made_of_mteb()), indent=0, ensure_ascii=False) + "\n"
-    (Path(__file__).parent / FILE).write_text(text, encoding="utf-8")
+    Path(mteb_names.__file__).with_name(FILE).write_text(text, encoding="utf-8")

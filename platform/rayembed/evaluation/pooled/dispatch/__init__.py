@@ -1,1 +1,0 @@
-"""Calls of tasks, given to workers that hold the model."""
