@@ -18,8 +18,6 @@ from rayembed.models.code_version import (
 )
 
 _SPECS = (
-    "evaluation/encode_spec.py",
-    "evaluation/folder_prompts.py",
     "evaluation/mteb_spec.py",
     "evaluation/rayembed_spec.py",
     "evaluation/sentence_spec.py",
@@ -48,11 +46,8 @@ _SCORES = (
     "evaluation/benchmark_lines.py",
     "evaluation/benchmarks.py",
     "evaluation/bm25.py",
-    "evaluation/context.py",
     "evaluation/jobs.py",
-    "evaluation/make_spec.py",
     "evaluation/model_spec.py",
-    "evaluation/mteb_model.py",
     "evaluation/mteb_names.py",
     "evaluation/own_set.py",
     "evaluation/plan.py",
