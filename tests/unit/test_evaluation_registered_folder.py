@@ -12,12 +12,13 @@ from tiny_models import save_encoder
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.errors import ArtifactError, AssetError, ConfigError, TrackingError
-from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
+from rayembed.errors import ArtifactError, ConfigError, TrackingError
 from rayembed.evaluation.run_scores import make_spec
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.models.files import weights_fingerprint
+from rayembed.registry import registered_model
+from rayembed.registry.registered_model import find_folder, pinned_reference
 from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 
@@ -93,22 +94,20 @@ def test_the_registered_folder_is_evaluated(folders, tracker, cache):
     first = make_spec(ModelUnderTest(reference="models:/tiny/1"), tracking_uri=uri)
     assert first.weights == weights_fingerprint(folders[0])
     assert first.meta.revision != spec.meta.revision
-    fetched = sorted(path.name for path in (cache / "registered").iterdir() if path.is_dir())
-    assert [name.split("-")[:2] for name in fetched] == [["tiny", "1"], ["tiny", "2"]]
+    fetched = sorted(path.name for path in (cache / "mlflow").iterdir() if path.is_dir())
+    assert [name.split("-")[1:3] for name in fetched] == [["tiny", "1"], ["tiny", "2"]]
 
 
 def test_it_is_fetched_once_and_without_the_code_around_it(folders, tracker, monkeypatch):
-    import mlflow.artifacts
-
-    folder = registered_folder("models:/tiny/2", tracker.tracking_uri)
+    folder = find_folder("models:/tiny/2", tracker.tracking_uri)
     names = {path.name for path in folder.iterdir()}
     assert names == {path.name for path in folders[1].iterdir()}
 
-    def fail(**_arguments):
+    def fail(*_arguments):
         raise AssertionError("fetched again")
 
-    monkeypatch.setattr(mlflow.artifacts, "download_artifacts", fail)
-    assert registered_folder("models:/tiny@champion", tracker.tracking_uri) == folder
+    monkeypatch.setattr(registered_model, "_artifacts", fail)
+    assert find_folder("models:/tiny@champion", tracker.tracking_uri) == folder
 
 
 def test_an_alias_that_moves_leaves_a_running_evaluation_alone(folders, tracker):
@@ -126,11 +125,11 @@ def test_an_alias_that_moves_leaves_a_running_evaluation_alone(folders, tracker)
 @pytest.mark.parametrize(
     ("reference", "error", "message"),
     [
-        ("models:/tiny@nobody", AssetError, "no registered model 'models:/tiny@nobody'"),
-        ("models:/nobody@champion", AssetError, "no registered model"),
-        ("models:/tiny/9", AssetError, "no registered model 'models:/tiny/9'"),
-        ("models:/tiny", ConfigError, "write models:/name@alias or models:/name/3"),
-        ("models:/tiny/Production", ConfigError, "is no registered model"),
+        ("models:/tiny@nobody", ArtifactError, "'tiny' has no alias 'nobody'"),
+        ("models:/nobody@champion", ArtifactError, "no registered model 'nobody'"),
+        ("models:/tiny/9", ArtifactError, "'tiny' has no version 9"),
+        ("models:/tiny", ConfigError, "write models:/name@alias or models:/name/version"),
+        ("models:/tiny/Production", ConfigError, "cannot read the registered model"),
     ],
 )
 def test_references_that_lead_nowhere(folders, tracker, reference, error, message):
@@ -161,8 +160,8 @@ def test_a_model_that_others_registered_is_refused(tracker, tmp_path):
     client = MlflowClient(tracker.tracking_uri, tracker.tracking_uri)
     client.create_registered_model("echo")
     client.create_model_version("echo", str(tmp_path / "echo"))
-    with pytest.raises(AssetError, match="holds no artifact 'model'"):
-        registered_folder("models:/echo/1", tracker.tracking_uri)
+    with pytest.raises(ArtifactError, match="names no artifact 'model'"):
+        find_folder("models:/echo/1", tracker.tracking_uri)
 
 
 def test_weights_that_changed_in_the_cache_are_refused(folders, tracker, cache):

@@ -21,7 +21,6 @@ from rayembed.data.held_out.part import check_set
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.vectors.lookup import StoredVectors
 from rayembed.errors import ArtifactError, AssetError
-from rayembed.evaluation import registered_folder
 from rayembed.evaluation.sentence_spec import _in_bfloat16
 from rayembed.models.files import check_weight_files, weight_paths
 from rayembed.models.sentence_folder import read_modules
@@ -90,11 +89,9 @@ def version(**tags):
     )
 
 
-@pytest.mark.parametrize("road", ["serve", "evaluate"])
-def test_a_tag_of_the_registry_names_no_folder(road, tmp_path, victim, monkeypatch):
+def test_a_tag_of_the_registry_names_no_folder(tmp_path, victim, monkeypatch):
     monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "cache"))
     made = version(**{registered_model.MODEL_ID_TAG: "y/../../../../victim"})
-    client = SimpleNamespace(get_model_version_download_uri=lambda *_: "file:///nowhere")
 
     def fill(folder):
         (folder / "model").mkdir()
@@ -103,40 +100,22 @@ def test_a_tag_of_the_registry_names_no_folder(road, tmp_path, victim, monkeypat
 
     repository = SimpleNamespace(download_artifacts=lambda _, folder: fill(Path(folder)))
     monkeypatch.setattr(registered_model, "_artifacts", lambda *_: repository)
-    monkeypatch.setattr(registered_folder, "_found", lambda *_: made)
-    monkeypatch.setattr(registered_folder, "_client", lambda *_: (client, "sqlite:///x"))
-    monkeypatch.setattr(registered_folder, "_download", lambda _r, _s, _u, folder: fill(folder))
-    if road == "serve":
-        found = registered_model.download(client, made, tracking_uri="sqlite:///x")
-    else:
-        found = registered_folder.registered_folder("models:/tiny/1", "sqlite:///x")
+    found = registered_model.download(None, made, tracking_uri="sqlite:///x")
     assert found.is_relative_to(tmp_path / "cache")
     assert found.resolve().is_relative_to(tmp_path / "cache")
 
 
 @pytest.mark.parametrize("name", ["../../victim", "/etc"])
-@pytest.mark.parametrize("road", ["serve", "evaluate"])
-def test_the_model_folder_of_an_mlmodel_file_lies_inside(road, name, tmp_path, monkeypatch):
+def test_the_model_folder_of_an_mlmodel_file_lies_inside(name, tmp_path, monkeypatch):
     monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "cache"))
     flavor = {"python_function": {"artifacts": {"model": {"path": name}}}}
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "MLmodel").write_text(json.dumps({"flavors": flavor}))
-    if road == "serve":
-        repository = SimpleNamespace(
-            download_artifacts=lambda _, folder: Path(folder, "MLmodel").write_bytes(
-                (source / "MLmodel").read_bytes()
-            )
-        )
-        monkeypatch.setattr(registered_model, "_artifacts", lambda *_: repository)
-        with pytest.raises(ArtifactError, match="no path inside"):
-            registered_model.download(None, version(), tracking_uri="sqlite:///x")
-        return
-    target = tmp_path / "target" / "files"
-    (target.parent / "download").mkdir(parents=True)
-    target.mkdir()
+    text = json.dumps({"flavors": flavor})
+    repository = SimpleNamespace(
+        download_artifacts=lambda _, folder: Path(folder, "MLmodel").write_text(text)
+    )
+    monkeypatch.setattr(registered_model, "_artifacts", lambda *_: repository)
     with pytest.raises(ArtifactError, match="no path inside"):
-        registered_folder._download("models:/tiny/1", source.as_uri(), "sqlite:///x", target)
+        registered_model.download(None, version(), tracking_uri="sqlite:///x")
 
 
 def test_the_fingerprint_of_a_version_is_no_path():

@@ -125,14 +125,12 @@ def load(
         uri = resolve_tracking_uri(
             os.environ.get("MLFLOW_TRACKING_URI"), str(Path(output).absolute()), make_folder=False
         )
-        client = registry.connect(uri)
         try:
-            version = registry.get_version(client, registry.parse_reference(reference))
+            folder = registry.find_folder(reference, uri)
         except ArtifactError as error:
             raise ArtifactError(
                 f"{error} (asked {uri}; output= or MLFLOW_TRACKING_URI names another)"
             ) from None
-        folder = registry.download(client, version, tracking_uri=uri)
     else:
         folder = resolve_model(reference)
     return Embedder(load_model(folder, device=device), reference)

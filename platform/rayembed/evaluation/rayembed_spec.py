@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayembed.assets.resolver import resolve_model
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.model import ModelConfig
@@ -31,7 +30,6 @@ from rayembed.evaluation.model_spec import (
     stored_conditions,
 )
 from rayembed.evaluation.prompts import ModelPrompts, folder_prompts
-from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
 from rayembed.hardware import Precision
 from rayembed.models.compressed import read_compression
 from rayembed.models.contract import EmbeddingModel, Tokenizer, Tokens
@@ -51,6 +49,7 @@ from rayembed.models.load import (
 from rayembed.models.saved_folder import read_graph
 from rayembed.models.tokens import PrefixTokenizer
 from rayembed.quiet import without
+from rayembed.registry.registered_model import find_folder, pinned_reference
 
 if TYPE_CHECKING:
     from mteb.models import ModelMeta
@@ -347,13 +346,6 @@ def _usual_length(config: ModelConfig, role: Role) -> int:
     if config.example_tokens and role == "query":
         return max(MAX_LENGTH, config.query_max_length)
     return MAX_LENGTH
-
-
-def find_folder(reference: str, tracking_uri: str | None) -> Path:
-    """The local folder of a model; fetched when it must be."""
-    if reference.startswith("models:/"):
-        return registered_folder(reference, tracking_uri)
-    return resolve_model(reference)
 
 
 def name_of(reference: str) -> str:

@@ -23,8 +23,6 @@ from rayembed.cores import num_cores
 from rayembed.data.plan.batch_plan import TRAINING, BatchPlan
 from rayembed.errors import ArtifactError, ConfigError, StorageError
 from rayembed.evaluation.plan import task_factories
-from rayembed.evaluation.rayembed_spec import find_folder
-from rayembed.evaluation.registered_folder import pinned_reference
 from rayembed.evaluation.score import ModelScores
 from rayembed.models.compressed import read_compression
 from rayembed.models.files import weights_fingerprint
@@ -34,7 +32,7 @@ from rayembed.pipeline.run_folders import plan_of
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.variants import Scored, Variant, evaluated, folder_bytes, score_all
 from rayembed.progress import doing
-from rayembed.registry.registered_model import SCHEME
+from rayembed.registry.registered_model import SCHEME, find_folder, pinned_reference
 from rayembed.registry.run_folder import RUN_FILE
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 from rayembed.training.export import upload_model

@@ -10,8 +10,7 @@ from rayembed.config.serving import ServedModel, ServingConfig, named_reference
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.progress import doing
-from rayembed.registry.mlflow_run import as_tracking_error
-from rayembed.registry.registered_model import SCHEME, connect, get_version, parse_reference
+from rayembed.registry.registered_model import SCHEME, parse_reference, pinned_reference
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 
 logger = logging.getLogger(__name__)
@@ -41,12 +40,7 @@ def _pinned(served: ServedModel, tracking_uri: str | None) -> ServedModel:
 
         check_loadable(resolve_model(served.model))
         return served
-    assert tracking_uri is not None
-    reference = parse_reference(served.model)
-    client = connect(tracking_uri)
-    with as_tracking_error(tracking_uri):
-        version = get_version(client, reference)
-    pinned = f"{SCHEME}{reference.name}/{version.version}"
+    pinned = pinned_reference(served.model, tracking_uri)
     if pinned != served.model:
         logger.info("%s is %s", served.model, pinned)
     return served.model_copy(update={"model": pinned})

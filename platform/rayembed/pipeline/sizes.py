@@ -20,8 +20,6 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.parts import read_records
 from rayembed.errors import ConfigError
-from rayembed.evaluation.rayembed_spec import find_folder
-from rayembed.evaluation.registered_folder import pinned_reference
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.losses.vector_distillation import VectorDistillation
@@ -45,7 +43,7 @@ from rayembed.pipeline.variants import (
     score_all,
 )
 from rayembed.progress import doing
-from rayembed.registry.registered_model import SCHEME
+from rayembed.registry.registered_model import SCHEME, find_folder, pinned_reference
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import Cell, Table
 from rayembed.training.export import upload_model

@@ -15,11 +15,14 @@ import yaml
 
 from rayembed.assets.cache import cache_folder, filled
 from rayembed.assets.names import below, folder_name
+from rayembed.assets.resolver import resolve_model
+from rayembed.config.credentials import check_address
 from rayembed.errors import ArtifactError, ConfigError, TrackingError
 from rayembed.registry.gates import summary
 from rayembed.registry.mlflow_run import (
     METRICS_PER_BATCH,
     allowed_key,
+    as_tracking_error,
     find_model_versions,
     open_client,
 )
@@ -108,6 +111,54 @@ def get_version(client: Any, reference: ModelReference) -> Any:
         f"the registered model {name!r} has no {asked}; it has the versions {numbers} and the "
         f"aliases {told or 'none'}"
     )
+
+
+def pinned_reference(reference: str, tracking_uri: str | None) -> str:
+    """`models:/name/version` for a reference with an alias; all others as they are.
+
+    An alias may move while a job runs.
+
+    Raises:
+        RayembedError: as `find_folder`.
+    """
+    if not reference.startswith("models:"):
+        return reference
+    asked = parse_reference(reference)
+    _, version, _ = _find(asked, tracking_uri)
+    return f"{SCHEME}{asked.name}/{version.version}"
+
+
+def find_folder(reference: str, tracking_uri: str | None) -> Path:
+    """The local folder of a model, registered or not: weights, tokenizer, settings; fetched once.
+
+    Args:
+        tracking_uri: of the MLflow that has a registered one; None: that of `MLFLOW_TRACKING_URI`.
+
+    Raises:
+        ArtifactError: no such version, or rayembed did not register it.
+        AssetError: the reference leads nowhere.
+        ConfigError: not a reference of the registry, or no MLflow to ask.
+        TrackingError: MLflow is away or its artifacts cannot be read.
+    """
+    if not reference.startswith(SCHEME):
+        return resolve_model(reference)
+    client, version, uri = _find(parse_reference(reference), tracking_uri)
+    with as_tracking_error(uri):
+        return download(client, version, tracking_uri=uri)
+
+
+def _find(asked: ModelReference, tracking_uri: str | None) -> tuple[Any, Any, str]:
+    """Client, version and address of the MLflow that has it."""
+    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        raise ConfigError(
+            f"the model {asked.name!r} stands in MLflow's registry, and no MLflow is named; set "
+            "the tracking address (http://host:port or sqlite:///path/to/mlflow.db)"
+        )
+    check_address(uri, "the address of MLflow")
+    client = connect(uri)
+    with as_tracking_error(uri):
+        return client, get_version(client, asked), uri
 
 
 def weights_of(version: Any) -> str:

@@ -13,19 +13,12 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import RayServeException
 
-from rayembed.assets.resolver import resolve_model
 from rayembed.config.serving import Limits, ServedModel, ServingConfig
 from rayembed.device import SeenGpus, settled_gpu
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.gpu_check_on_ray import live_gpus
 from rayembed.models.load import computed_dtype, load_model
-from rayembed.registry.registered_model import (
-    SCHEME,
-    connect,
-    download,
-    get_version,
-    parse_reference,
-)
+from rayembed.registry.registered_model import find_folder
 from rayembed.serving.app import make_app
 from rayembed.serving.routes import model_tokenizer, named_tokenizer
 from rayembed.serving.service import Answer, EmbeddingService, ServiceError, State
@@ -113,13 +106,7 @@ def load(served: ServedModel, limits: Limits, tracking_uri: str | None) -> Embed
     import torch
 
     torch.set_num_threads(served.threads_per_replica or max(1, int(served.cpus_per_replica)))
-    if served.model.startswith(SCHEME):
-        assert tracking_uri is not None
-        client = connect(tracking_uri)
-        version = get_version(client, parse_reference(served.model))
-        folder = download(client, version, tracking_uri=tracking_uri)
-    else:
-        folder = resolve_model(served.model)
+    folder = find_folder(served.model, tracking_uri)
     device = "cuda" if served.use_gpu is True else "cpu"
     dtype = computed_dtype(folder, served.dtype, device)
     model = load_model(folder, dtype=dtype, device=device)
