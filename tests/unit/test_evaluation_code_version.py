@@ -169,7 +169,7 @@ OF_NO_SCORE = {
     "errors.py",
     "evaluation/loader_code.py",  # refuses models
     "evaluation/prompts_table.py",  # shows prompts
-    "evaluation/registered_folder.py",
+    "registry",
     "progress.py",
     "quiet.py",
     "tables.py",

@@ -54,7 +54,7 @@ _SCORES = (
     "evaluation/pooled",
     "evaluation/prompt_tables.py",
     "evaluation/prompts.py",
-    "results/writer.py",
+    "results",
     "evaluation/run_scores.py",
     "evaluation/score.py",
     "evaluation/task_text.py",
