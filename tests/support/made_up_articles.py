@@ -3,9 +3,9 @@
 import json
 
 from rayembed.config.run import Run
-from rayembed.config.settings import parse
-from rayembed.samples.references import ScoreSizes
-from rayembed.samples.wikipedia import Wikipedia, validation_sets
+from rayembed.config.settings import changed, parse
+from rayembed.samples.references import RETRIEVAL_TASKS, ScoreSizes
+from rayembed.samples.wikipedia import Wikipedia, own_sets
 
 COUNT = 240
 HELD_OUT = 120
@@ -33,11 +33,17 @@ def sample_over(path, *, held_out=HELD_OUT, seed=0, **settings):
     return Wikipedia(source=str(path), held_out=held_out, seed=seed, **settings)
 
 
-def validation_over(sample, sizes, *, held_out=30, queries=300, **names):
+def validation_over(sample, sizes, *, held_out=30, queries=300, names=RETRIEVAL_TASKS):
     """Sets of validation over the held-out articles behind those of the scores."""
     common = {"seed": sample.seed, "source": sample.source}
     whole = parse(ScoreSizes, {**common, **sizes})
-    return validation_sets(whole, held_out=held_out, queries=queries, **names)
+    values = {
+        "held_out": held_out,
+        "first": whole.first + whole.held_out,
+        "documents": held_out,
+        "queries": min(queries, held_out),
+    }
+    return own_sets(changed(whole, **values), names)
 
 
 def run_over(path, *, held_out=HELD_OUT, seed=0, **evaluation):

@@ -182,7 +182,7 @@ def test_joined_results_have_the_order_of_the_whole_task():
 
 
 def test_english_v1_has_the_seven_categories_of_the_papers():
-    found = averages.categories(ENGLISH_V1)
+    found = averages._categories(ENGLISH_V1)
     assert {category: len(names) for category, names in found.items()} == {
         "Retrieval": 15, "Reranking": 4, "Clustering": 11, "PairClassification": 3,
         "Classification": 12, "STS": 10, "Summarization": 1,
@@ -213,7 +213,7 @@ def test_what_lies_outside_a_task_does_not_count():
 
 
 def test_only_complete_categories_have_an_average():
-    names = averages.categories(ENGLISH_V1)
+    names = averages._categories(ENGLISH_V1)
     scores = {name: 0.5 for task in names.values() for name in task}
     whole = averages.averages(ENGLISH_V1, scores)
     assert list(whole) == [*names, "Mean (Task)", "Mean (TaskType)"]
@@ -224,7 +224,7 @@ def test_only_complete_categories_have_an_average():
 
 
 def test_forums_stand_for_their_task():
-    names = averages.categories(ENGLISH_V1)["Retrieval"]
+    names = averages._categories(ENGLISH_V1)["Retrieval"]
     scores = {name: 0.4 for name in names if name != "CQADupstackRetrieval"}
     assert averages.averages(ENGLISH_V1, scores) == {}
     forums = [piece.name for piece in pieces(MtebTask("CQADupstackRetrieval"))]

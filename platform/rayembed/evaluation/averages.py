@@ -35,15 +35,6 @@ def main_score(factory: TaskFactory, result: TaskResult) -> float:
     return float(result.validate_and_filter_scores(factory.load()).get_score())
 
 
-def categories(benchmark: str) -> dict[str, tuple[str, ...]]:
-    """Category → names of its tasks.
-
-    Raises:
-        ConfigError: no such benchmark.
-    """
-    return dict(_categories(benchmark))
-
-
 def averages(benchmark: str, scores: Mapping[str, float]) -> dict[str, float]:
     """Category → mean of its tasks, then `Mean (Task)` and `Mean (TaskType)`.
 

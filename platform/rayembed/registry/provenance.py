@@ -43,22 +43,18 @@ git metadata; in the format of `git describe --always --abbrev=40 --dirty --excl
 _DIRTY = "-dirty"
 
 
-def collect_provenance(
-    hardware: dict[str, Any] | None, directory: str | Path = "."
-) -> dict[str, Any]:
+def collect_provenance(hardware: dict[str, Any] | None) -> dict[str, Any]:
     """Plain values: `code`, `packages`, `constraints`, `python`, `system`, `hardware`, `time`.
 
     Works without git, without a GPU and outside a checkout; what is not known is None.
 
     Args:
         hardware: what `node_hardware` found where the workers run; None: not known.
-        directory: where the constraints file is looked for beside the checkout; a Ray job's
-            working directory.
     """
     return {
         "code": code_version(Path(__file__).parent),
         "packages": package_versions(),
-        "constraints": constraints_file(Path(directory)),
+        "constraints": constraints_file(Path()),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "hardware": hardware,

@@ -120,25 +120,6 @@ def own_sets(sizes: ScoreSizes, names: Iterable[str] | None = None) -> tuple[Own
     return tuple(_own_set(name, sizes) for name in known if name in wanted)
 
 
-def validation_sets(
-    sizes: ScoreSizes, *, held_out: int, queries: int, names: Iterable[str] = RETRIEVAL_TASKS
-) -> tuple[OwnSet, ...]:
-    """The sets of validation, over held-out titles behind those of the scores.
-
-    Args:
-        held_out: titles of validation alone, all of them documents; training must hold out
-            `sizes.held_out` and so many more.
-        queries: at most.
-    """
-    values = {
-        "held_out": held_out,
-        "first": sizes.first + sizes.held_out,
-        "documents": held_out,
-        "queries": min(queries, held_out),
-    }
-    return own_sets(changed(sizes, **values), names)
-
-
 def sizes_of(sets: Iterable[OwnSet]) -> ScoreSizes | None:
     """The sizes of the first of the sample's sets for retrieval; None: there is none."""
     for own in sets:
