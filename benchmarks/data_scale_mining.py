@@ -95,7 +95,7 @@ def make(step, folder, records, execute):
             "clusters": {**teacher, "batch_pairs": BATCH, "iterations": 10, "restarts": 1},
         },
     )
-    loader = TeacherLoader(load, lambda reference: reference, software=lambda reference: {})
+    loader = TeacherLoader(load, lambda reference: reference)
     context = PipelineContext(str(folder), 0, execute, loader)
     parent = open_artifact(records)
     if step == "embed":

@@ -221,9 +221,7 @@ def prepared(folder):
         "evaluation": {"benchmarks": []},
     }
     run = parse(Run, values)
-    loader = TeacherLoader(
-        load, lambda reference: f"weights of {reference}", software=lambda reference: {}
-    )
+    loader = TeacherLoader(load, lambda reference: f"weights of {reference}")
     plans = prepare(run, PipelineContext(str(folder / "out"), 0, teacher_loader=loader))
     return {stage.name: (stage, plans[stage.name]) for stage in run.stages}
 

@@ -61,9 +61,7 @@ def cluster_with(storage: Path, execute: Execute) -> DatasetArtifact:
     before = writer.finish([result], [[p.path.rsplit("/", 1)[-1], p.rows] for p in parts])
     clusters = ClusterConfig(teacher="t", batch_pairs=8, restarts=2, iterations=10)
     dataset = DatasetConfig(name="d", source=PairsSource(path="none"), clusters=clusters)
-    pipeline_context = PipelineContext(
-        str(storage), 0, execute, TeacherLoader(load, fingerprint, software=lambda reference: {})
-    )
+    pipeline_context = PipelineContext(str(storage), 0, execute, TeacherLoader(load, fingerprint))
     return make_clustered(pipeline_context, dataset, before)
 
 

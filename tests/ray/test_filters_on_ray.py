@@ -48,9 +48,7 @@ def prepare(root: Path, storage: Path, execute: Execute) -> tuple[DatasetArtifac
         "consistency": {"teacher": "small", "shard_rows": 15},
     }
     dataset = parse(DatasetConfig, values)
-    teacher_loader = TeacherLoader(
-        load=load, fingerprint=lambda reference: reference, software=lambda reference: {}
-    )
+    teacher_loader = TeacherLoader(load=load, fingerprint=lambda reference: reference)
     pipeline_context = PipelineContext(str(storage), 0, execute, teacher_loader, str(root))
     records = make_records(pipeline_context, check_source(dataset, str(root)), HeldOut())
     return records, make_filtered(pipeline_context, dataset, records)

@@ -97,7 +97,6 @@ LOADER = TeacherLoader(
     load=load,
     fingerprint=lambda reference: f"weights of {reference}",
     precision=lambda: Precision("float32", "as set"),
-    software=lambda reference: {},
 )
 
 

@@ -157,7 +157,6 @@ def stage(name: str, root: Path, storage: Path) -> list[Any]:
         load=data_job.load,
         fingerprint=lambda name: f"weights of {name}",
         precision=lambda: Precision("float32", "as set"),
-        software=lambda reference: {},
     )
     context = PipelineContext(str(storage), 0, teacher_loader=loader, root=str(root))
     with cut_small():

@@ -32,12 +32,7 @@ def prepared(folder: Path, rows: list[Record], parts: int, name: str = "before")
 
 
 def pipeline_context(folder: Path, seed: int = 0, **changes) -> PipelineContext:
-    teacher_loader = TeacherLoader(
-        by_hand.load,
-        lambda reference: f"weights of {reference}",
-        software=lambda reference: {},
-        scoring_software=lambda reference: {},
-    )
+    teacher_loader = TeacherLoader(by_hand.load, lambda reference: f"weights of {reference}")
     return PipelineContext(str(folder / "out"), seed, teacher_loader=teacher_loader, **changes)
 
 

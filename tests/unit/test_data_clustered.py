@@ -1,7 +1,6 @@
 """The clustering step over parts, a batch plan of it, and the way back to the source."""
 
 import collections
-import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -58,16 +57,8 @@ def at(storage: object, execute: Execute = in_process, weights: str = "w", seed:
         str(storage),
         seed,
         execute,
-        TeacherLoader(load, lambda reference: weights, software=lambda reference: {}),
+        TeacherLoader(load, lambda reference: weights),
     )
-
-
-def other_software(context: PipelineContext) -> PipelineContext:
-    """The context of a job with other libraries."""
-    loader = dataclasses.replace(
-        context.teacher_loader, software=lambda reference: {"torch": "other"}
-    )
-    return dataclasses.replace(context, teacher_loader=loader)
 
 
 def made_up(count: int = ROWS) -> list[Record]:
@@ -266,7 +257,9 @@ def test_other_centroids_of_the_same_path_are_read_anew(tmp_path: Path) -> None:
         assert groups is None
 
 
-def test_seed_packing_and_teacher_change_the_outcome(made: DatasetArtifact, tmp_path: Path) -> None:
+def test_seed_packing_and_teacher_change_the_outcome(
+    made: DatasetArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     records = before(tmp_path, made_up(), 40)
     others = [
         make_clustered(at(tmp_path, seed=1), dataset(), records),
@@ -283,7 +276,9 @@ def test_seed_packing_and_teacher_change_the_outcome(made: DatasetArtifact, tmp_
     again = make_clustered(at(tmp_path, weights="others"), dataset(), records)
     assert again == others[1]
     assert not embedded
-    anew = make_clustered(other_software(at(tmp_path)), dataset(), records)
+    for module in ("clusters.cluster", "vectors.teacher"):
+        monkeypatch.setattr(f"rayembed.data.{module}.VECTORS", "raised")
+    anew = make_clustered(at(tmp_path), dataset(), records)
     assert anew.fingerprint not in folders
     assert embedded
 

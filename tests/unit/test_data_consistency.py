@@ -49,19 +49,9 @@ def load(config: Any, weights: str, device: str):
 
 def at(storage: object, execute: Execute = in_process, weights: str = "w", seed: int = 0):
     teacher_loader = TeacherLoader(
-        load=load,
-        fingerprint=lambda reference: f"{reference} {weights}",
-        software=lambda reference: {},
+        load=load, fingerprint=lambda reference: f"{reference} {weights}"
     )
     return PipelineContext(str(storage), seed, execute, teacher_loader)
-
-
-def other_software(context: PipelineContext) -> PipelineContext:
-    """The context of a job with other libraries."""
-    loader = dataclasses.replace(
-        context.teacher_loader, software=lambda reference: {"torch": "other"}
-    )
-    return dataclasses.replace(context, teacher_loader=loader)
 
 
 def made_up(count: int, languages: Sequence[str | None] = (None,), seed: int = 0) -> list[Record]:
@@ -224,7 +214,7 @@ def test_nothing_left_or_nothing_there_is_an_error(tmp_path: Path) -> None:
         str(tmp_path),
         0,
         in_process,
-        TeacherLoader(crossed, lambda reference: "w", software=lambda reference: {}),
+        TeacherLoader(crossed, lambda reference: "w"),
     )
     rows = [Record(f"{i}", f"query {i}", (f"document {i}",), "d") for i in range(2)]
     before = prepared(tmp_path, rows, 1)
@@ -275,7 +265,9 @@ def _ids_of(records: Sequence[Record], language: str | None) -> list[str]:
     return [record.id for record in records if record.language == language]
 
 
-def test_what_is_there_is_not_done_again_and_other_weights_are(tmp_path: Path) -> None:
+def test_what_is_there_is_not_done_again_and_other_weights_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = prepared(tmp_path, made_up(60), 25)
     first = make_filtered(at(tmp_path), dataset(), before)
     done: list[Any] = []
@@ -298,7 +290,9 @@ def test_what_is_there_is_not_done_again_and_other_weights_are(tmp_path: Path) -
     assert changed.folder != first.folder
     assert embedded
     embedded.clear()
-    anew = make_filtered(other_software(at(tmp_path, counts)), dataset(), before)
+    for module in ("filtering.consistency", "vectors.teacher"):
+        monkeypatch.setattr(f"rayembed.data.{module}.VECTORS", "raised")
+    anew = make_filtered(at(tmp_path, counts), dataset(), before)
     assert anew.folder not in (first.folder, changed.folder)
     assert embedded
 

@@ -31,12 +31,7 @@ NEAR = {"threshold": 0.8, "ngram": 2}
 
 
 def teachers() -> TeacherLoader:
-    return TeacherLoader(
-        by_hand.load,
-        lambda reference: f"weights of {reference}",
-        software=lambda reference: {},
-        scoring_software=lambda reference: {},
-    )
+    return TeacherLoader(by_hand.load, lambda reference: f"weights of {reference}")
 
 
 def varied(rng: random.Random, text: str) -> str:

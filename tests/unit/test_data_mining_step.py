@@ -1,11 +1,9 @@
 """The mining step: what is done again and what is not, the audit, documents of its own."""
 
-import ast
 import csv
 import json
 import shutil
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import mining_by_hand as by_hand
@@ -29,17 +27,14 @@ from rayembed.data.mining.rescoring import check_cross_encoder, load_cross_encod
 from rayembed.data.parts import read_records
 from rayembed.data.records import Negative
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
-from rayembed.data.vectors import software
-from rayembed.data.vectors import teacher as teacher_module
 from rayembed.data.vectors.teacher import (
     TeacherLoader,
-    embedding_settings,
     weights_of,
 )
 from rayembed.data.words import normalised_hash
 from rayembed.errors import ArtifactError, AssetError, DataError
 from rayembed.hardware import Precision
-from rayembed.models import code_version
+from rayembed.models import versions
 
 RULE = {"kind": "top_k_perc_pos", "max_relative_score": 0.8}
 
@@ -58,9 +53,7 @@ def test_a_second_run_does_nothing_and_another_teacher_of_the_name_mines_anew(tm
         def load(config, weights, device):
             return lambda texts, role: by_hand.vectors_of(texts, meaning)
 
-        teacher_loader = TeacherLoader(
-            load, lambda reference: weights, software=lambda reference: {}
-        )
+        teacher_loader = TeacherLoader(load, lambda reference: weights)
         return PipelineContext(str(tmp_path / "out"), 0, execute, teacher_loader)
 
     first = make_mined(counting("old", "a"), dataset_of(configured()), before, HeldOut())
@@ -83,17 +76,7 @@ def test_a_second_run_does_nothing_and_another_teacher_of_the_name_mines_anew(tm
     assert done == ["MineParts", "MineParts"]
 
 
-@pytest.fixture
-def installed(monkeypatch) -> dict[str, str]:
-    """Sets the version of a package."""
-    changed: dict[str, str] = {}
-    real = code_version.version
-    monkeypatch.setattr(code_version, "version", lambda name: changed.get(name) or real(name))
-    return changed
-
-
-def test_other_software_mines_anew_and_says_so(tmp_path, installed, caplog) -> None:
-    caplog.set_level("INFO")
+def test_other_libraries_are_one_warning_and_remake_nothing(tmp_path, monkeypatch, caplog) -> None:
     before, done = prepared(tmp_path, by_hand.made_up_rows(20, 0), 2), list[str]()
 
     def execute(task, units, needs):
@@ -104,72 +87,31 @@ def test_other_software_mines_anew_and_says_so(tmp_path, installed, caplog) -> N
     def mined(**changes):
         done.clear()
         caplog.clear()
-        # A fresh loader, as of a job that is started again.
-        loader = TeacherLoader(
-            by_hand.load,
-            lambda reference: "w",
-            software=lambda reference: code_version.vectors_software(()),
-        )
+        monkeypatch.setattr(versions, "_warned", set())  # as of a job that is started again
+        loader = TeacherLoader(by_hand.load, lambda reference: "w")
         context = PipelineContext(str(tmp_path / "out"), 0, execute, loader)
-        return make_mined(context, dataset_of(configured(**changes)), before, HeldOut())
+        made = make_mined(context, dataset_of(configured(**changes)), before, HeldOut())
+        return made, [message for message in caplog.messages if "other versions" in message]
 
-    first = mined()
-    everything = ["EmbedPart", "EmbedPart", "MineParts", "MineParts"]
-    assert (done, "other software" in caplog.text) == (everything, False)
-    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.npy")}
-    was = version("transformers")
-    installed["transformers"] = "99.0"
-    second = mined()
-    assert done == everything
-    assert second.folder != first.folder
-    (told,) = [r.message for r in caplog.records if "other software" in r.message]
-    assert f"(transformers {was} is now 99.0)" in told
-    assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
-    # Neither of the two again, nor vectors for another rule.
-    mined()
-    assert not done
-    mined(rule={"kind": "top_k"})
-    assert done == ["MineParts", "MineParts"]
-    installed.clear()
-    assert mined().folder == first.folder
-    assert not done
-    assert "other software" not in caplog.text
-    # numpy makes no vector.
-    installed["numpy"] = "99.0"
-    mined()
-    assert not done
-
-
-@pytest.mark.parametrize("old", [True, False])
-def test_vectors_of_before_their_software_counted_are_made_anew_and_said_so(
-    old, tmp_path, caplog
-) -> None:
-    teacher = configured().model_copy(update={"dtype": "float32"})
-    if old:
-        folder = tmp_path / "out/data/vectors" / embedding_settings(teacher, "weights of a")
-        folder.mkdir(parents=True)
-        (folder / "digest.queries.npy").write_bytes(b"")
-    for _ in range(2):
-        caplog.clear()
-        mine(tmp_path, by_hand.made_up_rows(6, 0), teacher)
-        told = [message for message in caplog.messages if "other software" in message]
-        assert [("not yet written down then" in one) for one in told] == [True] * old
-        old = False
-
-
-def test_all_that_teachers_are_computed_by_counts() -> None:
-    of_no_vector = {"assets.resolver", "config.document", "config.mining", "cores", "errors"}
-    of_no_vector |= {"data.vectors.software", "shares"}
-    source = Path(teacher_module.__file__).read_text()
-    found = {
-        node.module.removeprefix("rayembed.")
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rayembed.")
-    }
-    counted = {part.removesuffix(".py").replace("/", ".") for part in code_version.FORWARD_PASS}
-    counted |= {name for name in found if name.startswith("models.")}
-    assert found == (found & counted) | of_no_vector
-    assert "data/vectors/teacher.py" in software._TEACHERS
+    first, told = mined()
+    assert (len(done), told) == (4, [])
+    was = first.manifest["versions"]
+    assert {"torch", "transformers", "tokenizers"} <= was.keys()
+    (record,) = (tmp_path / "out/data/vectors").glob("*.json")
+    assert json.loads(record.read_text())["versions"] == was
+    real = versions.version
+    other = {"transformers": "99.0"}
+    monkeypatch.setattr(versions, "version", lambda name: other.get(name) or real(name))
+    again, told = mined()
+    assert (again.folder, again.manifest, done) == (first.folder, first.manifest, [])
+    assert len(told) == 1
+    assert f"(transformers {was['transformers']}, here 99.0) and are used as they are" in told[0]
+    # Another rule takes the vectors of both parts, with one warning for all of them.
+    ruled, told = mined(rule={"kind": "top_k"})
+    assert (done, len(told)) == (["MineParts", "MineParts"], 1)
+    assert ruled.manifest["versions"] == was | other
+    monkeypatch.setattr("rayembed.data.mining.mine.VECTORS", "raised")
+    assert mined()[0].folder != first.folder
 
 
 def test_vectors_that_are_there_are_not_made_again(tmp_path) -> None:
@@ -183,7 +125,7 @@ def test_vectors_that_are_there_are_not_made_again(tmp_path) -> None:
     context = PipelineContext(
         str(tmp_path / "out"),
         0,
-        teacher_loader=TeacherLoader(load, lambda r: "w", software=lambda reference: {}),
+        teacher_loader=TeacherLoader(load, lambda r: "w"),
     )
     before = prepared(tmp_path, rows, 2)
     for changes, loaded in (({}, 2), ({"rule": {"kind": "top_k"}}, 0), ({"pool": "given"}, 2)):
@@ -419,12 +361,7 @@ def test_a_step_goes_on_in_the_number_type_that_it_was_begun_in(tmp_path) -> Non
                 left -= 1
                 yield task(unit)
 
-        loader = TeacherLoader(
-            load,
-            lambda reference: reference,
-            lambda: Precision(dtype, "so"),
-            software=lambda reference: {},
-        )
+        loader = TeacherLoader(load, lambda reference: reference, lambda: Precision(dtype, "so"))
         context = PipelineContext(str(tmp_path / "out"), 0, execute, loader)
         return make_mined(context, dataset_of(config), before, HeldOut())
 
@@ -466,11 +403,7 @@ def test_a_cross_encoder_from_a_folder(tmp_path) -> None:
 def test_other_weights_of_a_name_are_loaded_anew(tmp_path) -> None:
     rows = by_hand.made_up_rows(6, 4)
     config = configured(rescoring={"model": str(tmp_path / "reranker")}, rule={"kind": "top_k"})
-    teacher_loader = TeacherLoader(
-        by_hand.load,
-        lambda ref: ref if ref == "a" else weights_of(ref),
-        software=lambda reference: {},
-    )
+    teacher_loader = TeacherLoader(by_hand.load, lambda ref: ref if ref == "a" else weights_of(ref))
     before, scores = prepared(tmp_path, rows, 1), []
     made = [save_cross_encoder(tmp_path / f"seed {seed}", seed=seed) for seed in (0, 1)]
     for folder in (made[0], made[1], made[0]):
@@ -570,7 +503,7 @@ def test_a_teacher_that_gives_numbers_that_are_none_is_refused(pool, number, tmp
     context = PipelineContext(
         str(tmp_path / "out"),
         0,
-        teacher_loader=TeacherLoader(load, lambda ref: ref, software=lambda reference: {}),
+        teacher_loader=TeacherLoader(load, lambda ref: ref),
     )
     dataset, before = dataset_of(configured(**changes)), prepared(tmp_path, rows, 1)
     with pytest.raises(DataError, match=r"teacher 'a' .* NaN or infinity for 1 of") as error:

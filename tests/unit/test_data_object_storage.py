@@ -78,9 +78,7 @@ def test_all_steps_at_an_address_with_a_query(monkeypatch: pytest.MonkeyPatch) -
         write_inputs(root)
         run = run_at(root)
         teacher_loader = TeacherLoader(
-            load=load,
-            fingerprint=lambda reference: f"weights of {reference}",
-            software=lambda reference: {},
+            load=load, fingerprint=lambda reference: f"weights of {reference}"
         )
         pipeline_context = PipelineContext(storage, 0, teacher_loader=teacher_loader, root=root)
         folder = prepare(run, pipeline_context)["first"]

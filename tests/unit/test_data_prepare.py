@@ -41,11 +41,7 @@ def load(config: Any, weights: str, device: str):
     return encode
 
 
-TEACHING = TeacherLoader(
-    load=load,
-    fingerprint=lambda reference: f"weights of {reference}",
-    software=lambda reference: {},
-)
+TEACHING = TeacherLoader(load=load, fingerprint=lambda reference: f"weights of {reference}")
 
 
 def at(storage: object, execute: Execute = in_process) -> PipelineContext:

@@ -4,7 +4,6 @@ import json
 import pickle
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +92,7 @@ def knowing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def context_of(folder: Path, execute: Any = in_process) -> PipelineContext:
-    loader = TeacherLoader(
-        fingerprint=lambda reference: f"weights of {reference}",
-        scoring_software=lambda reference: {"torch": "1"},
-    )
+    loader = TeacherLoader(fingerprint=lambda reference: f"weights of {reference}")
     return PipelineContext(str(folder / "out"), 0, execute, loader)
 
 
@@ -230,19 +226,17 @@ def test_counts_of_relabelled_and_dropped_rows(tmp_path: Path) -> None:
     ]
 
 
-def test_other_software_of_the_reranker_judges_anew_and_says_so(tmp_path: Path, caplog) -> None:
+def test_a_raised_number_of_vectors_has_the_reranker_judge_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = prepared(tmp_path, made_rows(), 1)
     context, dataset = context_of(tmp_path), dataset_of(RERANKER)
     first = make_repaired(context, dataset, before)
     assert make_repaired(context, dataset, before).reused
-    assert "other software" not in caplog.text
-    loader = replace(context.teacher_loader, scoring_software=lambda reference: {"torch": "2"})
-    other = make_repaired(replace(context, teacher_loader=loader), dataset, before)
+    monkeypatch.setattr("rayembed.data.repair.repair.VECTORS", "raised")
+    other = make_repaired(context, dataset, before)
     assert other.folder != first.folder
     assert not other.reused
-    (told,) = [message for message in caplog.messages if "other software" in message]
-    assert told.startswith("cross-encoder reranker: ")
-    assert "(torch 1 is now 2)" in told
 
 
 def test_a_plan_finds_the_folders_that_its_repaired_rows_come_from(tmp_path: Path) -> None:

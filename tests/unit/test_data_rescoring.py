@@ -106,8 +106,6 @@ def loader_of(dtype: str) -> TeacherLoader:
         by_hand.load,
         lambda reference: reference if reference == "a" else weights_of(reference),
         lambda: Precision(dtype, "so"),
-        software=lambda reference: {},
-        scoring_software=lambda reference: {},
     )
 
 

@@ -48,7 +48,7 @@ def load(config: Any, weights: str, device: str):
 
 
 def at(storage: Path, execute: Execute) -> PipelineContext:
-    teacher_loader = TeacherLoader(load, lambda reference: "weights", software=lambda reference: {})
+    teacher_loader = TeacherLoader(load, lambda reference: "weights")
     return PipelineContext(str(storage / "out"), 0, execute, teacher_loader, str(storage))
 
 

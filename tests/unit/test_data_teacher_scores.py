@@ -43,9 +43,7 @@ def context(folder: Path) -> PipelineContext:
     return PipelineContext(
         str(folder / "out"),
         0,
-        teacher_loader=TeacherLoader(
-            by_hand.load, lambda reference: "w", software=lambda reference: {}
-        ),
+        teacher_loader=TeacherLoader(by_hand.load, lambda reference: "w"),
     )
 
 

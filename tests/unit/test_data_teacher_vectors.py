@@ -54,9 +54,7 @@ def count() -> None:
 
 
 def context(storage: object, execute=in_process) -> PipelineContext:
-    loader = TeacherLoader(
-        load, lambda reference: f"weights of {reference}", software=lambda reference: {}
-    )
+    loader = TeacherLoader(load, lambda reference: f"weights of {reference}")
     return PipelineContext(str(storage), 0, execute, loader)
 
 
@@ -255,19 +253,18 @@ def test_vectors_that_were_removed_are_made_anew(files, tmp_path, gone) -> None:
     check(BatchPlan.open(plan), "small")
 
 
-def test_other_weights_of_the_teacher_are_another_plan(files, tmp_path) -> None:
+def test_other_weights_of_the_teacher_are_another_plan(files, tmp_path, monkeypatch) -> None:
     run = run_of({"source": files}, SMALL, num_negatives=0)
     first = BatchPlan.open(prepare(run, context(tmp_path / "out"))["first"])
-    other = TeacherLoader(load, lambda reference: "new weights", software=lambda reference: {})
+    other = TeacherLoader(load, lambda reference: "new weights")
     second = prepare(run, dataclasses.replace(context(tmp_path / "out"), teacher_loader=other))
     found = BatchPlan.open(second["first"])
     assert found.fingerprint != first.fingerprint, "so no checkpoint of the one serves the other"
     assert [r.id for r in found.read(3)] == [r.id for r in first.read(3)]
     embedded.clear()
-    loader = dataclasses.replace(
-        context("").teacher_loader, software=lambda reference: {"torch": "other"}
-    )
-    third = prepare(run, dataclasses.replace(context(tmp_path / "out"), teacher_loader=loader))
+    for module in ("store", "teacher"):
+        monkeypatch.setattr(f"rayembed.data.vectors.{module}.VECTORS", "raised")
+    third = prepare(run, context(tmp_path / "out"))
     assert BatchPlan.open(third["first"]).fingerprint not in {first.fingerprint, found.fingerprint}
     assert embedded
 

@@ -1,4 +1,4 @@
-"""What the core imports is what it depends on, and what only an optional part needs is its extra."""
+"""The core depends on what it imports; what an optional part alone needs is an extra of its own."""
 
 import ast
 import re

@@ -98,7 +98,7 @@ def measure(tmp_path, prepared, sizes, *, execute=in_process, batches=(4, 8), **
         str(tmp_path),
         1,
         execute,
-        TeacherLoader(load, lambda reference: "weights", software=lambda reference: {}),
+        TeacherLoader(load, lambda reference: "weights"),
     )
     return measure_batches(
         pipeline_context,
@@ -130,9 +130,7 @@ def test_batches_are_those_of_the_clustering_step(tmp_path, prepared):
     pipeline_context = PipelineContext(
         str(tmp_path),
         1,
-        teacher_loader=TeacherLoader(
-            load, lambda reference: "weights", software=lambda reference: {}
-        ),
+        teacher_loader=TeacherLoader(load, lambda reference: "weights"),
     )
     manifest = make_clustered(pipeline_context, dataset_of(), prepared).manifest
     assert manifest["similarity"]["mean"] == pytest.approx(found.mean, abs=0.02)

@@ -46,14 +46,14 @@ def test_a_checkpoint_of_another_run_stage_or_plan_is_refused(tmp_path):
     ):
         with pytest.raises(ArtifactError, match=name) as refused:
             Checkpoint(tmp_path, other)
-        assert ("software" in str(refused.value)) == (name == "plan_fingerprint")
+        assert ("settings and data" in str(refused.value)) == (name == "plan_fingerprint")
 
 
-def test_weights_of_another_plan_are_refused_and_software_is_named(tmp_path):
+def test_weights_of_another_plan_are_refused(tmp_path):
     path = str(tmp_path / "weights.safetensors")
     write_weights(path, {"a": torch.eye(2)}, {"run": "this", "plan": "old"})
     check_made_of(path, {"run": "this", "plan": "old"})
-    with pytest.raises(ArtifactError, match=r"'plan': 'new'.*settings, data, .* or the software"):
+    with pytest.raises(ArtifactError, match=r"'plan': 'new'.*settings, data or the stage before"):
         check_made_of(path, {"run": "this", "plan": "new"})
 
 

@@ -45,9 +45,7 @@ def read_json(path: str, remedy: str) -> dict[str, Any]:
             raise ValueError("it must be an object")
         digest = values.pop(DIGEST, None)
         if digest is None:
-            raise ValueError(
-                "it has no digest, so an earlier version wrote it or it was changed since"
-            )
+            raise ValueError("it has no digest, so it was changed since it was written")
         if digest != _digest(values):
             raise ValueError("its content is not what was written: the digest is another")
     except (ValueError, RecursionError) as error:

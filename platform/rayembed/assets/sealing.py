@@ -27,6 +27,6 @@ def check_seal(content: bytes | memoryview, seal: bytes | memoryview) -> None:
         ValueError: it is not, so a bit of either has changed; or there is none.
     """
     if not is_seal(seal):
-        raise ValueError("it has no digest, so an earlier version wrote it or it was changed since")
+        raise ValueError("it has no digest, so it was changed since it was written")
     if bytes(seal) != seal_of(content):
         raise ValueError("its content is not what was written: the digest is another")

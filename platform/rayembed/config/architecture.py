@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.instructions import literal_prompt
@@ -40,8 +40,7 @@ class ArchitectureConfig(Settings):
     """Maximum tokens of a query, special ones included."""
     document_max_length: PositiveInt = 512
     """Maximum tokens of a document, special ones included."""
-    # Left out while it is not set, so that fingerprints of runs from before there was any stay.
-    keep_zeros: bool = Field(default=False, exclude_if=lambda keeps: not keeps)
+    keep_zeros: bool = False
     """Whether the zeros of a start that was pruned stay zero in all stages and in the export: those
     of the matrices that its `compression.json` names. Adapters are masked likewise."""
 

@@ -59,8 +59,7 @@ class DatasetConfig(Settings):
     """Consistency filter with a weak model; None keeps all pairs."""
     mining: MiningConfig | None = None
     """Mining of hard negatives; None: those of the source, or none."""
-    # Left out while there is none, so that fingerprints of runs from before there was one stay.
-    repair: RepairConfig | None = Field(default=None, exclude_if=lambda it: it is None)
+    repair: RepairConfig | None = None
     """Repair of false negatives among the hard ones; None: none are looked for."""
     clusters: ClusterConfig | None = None
     """Clustering into batches of similar pairs, for stages with the policy `clustered`; where no
@@ -161,41 +160,16 @@ class DataConfig(Settings):
     identity; the data's content is."""
     datasets: Annotated[tuple[DatasetConfig, ...], unique_names("data sets")] = Field(min_length=1)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        if "num_titles" in (values.get("held_out") or {}):
-            raise ValueError(
-                "written for an earlier version of rayembed: held_out.num_titles is gone, leave it "
-                "out; files such as sample://wikipedia/sentence.jsonl?held_out=1000 hold titles "
-                "out by themselves"
-            )
-        datasets = [d for d in values.get("datasets") or () if isinstance(d, dict)]
-        sources = [dataset.get("source") for dataset in datasets]
-        if any(isinstance(s, dict) and s.get("kind") == "wikipedia" for s in sources):
-            raise ValueError(
-                "written for an earlier version of rayembed: source.kind 'wikipedia' is now "
-                "'pairs' of a file such as sample://wikipedia/sentence.jsonl?held_out=1000, or "
-                "'classes' of sample://wikipedia/topics.jsonl?held_out=1000"
-            )
-        return values
-
 
 def data_identity(values: dict[str, Any]) -> dict[str, Any]:
-    """Dumped `DataConfig` without what decides nothing: the root, held-out parts of none, and where
-    and how fast a language model is asked.
+    """Dumped `DataConfig` without what decides nothing: the root, and where and how fast a language
+    model is asked.
     """
+    kept = {name: value for name, value in values.items() if name != "root"}
     datasets = [
-        {
-            name: _without_address(value)
-            for name, value in dataset.items()
-            if (name, value) != ("held_out", None)
-        }
+        {name: _without_address(value) for name, value in dataset.items()}
         for dataset in values["datasets"]
     ]
-    kept = {name: value for name, value in values.items() if name != "root"}
     return {**kept, "datasets": datasets}
 
 

@@ -7,7 +7,7 @@ pure function of embeddings and targets. `docs/own_loss.md` adds one.
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
 from rayembed.config.settings import Settings
 from rayembed.config.small_vectors import SmallPrecision
@@ -41,8 +41,7 @@ class LossConfig(Settings):
     """Widths below the full one that are trained too, on truncated and renormalised vectors
     (Matryoshka, arXiv 2205.13147). The losses of all widths are summed with equal weight, as in
     Nomic's code, so each further width increases the gradient."""
-    # Left out while there is none, so that fingerprints of runs from before there was one stay.
-    precisions: Distinct[SmallPrecision] = Field(default=(), exclude_if=lambda it: not it)
+    precisions: Distinct[SmallPrecision] = ()
     """Number types in which vectors are trained beside float32, at each width: queries and
     documents are scored as a search in that type has them, with gradients passed straight through
     the rounding. The losses are summed with equal weight, as those of `dimensions`."""

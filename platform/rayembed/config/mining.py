@@ -96,7 +96,7 @@ class MiningConfig(Teacher):
     None: only equal texts do."""
     rescoring: CrossEncoder | None = None
     """Cross-encoder that rescores candidates; None keeps the teacher's scores."""
-    search: Search = Field(default=_EXACT, exclude_if=lambda search: search == _EXACT)
+    search: Search = _EXACT
     """How candidates are found: exactly, or in an index that misses some of them, for corpora that
     are too large for products of all queries with all documents."""
 
@@ -147,9 +147,7 @@ class ClusterConfig(Teacher):
     max_sample: PositiveInt = 1_000_000
     """Maximum k-means training pairs, if that leaves one for each cluster. One machine holds them:
     20 bytes a pair and dimension of the teacher, 15 GB for a million of 768."""
-    exact_clusters: PositiveInt = Field(
-        default=EXACT_CLUSTERS, exclude_if=lambda most: most == EXACT_CLUSTERS
-    )
+    exact_clusters: PositiveInt = EXACT_CLUSTERS
     """Clusters up to which each pair and the tour are compared with all of them. More are made in
     two levels, at the square root of the cost and with a small loss (docs/data.md)."""
     packing: Literal["random", "tsp"] = "tsp"
@@ -207,10 +205,10 @@ class Overlap(Settings):
     """BM25 score of a query or positive for an evaluation text, relative to that text's own score
     and reduced if the query or positive is longer, above which its row is dropped
     (data/cleaning/bm25.py); None: only equal texts are."""
-    contained: Containment | None = Field(default=None, exclude_if=lambda value: value is None)
+    contained: Containment | None = None
     """Whether rows are dropped too whose query or positive has a benchmark text within it
     (data/cleaning/contained.py); None: a longer text is only compared as a whole."""
-    negatives: bool = Field(default=False, exclude_if=lambda looks: not looks)
+    negatives: bool = False
     """Whether benchmark texts are also removed from the hard negatives that a row brings; the row
     stays."""
 

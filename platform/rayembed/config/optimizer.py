@@ -21,13 +21,9 @@ class OptimizerConfig(Settings):
     """Peak learning rate, after the warm-up."""
     pooling_learning_rate: PositiveFloat | None = None
     """Learning rate of randomly initialised parameters outside the backbone; None: the same."""
-    # Left out while they say nothing, so that fingerprints of runs from before they were there
-    # stay.
-    loss_learning_rate: PositiveFloat | None = Field(
-        default=None, exclude_if=lambda rate: rate is None
-    )
+    loss_learning_rate: PositiveFloat | None = None
     """Learning rate of the loss's own parameters; None: the same."""
-    rates: SortedDict[str, PositiveFloat] = Field(default={}, exclude_if=lambda rates: not rates)
+    rates: SortedDict[str, PositiveFloat] = Field(default={})
     """Learning rates of parameters by their names, before all others: `{"*.router.*": 1e-4}`. `*`
     stands for any characters; each pattern must match a parameter, and none may match two."""
     weight_decay: float = Field(default=0.0, ge=0.0)
@@ -35,9 +31,7 @@ class OptimizerConfig(Settings):
     """
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up: step 1 has 1/`warmup_steps` of the peak; 0: by `warmup_share`."""
-    warmup_share: float | None = Field(
-        default=None, ge=0.0, lt=1.0, exclude_if=lambda share: share is None
-    )
+    warmup_share: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Share of the steps that warm up where `warmup_steps` is 0; None: none."""
     schedule: "AnySchedule" = Field(default=SCHEDULES.default)
     """Schedule after the warm-up: `linear` or `cosine` decay, `constant`, or `wsd`, which is

@@ -55,8 +55,7 @@ class Judge(Settings):
         """All that decides the verdicts, as plain values.
 
         Args:
-            fingerprint: gives that of a model by its reference: its weights and the software that
-                computes it.
+            fingerprint: gives that of a model's weights by its reference.
         """
         raise TypeError(f"{type(self).__name__} judges nothing")
 

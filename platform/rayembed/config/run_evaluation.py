@@ -1,7 +1,5 @@
 """The evaluation of a training run: what its models are scored on, and beside which others."""
 
-from typing import Any
-
 from pydantic import Field, model_validator
 
 from rayembed.config.guard import SAMPLE, GuardConfig
@@ -9,15 +7,6 @@ from rayembed.config.scores import Scores
 from rayembed.config.settings import nearest
 from rayembed.config.types import ModelReference, SortedDict
 from rayembed.config.validation import ValidationConfig
-
-_SIZES = "evaluation.benchmarks=['wikipedia?documents=500&queries=200&max_length=48']"
-_MOVED = {
-    "suite": "evaluation.benchmarks ([wikipedia] for 'wikipedia', [] for 'none')",
-    **dict.fromkeys(("num_documents", "num_queries", "max_length", "wikipedia"), _SIZES),
-    "source": "part of the references of evaluation.own_sets",
-    "translations": "part of the references of evaluation.own_sets",
-}
-"""Settings of earlier versions → where they stand now."""
 
 
 class EvaluationConfig(Scores):
@@ -34,8 +23,7 @@ class EvaluationConfig(Scores):
     have one; an empty text: none."""
     validation: ValidationConfig | None = None
     """Scores while training goes on, by which weights are chosen; None: there are none."""
-    # Left out while it says nothing, so that fingerprints of runs from before it was there stay.
-    guard: GuardConfig | None = Field(default=None, exclude_if=lambda guard: guard is None)
+    guard: GuardConfig | None = None
     """Keeps the trained model or a mixture with its start, whichever gains most on own data and
     loses less on the mean of general tasks; None: the trained model is kept, whatever its
     scores."""
@@ -58,15 +46,6 @@ class EvaluationConfig(Scores):
     def num_mixtures(self) -> int:
         """Number of mixtures that the guard has made and scored."""
         return 0 if self.guard is None else len(self.guard.mixed)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, values: Any) -> Any:
-        moved = [name for name in _MOVED if isinstance(values, dict) and name in values]
-        if moved:
-            told = "; ".join(f"evaluation.{name} is now {_MOVED[name]}" for name in moved)
-            raise ValueError(f"written for an earlier version of rayembed: {told}")
-        return values
 
 
 def own_sets_of(guard: GuardConfig, evaluation: EvaluationConfig) -> tuple[str, ...]:

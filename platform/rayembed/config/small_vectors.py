@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 
 from rayembed.config.settings import Settings
 
@@ -29,12 +29,11 @@ class Rescoring(Settings):
 class StoredVectors(Settings):
     """How a search has the vectors that it compares."""
 
-    # Left out at their defaults, so that what was made before there were such keeps its name.
-    precision: Precision = Field(default="float32", exclude_if=lambda it: it == "float32")
+    precision: Precision = "float32"
     """Number type of the vectors. Retrieval searches in it: `int8` by exact products of the codes,
     `binary` by the number of different bits, queries quantised as documents are. Other tasks get
     the numbers that the stored vectors stand for."""
-    rescore: Rescoring | None = Field(default=None, exclude_if=lambda it: it is None)
+    rescore: Rescoring | None = None
     """Second look at the best of a binary search; None: the order by different bits stands."""
 
     @property

@@ -156,14 +156,12 @@ class FileSource(Settings):
     relative paths are taken from `data.root`."""
     max_rejected_share: float = Field(default=DEFAULT_REJECTED_SHARE, ge=0.0, le=1.0)
     """Maximum share of rows without the expected contents; the job fails above it."""
-    delimiter: str | None = Field(
-        default=None, min_length=1, max_length=1, exclude_if=lambda one: one is None
-    )
+    delimiter: str | None = Field(default=None, min_length=1, max_length=1)
     """Sign between the cells of CSV files, such as `;`; None: a comma, in TSV files a tab."""
-    encoding: FileName | None = Field(default=None, exclude_if=lambda one: one is None)
+    encoding: FileName | None = None
     """Encoding of CSV, TSV and JSONL files, such as `latin-1`, `cp1252`, `utf-16` (not of JSONL);
     None: UTF-8."""
-    quotes: Literal["csv", "none"] | None = Field(default=None, exclude_if=lambda one: one is None)
+    quotes: Literal["csv", "none"] | None = None
     """What `"` is in CSV and TSV files. `csv`: it stands around cells, also where their lines look
     like rows; `none`: a sign like any other, and each line is a row; None: found out, and a file
     that can be read both ways is refused."""

@@ -71,17 +71,16 @@ class StageConfig(Settings):
     batch: BatchConfig
     loss: AnyLoss = Field(default=LOSSES.default)
     """What is minimised; by default InfoNCE."""
-    # Left out while there are none, so that fingerprints of runs from before there were any stay.
-    teachers: tuple[Teacher, ...] = Field(default=(), exclude_if=lambda teachers: not teachers)
+    teachers: tuple[Teacher, ...] = ()
     """Embedding models whose vectors of all texts are stored before the stage, for a loss that
     learns from them or masks by them; none of them runs in a step."""
-    hidden_states: HiddenStates | None = Field(default=None, exclude_if=lambda value: value is None)
+    hidden_states: HiddenStates | None = None
     """Teacher whose hidden states are learnt too, with any loss; None: none are."""
     optimizer: AnyOptimizer
     steps: PositiveInt
     """Weight updates; with `epochs` an estimate, until the prepared records are counted. Setting
     it drops the recipe's `epochs`; one command that sets both is refused."""
-    epochs: PositiveFloat | None = Field(default=None, exclude_if=lambda epochs: epochs is None)
+    epochs: PositiveFloat | None = None
     """Passes over the records that are left to train on, which decide `steps`, rounded to whole
     ones, when the data is prepared; None: `steps` is what it says."""
     query_max_length: PositiveInt | None = None

@@ -1,6 +1,6 @@
 """Scores while training goes on: of what, how often, and what they decide."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -111,18 +111,6 @@ class ValidationConfig(Settings):
     its last step, whatever the scores."""
     early_stopping: EarlyStoppingConfig | None = None
     """Early stopping; None: every stage runs to its last step."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, values: Any) -> Any:
-        data = values.get("data") if isinstance(values, dict) else None
-        if isinstance(data, dict) and data.get("kind") == "wikipedia":
-            raise ValueError(
-                "written for an earlier version of rayembed: data.kind 'wikipedia' is now "
-                "data.kind 'own_sets' with sets such as sample://wikipedia/WikiSentenceRetrieval"
-                "?first=1000&held_out=300"
-            )
-        return values
 
     @model_validator(mode="after")
     def _fits(self) -> "ValidationConfig":

@@ -24,6 +24,7 @@ from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part, remedy
 from rayembed.data.work_items import EXAMPLES_KEPT, Execute, Result, add_up, in_process
 from rayembed.errors import ArtifactError
+from rayembed.models.versions import versions, warn_of_other_versions
 
 if TYPE_CHECKING:
     from rayembed.data.vectors.teacher import TeacherLoader, TeacherSettings
@@ -161,7 +162,10 @@ class ArtifactWriter:
     def existing(self) -> DatasetArtifact | None:
         """The finished folder if another run made it, else None; removes leftover scratch files."""
         found = self._entry.existing()
-        return None if found is None else DatasetArtifact(self.folder, found, reused=True)
+        if found is None:
+            return None
+        warn_of_other_versions(f"results in {self.folder!r}", found.get("versions", {}))
+        return DatasetArtifact(self.folder, found, reused=True)
 
     def get_or_make(self, make: Callable[[], DatasetArtifact]) -> DatasetArtifact:
         """The finished folder: an existing one, or the result of `make`; see `Entry`."""
@@ -213,7 +217,12 @@ class ArtifactWriter:
         return self.finish_with(manifest)
 
     def finish_with(self, manifest: Mapping[str, Any]) -> DatasetArtifact:
-        """Write the manifest of a folder whose rows are not counted; see `finish`."""
+        """Write the manifest of a folder whose rows are not counted; see `finish`.
+
+        What models decided has the versions of their libraries in it.
+        """
+        if "vectors" in self.inputs:
+            manifest = {**manifest, "versions": versions()}
         return DatasetArtifact(self.folder, self._entry.finish(manifest))
 
 

@@ -18,13 +18,13 @@ from ray.data import ActorPoolStrategy
 
 from rayembed.config.data_run import DataRun, TeacherPlacement
 from rayembed.data.artifacts import PipelineContext
-from rayembed.data.vectors.software import software_here
 from rayembed.data.vectors.teacher import TeacherLoader, load_teacher
 from rayembed.data.watch.on_ray import Guard, watching
 from rayembed.data.watched import next_units
 from rayembed.data.work_items import Needs, Result, Task
 from rayembed.errors import PlacementError, RayembedError
 from rayembed.hardware import Precision, auto_precision
+from rayembed.models.versions import versions
 from rayembed.progress import doing
 from rayembed.shares import present_listener
 
@@ -48,7 +48,7 @@ def ray_pipeline_context(run: DataRun) -> PipelineContext:
     The run's storage must be readable and writable on all machines.
     """
     execute = partial(execute_with_ray_data, placement=run.placement)
-    load = partial(load_teacher, began=software_here())  # the same on all machines
+    load = partial(load_teacher, began=versions())
     precision = cache(partial(_teachers_precision, run.placement))
     teacher_loader = TeacherLoader(load, precision=precision)
     return PipelineContext(

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from mteb.models import ModelMeta
     from mteb.types import PromptType
 
+SCORES = 1
+"""Raise it when the same vectors or texts give other scores: it is part of the names of results.
+`tests/unit/test_golden.py` fails when it is due."""
+
 
 @dataclass(frozen=True)
 class EncodeSpec:

@@ -3,8 +3,7 @@
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import mteb
@@ -20,9 +19,9 @@ from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.settings import nearest
 from rayembed.config.small_vectors import StoredVectors
 from rayembed.errors import AssetError, ConfigError
-from rayembed.evaluation.code_version import CodeVersion, code_version
 from rayembed.evaluation.loader_code import GIVES_LEAVE, foreign_code, gives_leave
 from rayembed.evaluation.model_spec import (
+    SCORES,
     EmbedTexts,
     EncodeSpec,
     Similarity,
@@ -42,6 +41,7 @@ from rayembed.evaluation.task_text import task_metadata as read_task
 from rayembed.evaluation.task_text import task_text
 from rayembed.hardware import Precision, settled
 from rayembed.models.fitting import TextsAtOnce, room_for
+from rayembed.models.versions import VECTORS
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +62,6 @@ class MtebSpec:
     settings: ModelUnderTest
     model: str
     """mteb's name, which is the hub's."""
-    code: CodeVersion = field(
-        default_factory=partial(code_version, "mteb", "sentence-transformers")
-    )
-    """Version of the software that made the spec."""
 
     @property
     def stated(self) -> ModelMeta:
@@ -75,8 +71,8 @@ class MtebSpec:
 
     @property
     def meta(self) -> ModelMeta:
-        """Metadata by mteb; the revision also names the software and settings of vectors."""
-        decided = fingerprint([self._changes(), self.code.scores])
+        """Metadata by mteb; the revision also names settings, `VECTORS` and `SCORES`."""
+        decided = fingerprint([self._changes(), VECTORS, SCORES])
         name = self.settings.name
         update = {"revision": f"{self.stated.revision}-{self.stored.slug}{decided[:8]}"}
         if name:
@@ -85,8 +81,8 @@ class MtebSpec:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of name, revision, settings and software."""
-        decided = [self.model, self.stated.revision, self._changes(), self.code.vectors]
+        """Fingerprint of name, revision and settings, and `VECTORS`."""
+        decided = [self.model, self.stated.revision, self._changes(), VECTORS]
         return fingerprint(decided)
 
     @property

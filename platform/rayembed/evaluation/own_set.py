@@ -41,7 +41,7 @@ from rayembed.config.own_sets import (
 )
 from rayembed.data.sources.files import list_pieces
 from rayembed.errors import ConfigError
-from rayembed.evaluation.code_version import readers_version
+from rayembed.evaluation.model_spec import SCORES
 from rayembed.evaluation.own_data import (
     CORPUS,
     JUDGEMENTS,
@@ -184,9 +184,7 @@ def _written_set(path: str, split: str) -> Path:
     def fill(folder: Path) -> None:
         write_set(files, folder)
 
-    return filled(
-        cache_folder() / "own-sets" / f"{files.key}-{readers_version()}", fill, checked=True
-    )
+    return filled(cache_folder() / "own-sets" / f"{files.key}-{SCORES}", fill, checked=True)
 
 
 @lru_cache(maxsize=64)
@@ -197,7 +195,7 @@ def _written_tables(splits: tuple[tuple[str, str], ...], form: Form) -> Path:
     def fill(folder: Path) -> None:
         write_tables(tables, form, folder)
 
-    return filled(cache_folder() / "own-sets" / f"{key}-{readers_version()}", fill, checked=True)
+    return filled(cache_folder() / "own-sets" / f"{key}-{SCORES}", fill, checked=True)
 
 
 class _Own:

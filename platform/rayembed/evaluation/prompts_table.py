@@ -13,9 +13,9 @@ from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.types import PromptType
 
 from rayembed.config.yaml_text import read_yaml
-from rayembed.evaluation.code_version import code_version
-from rayembed.evaluation.model_spec import ModelSpec
+from rayembed.evaluation.model_spec import SCORES, ModelSpec
 from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.models.versions import VECTORS
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def prompts_record(spec: ModelSpec, tasks: Sequence[AbsTask]) -> dict[str, Any]:
     return {
         "model": spec.meta.name,
         "revision": spec.meta.revision,
-        "conditions": {**spec.conditions, "software": code_version().scores[:8]},
+        "conditions": {**spec.conditions, "software": f"vectors {VECTORS}, scores {SCORES}"},
         "prompts": [asdict(row) for row in prompts_table(spec, tasks)],
     }
 

@@ -5,7 +5,7 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,8 @@ from rayembed.config.model import ModelConfig
 from rayembed.config.small_vectors import StoredVectors
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.evaluation.code_version import CodeVersion, code_of, code_version
 from rayembed.evaluation.model_spec import (
+    SCORES,
     EmbedTexts,
     EncodeSpec,
     PromptedSpec,
@@ -42,12 +42,12 @@ from rayembed.models.files import (
 from rayembed.models.load import (
     check_loadable,
     computed_dtype,
-    is_quantised_folder,
     load_model,
     saved_widths,
 )
 from rayembed.models.saved_folder import read_graph
 from rayembed.models.tokens import PrefixTokenizer
+from rayembed.models.versions import VECTORS
 from rayembed.quiet import without
 from rayembed.registry.registered_model import find_folder, pinned_reference
 
@@ -80,8 +80,6 @@ class RayembedSpec(PromptedSpec):
     num_parameters: int | None
     places: int = 0
     """Documents that the model's context holds; 0: it takes none."""
-    code: CodeVersion = field(default_factory=code_version)
-    """Version of the software that made the spec."""
 
     @property
     def num_context(self) -> int:
@@ -101,7 +99,7 @@ class RayembedSpec(PromptedSpec):
         that without context with `context0-`, so that scores of the model as it is are found by how
         their revision begins.
         """
-        decided = fingerprint([self.fingerprint, self.prompts.fingerprint, self.code.scores])
+        decided = fingerprint([self.fingerprint, self.prompts.fingerprint, SCORES])
         changed = "" if self.settings.dimensions is None else f"first{self.dimensions}-"
         changed += self.stored.slug
         if self.places and self.settings.context == "none":
@@ -118,13 +116,13 @@ class RayembedSpec(PromptedSpec):
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of weights, number type, lengths, width, software and a contextual model's
-        context.
+        """Fingerprint of weights, number type, lengths, width and a contextual model's context,
+        and `VECTORS`.
 
         Prompts and the documents of a context stand in the encode spec.
         """
         decides = [self.weights, self.settings.dtype, dict(self.max_lengths), self.dimensions]
-        decides.append(self.code.vectors)
+        decides.append(VECTORS)
         if self.places:
             decides += [self.settings.context, self.settings.context_seed]
         return fingerprint(decides)
@@ -319,7 +317,6 @@ def rayembed_spec(
         prompts=prompts,
         num_parameters=count_parameters(folder) if graph is None else _counted(folder),
         places=config.context_places,
-        code=code_of(config, graph, quantised=is_quantised_folder(folder, config)),
     )
 
 

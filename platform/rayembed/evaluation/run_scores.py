@@ -19,8 +19,7 @@ from rayembed.config.small_vectors import Precision
 from rayembed.device import placed_here
 from rayembed.errors import ConfigError
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
-from rayembed.evaluation.code_version import code_version
-from rayembed.evaluation.model_spec import ModelSpec
+from rayembed.evaluation.model_spec import SCORES, ModelSpec
 from rayembed.evaluation.mteb_spec import mteb_spec
 from rayembed.evaluation.prompts import (
     ModelPrompts,
@@ -33,6 +32,7 @@ from rayembed.evaluation.rayembed_spec import rayembed_spec
 from rayembed.evaluation.sentence_spec import sentence_spec
 from rayembed.models.load import check_loadable
 from rayembed.models.saved_folder import SETTINGS_FILE
+from rayembed.models.versions import VECTORS
 
 
 def run_model(
@@ -83,7 +83,7 @@ def own_names(run: Run) -> tuple[str, ...]:
 
 def bm25_revision() -> str:
     """The revision under which results of BM25 are kept."""
-    return f"{Bm25.revision}-{code_version().scores[:8]}"
+    return f"{Bm25.revision}-{SCORES}"
 
 
 def prompts_for(folder: Path, run: Run) -> ModelPrompts:
@@ -98,13 +98,13 @@ def run_prompts(run: Run, settings: Prompts | None = None) -> ModelPrompts:
 
 
 def decided(tasks: Sequence[Any], prompts: ModelPrompts, *others: object) -> str:
-    """Names what a score comes from besides weights: data, prompts, software.
+    """Names what a score comes from besides weights: data, prompts, `VECTORS` and `SCORES`.
 
     Args:
         others: plain values that decide it, too.
     """
     data = {task.metadata.name: task.metadata.dataset["revision"] for task in tasks}
-    return fingerprint([data, literal_prompts(prompts, tasks), code_version().scores, *others])
+    return fingerprint([data, literal_prompts(prompts, tasks), VECTORS, SCORES, *others])
 
 
 def _given(folder: Path, run: Run) -> Prompts:

@@ -23,7 +23,7 @@ from rayembed.assets.cache import cache_folder
 from rayembed.assets.storage import is_remote, join
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.evaluation import BM25
-from rayembed.config.yaml_text import write_yaml
+from rayembed.config.yaml_text import read_yaml, write_yaml
 from rayembed.errors import ArtifactError, ConfigError, RayembedError
 from rayembed.evaluation.bm25 import Bm25
 from rayembed.evaluation.jobs import (
@@ -40,13 +40,13 @@ from rayembed.evaluation.plan import Scoring, find_results, retrieval_only
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.here import finish
 from rayembed.evaluation.prompts_table import prompts_record, with_earlier_tasks
-from rayembed.models.code_version import VECTORS, versions
+from rayembed.models.versions import LIBRARIES, versions, warn_of_other_versions
 from rayembed.results.files import CONDITIONS_FILE
 from rayembed.results.writer import ResultWriter, open_results
 
 logger = logging.getLogger(__name__)
 
-_PACKAGES = ("mteb", "sentence-transformers", *VECTORS)
+_PACKAGES = ("mteb", "numpy", "scikit-learn", "scipy", *LIBRARIES)
 """Packages whose versions stand beside the results."""
 
 Pool = Callable[[Sequence[Job], ModelSpec, EmbeddingStore | None], Iterator[Done]]
@@ -153,8 +153,8 @@ def score(
             record = prompts_record(model, [factory.load() for factory in tasks])
             earlier = writer.kept(CONDITIONS_FILE)
             writer.keep(CONDITIONS_FILE, write_yaml(with_earlier_tasks(record, earlier)))
-        # Of the first run: whoever comes later with other software has another revision.
-        writer.keep_first("versions.yaml", write_yaml(versions(_PACKAGES)))
+        first = writer.keep_first("versions.yaml", write_yaml(versions(_PACKAGES)))
+        warn_of_other_versions(f"results in {scored.results!r}", read_yaml(first))
         try:
             _do_what_is_missing(scored, model, pool, store, writer, results, beside, on_done)
         finally:

@@ -1,8 +1,7 @@
 """A folder that sentence-transformers loads and encodes with, as its users have it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,8 +22,8 @@ from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest, Prompts
 from rayembed.config.small_vectors import StoredVectors
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.evaluation.code_version import CodeVersion, code_version
 from rayembed.evaluation.model_spec import (
+    SCORES,
     EmbedTexts,
     EncodeSpec,
     Similarity,
@@ -46,6 +45,7 @@ from rayembed.models.files import (
 from rayembed.models.fitting import TextsAtOnce, room_for
 from rayembed.models.load import saved_dtype
 from rayembed.models.sentence_folder import stated_dtype
+from rayembed.models.versions import VECTORS
 
 BATCH_SIZE = 32
 """Texts of one forward pass: the default of sentence-transformers and of mteb."""
@@ -71,16 +71,13 @@ class SentenceSpec:
     default_prompt: str
     similarity: Similarity
     num_parameters: int | None
-    code: CodeVersion = field(default_factory=partial(code_version, "sentence-transformers"))
-    """Version of the software that made the spec."""
 
     @property
     def meta(self) -> ModelMeta:
         """Name and a revision `<weights>-<all else that decides a vector>`."""
         return model_meta(
             self.name,
-            f"{self.stored.slug}{self.weights}-"
-            f"{fingerprint([self.fingerprint, self.code.scores])[:8]}",
+            f"{self.stored.slug}{self.weights}-{fingerprint([self.fingerprint, SCORES])[:8]}",
             n_parameters=self.num_parameters,
             framework=["Sentence Transformers", "PyTorch"],
             similarity_fn_name=self.similarity,
@@ -89,9 +86,9 @@ class SentenceSpec:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of weights, settings and software."""
+        """Fingerprint of weights and settings, and `VECTORS`."""
         decided = [self.settings.dtype, self.settings.max_length, self.settings.dimensions]
-        return fingerprint([self.weights, "sentence-transformers", self.code.vectors, *decided])
+        return fingerprint([self.weights, "sentence-transformers", VECTORS, *decided])
 
     def encode_spec(
         self, task_metadata: TaskMetadata, prompt_type: PromptType | None

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 class FalseNegatives(Settings):
     """Documents that a teacher scores above the positive are no candidates of the query."""
 
-    by: Literal["mining", "teachers"] = Field(
-        default="mining", exclude_if=lambda by: by == "mining"
-    )
+    by: Literal["mining", "teachers"] = "mining"
     """Whose scores tell. `mining`: those that mining stored of a query's own hard negatives, by the
     cross-encoder where it rescored; a document without a score stays. `teachers`: cosines of the
     stage's `teachers`, of all candidates that the batch has for a query, other rows' positives and
@@ -101,10 +99,9 @@ class Contrastive(LossConfig):
 
     row_blocks: ClassVar[bool] = True
 
-    # Left out while there is none, so that fingerprints of runs from before there was one stay.
-    false_negatives: FalseNegatives | None = Field(default=None, exclude_if=lambda it: it is None)
+    false_negatives: FalseNegatives | None = None
     """Which documents are left out by a teacher's scores; None: none are."""
-    spread_out: float = Field(default=0.0, ge=0, exclude_if=lambda it: not it)
+    spread_out: float = Field(default=0.0, ge=0)
     """Weight of the spread-out regulariser at each width (`losses.spread_out`); 0: none."""
 
     @property

@@ -1,7 +1,6 @@
 """Loading of a model folder: rayembed's own, a published one, or an encoder in a usual format."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal, get_args
 
 import torch
@@ -12,7 +11,7 @@ from rayembed.config.types import Role
 from rayembed.errors import ArtifactError
 from rayembed.hardware import Precision, auto_precision, settled, wide_enough
 from rayembed.models.architecture import Published, architecture_of, published_in
-from rayembed.models.backbones import is_quantised, torch_dtype
+from rayembed.models.backbones import torch_dtype
 from rayembed.models.build import check_buildable, shapes_of
 from rayembed.models.files import read_json
 from rayembed.models.fitting import room_for
@@ -201,17 +200,6 @@ def settings_of(folder: Path) -> ModelConfig:
     _check_is_model(folder)
     own = (folder / SETTINGS_FILE).is_file()
     return read_settings(folder) if own else published(folder).config
-
-
-def is_quantised_folder(folder: Path, config: ModelConfig | None = None) -> bool:
-    """Whether a pretrained part of the model in a folder has quantised weights; reads JSON alone.
-
-    Args:
-        config: the model's settings; None: it has no parts in folders of their own.
-    """
-    parts = {} if config is None else part_folders(config, folder)
-    files = {at / "config.json" for at in (folder, *parts.values())}
-    return any(is_quantised(SimpleNamespace(**read_json(f))) for f in files if f.is_file())
 
 
 def saved_widths(folder: Path) -> tuple[int, ...]:

@@ -122,7 +122,7 @@ class RunFolders:
                 raise ArtifactError(
                     f"the run {name!r} in {self.storage!r} has other data: its stage {stage!r} "
                     f"trains on the plan {former!r}, and what the sources hold now gives {here!r}. "
-                    "Files, or the software that prepares them, have changed since; nothing of "
+                    "Files, or the rayembed that prepares them, have changed since; nothing of "
                     "that run was changed. Give this run another name (--set name=…), put the "
                     "files back, or remove the other run."
                 )

@@ -147,7 +147,7 @@ def with_threads(run: AnyRun, runtime: Runtime) -> AnyRun:
     number, why = chosen
     logger.info("%d thread(s) a worker: %s (placement.threads_per_worker=auto)", number, why)
     update = {"placement": placement.model_copy(update={"threads_per_worker": number})}
-    return cast(AnyRun, run.model_copy(update=update))
+    return run.model_copy(update=update)
 
 
 def runtime_of(placement: RuntimeSettings) -> Runtime:

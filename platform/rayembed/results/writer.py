@@ -71,10 +71,12 @@ class ResultWriter:
         path = self.place / name
         return path.read_text(encoding="utf-8") if path.is_file() else None
 
-    def keep_first(self, name: str, content: str) -> None:
-        """Write a file as `keep` does, unless it is there already."""
-        if not (self.place / name).exists():
-            self.keep(name, content)
+    def keep_first(self, name: str, content: str) -> str:
+        """Write a file as `keep` does, unless it is there already; return its content."""
+        if (first := self.kept(name)) is not None:
+            return first
+        self.keep(name, content)
+        return content
 
     def _there(self, task: str) -> Any | None:
         """Result in the file of the task; None: there is none, or it cannot be read."""

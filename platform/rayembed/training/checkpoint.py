@@ -145,12 +145,7 @@ def checkpoint_weights(folder: Path, run: Run) -> dict[str, Tensor]:
     return dict(Checkpoint(folder, position).weights())
 
 
-_CAUSES = {
-    "plan_fingerprint": (
-        " settings, data and, where a teacher made the data or gives vectors, software (rayembed, "
-        "torch, transformers, tokenizers)"
-    )
-}
+_CAUSES = {"plan_fingerprint": " settings and data"}
 """Field of a position → what it is that must be the same."""
 
 

@@ -46,7 +46,7 @@ class Progress:
         return [record for record in mine if record["time"] > self._since]
 
     def _tell_workers(self, record: StepRecord) -> None:
-        workers = record.get("workers", self._workers)  # logs of earlier versions have none
+        workers = record["workers"]
         if self._workers not in (None, workers):
             logger.info(
                 "stage %s: %d instead of %d workers from step %d on",
@@ -65,7 +65,7 @@ class Progress:
         last, recent, rows = mine[-1], (mine[1:] or mine)[-20:], stage.row_name
         detail(f"{last['step']}/{stage.steps}")
         seconds = sum(r["seconds"] for r in recent)
-        dropped = last.get("dropped_steps", 0)  # logs of earlier versions have none
+        dropped = last["dropped_steps"]
         left = (stage.steps - last["step"]) * seconds / len(recent)
         rate = sum(r[f"{rows}_per_second"] for r in recent) / len(recent)
         parts = [

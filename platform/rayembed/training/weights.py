@@ -70,9 +70,8 @@ def check_made_of(path: str, wanted: Mapping[str, str]) -> None:
     found = read_made_of(path)
     if {name: found.get(name) for name in wanted} != wanted:
         raise ArtifactError(
-            f"{path!r} was made of {found}, this run would make it of {wanted}: settings, data, "
-            "the stage before, or the software by which teachers made the data (rayembed, torch, "
-            "transformers, tokenizers) have changed since. Go on with what it was, give this run "
+            f"{path!r} was made of {found}, this run would make it of {wanted}: settings, data "
+            "or the stage before have changed since. Go on with what it was, give this run "
             "another --name, or remove the stage's folder."
         )
 

@@ -42,6 +42,7 @@ from rayembed.data.vectors.embed import Vectors, embed_parts
 from rayembed.data.work_items import Needs, Result, Task, WorkItem, run_resumable
 from rayembed.errors import DataError
 from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
+from rayembed.models.versions import VECTORS
 from rayembed.search.faiss_library import require_faiss
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def make_clustered(
         "code": CODE_VERSION,
         "settings": config.model_dump(mode="json", exclude={"teacher"}),
         "teacher": context.teacher_loader.fingerprint(config.teacher),
-        "software": context.teacher_loader.version(config.teacher),
+        "vectors": VECTORS,
         "records": parent.fingerprint,
         "seed": context.seed,
     }

@@ -41,6 +41,7 @@ from rayembed.data.vectors.embed import embed_parts
 from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import DataError
+from rayembed.models.versions import VECTORS
 from rayembed.search.exact import count_above
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def make_filtered(
         "code": CODE_VERSION,
         "settings": config.model_dump(mode="json", exclude={"teacher"}),
         "teacher": context.teacher_loader.fingerprint(config.teacher),
-        "software": context.teacher_loader.version(config.teacher),
+        "vectors": VECTORS,
         "records": parent.fingerprint,
         "seed": context.seed if _are_cut(parent.parts, config.shard_rows) else None,
     }

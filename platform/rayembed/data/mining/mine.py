@@ -30,8 +30,8 @@ from rayembed.data.mining.tasks import MineParts, MiningTeacher
 from rayembed.data.parts import Part
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.vectors.embed import Vectors, embed_parts
-from rayembed.data.vectors.software import note_cross_encoder
 from rayembed.data.work_items import Execute, Needs, run_resumable, run_tasks
+from rayembed.models.versions import VECTORS
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +73,8 @@ def make_mined(
     corpus = corpus_of(context, config.corpus, held_out) if config.corpus is not None else None
     inputs = _inputs(config, parent, context.seed) | {
         "teachers": weights,
-        "software": [context.teacher_loader.version(one.teacher) for one in _teachers(config)],
-        "cross_encoder": rescoring and context.teacher_loader.identity(rescoring.model),
+        "vectors": VECTORS,
+        "cross_encoder": cross_encoder,
         "corpus": corpus and dict(corpus[0].inputs),
     }
     if corpus is not None and dataset.cleaning.overlap is not None:
@@ -107,7 +107,6 @@ def _mine(
     if config.rescoring is not None and cross_encoder is not None:
         rescoring = writer.settled(context, config.rescoring)
         config = config.model_copy(update={"rescoring": rescoring})
-        note_cross_encoder(context, rescoring.model, cross_encoder)
     # Before texts are embedded, as evaluation texts may fail to load.
     excluded, not_mined = _texts_of_benchmarks(context, dataset, documents, writer)
     vectors = [_embedded(context, dataset, records, documents, teacher) for teacher in teachers]

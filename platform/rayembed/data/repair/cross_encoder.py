@@ -63,16 +63,13 @@ class CrossEncoderJudge(CrossEncoder, Judge):
             raise type(error)(f"{setting}.model cannot be used: {error}") from None
 
     def inputs(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:
-        """Limits, and the model by its weights and the software that computes it."""
+        """Limits, and the model by its weights."""
         settings = self.model_dump(mode="json", exclude={"model"})
         return {**settings, "model": fingerprint(self.model)}
 
     def ready(self, work: JudgeWork) -> ScoreNegatives:
-        """Settle the number type and write down the software: each process loads the model."""
-        from rayembed.data.vectors.software import note_cross_encoder
-
+        """Settle the number type: each process loads the model."""
         weights = work.context.teacher_loader.fingerprint(self.model)
-        note_cross_encoder(work.context, self.model, weights)
         return ScoreNegatives(work.writer.settled(work.context, self), weights)
 
 

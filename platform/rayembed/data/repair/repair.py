@@ -23,6 +23,7 @@ from rayembed.data.repair.verdicts import Decide, JudgeWork, Verdict
 from rayembed.data.words import normalised_hash
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import DataError
+from rayembed.models.versions import VECTORS
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +55,12 @@ def make_repaired(
     inputs = {
         "code": CODE_VERSION,
         "action": config.action,
-        "judge": config.judge.inputs(context.teacher_loader.identity),
+        "judge": config.judge.inputs(context.teacher_loader.fingerprint),
         "records": parent.fingerprint,
         "seed": context.seed,
     }
+    if config.judge.models:
+        inputs["vectors"] = VECTORS
     writer = ArtifactWriter(context.storage, "repaired", dataset.name, inputs, parent)
     return writer.get_or_make(lambda: _repair(context, dataset, parent, writer))
 

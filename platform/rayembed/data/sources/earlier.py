@@ -45,16 +45,9 @@ class RecordsSource(Source):
         """Find the earlier job's finished folder.
 
         Raises:
-            DataError: as `_opened`, or its false negatives are written in a way of former code.
+            DataError: as `_opened`.
         """
         earlier = self._opened()
-        kind, code = earlier.manifest["kind"], earlier.manifest.get("inputs", {}).get("code")
-        if kind in _MARKING_STEPS and code == 1:
-            raise DataError(
-                f"source.path = {self.path!r} is a folder of the step {kind!r} from an earlier "
-                "version of rayembed, whose false negatives training would no longer know; start "
-                "the data job that made it again and take the folder that it prints"
-            )
         content = fingerprint([earlier.fingerprint, earlier.manifest["parts"]])
         return ResolvedDataset(dataset, content)
 
@@ -96,10 +89,6 @@ class RecordsSource(Source):
             raise DataError(
                 f"source.path = {self.path!r} has no {MANIFEST} of a data job: {error}"
             ) from error
-
-
-_MARKING_STEPS = ("repaired", "clustered")
-"""Steps that write false negatives: with code 1 as hashes of texts that were not normalised."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Vectors of parts: a task embeds queries and documents; all runs share the files.
 
-Vectors are stored as float16 in files named by the teacher's settings, the software that embeds and
-the part's content, so that later runs reuse them. Each file is read whole and ends with a checksum.
+Vectors are stored as float16 in files named by the teacher's settings, `VECTORS` and the part's
+content, so that later runs reuse them. Each file is read whole and ends with a checksum.
 """
 
 import logging
@@ -13,18 +13,19 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from rayembed.assets.array_files import REMEDY, load_array, load_arrays, save_array, save_arrays
+from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.local_copies import read_copied
 from rayembed.assets.storage import exists, file_name, join, list_files
 from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.hashes import NO_HASH, label_hash, text_hash
-from rayembed.data.parts import Part, PartItem, read_records
+from rayembed.data.parts import Part, PartItem, read_records, remedy
 from rayembed.data.records import Record
-from rayembed.data.vectors.software import note_software
 from rayembed.data.vectors.teacher import Encoder, embedding_settings, load_teacher
 from rayembed.data.work_items import Result, run_tasks
 from rayembed.errors import ArtifactError, DataError
+from rayembed.models.versions import versions, warn_of_other_versions
 from rayembed.shares import pieces
 
 log = logging.getLogger(__name__)
@@ -195,8 +196,7 @@ def embed_parts(
     task = EmbedPart(vectors, teacher, context.teacher_loader.load)
     # No results are kept: the files themselves tell what is done, whoever removes some.
     missing = vectors.missing(parts)
-    if missing and not list_files(vectors.folder, recursive=False):
-        _note_software(context, vectors, teacher)
+    _record_versions(vectors)
     name = f"embed {dataset} {file_name(vectors.folder)}"
     run_tasks(name, task, missing, context.execute, "gpu or machine")
     _warn_if_collapsed(dataset, teacher, vectors, parts)
@@ -229,22 +229,18 @@ def _warn_if_collapsed(
 def vectors_of(context: PipelineContext, teacher: Teacher) -> Vectors:
     """Vector files of a teacher with a fixed number type, which may not exist yet."""
     weights = context.teacher_loader.fingerprint(teacher.teacher)
-    software = context.teacher_loader.version(teacher.teacher)
-    name = f"{embedding_settings(teacher, weights)}-{software}"
-    return Vectors(join(context.storage, "data", "vectors", name), weights)
+    folder = join(context.storage, "data", "vectors", embedding_settings(teacher, weights))
+    return Vectors(folder, weights)
 
 
-def _note_software(context: PipelineContext, vectors: Vectors, teacher: Teacher) -> None:
-    """Write down which software embeds by the teacher's settings, and warn where another did."""
-    settings = embedding_settings(teacher, vectors.weights)
-    place = join(context.storage, "data", "vectors")
-    note_software(
-        join(place, f"{settings}.json"),
-        f"teacher {teacher.teacher}",
-        context.teacher_loader.software(teacher.teacher),
-        # Before software counted, vectors lay in a folder named by the settings alone.
-        unknown=bool(list_files(join(place, settings), recursive=False)),
-    )
+def _record_versions(vectors: Vectors) -> None:
+    """Record the libraries that embed first, and warn where they have other versions later."""
+    record = f"{vectors.folder}.json"
+    if exists(record):
+        recorded = read_json(record, remedy(record))["versions"]
+        warn_of_other_versions(f"vectors in {vectors.folder!r}", recorded)
+    else:
+        write_json(record, {"versions": versions()})
 
 
 def finite(config: Teacher, texts: Sequence[str], vectors: np.ndarray) -> np.ndarray:

@@ -55,6 +55,7 @@ from rayembed.data.vectors.lookup import KIND, ROLES, VERSION
 from rayembed.data.vectors.teacher import Encoder
 from rayembed.data.vectors.text_index import TextIndex
 from rayembed.data.work_items import Result, run_tasks
+from rayembed.models.versions import VECTORS
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ def make_store(
     inputs = {
         "code": VERSION,
         "weights": context.teacher_loader.fingerprint(teacher.teacher),
-        "software": context.teacher_loader.version(teacher.teacher),
+        "vectors": VECTORS,
         "settings": teacher.model_dump(mode="json", exclude={"teacher"}),
         "records": {name: chains[name][-1].fingerprint for name in sorted(chains)},
         "num_negatives": num_negatives,

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
@@ -17,11 +17,6 @@ from rayembed.config.instructions import instruction_in
 from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
 from rayembed.cores import free_threads, num_cores
-from rayembed.data.vectors.software import (
-    cross_encoders_software,
-    differences,
-    teachers_software,
-)
 from rayembed.errors import ArtifactError
 from rayembed.hardware import Precision, auto_precision, say_once, settled
 from rayembed.models.encoding import encode
@@ -29,6 +24,7 @@ from rayembed.models.files import weights_fingerprint
 from rayembed.models.fitting import room_for
 from rayembed.models.load import load_as_saved, load_model
 from rayembed.models.tokens import PrefixTokenizer
+from rayembed.models.versions import VECTORS, warn_of_other_versions
 from rayembed.shares import tell
 
 log = logging.getLogger(__name__)
@@ -67,13 +63,12 @@ def load_teacher(
     Args:
         weights: their fingerprint. A process that lives on loads anew what lies under the same name
             with other content.
-        began: `software_here` of the process that began the job; None: this one.
+        began: versions of libraries where the job began; None: the same.
 
     Raises:
-        ArtifactError: the weights, or the software, are others.
+        ArtifactError: the weights are others.
     """
-    if began is not None:
-        _check_software(config.teacher, tuple(began.items()))
+    warn_of_other_versions("other vectors of this job", began or {})
     prefixes = config.query_prefix, config.document_prefix
     dtype: Dtype = auto_precision(device).dtype if config.dtype == "auto" else config.dtype
     return _load(config.teacher, weights, config.max_length, *prefixes, device, dtype)
@@ -88,23 +83,8 @@ def embedding_settings(config: Teacher, weights: str) -> str:
     """Hash of everything that decides a text's vector, in hexadecimal digits; `weights` is the
     fingerprint of the weights.
     """
-    return fingerprint(
-        [weights, config.dtype, config.max_length, config.query_prefix, config.document_prefix]
-    )
-
-
-@cache
-def _check_software(reference: str, began: tuple[tuple[str, str], ...]) -> None:
-    """Check that this machine embeds with the teacher by the same software, once in a process."""
-    here, there = teachers_software(reference), dict(began)
-    other = differences({name: there[name] for name in here if name in there}, here)
-    if other:
-        told = [f"{name} {after}, there {before}" for name, before, after in other]
-        raise ArtifactError(
-            f"the teacher {reference!r} would be computed by other software on this machine than "
-            f"where the job began ({'; '.join(told)}); install the same versions of these on all "
-            "machines and start it again"
-        )
+    prefixes = config.query_prefix, config.document_prefix
+    return fingerprint([VECTORS, weights, config.dtype, config.max_length, *prefixes])
 
 
 def weights_of(reference: str) -> str:
@@ -122,18 +102,6 @@ class TeacherLoader:
     precision: Callable[[], Precision] = auto_precision
     """Number type that the embedding machines compute fast; here a GPU's where there is one, as
     `execute_here` embeds on it."""
-    software: Callable[[str], Mapping[str, str]] = teachers_software
-    """The software that embeds with a teacher: package or source → its version."""
-    scoring_software: Callable[[str], Mapping[str, str]] = cross_encoders_software
-    """The software that scores with a cross-encoder, told in the same way."""
-
-    def version(self, reference: str) -> str:
-        """Version of the software that embeds with a teacher."""
-        return fingerprint(dict(self.software(reference)))
-
-    def identity(self, reference: str) -> str:
-        """Names a cross-encoder by its weights and the software that scores with it."""
-        return fingerprint([self.fingerprint(reference), dict(self.scoring_software(reference))])
 
     def settled(self, config: TeacherSettings) -> TeacherSettings:
         """Settings with a fixed number type, so that all machines embed in the same one.

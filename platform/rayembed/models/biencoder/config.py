@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
 from rayembed.config.architecture import ArchitectureConfig
 from rayembed.config.lora import LoraConfig
@@ -20,8 +20,7 @@ class BiEncoderConfig(ArchitectureConfig):
     projections: tuple[ProjectionConfig, ...] = ()
     """Projections of the pooled vector, in order. Initialised from the start model's Dense modules,
     which must have these shapes, or randomly if it has none."""
-    # Left out while it is not set, so that fingerprints of models from before it was there stay.
-    width: PositiveInt | None = Field(default=None, exclude_if=lambda width: width is None)
+    width: PositiveInt | None = None
     """Width of the vectors, which are cut to their first numbers (`truncate_dim` in
     sentence-transformers); None: all numbers."""
     lora: LoraConfig | None = None

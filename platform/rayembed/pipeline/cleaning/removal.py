@@ -246,8 +246,8 @@ def _of_data(inventory: Inventory, going: Sequence[StoredRun]) -> list[Step]:
     if silent := [run.name for run in staying if not run.names_data]:
         raise ArtifactError(
             f"--free data: the folder of {_listed(silent)} does not say which data it uses, as it "
-            "was ended before it could or made by an earlier version; give its command again, "
-            "which writes that down, or remove it (--free run)"
+            "was ended before it could; give its command again, which writes that "
+            "down, or remove it (--free run)"
         )
     unused, steps = inventory.unused(staying, going), []
     vectors = sorted(path for path in unused if path in inventory.vectors)
