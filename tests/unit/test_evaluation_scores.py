@@ -10,8 +10,6 @@ from run_scoring import evaluate, evaluate_reference, tasks_of
 from table_model import TableModel, changed, number, oracle
 from tiny_folders import save_biencoder
 
-from rayembed.config.run import Run
-from rayembed.config.settings import parse
 from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError, WorkerError
 from rayembed.evaluation import rayembed_spec
@@ -187,23 +185,6 @@ def test_settings_that_contradict_are_refused(run, settings, message):
 def test_an_unknown_benchmark_is_refused(run):
     with pytest.raises(ConfigError, match="'wikipedi'"):
         tasks_of(changed(run, benchmarks=("wikipedi",)))
-
-
-def test_a_run_of_an_earlier_version_is_told_what_its_settings_are_called_now(run):
-    values = run.model_dump(mode="json")
-    earlier = {**values["evaluation"], "suite": "wikipedia", "wikipedia": {"num_documents": 10}}
-    told = r"earlier version.*suite is now.*benchmarks.*wikipedia is now.*wikipedia\?documents"
-    with pytest.raises(ConfigError, match=told):
-        parse(Run, {**values, "evaluation": earlier})
-    data = {**values["data"], "held_out": {"num_titles": 1000}}
-    with pytest.raises(ConfigError, match=r"data: written for an earlier.*held_out\.num_titles"):
-        parse(Run, {**values, "data": data})
-    old = {**values["data"]["datasets"][0], "source": {"kind": "wikipedia", "path": "a.json"}}
-    with pytest.raises(ConfigError, match=r"earlier version.*kind 'wikipedia' is now 'pairs'"):
-        parse(Run, {**values, "data": {**values["data"], "datasets": [old]}})
-    validation = {"data": {"kind": "wikipedia", "num_titles": 300}}
-    with pytest.raises(ConfigError, match=r"earlier version.*'wikipedia' is now.*'own_sets'"):
-        parse(Run, {**values, "evaluation": {"validation": validation}})
 
 
 def test_without_tasks_nothing_is_scored(run, tmp_path):

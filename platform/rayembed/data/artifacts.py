@@ -162,14 +162,16 @@ class ArtifactWriter:
     def existing(self) -> DatasetArtifact | None:
         """The finished folder if another run made it, else None; removes leftover scratch files."""
         found = self._entry.existing()
-        if found is None:
-            return None
-        warn_of_other_versions(f"results in {self.folder!r}", found.get("versions", {}))
-        return DatasetArtifact(self.folder, found, reused=True)
+        return None if found is None else self._reused(found)
 
     def get_or_make(self, make: Callable[[], DatasetArtifact]) -> DatasetArtifact:
         """The finished folder: an existing one, or the result of `make`; see `Entry`."""
-        return DatasetArtifact(self.folder, *self._entry.get_or_make(lambda: make().manifest))
+        manifest, reused = self._entry.get_or_make(lambda: make().manifest)
+        return self._reused(manifest) if reused else DatasetArtifact(self.folder, manifest)
+
+    def _reused(self, manifest: Mapping[str, Any]) -> DatasetArtifact:
+        warn_of_other_versions(f"results in {self.folder!r}", manifest.get("versions", {}))
+        return DatasetArtifact(self.folder, manifest, reused=True)
 
     def finish(
         self,
