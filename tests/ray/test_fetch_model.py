@@ -8,7 +8,7 @@ import pytest
 from rayembed.assets.storage import write_atomic
 from rayembed.assets.store import MANIFEST
 from rayembed.config.run import Run
-from rayembed.data.plan.batch_plan import VERSION
+from rayembed.data.plan.batch_plan import CODE_VERSION
 from rayembed.errors import AssetError
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.job import StageJob
@@ -26,7 +26,7 @@ def run_of(backbone: str) -> Run:
 
 
 def fetch(run: Run, folder: Path) -> None:
-    write_atomic(folder / "plan" / MANIFEST, json.dumps({"version": VERSION}).encode())
+    write_atomic(folder / "plan" / MANIFEST, json.dumps({"code": CODE_VERSION}).encode())
     _fetch(StageJob(run, 0, str(folder / "plan"), None, "weights"))
 
 

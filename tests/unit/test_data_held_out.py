@@ -459,10 +459,10 @@ def test_a_part_of_another_form_is_not_handed_on(
 ) -> None:
     path = write(tmp_path / "pairs.jsonl", rows_of(300))
     with monkeypatch.context() as patch:
-        patch.setattr(part, "CODE_VERSION", 1)
+        patch.setattr(part, "CODE_VERSION", 0)
         first = prepare(tmp_path / "first", {"pairs": pairs(path)})["pairs"]
     later = {"source": {"kind": "records", "path": first.folder}}
-    with pytest.raises(ArtifactError, match=r"has version 1 of the form .* prepare these records"):
+    with pytest.raises(ArtifactError, match=r"has version 0 of the form .* prepare these records"):
         prepare(tmp_path / "second", {"later": later})
 
 

@@ -501,7 +501,7 @@ def test_finished_plans_are_taken_and_unfinished_ones_are_not(parts, tmp_path: P
     assert not done
     with pytest.raises(ArtifactError, match="other data or settings"):
         write_plan(str(folder), parts, config(seed=9))
-    write_json(str(folder / "manifest.json"), {"version": 0})
+    write_json(str(folder / "manifest.json"), {"code": 0})
     with pytest.raises(ArtifactError, match="layout 0"):
         BatchPlan.open(str(folder))
 

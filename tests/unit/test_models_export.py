@@ -206,25 +206,6 @@ def test_transformers_refuses_to_take_the_backbone_for_the_model(tmp_path, decod
     assert AutoModel.from_pretrained(tmp_path / "plain").config.model_type == "bert"
 
 
-def as_version_1(folder):
-    """What version 1 wrote: the backbone in the model's folder itself."""
-    (folder / "config.json").unlink()
-    for path in (folder / "backbone").iterdir():
-        path.rename(folder / path.name)
-    (folder / "backbone").rmdir()
-    path = folder / "rayembed.json"
-    path.write_text(path.read_text().replace('"format_version": 2', '"format_version": 1'))
-
-
-def test_a_folder_of_version_1_is_loaded_and_goes_on(tmp_path, decoder):
-    model = trained(nvembed_config(lora=None), decoder)
-    model.save(tmp_path / "model")
-    as_version_1(tmp_path / "model")
-    again = build_model(nvembed_config(lora=None), tmp_path / "model", seed=7).eval()
-    for found in (load_model(tmp_path / "model"), again):
-        np.testing.assert_allclose(vectors(found, "query"), vectors(model, "query"), atol=1e-5)
-
-
 def test_without_the_import_sentence_transformers_asks_for_the_flag(tmp_path, decoder, monkeypatch):
     trained(nvembed_config(), decoder).save(tmp_path / "model")
     # What a process has in which nobody imported rayembed's module.

@@ -130,7 +130,6 @@ def test_dropped_steps_of_a_run_are_those_of_its_stages():
         for count in counts
     ]
     assert dropped_steps(records) == 3
-    assert dropped_steps([{"stage": "of an earlier version"}]) == 0
 
 
 def test_reader_takes_what_is_new_and_follows_a_replaced_file(tmp_path):

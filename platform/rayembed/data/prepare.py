@@ -35,7 +35,7 @@ from rayembed.data.here import release_models
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.parts import are_graded
 from rayembed.data.plan.audit import plan_warnings, write_audit
-from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.plan.batch_plan import CODE_VERSION, BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for
 from rayembed.data.plan.write import write_plan
 from rayembed.data.repair.repair import make_repaired
@@ -48,9 +48,6 @@ from rayembed.data.vectors.store import make_store
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
-
-PLAN_VERSION = 8
-"""Version of the plan format; bump when the same records yield another plan or manifest."""
 
 
 def prepare(
@@ -95,7 +92,7 @@ def prepare(
             teachers=tuple(file_name(store.folder) for store in stores),
         )
         inputs = {name: prepared[name].fingerprint for name in stage.datasets}
-        named = fingerprint({**config.values(), "inputs": inputs, "version": PLAN_VERSION})
+        named = fingerprint({**config.values(), "inputs": inputs, "code": CODE_VERSION})
         folder = join(context.storage, "plans", f"{stage.name}-{named}")
         parts = {name: prepared[name].parts for name in stage.datasets}
         batch_pairs = {

@@ -18,7 +18,7 @@ MODEL_TYPE = "rayembed"
 """`model_type` in config.json of what transformers must not take for its backbone alone."""
 POOLING_FILE = "pooling.safetensors"
 FORMAT_VERSION = 2
-"""1 had the backbone in the model's folder itself, where transformers loads it without a head."""
+"""Version of the layout of a saved model's folder."""
 
 
 def part_folders(config: ModelConfig, folder: Path) -> dict[str, Path]:
@@ -29,7 +29,7 @@ def part_folders(config: ModelConfig, folder: Path) -> dict[str, Path]:
 def part_folder(folder: Path, name: str) -> Path:
     """Folder of one pretrained part of a saved model.
 
-    The backbone lies in the model's folder itself in plain formats and in format version 1.
+    The backbone lies in the model's folder itself in plain formats.
     """
     own = folder / name
     return own if name != "backbone" or own.is_dir() else folder
@@ -96,10 +96,10 @@ def saved_dimensions(settings_file: Path) -> tuple[int, ...]:
 def _read_settings_file(path: Path) -> dict[str, Any]:
     values = read_json(path)
     version = values.get("format_version")
-    if version not in range(1, FORMAT_VERSION + 1):
+    if version != FORMAT_VERSION:
         raise ArtifactError(
             f"{str(path)!r} has format_version {version!r}; this version of "
-            f"rayembed reads 1 to {FORMAT_VERSION}"
+            f"rayembed reads {FORMAT_VERSION}"
         )
     return values
 

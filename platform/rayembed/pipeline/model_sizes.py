@@ -14,7 +14,7 @@ from rayembed.pipeline.requirements import Activations, ModelSize, known_setting
 
 _FILE = "counted.json"
 _CODE = 3
-"""Version of what counts; bump when the same model has other counts."""
+"""Version of what counts; raise it when the same model has other counts."""
 
 
 def remembered_size(model: ModelConfig) -> ModelSize | None:

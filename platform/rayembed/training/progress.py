@@ -33,7 +33,7 @@ class Progress:
         logger.info("stage %s: %d steps", self._stage.name, self._stage.steps)
         for record in self._records()[-1:]:  # of an earlier submission
             self._since = self._seen = record["time"]
-            self._workers = record.get("workers")
+            self._workers = record["workers"]
         told = doing(self._text, tells_end=True, silence_seconds=self._every)
         self._doing.enter_context(told)
 

@@ -34,7 +34,7 @@ from rayembed.data.work_items import Result, run_resumable
 from rayembed.search.faiss_library import require_faiss
 
 CODE_VERSION = 1
-"""Code version of the measurement; bump when the same inputs yield other figures."""
+"""Code version of the measurement; raise it when the same inputs yield other figures."""
 
 RANDOM = "random"
 """Placeholder for the cluster size: randomly ordered batches."""

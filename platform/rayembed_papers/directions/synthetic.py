@@ -52,8 +52,8 @@ _MODEL = SMOLLM2
 
 _TASK = "Given a question, retrieve the article that answers it"
 
-_CODE_VERSION = 1
-"""Version of choice, writing and cleaning; bump when the same prompt yields other pairs."""
+CODE_VERSION = 1
+"""Version of choice, writing and cleaning; raise it when the same prompt yields other pairs."""
 
 _ASK = "Write one short question that the text answers."
 _EXAMPLES = (
@@ -99,7 +99,7 @@ _NO_SUBJECTS = (
 
 _KEY = fingerprint(
     [
-        *(_CODE_VERSION, _MODEL, _SAMPLE.pairs("description").path, DOCUMENTS),
+        *(CODE_VERSION, _MODEL, _SAMPLE.pairs("description").path, DOCUMENTS),
         *(_ASK, _EXAMPLES, _WORDS, _NEW_TOKENS, _BATCH),
     ]
 )

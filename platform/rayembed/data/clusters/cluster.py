@@ -47,11 +47,8 @@ from rayembed.search.faiss_library import require_faiss
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 2
-"""Code version of clustering; bump when the same inputs yield other batches."""
-
-_LEVELS_VERSION = 1
-"""Code version of clusters in two levels."""
+CODE_VERSION = 1
+"""Code version of clustering; raise it when the same inputs yield other batches."""
 
 NOT_FULL = "last batch is not full"
 
@@ -87,8 +84,7 @@ def make_clustered(
         "seed": context.seed,
     }
     rows = sum(part.rows for part in parent.parts)
-    if (cost := ClusterCost.of(rows, config)).levels == 2:
-        inputs["levels"] = _LEVELS_VERSION
+    cost = ClusterCost.of(rows, config)
     writer = ArtifactWriter(context.storage, "clustered", dataset.name, inputs, parent)
     return writer.get_or_make(lambda: _cluster(context, dataset, parent, writer, cost))
 

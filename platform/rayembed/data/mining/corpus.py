@@ -38,8 +38,8 @@ MOST_SHARED = 1000
 """Maximum number of positives that rows with the same query share. A query with more ("Untitled")
 says nothing about them, and they would be read for every part that has it."""
 
-VERSION = 2
-"""Version of the metadata in the cache; bump when the same files yield others."""
+CODE_VERSION = 1
+"""Version of the metadata in the cache; raise it when the same files yield others."""
 
 _MAPPED_DOCUMENTS = 1 << 20
 """Documents from which metadata are mapped; those of fewer take less than 30 MB in a process."""
@@ -217,7 +217,7 @@ def open_corpus(files: CorpusFiles) -> Corpus:
         for name, array in _metadata(files).items():
             save_array(str(folder / f"{name}.npy"), array)
 
-    entry = cache_folder() / "mining" / f"corpus-{VERSION}-{digest}"
+    entry = cache_folder() / "mining" / f"corpus-{CODE_VERSION}-{digest}"
     folder = filled(entry, fill)
     mark_used(entry)
     remove_unused(entry.parent, UNUSED_SECONDS, keep=entry)

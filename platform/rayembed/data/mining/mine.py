@@ -35,8 +35,8 @@ from rayembed.models.versions import VECTORS
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 8
-"""Code version of mining; bump when the same inputs yield other negatives or scores."""
+CODE_VERSION = 1
+"""Code version of mining; raise it when the same inputs yield other negatives or scores."""
 
 _LOW_RECALL = 0.9
 """Recall below which a warning tells it."""

@@ -56,8 +56,8 @@ from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
-VERSION = 3
-"""Version of the plan; bump when the same sequences yield another plan or layout on disk."""
+CODE_VERSION = 1
+"""Version of the plan; raise it when the same sequences yield another plan or layout on disk."""
 
 PLAN_SCHEMA = pa.schema([("step", pa.int64()), ("slot", pa.int32()), *SCHEMA])
 
@@ -82,7 +82,7 @@ class SequencePlan:
         Raises:
             ArtifactError: no finished plan of this version there, or a broken one.
         """
-        manifest = read_manifest(folder, VERSION, _KIND)
+        manifest = read_manifest(folder, CODE_VERSION, _KIND)
         files = StepFiles(folder, manifest["global_sequences"], manifest["steps_per_file"])
         return cls(files, manifest)
 
@@ -164,7 +164,7 @@ def write_sequence_plan(
         "seed": run.seed,
     }
     inputs = {name: one.fingerprint for name, one in sorted(prepared.items())}
-    named = fingerprint({"version": VERSION, **settings, "inputs": inputs})
+    named = fingerprint({"code": CODE_VERSION, **settings, "inputs": inputs})
     folder = join(context.storage, "plans", f"{_KEY}-{named}")
     entry, told = Entry(folder), {**settings, "inputs": inputs}
     entry.get_or_make(lambda: _write(entry, context, run, prepared, told), alone=True)
@@ -212,7 +212,7 @@ def _write(
     gathered = run_resumable(entry.working, "plan adapt gather", gather, blocks, context.execute)
     digests = "".join(digest for result in gathered for digest in result["steps"])
     manifest = {
-        "version": VERSION,
+        "code": CODE_VERSION,
         "kind": _KIND,
         **told,
         "steps_per_file": steps_per_file,

@@ -116,9 +116,9 @@ def read_manifest(folder: str, version: int, kind: str | None = None) -> dict[st
     if not exists(path):
         raise ArtifactError(f"there is no finished batch plan in {folder!r}: no {MANIFEST}")
     manifest = read_json(path, remedy(path))
-    if manifest.get("version") != version or manifest.get("kind") != kind:
+    if manifest.get("code") != version or manifest.get("kind") != kind:
         raise ArtifactError(
-            f"the batch plan {folder!r} has the layout {manifest.get('version')!r}, this code "
+            f"the batch plan {folder!r} has the layout {manifest.get('code')!r}, this code "
             f"reads {version}, or is of another kind. {remedy(path)}"
         )
     return manifest
@@ -144,8 +144,8 @@ def file_name(first_step: int) -> str:
     return f"steps-{first_step:09d}.parquet"
 
 
-VERSION = 3
-"""Version of the layout on disk; plans of another version are remade."""
+CODE_VERSION = 1
+"""Version of plans; raise it when the same records yield another plan or layout on disk."""
 
 
 TRAINING = (
@@ -187,7 +187,7 @@ class BatchPlan:
         Raises:
             ArtifactError: no finished plan of this version there, or a broken one.
         """
-        return cls(folder, read_manifest(folder, VERSION))
+        return cls(folder, read_manifest(folder, CODE_VERSION))
 
     @property
     def num_steps(self) -> int:
@@ -217,7 +217,7 @@ class BatchPlan:
 
         They lie beside the plan in the same storage, also where both were moved together.
         """
-        names = self.manifest.get("teachers", ())
+        names = self.manifest["teachers"]
         vectors = join(root_of(self.folder), "data", "teacher_vectors")
         source = repr(join(self.folder, MANIFEST))
         return tuple(join(vectors, check_inside(name, source)) for name in names)
@@ -250,7 +250,7 @@ class BatchPlan:
             )
         rows = self.global_pairs // num_workers
         first, last = worker * rows, (worker + 1) * rows
-        table = self._read(step, first, last, [*columns, *self.manifest.get("columns", ())])
+        table = self._read(step, first, last, [*columns, *self.manifest["columns"]])
         return [Record.from_row(row) for row in table.to_pylist()]
 
     def read_pairs(self, step: int) -> list[Pair]:

@@ -63,8 +63,8 @@ class PlanConfig:
     see `vectors.store`."""
 
     def values(self) -> dict[str, Any]:
-        """The settings as plain values; no columns are not named, as in plans without any."""
-        kept = {name: value for name, value in vars(self).items() if value != ()}
+        """The settings as plain values."""
+        kept = dict(vars(self))
         del kept["epochs" if self.epochs is None else "num_steps"]
         return {**kept, "weights": dict(sorted(self.weights.items()))}
 

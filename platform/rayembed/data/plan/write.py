@@ -16,7 +16,7 @@ from rayembed.config.document import fingerprint
 from rayembed.data.exchange import exchange
 from rayembed.data.index import scratch_of_index
 from rayembed.data.parts import Part
-from rayembed.data.plan.batch_plan import VERSION, BatchPlan, check_files, finish
+from rayembed.data.plan.batch_plan import CODE_VERSION, BatchPlan, check_files, finish
 from rayembed.data.plan.files import ROWS_PER_FILE, Gather, SendRows, blocks_of, num_blocks
 from rayembed.data.plan.order import PlanConfig, describe, draw_rows, usable_rows
 from rayembed.data.plan.places import BYTES_OF_A_PLACE, PlaceWriter
@@ -60,7 +60,7 @@ def write_plan(
     datasets = sorted(config.weights)
     wanted = fingerprint(
         {
-            "version": VERSION,
+            "code": CODE_VERSION,
             "config": config.values(),
             "parts": {name: [part.digest for part in parts[name]] for name in datasets},
             "inputs": dict(inputs or {}),
@@ -133,7 +133,7 @@ def _write(
         raise
     content = "".join([*steps, *config.teachers])
     manifest = {
-        "version": VERSION,
+        "code": CODE_VERSION,
         **asked.values(),
         "num_steps": num_steps,
         "steps_per_file": steps_per_file,

@@ -41,9 +41,7 @@ class EndpointJudge(AskedModel, Judge):
 
     def inputs(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:
         """Prompt and sampling, and the model by its names."""
-        from rayembed.data.repair.prompts import VERSION
-
-        return {"kind": self.kind, **self.identity, "prompt": VERSION}
+        return {"kind": self.kind, **self.identity}
 
     def ready(self, work: JudgeWork) -> ReadAnswers:
         """Ask everything that has no answer yet.

@@ -7,9 +7,6 @@ from rayembed.data.synthesis.answers import RejectedAnswer, json_objects, no_jso
 from rayembed.data.synthesis.questions import cut
 from rayembed.data.synthesis.requests import Answer
 
-VERSION = 1
-"""Version of the text; bump with every change of it, so that folders made by it get new names."""
-
 _PROMPT = """\
 You judge search results. Below are a query, documents that are known to answer it, and numbered \
 candidate documents. Find the candidates that answer the query as well as the known ones do. A \

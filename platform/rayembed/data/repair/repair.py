@@ -27,8 +27,9 @@ from rayembed.models.versions import VECTORS
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 2
-"""Code version of the step; bump when the same inputs yield other records."""
+CODE_VERSION = 1
+"""Code version of the step; raise it when the same inputs yield other records or a
+prompt changes."""
 
 FALSE_NEGATIVE = "has a false negative"
 

@@ -29,8 +29,8 @@ from rayembed.data.work_items import Result, run_resumable
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 10
-"""Code version of conversion and cleaning; bump when the same inputs yield other records."""
+CODE_VERSION = 1
+"""Code version of conversion and cleaning; raise it when the same inputs yield other records."""
 
 
 @dataclass(frozen=True)

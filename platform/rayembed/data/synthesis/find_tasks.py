@@ -21,7 +21,7 @@ _REMEDY = (
 )
 
 CODE_VERSION = 1
-"""Code version of step 1; bump when the same answers yield other tasks."""
+"""Code version; raise it when the same answers yield other tasks or records of them."""
 
 
 @dataclass

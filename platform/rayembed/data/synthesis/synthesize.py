@@ -24,16 +24,12 @@ from rayembed.data.records import Negative, Record
 from rayembed.data.synthesis.answer_store import AnswerStore, ask_and_store
 from rayembed.data.synthesis.answers import Pair, RejectedAnswer, normalised, read_pair
 from rayembed.data.synthesis.audit import Audit
-from rayembed.data.synthesis.find_tasks import CODE_VERSION as TASKS_VERSION
-from rayembed.data.synthesis.find_tasks import Tasks, find_tasks
+from rayembed.data.synthesis.find_tasks import CODE_VERSION, Tasks, find_tasks
 from rayembed.data.synthesis.prompts import draw_language, least_words, prompts_fingerprint
 from rayembed.data.synthesis.requests import REQUESTS_PER_GROUP, Answer, Ask, ExampleRequest
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
-
-CODE_VERSION = 1
-"""Code version of step 2; bump when the same answers yield different records."""
 
 _TASK_OF: dict[PairKind, str] = {
     "short-long": "retrieval",
@@ -64,7 +60,7 @@ def make_synthetic(run: SynthesisRun, model: str, ask: Ask) -> DatasetArtifact:
     config = run.synthesis
     settings = config.model_dump(mode="json", exclude={"llm"})
     inputs = {
-        "code": [CODE_VERSION, TASKS_VERSION],
+        "code": CODE_VERSION,
         "prompts": [prompts_fingerprint(kind) for kind in config.examples],
         "settings": settings,
         "model": model,

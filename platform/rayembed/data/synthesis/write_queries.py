@@ -30,7 +30,7 @@ from rayembed.data.work_items import EXAMPLES_KEPT
 from rayembed.errors import DataError
 
 CODE_VERSION = 1
-"""Code version of prompt and records; bump when the same documents yield other records."""
+"""Code version of prompt and records; raise it when the same documents yield other records."""
 
 _MAX_WORDS = 100
 """Most words of a query; longer ones are no queries."""

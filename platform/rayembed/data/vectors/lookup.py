@@ -29,8 +29,8 @@ from rayembed.errors import ArtifactError, AssetError, DataError
 KIND: Final = "teacher_vectors"
 """Kind of the folder, see `artifacts`."""
 
-VERSION = 2
-"""Version of its layout; bump when the same inputs yield another."""
+CODE_VERSION = 1
+"""Version of its layout; raise it when the same inputs yield another."""
 
 ROLES: tuple[Role, ...] = ("query", "document")
 

@@ -51,7 +51,7 @@ from rayembed.data.vectors.embed import (
     finite,
     vectors_of,
 )
-from rayembed.data.vectors.lookup import KIND, ROLES, VERSION
+from rayembed.data.vectors.lookup import CODE_VERSION, KIND, ROLES
 from rayembed.data.vectors.teacher import Encoder
 from rayembed.data.vectors.text_index import TextIndex
 from rayembed.data.work_items import Result, run_tasks
@@ -84,7 +84,7 @@ def make_store(
         DataError: the teacher gives vectors that are not finite.
     """
     inputs = {
-        "code": VERSION,
+        "code": CODE_VERSION,
         "weights": context.teacher_loader.fingerprint(teacher.teacher),
         "vectors": VECTORS,
         "settings": teacher.model_dump(mode="json", exclude={"teacher"}),
