@@ -290,7 +290,6 @@ def test_a_data_set_in_two_levels_keeps_its_rows_and_says_so(tmp_path: Path, cap
     made = make_clustered(at(tmp_path), dataset(**changes, exact_clusters=25), records)
     assert "3.8 pairs for each of 26 clusters" in caplog.text
     assert made.manifest["groups"] == 6
-    assert made.manifest["inputs"]["levels"] == 1
     batches = read(made)
     assert len({r.id for batch in batches for r in batch}) == 8 * len(batches) == 200
     assert made.manifest["similarity"]["mean"] > made.manifest["similarity"]["random_mean"] + 0.1

@@ -350,4 +350,3 @@ def test_cost_is_counted_and_what_is_too_much_is_told_before_the_work() -> None:
     assert ClusterCost.of(100_000, config(packing="random")).tour_products == 0
     # Fewer than 39 pairs a cluster are no fault of a sample that has all rows.
     assert ClusterCost.of(1000, config(pairs_per_cluster=5)).warnings(config()) == []
-    assert "exact_clusters" not in config().model_dump()

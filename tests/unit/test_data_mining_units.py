@@ -185,7 +185,6 @@ def test_recall_is_measured_told_and_kept(tmp_path, caplog) -> None:
     rows = by_hand.made_up_rows(80, 5)
     exact, plain = mine(tmp_path / "exact", rows, configured(), 3)
     assert "search" not in plain
-    assert "search" not in plain["inputs"]["settings"]
     all_lists = configured(search={"kind": "ivf", "lists": 6, "probes": 6})
     same, manifest = mine(tmp_path / "all", rows, all_lists, 3)
     assert [[n.text for n in r.negatives] for r in same] == [

@@ -502,8 +502,6 @@ def test_repair_needs_negatives_and_positives() -> None:
     graded = {"kind": "graded", "path": "none"}
     with pytest.raises(ConfigError, match="repair takes every pair"):
         parse(DatasetConfig, values | {"source": graded})
-    # Fingerprints of data sets from before there was a repair stay.
-    assert "repair" not in parse(DatasetConfig, {"name": "d", "source": source}).model_dump()
 
 
 def test_an_endpoint_that_is_not_there_is_told_early(tmp_path: Path) -> None:

@@ -336,12 +336,6 @@ def test_judged_sets_of_the_user_are_own_data_unless_named_otherwise():
     assert own("data.datasets.pairs.held_out=null") == ("mine", "other")
 
 
-def test_a_run_without_a_guard_keeps_its_fingerprint():
-    plain = get_recipe("biencoder-quickstart")
-    assert "guard" not in plain.to_yaml()
-    assert override(plain, ["evaluation.guard=null"]).fingerprint == plain.fingerprint
-
-
 def test_mixtures_that_were_never_kept_go_whichever_call_made_them(tmp_path):
     run = own_run(tmp_path, "evaluation.guard={take: 0.5}")
     folders = RunFolders(StoredFolder(str(tmp_path / "run"), tmp_path / "run"))

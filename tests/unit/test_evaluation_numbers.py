@@ -74,8 +74,8 @@ def test_no_name_reads_source(tmp_path, opened):
 @pytest.mark.parametrize("number", ["VECTORS", "SCORES"])
 def test_every_kind_of_spec_is_named_by_the_numbers(number, tmp_path, monkeypatch):
     folder = save_biencoder(tmp_path / "model")
-    befores = specs_of(folder)
-    names = [(spec.fingerprint, spec.meta.revision) for spec in befores]
+    specs = specs_of(folder)
+    names = [(spec.fingerprint, spec.meta.revision) for spec in specs]
     for module in SPECS:
         monkeypatch.setattr(f"{module}.{number}", "raised")
     for spec, (vectors, revision) in zip(specs_of(folder), names, strict=True):

@@ -17,7 +17,6 @@ from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ConfigError, DataError
 from rayembed.losses.contract import Candidates, TeacherVectors, exact_cosines
-from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.similarity_distillation import SimilarityDistillation
 from rayembed.losses.vector_distillation import VectorDistillation
 from rayembed.training import batch_loss
@@ -240,12 +239,6 @@ def test_settings_that_do_not_fit_are_refused():
     assert config.loss.model_dump(mode="json")["false_negatives"] == BY_TEACHERS
     both = VectorDistillation(false_negatives={"margin": 0.1}).needs
     assert both == {"teacher_vectors", "teacher_scores"}
-
-
-def test_a_stage_without_teachers_is_written_as_before_there_were_any():
-    assert "teachers" not in stage("infonce", teachers=()).model_dump(mode="json")
-    written = InfoNCE(false_negatives={"margin": 0.1}).model_dump(mode="json")
-    assert written["false_negatives"] == {"margin": 0.1}
 
 
 def peak(pairs, block, monkeypatch):

@@ -107,7 +107,3 @@ def test_a_teacher_whose_states_do_not_fit_is_refused_before_a_worker_starts(
     ):
         with pytest.raises(error, match=match):
             train(of_states(run, teacher, "name=unfit"))
-
-
-def test_a_run_without_hidden_states_does_not_name_them(run):
-    assert "hidden_states" not in run.to_yaml()
