@@ -1,4 +1,4 @@
-"""The core depends on what it imports; what an optional part alone needs is an extra of its own."""
+"""What the core imports is what it depends on; what only an optional part needs is its extra."""
 
 import ast
 import re

@@ -8,7 +8,7 @@ and which computes no faster (docs/LOG.md).
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -203,8 +203,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def inputs_of_text(batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    """A micro-batch as arrays."""
-    return {name: value.numpy() for name, value in batch.items()}

@@ -78,7 +78,7 @@ _READER = Reader(
         ),
         option(
             "--way KIND[,SETTING=VALUE…]",
-            "a way to compress it, see --list: magnitude or sparsegpt,structure=2:4",
+            "a way to compress it, see --list: int8 or layers,share=0.5",
             sets="ways",
             missing="no way to compress the model: give --way, see --list",
             often=True,
