@@ -6,7 +6,6 @@ import torch
 from pruned import moved_zeros, prune_folder
 from tiny_folders import ARCHITECTURES, save_biencoder, save_nvembed, tiny_settings
 
-from rayembed.compression.contract import Source
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.build import build_model, check_buildable
@@ -16,7 +15,6 @@ from rayembed.models.load import load_model
 from rayembed.models.lora import merged_state
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.recipes.catalogue import get_recipe
-from rayembed_papers.pruning.magnitude import Magnitude
 
 TEXTS = ["are cats larger than dogs", "Paris is the capital of France"]
 
@@ -128,14 +126,3 @@ def test_a_pruned_head_is_kept_where_the_run_takes_it_from_the_start(tmp_path):
     values = {**config.model_dump(mode="json"), "pooling": other}
     with pytest.raises(ConfigError, match="was not pruned"):  # the head starts fresh
         check_buildable(parse(NVEmbedConfig, values), tmp_path / "pruned")
-
-
-@pytest.mark.parametrize("structure", ["unstructured", "2:4"])
-def test_what_pruning_by_magnitude_writes_is_a_start(structure, tmp_path):
-    whole = save_biencoder(tmp_path / "whole")
-    told = Magnitude(structure=structure).compress(Source(whole), tmp_path / "pruned")
-    config = tiny_settings("biencoder", keep_zeros=True)
-    check_buildable(config, tmp_path / "pruned")
-    kept = build_model(config, tmp_path / "pruned", seed=1).kept_zeros
-    assert set(kept) == set(told.matrices)
-    assert all(zeros.float().mean() == 0.5 for zeros in kept.values())

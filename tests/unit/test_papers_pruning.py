@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from tiny_folders import TINY, save_biencoder, save_tiny
+from tiny_folders import TINY, save_biencoder, save_tiny, tiny_settings
 from tiny_models import LINES, save_encoder
 
 from rayembed.compression.contract import CalibrationText, Source
@@ -15,6 +15,7 @@ from rayembed.compression.matrices import matrices_of
 from rayembed.config.compression import settings_in
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.build import build_model, check_buildable
 from rayembed.models.compressed import read_compression
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
@@ -284,3 +285,14 @@ def test_a_run_that_pruned_too_much_fails_and_zeros_of_the_source_do_not_count(
     with pytest.raises(ArtifactError, match="of which it had 0 before; asked for were 512"):
         way.compress(Source(folder, texts), tmp_path / "pruned")
     assert not (tmp_path / "pruned").exists()
+
+
+@pytest.mark.parametrize("structure", ["unstructured", "2:4"])
+def test_what_pruning_by_magnitude_writes_is_a_start(structure, tmp_path):
+    whole = save_biencoder(tmp_path / "whole")
+    told = Magnitude(structure=structure).compress(Source(whole), tmp_path / "pruned")
+    config = tiny_settings("biencoder", keep_zeros=True)
+    check_buildable(config, tmp_path / "pruned")
+    kept = build_model(config, tmp_path / "pruned", seed=1).kept_zeros
+    assert set(kept) == set(told.matrices)
+    assert all(zeros.float().mean() == 0.5 for zeros in kept.values())
