@@ -104,7 +104,7 @@ class RunScorer:
             keys.append(replace(whole, without_context=True))
         keys += [ScoreKey(baseline=reference) for reference in run.evaluation.baselines]
         scores = {}
-        for key, following in zip(keys, [*keys[1:], UNTRAINED], strict=True):
+        for key, following in zip(keys, [*keys, UNTRAINED][1:], strict=True):
             same_vectors = replace(key, precision=following.precision) == following
             scores[key] = self.score(key, keep_embeddings=same_vectors)
             if key.baseline is None:
