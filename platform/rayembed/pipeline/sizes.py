@@ -127,9 +127,11 @@ def make_sizes(
     members: list[Scored[Member]] = [Scored(_WHOLE, Member(folder, reference))]
     variants = [Variant(label, partial(make, label, ways)) for label, ways in sizes.items()]
     for scored in score_all(variants, score):
-        assert scored.made.outcome is not None
-        baseline = _own(scored.made.outcome, ScoreKey(baseline=reference))
-        members = [replace(members[0], result=baseline), *members[1:], scored]
+        outcome = scored.made.outcome
+        assert outcome is not None
+        (baseline,) = outcome.run.evaluation.baselines
+        whole = replace(members[0], result=_own(outcome, ScoreKey(baseline=baseline)))
+        members = [whole, *members[1:], scored]
         # After each size: what is done is seen, though a later one may fail.
         write_report(run, members)
     return members
