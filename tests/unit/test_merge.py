@@ -15,8 +15,7 @@ import rayembed
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.models.load import load_model
 from rayembed.models.merge import check_shares, merge
-from rayembed.pipeline.checkpoint_models import models_of
-from rayembed.pipeline.merge import merge_models
+from rayembed.pipeline.merge import merge_models, models_of
 
 
 def weights(*values, places=(1, 2)):
