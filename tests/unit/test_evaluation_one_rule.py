@@ -296,7 +296,7 @@ def test_the_speed_of_variants_is_measured_in_the_type_of_their_scores(
     units(speed)
     config, parts = tiny("biencoder", tmp_path, "bfloat16")
     build_model(config, parts, seed=3).eval().save(tmp_path / "model")
-    variant = Scored("original", compress.Made(str(tmp_path), tmp_path / "model"))
+    variant = Scored("original", compress.CompressedModel(str(tmp_path), tmp_path / "model"))
     seen = []
 
     def measure(folder, documents, *, dtype, **_):

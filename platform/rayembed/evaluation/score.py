@@ -102,16 +102,16 @@ class ModelScores:
 
     @property
     def queries(self) -> dict[str, list[Sequence[float]]]:
-        """Task → score of each query of each of its subsets, in an order that all models share; of
-        tasks that have such scores.
+        """Scores of single queries by task, for each of its subsets in an order that all models
+        share; of tasks that have such scores.
         """
-        found: dict[str, list[Sequence[float]]] = {}
+        by_task: dict[str, list[Sequence[float]]] = {}
         for task in self.tasks:
             rows = [] if task.result is None else list(chain(*task.result.scores.values()))
             if rows and all(OF_QUERIES in row for row in rows):
                 ordered = sorted(rows, key=lambda row: str(row["hf_subset"]))
-                found[task.name] = [row[OF_QUERIES] for row in ordered]
-        return found
+                by_task[task.name] = [row[OF_QUERIES] for row in ordered]
+        return by_task
 
 
 def score(

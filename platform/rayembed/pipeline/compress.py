@@ -30,7 +30,7 @@ from rayembed.models.load import check_loadable, computed_dtype
 from rayembed.pipeline.corpus_job import documents_in
 from rayembed.pipeline.run_folders import plan_of
 from rayembed.pipeline.storage import placed
-from rayembed.pipeline.variants import Scored, Variant, evaluated, folder_bytes, score_all
+from rayembed.pipeline.variants import Scored, Variant, folder_bytes, score_all, score_saved
 from rayembed.progress import doing
 from rayembed.registry.registered_model import SCHEME, find_folder, pinned_reference
 from rayembed.registry.run_folder import RUN_FILE
@@ -44,7 +44,7 @@ _POOL = 20
 
 
 @dataclass(frozen=True)
-class Made:
+class CompressedModel:
     """The model, or what one way made of it."""
 
     reference: str
@@ -68,7 +68,7 @@ class CompressionResult:
     """The model and its variants, in the order of their ways."""
 
     run: CompressionRun
-    variants: tuple[Scored[Made], ...]
+    variants: tuple[Scored[CompressedModel], ...]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def compress(known: Ready) -> CompressionResult:
     """
     run = known.run
     check_writable(run.placement.storage_path)
-    original = Variant("original", partial(Made, run.model.reference, known.folder))
+    original = Variant("original", partial(CompressedModel, run.model.reference, known.folder))
     variants = [Variant(way.label, partial(_made, known, way)) for way in ways_of(run)]
     for variant in variants:  # before any is scored: one that cannot be made is seen first
         variant.make()
@@ -179,26 +179,28 @@ def _registered_run(reference: str, tracking_uri: str, storage: str) -> Run | No
     return found.model_copy(update={"placement": placement})
 
 
-def _made(known: Ready, way: Compression) -> Made:
+def _made(known: Ready, way: Compression) -> CompressedModel:
     """The variant of a way, made unless it is there."""
     run = known.run
     place = join(run.placement.storage_path, "compressed", run.title)
     with doing(f"compressing by {way.label}"):
-        reference = smaller(place, way.label, [way], known.folder, known.texts)
+        reference = make_smaller(place, way.label, [way], known.folder, known.texts)
     folder = resolve_model(reference)
     note = read_compression(folder) or {}
     by_part = {part: (int(all_), int(some)) for part, (all_, some) in note["by_part"].items()}
-    return Made(reference, folder, int(note["compressed"]) / int(note["weights"]), by_part)
+    return CompressedModel(
+        reference, folder, int(note["compressed"]) / int(note["weights"]), by_part
+    )
 
 
-def smaller(
+def make_smaller(
     place: str,
     label: str,
     ways: Sequence[Compression],
     folder: Path,
     texts: Sequence[CalibrationText],
 ) -> str:
-    """Storage folder of what ways make of a model, one after the other; made unless it is there.
+    """Apply ways to a model, one after the other, unless the result is there; return its folder.
 
     Args:
         place: folder in storage of all variants.
@@ -225,19 +227,19 @@ def smaller(
     return target
 
 
-def _score(run: CompressionRun, label: str, made: Made) -> ModelScores | None:
+def _score(run: CompressionRun, label: str, made: CompressedModel) -> ModelScores | None:
     """Scores of a variant; None: the run names no tasks."""
     if not run.any_tasks:
         return None
     named = {"reference": made.reference, "name": f"rayembed/{run.title}-{label}"}
     placement = run.placement.model_dump(include=set(EvaluationPlacement.model_fields))
     model = run.model.model_copy(update=named)
-    return evaluated(label, model, run, EvaluationPlacement(**placement))
+    return score_saved(label, model, run, EvaluationPlacement(**placement))
 
 
 def _measured(
-    run: CompressionRun, variants: Sequence[Scored[Made]], documents: Sequence[str]
-) -> tuple[Scored[Made], ...]:
+    run: CompressionRun, variants: Sequence[Scored[CompressedModel]], documents: Sequence[str]
+) -> tuple[Scored[CompressedModel], ...]:
     """The variants with their speed: the best of rounds in which each has its turn."""
     settings = run.speed
     if settings is None:

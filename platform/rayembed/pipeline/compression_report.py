@@ -12,7 +12,7 @@ from rayembed.config.compression_run import CompressionRun
 from rayembed.config.document import published_values
 from rayembed.config.model import without_place
 from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
-from rayembed.pipeline.compress import CompressionResult, Made
+from rayembed.pipeline.compress import CompressedModel, CompressionResult
 from rayembed.pipeline.registration import find_candidate, put
 from rayembed.pipeline.variants import (
     MEGABYTE,
@@ -33,7 +33,7 @@ def tables(result: CompressionResult) -> list[Table]:
     """All tables: the variants, their score of each task, the parts of their weights."""
     original = result.variants[0].made
 
-    def figures(made: Made) -> dict[str, object]:
+    def figures(made: CompressedModel) -> dict[str, object]:
         share = "" if made.share is None else f"{made.share:.1%}"
         row = {"compressed": share, "MB on disk": Cell(made.bytes_on_disk / MEGABYTE, digits=1)}
         if made.measured is None or original.measured is None:
@@ -150,7 +150,7 @@ def track(result: CompressionResult, tracker: Tracker) -> dict[str, str]:
     return {v.label: _registered(result, v, tracker) for v in result.variants[1:]}
 
 
-def _figures(made: Made) -> dict[str, float]:
+def _figures(made: CompressedModel) -> dict[str, float]:
     """What a variant takes and gives besides scores."""
     found = {"bytes_on_disk": float(made.bytes_on_disk)}
     if made.share is not None:
@@ -161,7 +161,9 @@ def _figures(made: Made) -> dict[str, float]:
     return found
 
 
-def _registered(result: CompressionResult, variant: Scored[Made], tracker: Tracker) -> str:
+def _registered(
+    result: CompressionResult, variant: Scored[CompressedModel], tracker: Tracker
+) -> str:
     """The variant's version, with its scores, how it was made and its figures as tags.
 
     No alias is moved: `register_model --promote` with its gates does that.
@@ -211,15 +213,15 @@ def print_report(
     printer.print(f"Next       python jobs/serve_model.py --model {best}")
 
 
-def _best(variants: Sequence[Scored[Made]]) -> Scored[Made]:
+def _best(variants: Sequence[Scored[CompressedModel]]) -> Scored[CompressedModel]:
     """The fastest variant (the smallest, if speed is not known) of those with the highest mean
     score or no more than a hundredth of it below; all count as such where none is scored.
     """
 
-    def is_near(best: Scored[Made], other: Scored[Made]) -> bool:
+    def is_near(best: Scored[CompressedModel], other: Scored[CompressedModel]) -> bool:
         return (other.mean or 0.0) >= 0.99 * (best.mean or 0.0)
 
-    def cost(variant: Scored[Made]) -> float:
+    def cost(variant: Scored[CompressedModel]) -> float:
         measured = variant.made.measured
         return variant.made.bytes_on_disk if measured is None else -measured.documents_per_second
 

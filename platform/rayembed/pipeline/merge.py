@@ -30,10 +30,10 @@ from rayembed.pipeline.variants import (
     Scored,
     Variant,
     choose,
-    evaluated,
     report_files,
     report_tables,
     score_all,
+    score_saved,
 )
 from rayembed.progress import doing
 from rayembed.registry.run_folder import RUN_FILE
@@ -62,7 +62,7 @@ class Merged(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Choice:
+class MergeChoice:
     """The models in their order, then the candidates, and the candidate that is kept."""
 
     scored: tuple[Scored[Merged], ...]
@@ -185,7 +185,7 @@ def merge_best(
     candidates: Sequence[tuple[float, ...] | None],
     scores: Scores,
     storage: str,
-) -> Choice:
+) -> MergeChoice:
     """Save the candidate with the highest mean score in `output`, with all scores beside it; of
     equal ones the first.
 
@@ -204,9 +204,9 @@ def merge_best(
     placement = parse(EvaluationPlacement, {"storage_path": storage})
     output.parent.mkdir(parents=True, exist_ok=True)
 
-    def score(label: str, merged: Merged) -> ModelScores:
-        model = parse(ModelUnderTest, {"reference": merged.reference})
-        return evaluated(label, model, scores, placement)
+    def score(label: str, made: Merged) -> ModelScores:
+        model = parse(ModelUnderTest, {"reference": made.reference})
+        return score_saved(label, model, scores, placement)
 
     with tempfile.TemporaryDirectory(prefix=".candidate-", dir=output.parent) as folder:
 
@@ -221,11 +221,11 @@ def merge_best(
         for shares in dict.fromkeys(wanted):
             label = f"{method} {', '.join(f'{share:g}' for share in shares)}"
             variants.append(Variant(label, partial(candidate, label, shares)))
-        found = list(score_all(variants, score))
+        merged = list(score_all(variants, score))
     # After the candidates, so that models which do not fit each other are seen before any score.
     models = [Variant(f"model {n}", partial(Merged, one)) for n, one in enumerate(references, 1)]
-    kept = choose(found, lambda one: one.mean)
-    choice = Choice((*score_all(models, score), *found), kept)
+    kept = choose(merged, lambda one: one.mean)
+    choice = MergeChoice((*score_all(models, score), *merged), kept)
     merge_models(references, output, method=method, shares=kept.made.shares)
     note: dict[str, Any] = json.loads((output / MERGE_FILE).read_text())
     note["scores"] = {one.label: {**one.scores, "mean": one.mean} for one in choice.scored}
@@ -235,7 +235,7 @@ def merge_best(
     return choice
 
 
-def print_choice(choice: Choice, references: Sequence[str], output: Path, out: TextIO) -> None:
+def print_choice(choice: MergeChoice, references: Sequence[str], output: Path, out: TextIO) -> None:
     """Print the tables, what is kept, and a model that is better than every candidate."""
     for table in choice.tables:
         console(out).print(table)

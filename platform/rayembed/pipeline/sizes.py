@@ -26,7 +26,7 @@ from rayembed.losses.vector_distillation import VectorDistillation
 from rayembed.models.layers import layers_of
 from rayembed.models.load import check_loadable, empty_model
 from rayembed.pipeline.at_hand import check_at_hand
-from rayembed.pipeline.compress import smaller
+from rayembed.pipeline.compress import make_smaller
 from rayembed.pipeline.corpus_job import documents_in
 from rayembed.pipeline.data_steps import do_steps
 from rayembed.pipeline.guard import own_tasks
@@ -116,7 +116,7 @@ def make_sizes(
 
     def make(label: str, ways: Sequence[Compression]) -> Member:
         with doing(f"cutting {label}"):
-            start = smaller(_folder(run), label, ways, folder, known)
+            start = make_smaller(_folder(run), label, ways, folder, known)
         outcome = train(recovery(run, label, reference, start))
         return Member(resolve_model(outcome.model_folder), outcome.model_folder, outcome)
 

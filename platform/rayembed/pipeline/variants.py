@@ -68,13 +68,13 @@ def score_all(
         yield Scored(variant.label, made, score(variant.label, made))
 
 
-def evaluated(
+def score_saved(
     label: str, model: ModelUnderTest, scores: Scores, placement: EvaluationPlacement
 ) -> ModelScores:
-    """Scores of a saved model by the one road.
+    """Score a saved model on all tasks, as an evaluation does.
 
     Raises:
-        RayembedError: what a task raised.
+        RayembedError: a task has no score.
     """
     tasks = {name: getattr(scores, name) for name in Scores.model_fields}
     with doing(f"scoring {label}"):
@@ -91,13 +91,14 @@ def choose(
     near: Callable[[T, T], bool] = lambda best, other: False,
     cost: Callable[[T], float] = lambda candidate: 0.0,
 ) -> T:
-    """The cheapest of the best candidate and those near it.
+    """Choose the cheapest of the best candidate and those near it.
 
     Of equal costs the highest gain decides, of equal gains the order.
 
     Args:
-        gain: None or NaN is below every number.
+        gain: higher is better; None and NaN are below every number.
         near: whether another candidate counts as good as the best.
+        cost: lower is better.
     """
     best = _first_highest(candidates, gain)
     left = [one for one in candidates if one is best or near(best, one)]
@@ -110,14 +111,13 @@ def _first_highest(candidates: Sequence[T], gain: Callable[[T], float | None]) -
     return candidates[next(i for i, x in enumerate(gains) if x >= max(gains) - ROUNDING)]
 
 
-Row = tuple[str, Mapping[str, object]]
-"""Label of a variant, and heading → cell."""
-
-
-def variants_table(title: str, rows: Sequence[Row], kept: Sequence[bool] = ()) -> Table:
-    """A row for each variant with its figures; the one that is kept says so.
+def variants_table(
+    title: str, rows: Sequence[tuple[str, Mapping[str, object]]], kept: Sequence[bool] = ()
+) -> Table:
+    """Make a table with a row for each variant; the one that is kept says so.
 
     Args:
+        rows: label of each variant, and its cells by their headings.
         kept: of each row whether its variant is kept; empty: none is chosen.
     """
     heads = list(dict.fromkeys(head for _, figures in rows for head in figures))
@@ -137,7 +137,7 @@ def report_tables(
     *,
     kept: Scored[Made] | None = None,
 ) -> list[Table]:
-    """The table of scored variants, and with several tasks one of their scores.
+    """Make the table of scored variants, and with several tasks one of their scores.
 
     The first variant is what the others are compared with.
 
@@ -145,7 +145,7 @@ def report_tables(
         figures: heading → cell, of what was made.
     """
     first = scored[0]
-    rows: list[Row] = []
+    rows: list[tuple[str, Mapping[str, object]]] = []
     for one in scored:
         means: dict[str, object] = {}
         if first.scores:
@@ -165,5 +165,5 @@ def report_files(name: str, tables: Sequence[Table]) -> dict[str, bytes]:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Size of all files in a folder."""
+    """Sum the bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
