@@ -4,9 +4,11 @@ import csv
 import io
 import math
 import statistics
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from garbling import damaged
 from PIL import Image
 from scipy.stats import ttest_rel
 from tiny_job import make_run
@@ -78,8 +80,14 @@ def test_what_is_written_is_read_back_and_a_broken_file_is_told(tmp_path):
     assert record.is_done
     assert not running.is_done
     assert running.score == 0.1
-    (tmp_path / "trials" / "a.json").write_text("{}")
-    with pytest.raises(ArtifactError, match="remove it to have the trial run again"):
+    path = tmp_path / "trials" / "a.json"
+    whole = path.read_bytes()
+    for place in range(40):
+        path.write_bytes(damaged(whole, "flip", str(place)))
+        with suppress(ArtifactError):
+            assert trial_store.find("a") == record, "white space that changed"
+    path.write_bytes(whole.replace(b"0.5", b"0.9"))
+    with pytest.raises(ArtifactError, match="Remove it to have the trial run again"):
         trial_store.read()
 
 

@@ -6,17 +6,16 @@ Written by the driver alone. Ray Tune's own state is not read back: it is pickle
 written every few seconds, so that a killed driver could lose a trial that has ended.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from rayembed.assets.storage import exists, join, list_files, read_bytes, write_atomic
-from rayembed.errors import ArtifactError
+from rayembed.assets.json_files import read_json, write_json
+from rayembed.assets.storage import exists, join, list_files
 
 SEED = "seed"
 """Setting whose values count as repetitions of one configuration."""
@@ -98,7 +97,7 @@ class TrialStore:
         """All records by key, sorted by name.
 
         Raises:
-            ArtifactError: a file holds no record.
+            ArtifactError: a file is not what was written.
         """
         names = sorted(list_files(self._folder, recursive=False))
         found = [self._read(name) for name in names if name.endswith(".json")]
@@ -108,7 +107,7 @@ class TrialStore:
         """Record of one trial; None without one.
 
         Raises:
-            ArtifactError: the file holds no record.
+            ArtifactError: the file is not what was written.
         """
         name = f"{key}.json"
         return self._read(name) if exists(join(self._folder, name)) else None
@@ -119,20 +118,11 @@ class TrialStore:
         Raises:
             StorageError: the storage refuses it.
         """
-        text = json.dumps(asdict(record), indent=1)
-        write_atomic(join(self._folder, f"{record.key}.json"), text.encode())
+        write_json(join(self._folder, f"{record.key}.json"), asdict(record), indent=1)
 
     def _read(self, name: str) -> TrialRecord:
-        path = join(self._folder, name)
-        try:
-            return _RECORDS.validate_json(read_bytes(path))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ArtifactError(
-                f"{path!r} tells nothing of a trial: {where} {first['msg']}; remove it to have the "
-                "trial run again"
-            ) from None
+        remedy = "Remove it to have the trial run again"
+        return _RECORDS.validate_python(read_json(join(self._folder, name), remedy))
 
 
 def best(records: Mapping[str, TrialRecord]) -> TrialRecord | None:
