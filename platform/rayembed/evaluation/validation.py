@@ -4,14 +4,12 @@ import logging
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import mteb
 import torch
 
 from rayembed.assets.hub_client import limit_hub
-from rayembed.assets.storage import join
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import Prompts
 from rayembed.config.run import Run
@@ -19,15 +17,13 @@ from rayembed.config.settings import nearest
 from rayembed.config.validation import BeirValidation, HeldOutValidation, MtebValidation
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.jobs import TaskFactory
-from rayembed.evaluation.loaded_spec import loaded_spec
+from rayembed.evaluation.loaded_spec import loaded_spec, scores_of
 from rayembed.evaluation.model_spec import model_meta
 from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.plan import task_factories
-from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.rayembed_spec import lengths_read
 from rayembed.evaluation.run_scores import run_prompts
-from rayembed.evaluation.score import Store, score
 from rayembed.hardware import wide_enough
 from rayembed.models.backbones import torch_dtype
 from rayembed.models.contract import EmbeddingModel
@@ -117,13 +113,8 @@ def validate(model: EmbeddingModel, run: Run) -> dict[str, float]:
     if first.dtype == torch.bfloat16:
         model.to(torch_dtype(wide_enough("bfloat16", device)))
     spec = loaded_spec(model, meta, validation_prompts(run), lengths_read(run.model))
-    pool = partial(run_here, device=device)
-    with tempfile.TemporaryDirectory(prefix="validation-") as folder:
-        store = Store(join(folder, "results"), join(folder, "embeddings"))
-        scored = score(spec, validation_factories(run), pool, store)
-    for _, error in scored.failed:
-        raise error
-    return scored.scores
+    with tempfile.TemporaryDirectory(prefix="validation-") as results:
+        return scores_of(spec, validation_factories(run), results, device)
 
 
 def validation_prompts(run: Run) -> ModelPrompts:
