@@ -25,6 +25,7 @@ from rayembed.api.calls import EncodingProgress
 from rayembed.api.measure import _beir_folder
 from rayembed.api.training import _look_at, training_run
 from rayembed.callbacks import Evaluate
+from rayembed.data.epochs import resolve
 from rayembed.data.given_rows import rows_file, table_of_rows
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.errors import ArtifactError, ConfigError, DataError, TrackingError
@@ -282,7 +283,7 @@ def _run_of(pairs, folder, **given):
     )
     path = rows_file(pairs, str(folder / "out"))
     further = {"storage": str(folder / "out"), "workers": 1, "settings": FAST, **given}
-    return training_run(str(folder / "encoder"), path, **{**nothing, **further})
+    return resolve(training_run(str(folder / "encoder"), path, **{**nothing, **further}))
 
 
 def test_settings_follow_the_number_of_rows(folder):

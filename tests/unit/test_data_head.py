@@ -8,7 +8,7 @@ import pytest
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
-from rayembed.data.sources.head import is_here, look
+from rayembed.data.sources.check import is_here, look
 
 ROW = {"query": "what is it " * 8, "positive": "it is a text of some length " * 12}
 

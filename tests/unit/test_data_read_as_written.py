@@ -574,14 +574,16 @@ def test_an_array_in_jsonl_is_told_as_in_json(content, tmp_path):
 
 def test_a_column_may_begin_in_any_row_of_jsonl(tmp_path):
     row: dict[str, Any] = {"query": "q", "positive": "p"}
-    late = [{**row, "query": f"q {i}"} for i in range(1500)] + [{**row, "negatives": ["n", "m"]}]
+    late = [{**row, "query": f"q {i}"} for i in range(1500)] + [
+        {**row, "negatives": ["n n", "m m"]}
+    ]
     write_jsonl(tmp_path / "a.jsonl", late)
     assert _look_at(str(tmp_path / "a.jsonl"), delimiter=None, encoding=None).negatives == 2
     source = {"kind": "pairs", "path": str(tmp_path / "a.jsonl")}
     _, made = made_records(tmp_path / "out", source)
-    assert made.manifest["unread_columns"] == {"negatives": "ids of negatives"}
+    assert made.manifest["unread_columns"] == {"negatives": "negatives"}
     records, made = made_records(tmp_path / "out", {**source, "negatives": "negatives"})
-    assert [n.text for n in records[-1].negatives] == ["n", "m"]
+    assert [n.text for n in records[-1].negatives] == ["n n", "m m"]
     with pytest.raises(ConfigError, match="has no such column"):
         made_records(tmp_path / "out", {**source, "negatives": "other"})
 

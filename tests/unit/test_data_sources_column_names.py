@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayembed.data.sources.column_names import look_of_name
+from rayembed.data.sources.unread import look_of_name
 
 NEGATIVE = """negatives negative neg hard_negatives hardNegatives hardNegative negPassages
 negative_passage negative_contexts negative_answer negative_answers negative_sentence
@@ -33,7 +33,7 @@ métrique"""
     ("names", "look"),
     [
         (NEGATIVE, "negatives"),
-        (SCORED, "scores"),
+        (SCORED, None),
         (LABELLED, "labels"),
         (OF_PAIRS, "labels of pairs"),
         (ORDINARY, None),

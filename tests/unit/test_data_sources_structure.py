@@ -22,7 +22,7 @@ from rayembed.data.held_out.part import make_part
 from rayembed.data.parts import read_records
 from rayembed.data.records import Record
 from rayembed.data.sentences import split_sentences
-from rayembed.data.sources.check import check_source
+from rayembed.data.sources.check import check_source, look
 from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.document_pairs import (
     RULES,
@@ -32,7 +32,6 @@ from rayembed.data.sources.document_pairs import (
     sections,
 )
 from rayembed.data.sources.files import list_pieces
-from rayembed.data.sources.head import look
 from rayembed.data.sources.rows import Row, read_rows
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.words import words

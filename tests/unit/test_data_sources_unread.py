@@ -153,8 +153,8 @@ def test_what_columns_look_like(tmp_path: Path) -> None:
         "Hard Negatives": "negatives",
         "neg": "negatives",
         "negative_1": "negatives",
-        "label_score": "scores",
-        "similarity": "scores",
+        "label_score": None,
+        "similarity": None,
         "topic": "labels",
         "label": "labels",
         "prompt": "instructions",
@@ -169,9 +169,7 @@ def test_what_columns_look_like(tmp_path: Path) -> None:
     found = unread_columns(pieces, ["query", "positive"])
     assert found == {name: look for name, look in names.items() if look is not None}
     read = ["query", "positive", "neg", "topic.first_line", "label_score+similarity"]
-    assert unread_columns(pieces, read).keys() == found.keys() - {
-        *("neg", "topic", "label_score", "similarity")
-    }
+    assert unread_columns(pieces, read).keys() == found.keys() - {*("neg", "topic")}
 
 
 def test_further_elements_of_lists_are_named_and_not_refused(tmp_path: Path) -> None:
@@ -180,18 +178,17 @@ def test_further_elements_of_lists_are_named_and_not_refused(tmp_path: Path) -> 
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, triples)))
     run = make_run(tmp_path, path="rows.jsonl", query="0", positive="1")
     check_files_at_hand(run)
-    assert looks_of(tmp_path / "rows.jsonl", "0", "1") == {"2": "texts", "3": "scores"}
+    assert looks_of(tmp_path / "rows.jsonl", "0", "1") == {"2": "texts"}
     (folder,) = prepare(run, PipelineContext(str(tmp_path / "bare"), 0)).values()
     assert [line for line in data_warnings(folder) if "data set brings: no" in line] == [
         "data set brings: no setting reads '2' (looks like texts: set "
-        "'data.datasets.brings.source.negatives=2' to use it, if it should be negatives); "
-        "'3' (looks like scores)"
+        "'data.datasets.brings.source.negatives=2' to use it, if it should be negatives)"
     ]
     # What the message names is read.
     taken = override(run, ["data.datasets.brings.source.negatives=2"])
     (folder,) = prepare(taken, PipelineContext(str(tmp_path / "out"), 0)).values()
     told = [line for line in data_warnings(folder) if "data set brings" in line]
-    assert told == ["data set brings: no setting reads '3' (looks like scores)"]
+    assert told == []
     drawn = [row for step in range(2) for row in BatchPlan.open(folder).read(step)]
     read = {n.text for row in drawn if row.dataset == "brings" for n in row.negatives}
     assert read
@@ -208,7 +205,7 @@ def looks_of(path: Path, *read: str) -> dict[str, str]:
         (["2024-01-01 12:00", "2024-01-02 09:30"], "texts"),
         ([7187158, 7187159], None),
         (["d17", "d18"], None),
-        ([3, 0.25], "scores"),
+        ([3, 0.25], None),
         ([1, 0], "labels of pairs"),
         ([True, False], "labels of pairs"),
         ([0, 0], None),
@@ -230,9 +227,9 @@ def test_elements_without_a_name_are_told_by_what_they_are(
         ("rejected", [False, True], None),
         ("rejected", [False, False], None),
         ("contradiction", [0, 1], None),
-        ("contradiction", [0.3, 1.0], "scores"),
-        ("negative", [17, 18], "ids of negatives"),
-        ("negative", [17.0, 18.0], "ids of negatives"),
+        ("contradiction", [0.3, 1.0], None),
+        ("negative", [17, 18], None),
+        ("negative", [17.0, 18.0], None),
         ("rejected", ["a wrong answer", "another one"], "negatives"),
         ("label", [0, 1], "labels of pairs"),
         ("label", ["no", "yes"], "labels of pairs"),
@@ -279,7 +276,7 @@ def test_negatives_that_are_objects_are_refused_and_read_as_the_message_says(
     assert {negative.text for record in found for negative in record.negatives} == {text}
     ids = [{**bare, "negative_passages": [{"docid": "17"}]} for bare in BARE]
     file = written(tmp_path / f"ids.{ending}", ids)
-    assert looks_of(file, "query", "positive") == {"negative_passages": "ids of negatives"}
+    assert looks_of(file, "query", "positive") == {}
 
 
 def test_labels_of_pairs_are_told_with_what_leaves_the_others_out(tmp_path: Path) -> None:
@@ -312,7 +309,7 @@ def test_negatives_in_a_later_file_alone_are_seen(tmp_path: Path) -> None:
     written(tmp_path / "rows/a.jsonl", [bare | {"neg": "d17"}])
     written(tmp_path / "rows/b.jsonl", [bare | {"neg": "a text of several words"}])
     pieces = list_pieces(str(tmp_path / "rows"))
-    assert unread_columns(pieces[:1], ["query", "positive"]) == {"neg": "ids of negatives"}
+    assert unread_columns(pieces[:1], ["query", "positive"]) == {}
     assert unread_columns(pieces, ["query", "positive"]) == {"neg": "negatives"}
 
 
@@ -322,7 +319,7 @@ def test_unread_columns_are_named_when_the_data_is_prepared(tmp_path: Path, capl
     (folder,) = prepare(run, PipelineContext(str(tmp_path / "out"), 0)).values()
     line = (
         "data set brings: no setting reads 'negatives' (looks like negatives: set "
-        "'data.datasets.brings.source.negatives=negatives' to use it); 'score' (looks like scores)"
+        "'data.datasets.brings.source.negatives=negatives' to use it)"
     )
     assert caplog.text.count(line) == 1
     # Again where everything is there already, and for the run's summary.

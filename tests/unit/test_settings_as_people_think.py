@@ -127,7 +127,8 @@ def test_a_dry_run_counts_the_epochs(tmp_path, capsys):
     write_pairs(tmp_path / "pairs.jsonl", number=2000)
     words = [f"--set=data.datasets.pairs.source.path={tmp_path}/pairs.jsonl"]
     words += ["--set=stages.finetune.epochs=1", "--dry-run", "--recipe=biencoder"]
-    run, _ = training_job("biencoder").resolve(words)
+    asked, _ = training_job("biencoder").resolve(words)
+    run = look_at(asked).run
     rows = len((tmp_path / "pairs.jsonl").read_text().splitlines())
     assert abs(run.stages[0].steps - 0.9 * rows / 64) < 0.1 * rows / 64
 

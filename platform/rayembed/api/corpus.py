@@ -9,7 +9,6 @@ from rayembed.api.calls import assignments_of, check_addresses, default_name, re
 from rayembed.api.training import Trained, trained_by
 from rayembed.config.override import override
 from rayembed.config.run import Run
-from rayembed.data.epochs import with_expected_steps
 from rayembed.data.given_rows import Rows, rows_file
 from rayembed.errors import DataError
 from rayembed.recipes.catalogue import OWN_CORPUS, get_recipe
@@ -102,7 +101,7 @@ def corpus_run(
     if "title" not in _columns(path):
         own[f"{_DATASET}.source.title"] = None
     assignments = assignments_of({**own, **found, **settings})
-    run = with_expected_steps(override(get_recipe(OWN_CORPUS), assignments))
+    run = override(get_recipe(OWN_CORPUS), assignments)
     if name is None:
         pieces = list_pieces(path, texts=True)
         name = default_name("corpus", run, [piece.key for piece in pieces])

@@ -29,7 +29,7 @@ def expected_records(dataset: DatasetConfig, root: str) -> int | None:
         None where the files lie elsewhere or cannot be read, or where their rows make no records
         by themselves.
     """
-    from rayembed.data.sources.head import is_here, look
+    from rayembed.data.sources.check import is_here, look
 
     if not is_here(dataset, root):
         return None

@@ -39,11 +39,11 @@ from rayembed.data.plan.batch_plan import CODE_VERSION, BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for
 from rayembed.data.plan.write import write_plan
 from rayembed.data.repair.repair import make_repaired
-from rayembed.data.sources.check import check_sources, check_unread
+from rayembed.data.sources.check import check_sources
 from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.file_rows import ResolvedDataset
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.sources.unread import unread_warning
+from rayembed.data.sources.unread import check_unread, unread_warning
 from rayembed.data.vectors.store import make_store
 from rayembed.errors import DataError
 
@@ -66,7 +66,8 @@ def prepare(
     """
     used = {name for stage in run.stages for name in stage.datasets}
     sources = check_sources(data_of(run), used, checked)
-    check_unread(run, sources)
+    for one in sources:
+        check_unread(run, one.dataset, one.unread)
     steps = prepare_datasets(data_of(run), context, used, sources=sources)
     prepared = {name: done[-1] for name, done in steps.items()}
     _check_grades(run, prepared)

@@ -30,11 +30,10 @@ from rayembed.config.validation import MtebValidation
 from rayembed.cores import num_cores
 from rayembed.data.epochs import ExpectedRecords, expected_records, many_passes
 from rayembed.data.epochs import resolve as resolve_run
-from rayembed.data.sources.accepted import accept
-from rayembed.data.sources.check import with_source_path
-from rayembed.data.sources.head import Head, is_here, look
+from rayembed.data.sources.check import Head, is_here, look, with_source_path
 from rayembed.data.sources.names_beside import missing
-from rayembed.data.sources.unread import unread_negatives
+from rayembed.data.sources.tasks import accept
+from rayembed.data.sources.unread import check_unread
 from rayembed.errors import AssetError, ConfigError, PlacementError, RayembedError
 from rayembed.evaluation.air_bench.catalogue import VERSIONS, not_of_mteb
 from rayembed.evaluation.mteb_names import check_names, check_task
@@ -145,23 +144,19 @@ def _look_at_source(run: Run, dataset: DatasetConfig, found: AtHand) -> None:
         _check_other_source(run, dataset)
         return
     head = found.heads[dataset.name] = look(dataset, run.data.root)
-    asking = [s for s in run.stages if s.batch.num_negatives and dataset.name in s.datasets]
-    problem = unread_negatives(dataset, head.unread) if asking else None
-    if problem is not None:
-        raise problem
+    check_unread(run, dataset, head.unread)
     if head.records is None:
         return
     if head.whole:
-        told = [{"reason": reason, "row": row} for reason, row in head.examples]
         counts = {"rows_in": head.read, "records_made": head.records, "rejected": head.rejected}
-        accept(head.dataset, {**counts, "examples": told})
+        accept(head.dataset, {**counts, "examples": head.examples})
         return
     share = getattr(dataset.source, "max_rejected_share", 1.0)
     if head.bad > share * head.read:
         found.warnings.append(
             f"data.datasets.{dataset.name}: {head.bad:,} of the first {head.read:,} rows give no "
             f"record ({', '.join(head.rejected)}), more than source.max_rejected_share "
-            f"{share:g}; for instance {head.examples[0][1]}"
+            f"{share:g}; for instance {head.examples[0]['row']}"
         )
 
 

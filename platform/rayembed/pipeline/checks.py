@@ -20,7 +20,7 @@ from rayembed.config.types import Role
 from rayembed.config.validation import BeirValidation, MtebValidation
 from rayembed.data.mining.rescoring import check_cross_encoder
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.sources.head import is_here, look
+from rayembed.data.sources.check import is_here, look
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.prompts import ModelPrompts

@@ -8,7 +8,7 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.data_run import DataRun
 from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.audit import AUDIT
-from rayembed.data.sources.accepted import counts_of
+from rayembed.data.sources.tasks import counts_of
 from rayembed.pipeline.held_out import held_out_set_of
 from rayembed.recipes.datasets.catalogue import (
     data_recipe_names,

@@ -37,7 +37,6 @@ from rayembed.data.records import Record
 from rayembed.data.sources.convert import converted_rows, make_converted, rejected_before
 from rayembed.data.sources.file_rows import ResolvedDataset
 from rayembed.data.sources.tasks import ConvertedRows, HeldOutRows, RecordWriter
-from rayembed.data.sources.tasks import HeldOut as Banned
 from rayembed.data.words import normalised_hash, same_text_form
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import ArtifactError, ConfigError
@@ -116,7 +115,7 @@ class CollectRows:
 
     def __call__(self, item: ConvertedRows) -> Result:
         """Report `parts` and counts; rows that are not held out count as kept for training."""
-        writer = RecordWriter(self.folder, Banned())
+        writer = RecordWriter(self.folder)
         for records in item.rows():
             if self.chosen.has(records[0]):
                 writer.take(records[:1], records[0].query)

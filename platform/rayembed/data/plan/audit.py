@@ -21,8 +21,7 @@ from rayembed.data.epochs import many_passes
 from rayembed.data.parts import Part, read_records
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.records import Negative, Record
-from rayembed.data.sources.accepted import counts_of
-from rayembed.data.sources.tasks import NOT_BAD
+from rayembed.data.sources.tasks import NOT_BAD, counts_of
 from rayembed.data.sources.unread import unread_warning
 from rayembed.errors import ArtifactError
 from rayembed.tables import Table, show

@@ -80,7 +80,7 @@ class ScatterJudgements:
     def __call__(self, item: FilePiece) -> Result:
         """Report file names in `scattered` and `needed`; rows in are the rejected ones."""
         shared = self.shared
-        writer = RecordWriter(shared.folder, HeldOut())
+        writer = RecordWriter(shared.folder)
         scatter = Scatter(join(shared.scattered, "judgements"), _JUDGEMENTS, shared.buckets)
         needed: set[tuple[int, int]] = set()
         for row in read_rows(item, self.columns):

@@ -1,17 +1,33 @@
-"""Checks of a run's sources before any row is converted. Imports no torch."""
+"""Looks at a run's sources before any row is converted: their files and columns, and the head of
+files of this machine, which tells rows, records and what is rejected. Imports no torch.
+"""
 
+import json
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import Any
 
-from rayembed.assets.reading import is_on_hub
+from rayembed.assets.arrow_files import open_parquet
+from rayembed.assets.reading import is_on_hub, open_source
 from rayembed.assets.resolver import is_unpacked
 from rayembed.assets.storage import below
 from rayembed.config.data import DatasetConfig
-from rayembed.config.data_run import DataRun
+from rayembed.config.data_run import DataRun, data_of
+from rayembed.config.held_out import HeldOutFraction, HeldOutGroups, HeldOutIds
 from rayembed.config.run import Run
-from rayembed.data.sources.file_rows import ResolvedDataset
+from rayembed.data.held_out.choice import listed_values
+from rayembed.data.records import Record
+from rayembed.data.sources.file_rows import FileRows, ResolvedDataset
+from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.names_beside import shown_names
-from rayembed.data.sources.unread import unread_negatives
+from rayembed.data.sources.rows import Row, read_rows
+from rayembed.data.sources.tasks import NOT_BAD, RecordWriter, converted, group_of
+from rayembed.data.sources.unread import check_unread, unread_columns
+from rayembed.data.sources.versions import states_now
+from rayembed.errors import RayembedError
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +66,8 @@ def check_sources(
     """
     chosen = [d for d in run.data.datasets if names is None or d.name in names]
     known = {one.dataset.name: one for one in checked}
-    found = [known.get(d.name) or check_source(d, run.data.root) for d in chosen]
-    for one in found:
+    new = [check_source(d, run.data.root) for d in chosen if d.name not in known]
+    for one in new:
         for setting, pieces in one.files.items():
             names_of = list(dict.fromkeys(name for piece in pieces for name in piece.names))
             if len(names_of) > 1:
@@ -59,7 +75,8 @@ def check_sources(
                     "data.datasets.%s.source.%s stands for %d files, all of which are read: %s",
                     *(one.dataset.name, setting, len(names_of), shown_names(names_of)),
                 )
-    return found
+    known |= {one.dataset.name: one for one in new}
+    return [known[dataset.name] for dataset in chosen]
 
 
 def check_files_at_hand(run: Run) -> list[ResolvedDataset]:
@@ -76,24 +93,207 @@ def check_files_at_hand(run: Run) -> list[ResolvedDataset]:
         DataError: as `check_source`.
     """
     used = {name for stage in run.stages for name in stage.datasets}
-    found = []
+    here = []
     for dataset in run.data.datasets:
         places = dataset.source.paths.values() if dataset.name in used else ()
         if places and not any(is_on_hub(place) or is_unpacked(place) for place in places):
-            found.append(check_source(dataset, run.data.root))
-    check_unread(run, found)
+            here.append(dataset.name)
+    found = check_sources(data_of(run), here)
+    for checked in found:
+        check_unread(run, checked.dataset, checked.unread)
     return found
 
 
-def check_unread(run: Run, sources: Sequence[ResolvedDataset]) -> None:
-    """Raise when a stage requires hard negatives and rows have some in columns that are not read.
+_WHOLE_BYTES = 4 << 20
+"""Files of so many bytes together are read whole: half a second of CPU."""
+_WHOLE_ROWS = 20_000
+_FIRST_ROWS = 1000
+_SHOWN_CHARACTERS = 160
+
+
+@dataclass(frozen=True)
+class Head:
+    """What was read of a data set."""
+
+    dataset: DatasetConfig
+    """Settings with whole paths."""
+    files: tuple[str, ...]
+    """Names of the files at `path`."""
+    columns: tuple[str, ...]
+    example: str
+    """Beginning of the first row."""
+    rows: int | None
+    """Rows of the files; None: not known without reading them."""
+    exact: bool
+    """Whether `rows` was counted; else it is estimated by bytes."""
+    whole: bool
+    """Whether every row was read."""
+    read: int
+    """Rows that were read."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Reason → rows read that give no record; empty where rows give none by themselves."""
+    examples: list[dict[str, str]] = field(default_factory=list)
+    """`reason` and beginning of some rejected rows (`row`)."""
+    records: int | None = None
+    """Different records of the rows read; None where rows give none by themselves."""
+    documents: int = 0
+    """Different positives of these records."""
+    listed: int = 0
+    """Rows read that the settings hold out by their name in a column."""
+    instructions: tuple[str, ...] = ()
+    """Different instructions that rows bring along."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """Column that no setting reads → what it looks like."""
+
+    @property
+    def most_records(self) -> int | None:
+        """Most records that there can be; None: not known."""
+        return self.records if self.whole else None
+
+    @property
+    def bad(self) -> int:
+        """Rows read that count against `max_rejected_share`."""
+        tolerated = NOT_BAD | self.dataset.source.tolerated
+        return sum(n for reason, n in self.rejected.items() if reason not in tolerated)
+
+    @property
+    def trained_records(self) -> int | None:
+        """About how many records are trained on; None: not known."""
+        if self.rows is None or self.records is None or not self.read:
+            return None
+        all_of_read = self.rows / self.read
+        left = self.records * all_of_read
+        match self.dataset.held_out:
+            case HeldOutFraction(share=share, max_queries=most):
+                documents = self.documents * all_of_read
+                left *= 1 - min(share * documents, most) / max(documents, 1)
+            case HeldOutGroups(share=float() as share):
+                left *= 1 - share
+            case HeldOutGroups() | HeldOutIds():
+                left *= 1 - self.listed / self.read
+            case None:
+                pass
+        if self.dataset.sample_share is not None:
+            left *= self.dataset.sample_share
+        drawn = self.dataset.num_samples
+        return round(left if drawn is None else min(left, drawn))
+
+
+def is_here(dataset: DatasetConfig, root: str) -> bool:
+    """Whether the data set is made of rows of files on this machine."""
+    source = with_source_path(dataset, root).source
+    return isinstance(source, FileRows) and not any("://" in at for at in source.paths.values())
+
+
+_READ_LATER = frozenset(
+    ("cleaning", "num_samples", "sample_share", "consistency", "mining", "repair", "clusters")
+)
+"""Settings of a data set that a head does not depend on."""
+
+
+_SEEN: dict[str, Head] = {}
+"""Heads by settings and states of files, of this process."""
+
+
+def look(dataset: DatasetConfig, root: str) -> Head:
+    """Head of a data set whose files are here, which are read once while they stay as they are.
 
     Raises:
-        ConfigError: some do.
+        RayembedError: no such files, not of a known kind, broken, without a column that a setting
+            names, or not in the encoding; the message begins with the setting of their path.
     """
-    asking = {n for stage in run.stages if stage.batch.num_negatives for n in stage.datasets}
-    for checked in sources:
-        if checked.dataset.name in asking:
-            problem = unread_negatives(checked.dataset, checked.unread)
-            if problem is not None:
-                raise problem
+    whole = with_source_path(dataset, root)
+    source = whole.source
+    assert isinstance(source, FileRows)
+    at = f"data.datasets.{dataset.name}.source"
+    try:
+        files = source.find(versions=False)
+        held_out = frozenset(listed_values(whole.held_out, root)) if whole.held_out else frozenset()
+        states = [
+            (piece.path, states_now(piece.path, piece.texts))
+            for found in files.values()
+            for piece in found
+        ]
+        settings = whole.model_dump_json(exclude=set(_READ_LATER))
+        seen = repr((settings, sorted(held_out), states))
+        if seen not in _SEEN:
+            source.check_found(whole, files)
+            _SEEN[seen] = _head(whole, source, files["path"], held_out)
+        return replace(_SEEN[seen], dataset=whole)
+    except RayembedError as error:
+        told = str(error)
+        raise type(error)(told if told.startswith("data.datasets.") else f"{at}: {told}") from error
+
+
+def _head(
+    dataset: DatasetConfig,
+    source: FileRows,
+    pieces: Sequence[FilePiece],
+    held_out: frozenset[str],
+) -> Head:
+    size = sum(piece.size for piece in pieces)
+    whole = size <= _WHOLE_BYTES
+    if any(piece.name.endswith(".gz") for piece in pieces):
+        whole = size <= _WHOLE_BYTES // 8
+    columns = source.columns_looked_up(dataset)
+    rows_read = (row for piece in pieces for row in read_rows(piece))
+    first = next((row.values for row in rows_read if isinstance(row, Row)), {})
+    named = getattr(dataset.held_out, "column", None)
+    own = type(source).records is not FileRows.records
+    make: Callable[[Row], list[Record]] = partial(source.records, dataset) if own else lambda _: []
+    rows_made = (pair for piece in pieces for pair in converted(piece, columns, make))
+    made = list(islice(rows_made, _WHOLE_ROWS + 1 if whole else _FIRST_ROWS))
+    whole, read = whole and len(made) <= _WHOLE_ROWS, len(made)
+    rows, exact = (read, True) if whole else _count(pieces, read)
+    asks = source.instruction_column is not None
+    records = [record for one in made if not isinstance(one[1], str) for record in one[1]]
+    counts = RecordWriter("")
+    for row, why in made:
+        if isinstance(why, str):
+            counts.reject(why, row.shown)
+    return Head(
+        dataset,
+        tuple(dict.fromkeys(name for piece in pieces for name in piece.names)),
+        tuple(first),
+        _shown(first) if first else "",
+        rows,
+        exact,
+        whole,
+        read,
+        counts.rejected,
+        counts.examples,
+        len({record.id for record in records}) if own else None,
+        len({positive for record in records for positive in record.positives}),
+        sum(group_of(row, named) in held_out for row, _ in made) if held_out else 0,
+        tuple(sorted({record.query_instruction for record in records if asks})),
+        unread_columns(pieces, columns),
+    )
+
+
+def _count(pieces: Sequence[FilePiece], read: int) -> tuple[int | None, bool]:
+    """Rows of files, and whether they are counted: of Parquet and texts; of others by bytes."""
+    if all(piece.kind == "parquet" for piece in pieces):
+        return sum(_parquet_rows(path) for path in {piece.path for piece in pieces}), True
+    if all(piece.kind == "text" for piece in pieces):
+        return sum(len(piece.texts) for piece in pieces), True
+    if any(piece.name.endswith(".gz") or piece.kind == "parquet" for piece in pieces):
+        return None, False
+    filesystem, inside = open_source(pieces[0].path)
+    with filesystem.open_input_stream(inside) as stream:
+        begin = stream.read(_WHOLE_BYTES)
+    lines = begin.count(b"\n")
+    size = sum(piece.size for piece in pieces)
+    return (round(size * lines / len(begin)), False) if lines and read else (None, False)
+
+
+def _parquet_rows(path: str) -> int:
+    filesystem, inside = open_source(path)
+    with filesystem.open_input_file(inside) as file:
+        return int(open_parquet(file).metadata.num_rows)
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+    """Beginning of a row, on one line."""
+    text = json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "replace").decode()
+    cut = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return " ".join(cut.split())

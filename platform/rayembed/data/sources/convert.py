@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -21,10 +21,15 @@ from rayembed.data.cleaning.clean import clean
 from rayembed.data.cleaning.overlap import overlap_identity
 from rayembed.data.cleaning.rows import DUPLICATE
 from rayembed.data.parts import Part
-from rayembed.data.sources.accepted import accept, counts_of, told_of
 from rayembed.data.sources.file_rows import Conversion, ResolvedDataset
-from rayembed.data.sources.tasks import ConvertedRows, HeldOut, RecordWriter
-from rayembed.data.sources.unread import merge_unread
+from rayembed.data.sources.tasks import (
+    ConvertedRows,
+    HeldOut,
+    RecordWriter,
+    accept,
+    counts_of,
+    told_of,
+)
 from rayembed.data.work_items import Result, run_resumable
 
 log = logging.getLogger(__name__)
@@ -74,8 +79,7 @@ def make_converted(context: PipelineContext, checked: ResolvedDataset) -> Datase
         accept(dataset, told_of(results))
         parts = [part for result in results for part in result["parts"]]
         indices = [[result["index"], len(result["parts"])] for result in results]
-        unread = _unread(checked, results)
-        return writer.finish(results, parts, indices=indices, unread_columns=unread)
+        return writer.finish(results, parts, indices=indices)
 
     made = writer.get_or_make(make)
     accept(dataset, made.manifest)
@@ -101,7 +105,6 @@ def rejected_before(converted: DatasetArtifact) -> Result:
         "rows_out": 0,
         "rejected": manifest["rejected"],
         "examples": manifest["examples"],
-        "unread": manifest["unread_columns"],
         "parts": [],
     }
 
@@ -123,14 +126,6 @@ def _inputs(
         "source": checked.content,
         "seed": context.seed if dataset.draws_by_seed else None,
     }
-
-
-def _unread(checked: ResolvedDataset, results: Sequence[Result]) -> dict[str, str]:
-    """Unread columns, also of rows beyond those that the look has seen."""
-    unread = dict(checked.unread)
-    for result in results:
-        unread = merge_unread(unread, result.get("unread", {}))
-    return unread
 
 
 def make_records(
@@ -202,8 +197,8 @@ def _converted_and_cleaned(
             "whatever their texts are; set source.id=null where files count their rows anew",
             *(dataset.name, equal, named_by),
         )
-    if unread := _unread(checked, results):
-        more["unread_columns"] = unread
+    if checked.unread:
+        more["unread_columns"] = dict(checked.unread)
     if part is not None:
         more["held_out"] = held_out_entry(context.storage, part)
     counts = ("negatives_held_out", "negatives_copied", "texts_unread", "texts_without_id")

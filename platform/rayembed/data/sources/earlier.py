@@ -120,10 +120,9 @@ class TakeRecords:
     def __call__(self, item: EarlierPart) -> Result:
         """Report `parts`, counts and examples of rejected records."""
         from rayembed.data.parts import read_records
-        from rayembed.data.sources.tasks import RecordWriter, RowIndex
+        from rayembed.data.sources.tasks import RecordWriter
 
-        index = RowIndex() if self.indexed else None
-        writer = RecordWriter(self.folder, self.held_out, index=index)
+        writer = RecordWriter(self.folder, self.held_out, indexed=self.indexed)
         column = getattr(self.dataset.held_out, "column", None)
         for record in read_records(item.part.path):
             group = getattr(record, column) if column else None

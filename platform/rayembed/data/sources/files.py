@@ -30,7 +30,6 @@ from rayembed.data.sources.names_beside import (
     shown_names,
 )
 from rayembed.data.sources.versions import (
-    content_version,
     state_of,
     state_there,
     version_in,
@@ -97,11 +96,6 @@ class FilePiece:
     def names(self) -> tuple[str, ...]:
         """Names of its files."""
         return tuple(name for _, name in self.texts) or (self.name,)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Paths of its files."""
-        return tuple(path for path, _ in self.texts) or (self.path,)
 
     @property
     def key(self) -> str:
@@ -353,9 +347,7 @@ def _with_version(file: _File, *, versions: bool) -> _File:
     """The file with its version, which stays empty where it is not told and not wanted."""
     if file.version or not versions:
         return file
-    if is_unpacked(file.path):
-        return replace(file, version=content_version(*open_source(file.path)))
-    state = state_of(file.path)
+    state = "" if is_unpacked(file.path) else state_of(file.path)
     return replace(file, version=version_in(file.path, state), state=state)
 
 

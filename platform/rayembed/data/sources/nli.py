@@ -92,11 +92,11 @@ class ScatterPremises:
 
         from rayembed.data.shuffle import Scatter, bucket_of
         from rayembed.data.sources.rows import BadRow, read_rows
-        from rayembed.data.sources.tasks import HeldOut, RecordWriter
+        from rayembed.data.sources.tasks import RecordWriter
 
         names = ("premise", "hypothesis", "relation", "language", "origin")
         schema = pa.schema([(name, pa.string()) for name in names])
-        writer = RecordWriter(self.folder, HeldOut())
+        writer = RecordWriter(self.folder)
         scatter = Scatter(self.scattered, schema, self.buckets)
         for row in read_rows(item, self.source.columns.values()):
             if isinstance(row, BadRow):

@@ -51,6 +51,11 @@ class Row:
     json_lists: bool = False
     """Whether cells hold no lists, so that a text that is a JSON list stands for one."""
 
+    @property
+    def shown(self) -> Mapping[str, Any]:
+        """What messages show of it."""
+        return self.values
+
 
 @dataclass(frozen=True, slots=True)
 class BadRow:

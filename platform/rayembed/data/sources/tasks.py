@@ -1,5 +1,6 @@
-"""Conversion tasks: write parts of records and reject rows with reasons."""
+"""Conversion tasks: write parts of records, reject rows with reasons, refuse too many of these."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,20 +11,22 @@ import numpy as np
 
 from rayembed.assets.array_files import load_arrays, save_arrays
 from rayembed.assets.storage import file_name, join
+from rayembed.config.data import DatasetConfig
 from rayembed.data.hashes import label_hash
 from rayembed.data.parts import Part, read_records, remedy, rows_per_part, write_part
 from rayembed.data.records import Record
 from rayembed.data.sources.cells import RowError, name_in
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import BadRow, Row, read_rows
-from rayembed.data.sources.unread import UnreadColumns
 from rayembed.data.words import normalised_hash
-from rayembed.data.work_items import Result
+from rayembed.data.work_items import Result, add_up
+from rayembed.errors import DataError
 
 _BYTES_OF_A_ROW = 1024
 """Rows of a source are taken to have so many bytes until they are read."""
 
 EXAMPLES_PER_ITEM = 3
+_EXAMPLES_SHOWN = 5
 _SHOWN_CHARACTERS = 300
 
 HELD_OUT_TEXT = "has a held-out text"
@@ -144,22 +147,27 @@ class ConvertedRows:
             yield [replace(first, negatives_copied=copied), *others]
 
 
+_NOTHING = HeldOut()
+
+
 class RecordWriter:
     """Collects one task's records and rejections; writes a part whenever it is full.
 
     Args:
         source_bytes: size of the source, which decides the rows of a part.
-        index: takes every row that is not rejected; None: nothing is chosen from them.
+        indexed: whether a `RowIndex` of the rows that are not rejected is written.
     """
 
     def __init__(
         self,
         folder: str,
-        held_out: HeldOut,
+        held_out: HeldOut = _NOTHING,
         source_bytes: int = 0,
-        index: RowIndex | None = None,
+        *,
+        indexed: bool = False,
     ) -> None:
-        self.folder, self.held_out, self.index = folder, held_out, index
+        self.folder, self.held_out = folder, held_out
+        self.index = RowIndex() if indexed else None
         self.rows_per_part = rows_per_part(source_bytes // _BYTES_OF_A_ROW)
         self.waiting: list[Record] = []
         self.parts: list[Part] = []
@@ -239,7 +247,7 @@ class ConvertRows:
     folder: str
     held_out: HeldOut
     columns: tuple[str, ...]
-    """Columns that settings name; others are reported."""
+    """Columns that are read."""
     make: Callable[[Row], list[Record]]
     """Records of a row; raises `RowError` where it has none."""
     source_bytes: int = 0
@@ -250,25 +258,23 @@ class ConvertRows:
     """Column by which rows are held out."""
 
     def __call__(self, item: FilePiece) -> Result:
-        """Report `parts`, counts, examples of rejected rows, and `unread` columns of JSONL."""
-        index = RowIndex() if self.indexed else None
-        writer = RecordWriter(self.folder, self.held_out, self.source_bytes, index)
-        unread = UnreadColumns(self.columns)
+        """Report `parts`, counts and examples of rejected rows."""
+        writer = RecordWriter(self.folder, self.held_out, self.source_bytes, indexed=self.indexed)
         for row, made in converted(item, self.columns, self.make):
-            if item.kind == "jsonl" and isinstance(row, Row):  # a row may have names of its own
-                unread.row(row.values)
             if isinstance(made, str):
-                writer.reject(made, row.shown if isinstance(row, BadRow) else row.values)
+                writer.reject(made, row.shown)
             else:
                 assert isinstance(row, Row)
-                writer.take(made, row.values, group=self._group(row))
-        return {**writer.finish(item.key), "unread": unread.found()}
+                writer.take(made, row.values, group=group_of(row, self.column))
+        return writer.finish(item.key)
 
-    def _group(self, row: Row) -> str | None:
-        try:
-            return name_in(row.values, self.column) if self.column else None
-        except RowError:  # a row without a name is in no group
-            return None
+
+def group_of(row: Row | BadRow, column: str | None) -> str | None:
+    """Cell of the column by which rows are held out; None: the row is in no group."""
+    try:
+        return name_in(row.values, column) if column and isinstance(row, Row) else None
+    except RowError:
+        return None
 
 
 def converted(
@@ -283,3 +289,49 @@ def converted(
             yield row, make(row)
         except RowError as problem:
             yield row, str(problem)
+
+
+def told_of(results: Sequence[Result]) -> dict[str, Any]:
+    """Manifest entries on rows and records, from results."""
+    rows_in, made, rejected = add_up(results)
+    examples = [example for result in results for example in result["examples"]]
+    return {
+        "rows_in": rows_in,
+        "records_made": made,
+        "rejected": rejected,
+        "examples": examples[:_EXAMPLES_SHOWN],
+    }
+
+
+def accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
+    """Raise when there are too few rows or too many bad ones.
+
+    The share in the settings is not part of the folder's name, so that raising it needs no new
+    conversion.
+
+    Args:
+        told: a manifest, or as much of it as `told_of` gives.
+    """
+    rows_in, rows_out, rejected = told["rows_in"], told["records_made"], told["rejected"]
+    path, tolerated = dataset.source.place, NOT_BAD | dataset.source.tolerated
+    shown = "".join(f"\n  {e['reason']}: {e['row']}" for e in told["examples"][:_EXAMPLES_SHOWN])
+    counts = counts_of(rejected)
+    if rows_out == 0:
+        raise DataError(
+            f"data set {dataset.name!r} is empty: {path!r} has {rows_in} rows, none usable "
+            f"({counts or 'no rows at all'}){shown}"
+        )
+    bad = sum(count for reason, count in rejected.items() if reason not in tolerated)
+    share = getattr(dataset.source, "max_rejected_share", 1.0)
+    if bad > share * rows_in:
+        raise DataError(
+            f"data set {dataset.name!r}: {bad} of {rows_in} rows of {path!r} were rejected "
+            f"({counts}), more than the share {share:g} that may be. Mend them, or set "
+            f"data.datasets.{dataset.name}.source.max_rejected_share to "
+            f"{math.ceil(100 * bad / rows_in) / 100:g} or more. For instance:{shown}"
+        )
+
+
+def counts_of(rejected: Mapping[str, int]) -> str:
+    """Counts of rejected rows by reason, in words."""
+    return ", ".join(f"{count:,} × {reason}" for reason, count in rejected.items())

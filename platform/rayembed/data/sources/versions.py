@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.fs
 import xxhash
 
+from rayembed.assets.reading import open_source
 from rayembed.assets.storage import is_remote, open_storage
 
 _LOOKED_AT_ONCE = 16
@@ -57,12 +58,11 @@ def is_unchanged(
     Args:
         path, texts, states, version: of the `FilePiece`.
     """
-    paths = [one for one, _ in texts] or [path]
     try:
-        with ThreadPoolExecutor(min(len(paths), _LOOKED_AT_ONCE)) as pool:
-            now = list(pool.map(state_of, paths))
-        if now == list(states):
+        now = states_now(path, texts)
+        if now == tuple(states):
             return True
+        paths = [one for one, _ in texts] or [path]
         versions = [version_in(*one) for one in zip(paths, now, strict=True)]
     except FileNotFoundError:
         return False
@@ -71,7 +71,18 @@ def is_unchanged(
     return found == version
 
 
+def states_now(path: str, texts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """State of each file of a piece.
+
+    Args:
+        path, texts: of the `FilePiece`.
+    """
+    paths = [one for one, _ in texts] or [path]
+    with ThreadPoolExecutor(min(len(paths), _LOOKED_AT_ONCE)) as pool:
+        return tuple(pool.map(state_of, paths))
+
+
 @lru_cache(maxsize=4096)
 def version_in(path: str, state: str) -> str:
-    """Version of a file in this state; each process hashes it once."""
-    return state if is_remote(path) else content_version(*open_storage(path))
+    """Version of a file in this state (empty: it cannot change); each process hashes it once."""
+    return state if state and is_remote(path) else content_version(*open_source(path))
