@@ -33,7 +33,7 @@ READ_IN_A_FRESH_JOB = {
     "parts": r"parts/part-\w+\.parquet",
     "part indexes": r"parts/part-\w+\.index\.npz",
     "documents to mine from": r"data/documents/.*\.parquet",
-    "held-out choice": r"chosen/.*\.npz",
+    "held-out choice": r"converted/.*/rows-\w+\.npz",
     "held-out texts": r"held_out/[^/]+/texts\.npz",
     "held-out set": r"held_out/[^/]+/beir/.*\.(jsonl|tsv)",
     "scattered judgements": r"scattered/(documents|judgements|queries)/\w+\.arrow",

@@ -93,5 +93,5 @@ def test_rows_are_converted_once_beside_a_look_at_the_first(tmp_path, counted, w
     assert counted["converted"] == number + looked_at
     assert counted["hashed"] == 1
     # A small file is read whole by each look at its head too; a large one by its conversion alone.
-    assert counted["read whole"] <= (7 if way == "api" else 4) if not large else 1
-    assert counted["opened"] <= (10 if way == "api" else 7)
+    assert counted["read whole"] == (1 if large else 5 if way == "api" else 4)
+    assert counted["opened"] == (8 if way == "api" else 7)
