@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from rayembed.config.settings import Settings, kind_of, members
 from rayembed.config.table import Table
@@ -39,11 +39,13 @@ class Stone(Settings):
 HERE = __name__
 
 
-def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, points: str) -> None:
-    """Make a distribution `orchard` with these entry points of the group `test.fruit` visible."""
-    info = folder / "orchard-1.0.dist-info"
+def installed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, points: str, name: str = "orchard"
+) -> None:
+    """Make a distribution with these entry points of the group `test.fruit` visible."""
+    info = folder / f"{name}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: orchard\nVersion: 1.0\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[test.fruit]\n{points}\n")
     monkeypatch.syspath_prepend(str(folder))
 
@@ -68,6 +70,20 @@ def test_another_package_adds_a_member_by_an_entry_point(
         "apple": Apple,
         "pear": Pear,
     }
+
+
+@pytest.mark.parametrize("module", ["rayembed.no_such.plum", "no_such_package.plum"])
+def test_a_part_that_is_not_installed_is_missed_only_where_it_is_named(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    installed(tmp_path, monkeypatch, f"plum = {module}:Plum", "rayembed")
+    table = Table("test.fruit", Fruit, (f"{HERE}:Apple", f"{HERE}:Pear"))
+    adapter = TypeAdapter(table.union())
+    assert table.classes() == {"apple": Apple, "pear": Pear}
+    assert adapter.validate_python({"kind": "pear"}) == Pear()
+    assert not caplog.records
+    with pytest.raises(ValidationError, match=f"adds 'plum'.*{module}:Plum cannot be imported"):
+        adapter.validate_python({"kind": "plum"})
 
 
 @pytest.mark.parametrize(

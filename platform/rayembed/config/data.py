@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, create_model, model_validator
 
+from rayembed.config.data_steps import DataStep, data_steps
 from rayembed.config.held_out import HeldOut
 from rayembed.config.mining import (
     CleaningConfig,
@@ -12,7 +13,6 @@ from rayembed.config.mining import (
     MiningConfig,
     Share,
 )
-from rayembed.config.repair import RepairConfig
 from rayembed.config.settings import Settings, nearest
 from rayembed.config.sources import SOURCES, Source
 from rayembed.config.types import PlainName, Reference, unique_names
@@ -25,13 +25,10 @@ else:
 TaskKind = Literal["retrieval", "classification", "clustering", "sts"]
 
 
-WITH_MODELS = ("consistency", "mining", "repair", "clusters")
-"""Steps of a data set that take every pair for one of a query and its positive, in their order."""
-
-
 class DatasetConfig(Settings):
-    """One data set of a run: converted, cleaned, filtered, mined, repaired and clustered in this
-    order.
+    """One data set of a run: converted, cleaned, and what its steps make of it.
+
+    Steps that other packages add (`STEPS`) are settings beside `mining`; see the end of the module.
     """
 
     name: PlainName
@@ -59,11 +56,15 @@ class DatasetConfig(Settings):
     """Consistency filter with a weak model; None keeps all pairs."""
     mining: MiningConfig | None = None
     """Mining of hard negatives; None: those of the source, or none."""
-    repair: RepairConfig | None = None
-    """Repair of false negatives among the hard ones; None: none are looked for."""
     clusters: ClusterConfig | None = None
     """Clustering into batches of similar pairs, for stages with the policy `clustered`; where no
     stage that uses the data set has it, they are not made."""
+
+    @property
+    def steps(self) -> tuple[DataStep, ...]:
+        """Settings of the steps that it asks for, in their order."""
+        asked = (getattr(self, step.kind) for step in data_steps())
+        return tuple(step for step in asked if step is not None)
 
     @property
     def draws_by_seed(self) -> bool:
@@ -116,23 +117,19 @@ class DatasetConfig(Settings):
 
     @model_validator(mode="after")
     def _graded_pairs_are_no_positives(self) -> "DatasetConfig":
-        wrong = [name for name in WITH_MODELS if getattr(self, name)]
-        if self.source.is_graded and wrong:
+        if self.source.is_graded and self.steps:
+            wrong = self.steps[0].kind
             raise ValueError(
-                f"data set {self.name!r}: {wrong[0]} takes every pair for one of a query and its "
+                f"data set {self.name!r}: {wrong} takes every pair for one of a query and its "
                 f"positive, and pairs of the source kind {self.source.kind!r} may be dissimilar; "
-                f"set {wrong[0]}=null, or take the kind 'sts', which keeps similar pairs alone"
+                f"set {wrong}=null, or take the kind 'sts', which keeps similar pairs alone"
             )
         return self
 
     @model_validator(mode="after")
-    def _repaired_negatives_are_there(self) -> "DatasetConfig":
-        if self.repair is not None and not self.has_negatives:
-            raise ValueError(
-                f"data set {self.name!r}: repair looks for false negatives among the hard "
-                "negatives of a row, and there are none; have them mined (mining.teacher=…), name "
-                "the column of the rows' own (source.negatives), or set repair=null"
-            )
+    def _steps_fit(self) -> "DatasetConfig":
+        for step in self.steps:
+            step.check_fits(self)
         return self
 
     @model_validator(mode="after")
@@ -146,6 +143,19 @@ class DatasetConfig(Settings):
                 "take the pool 'corpus'"
             )
         return self
+
+
+if not TYPE_CHECKING:
+    # Left out of what is fingerprinted while it is None: a package that is installed or removed
+    # must not rename the data of runs that ask for nothing of it.
+    _further = {
+        step.kind: (step | None, Field(default=None, exclude_if=lambda it: it is None))
+        for step in data_steps()
+        if step.kind not in DatasetConfig.model_fields
+    }
+    DatasetConfig = create_model(
+        "DatasetConfig", __base__=DatasetConfig, __module__=__name__, **_further
+    )
 
 
 def _can_hold_out(kind: type[Settings]) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -12,9 +12,6 @@ from rayembed.config.placement import RuntimeSettings, UnitLimit
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings, parse
 from rayembed.config.types import FileName, Seed, StoragePath
-
-Step = Literal["records", "filtered", "mined", "repaired", "clustered"]
-"""Steps of the preparation of a data set in their order; also the names of their result folders."""
 
 
 class DataPlacement(Settings):

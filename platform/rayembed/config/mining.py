@@ -1,10 +1,12 @@
 """Settings of teacher models' tasks: mining hard negatives, filtering pairs, clustering them."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.backbone import DtypeSetting
+from rayembed.config.data_steps import DataStep
 from rayembed.config.mining_rules import MINING_RULES, MiningRule
 from rayembed.config.mining_search import MINING_SEARCHES, MiningSearch
 from rayembed.config.settings import Settings
@@ -68,8 +70,13 @@ class CrossEncoder(Settings):
     the type of the saved weights, and the layers that give the score compute in float32."""
 
 
-class MiningConfig(Teacher):
+class MiningConfig(Teacher, DataStep):
     """Hard negatives from a teacher model, positive-aware by default (arXiv 2407.15831)."""
+
+    kind: ClassVar[str] = "mining"
+    folder: ClassVar[str] = "mined"
+    heading: ClassVar[str] = "mining"
+    least: ClassVar[tuple[str, ...]] = ("teacher=hf://owner/model",)
 
     further_teachers: tuple[Teacher, ...] = ()
     """More teachers. Each applies the same rule to its own candidates; negatives are taken from all
@@ -105,6 +112,28 @@ class MiningConfig(Teacher):
         """Whether its negatives are other ones for each seed of a run, by a draw or an index."""
         return self.sampling != "best" or self.search.approximate
 
+    @property
+    def summary(self) -> str:
+        """Number of negatives, rule and teacher."""
+        return f"{self.num_negatives} by {self.rule.kind} with {self.teacher}"
+
+    @property
+    def models(self) -> Mapping[str, str]:
+        """Its teachers and its cross-encoder."""
+        further = enumerate(self.further_teachers)
+        models = {f"further_teachers.{place}": one.teacher for place, one in further}
+        rescoring = {} if self.rescoring is None else {"rescoring.model": self.rescoring.model}
+        return {"teacher": self.teacher, **models, **rescoring}
+
+    def treatment(self, write: Callable[[str], str]) -> str:
+        """Name the teacher."""
+        return f"hard negatives mined with `{write(self.teacher)}`"
+
+    def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
+        """Mine the records."""
+        make = load("rayembed.data.mining.mine:make_mined")
+        return make(context, dataset, parent, held_out)
+
     @model_validator(mode="after")
     def _deep_enough(self) -> "MiningConfig":
         if self.num_negatives + self.skip > self.candidates:
@@ -121,8 +150,13 @@ class MiningConfig(Teacher):
         return self
 
 
-class ConsistencyConfig(Teacher):
+class ConsistencyConfig(Teacher, DataStep):
     """Keeps pairs whose document a weak model retrieves (Nomic Embed v2, section 4.2)."""
+
+    kind: ClassVar[str] = "consistency"
+    folder: ClassVar[str] = "filtered"
+    heading: ClassVar[str] = "filter"
+    least: ClassVar[tuple[str, ...]] = ("teacher=hf://owner/model",)
 
     top_k: PositiveInt = 2
     """Maximum rank of a pair's document within its query's shard (2 in Nomic Embed v2, 20 in Arctic
@@ -130,9 +164,33 @@ class ConsistencyConfig(Teacher):
     shard_rows: PositiveInt = 1_000_000
     """Rows of a shard, from one data set and one language."""
 
+    @property
+    def summary(self) -> str:
+        """Maximum rank and teacher."""
+        return f"top {self.top_k} by {self.teacher}"
 
-class ClusterConfig(Teacher):
+    @property
+    def models(self) -> Mapping[str, str]:
+        """Its teacher."""
+        return {"teacher": self.teacher}
+
+    def treatment(self, write: Callable[[str], str]) -> str:
+        """Say so."""
+        return "filtered for consistency"
+
+    def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
+        """Filter the records."""
+        make = load("rayembed.data.filtering.consistency:make_filtered")
+        return make(context, dataset, parent)
+
+
+class ClusterConfig(Teacher, DataStep):
     """Contextual batches of similar pairs (arXiv 2410.02525, section 4.1)."""
+
+    kind: ClassVar[str] = "clusters"
+    folder: ClassVar[str] = "clustered"
+    heading: ClassVar[str] = "clusters"
+    least: ClassVar[tuple[str, ...]] = ("teacher=hf://owner/model", "batch_pairs=512")
 
     batch_pairs: PositiveInt
     """Pairs of a batch; must equal the stage's `batch.global_pairs`."""
@@ -156,6 +214,25 @@ class ClusterConfig(Teacher):
     false_negative_margin: float | None = 0.0
     """ε: within a batch, document d' is a false negative of the pair (q, d) when f(q, d') ≥ f(q, d)
     + ε by the teacher's cosine; None: no false negatives."""
+
+    @property
+    def summary(self) -> str:
+        """Size of the batches, their order and the teacher."""
+        return f"batches of {self.batch_pairs}, {self.packing}, by {self.teacher}"
+
+    @property
+    def models(self) -> Mapping[str, str]:
+        """Its teacher."""
+        return {"teacher": self.teacher}
+
+    def treatment(self, write: Callable[[str], str]) -> str:
+        """Say so."""
+        return "in clusters"
+
+    def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
+        """Cluster the records."""
+        make = load("rayembed.data.clusters.cluster:make_clustered")
+        return make(context, dataset, parent)
 
 
 class NearDuplicates(Settings):

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from rayembed.config.data_steps import DataStep
 from rayembed.config.settings import Settings
-from rayembed.config.table import Table
+from rayembed.config.table import Table, load
 
 
 class Judge(Settings):
@@ -87,11 +88,61 @@ else:
 Action = Literal["relabel", "drop", "drop_row"]
 
 
-class RepairConfig(Settings):
+class RepairConfig(DataStep):
     """False negatives among the hard negatives are found and repaired (RLHN, arXiv 2505.16967)."""
+
+    kind: ClassVar[str] = "repair"
+    folder: ClassVar[str] = "repaired"
+    heading: ClassVar[str] = "repair"
+    least: ClassVar[tuple[str, ...]] = (
+        "judge.kind=cross_encoder",
+        "judge.model=hf://owner/model",
+    )
 
     judge: AnyJudge
     action: Action = "relabel"
     """What is done with a false negative. `relabel`: it becomes a further positive of its row, and
     a further row has it as the positive that is trained on. `drop`: it is a negative no more, also
     where it stands in the batch as another row's document. `drop_row`: its row is left out."""
+
+    @property
+    def summary(self) -> str:
+        """Action and judge."""
+        return f"{self.action} by {self.judge.summary}"
+
+    @property
+    def of_negatives(self) -> str:
+        """Action on false ones."""
+        return f"{self.action} of false ones"
+
+    @property
+    def models(self) -> Mapping[str, str]:
+        """Models that the judge loads."""
+        return {f"judge.{name}": reference for name, reference in self.judge.models.items()}
+
+    def treatment(self, write: Callable[[str], str]) -> str:
+        """Name the judge and the action."""
+        judge = write(self.judge.summary)
+        return f"false negatives found by `{judge}` and repaired ({self.action})"
+
+    def check_fits(self, dataset: Any) -> None:
+        """Return when rows have hard negatives; raises as the base class says."""
+        if not dataset.has_negatives:
+            raise ValueError(
+                f"data set {dataset.name!r}: repair looks for false negatives among the hard "
+                "negatives of a row, and there are none; have them mined (mining.teacher=…), name "
+                "the column of the rows' own (source.negatives), or set repair=null"
+            )
+
+    def check(self, setting: str) -> None:
+        """Check the judge's models."""
+        self.judge.check(f"{setting}.judge")
+
+    def check_asked(self, setting: str, storage: str) -> None:
+        """Check that the judge can be asked."""
+        self.judge.check_asked(f"{setting}.judge", storage)
+
+    def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
+        """Repair the records."""
+        make = load("rayembed.data.repair.repair:make_repaired")
+        return make(context, dataset, parent)

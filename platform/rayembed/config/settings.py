@@ -69,9 +69,13 @@ def members(annotation: Any) -> list[type[Settings]]:
 
 
 def kind_of(cls: type[Settings]) -> str | None:
-    """The `kind` that selects the class among alternatives; None without such a setting."""
+    """The `kind` that selects the class among alternatives, a setting or a constant of the class;
+    None without either.
+    """
     kind = cls.model_fields.get("kind")
-    return None if kind is None or kind.is_required() else str(kind.default)
+    if kind is None:
+        return getattr(cls, "kind", None)
+    return None if kind.is_required() else str(kind.default)
 
 
 def _by_name(path: tuple[str, ...], values: Any) -> tuple[str, ...]:

@@ -138,7 +138,6 @@ SOURCES = Table(
         "rayembed.data.sources.beir:BeirSource",
         "rayembed.data.sources.mteb:MtebSource",
         "rayembed.data.sources.structure:StructureSource",
-        "rayembed.data.sources.queries:QueriesSource",
         "rayembed.data.sources.earlier:RecordsSource",
     ),
 )

@@ -42,8 +42,14 @@ class Table:
         """Settings class of each member by its kind, those of this package first.
 
         A member of another package that cannot be imported, is no settings class of this table or
-        has a kind that another one has is left out with a warning.
+        has a kind that another one has is left out with a warning; a part of this package that is
+        not installed, without one.
         """
+        return self._members()[0]
+
+    def _members(self) -> tuple[dict[str, type[Settings]], dict[str, str]]:
+        """Settings class of each member by its kind, and why each other kind is left out."""
+        left_out: dict[str, str] = {}
         found: dict[str, type[Settings]] = {}
         for reference in self.built_in:
             _add(self, found, load(reference), reference)
@@ -51,8 +57,10 @@ class Table:
             try:
                 self._add_outside(found, point)
             except ConfigError as error:  # runs that want nothing of it go on
-                logger.warning("left out: %s", error)
-        return found
+                left_out[point.name] = str(error)
+                if not _is_not_installed(point, error.__cause__):
+                    logger.warning("left out: %s", error)
+        return found, left_out
 
     def _add_outside(self, found: dict[str, type[Settings]], point: EntryPoint) -> None:
         member = _from_outside(self, point)
@@ -69,10 +77,11 @@ class Table:
 
         With a default, the kind alone also stands for a member with its defaults: `loss: siglip`.
         """
-        found = tuple(self.classes().values())
+        members, left_out = self._members()
+        found = tuple(members.values())
         if len(found) == 1:
             return found[0]
-        with_kind = BeforeValidator(partial(_with_kind, self.default))
+        with_kind = BeforeValidator(partial(_with_kind, self.default, left_out))
         kind = Field(discriminator="kind")
         return Annotated[Union[found], kind, with_kind]  # noqa: UP007 # made here
 
@@ -83,13 +92,13 @@ def load(reference: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def _with_kind(default: str | None, value: Any) -> Any:
-    if default is None:
-        return value
-    if isinstance(value, str):
-        return {"kind": value}
-    if isinstance(value, Mapping) and "kind" not in value:
+def _with_kind(default: str | None, left_out: Mapping[str, str], value: Any) -> Any:
+    if default is not None and isinstance(value, str):
+        value = {"kind": value}
+    if default is not None and isinstance(value, Mapping) and "kind" not in value:
         return {"kind": default, **value}
+    if isinstance(value, Mapping) and value.get("kind") in left_out:
+        raise ValueError(left_out[value["kind"]])
     return value
 
 
@@ -101,6 +110,16 @@ def _from_outside(table: Table, point: EntryPoint) -> Any:
             f"{_package(point)} adds {point.name!r} to {table.group!r}, but {point.value} cannot "
             f"be imported: {error}; mend the package or uninstall it"
         ) from error
+
+
+def _is_not_installed(point: EntryPoint, cause: BaseException | None) -> bool:
+    """Whether a member's own module is missing from this package, as a part that was removed."""
+    ours = point.dist is not None and point.dist.name == "rayembed"
+    return (
+        ours
+        and isinstance(cause, ModuleNotFoundError)
+        and f"{point.module}.".startswith(f"{cause.name}.")
+    )
 
 
 def _add(table: Table, found: dict[str, type[Settings]], member: Any, told: str) -> None:

@@ -13,7 +13,7 @@ import posixpath
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rayembed.assets.clients import split_options
 from rayembed.assets.json_files import read_json, write_json
@@ -103,19 +103,8 @@ class ArtifactWriter:
     """Writer of a folder that is not yet finished."""
 
     storage: str
-    kind: Literal[
-        "converted",
-        "records",
-        "held_out",
-        "documents",
-        "filtered",
-        "mined",
-        "repaired",
-        "clustered",
-        "synthetic",
-        "sequences",
-        "teacher_vectors",
-    ]
+    kind: str
+    """Folder below the storage's `data`."""
     dataset: str
     inputs: Mapping[str, Any]
     """Everything that decides the content, as plain values; their fingerprint names the folder."""

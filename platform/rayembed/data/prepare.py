@@ -19,26 +19,22 @@ an unfinished one is resumed. Independent of Ray.
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import get_args
 
 from rayembed.assets.storage import file_name, join
-from rayembed.config.data import WITH_MODELS, DatasetConfig
-from rayembed.config.data_run import DataRun, Step, data_of
+from rayembed.config.data import DatasetConfig
+from rayembed.config.data_run import DataRun, data_of
+from rayembed.config.data_steps import data_steps, step_folders
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.audit import write_folder_audit
-from rayembed.data.clusters.cluster import make_clustered
-from rayembed.data.filtering.consistency import make_filtered
 from rayembed.data.held_out.part import make_part
 from rayembed.data.here import release_models
-from rayembed.data.mining.mine import make_mined
 from rayembed.data.parts import are_graded
 from rayembed.data.plan.audit import plan_warnings, write_audit
 from rayembed.data.plan.batch_plan import CODE_VERSION, BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for
 from rayembed.data.plan.write import write_plan
-from rayembed.data.repair.repair import make_repaired
 from rayembed.data.sources.check import check_sources
 from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.file_rows import ResolvedDataset
@@ -124,7 +120,7 @@ def prepare_datasets(
     run: DataRun,
     context: PipelineContext,
     names: Collection[str] | None = None,
-    until: Step = "clustered",
+    until: str | None = None,
     sources: Sequence[ResolvedDataset] | None = None,
 ) -> dict[str, list[DatasetArtifact]]:
     """Prepare each data set: name → folders of its steps in order; the last one is the result.
@@ -133,7 +129,7 @@ def prepare_datasets(
 
     Args:
         names: data sets to prepare; None: all.
-        until: the last step.
+        until: folder of the last step; None: all are done.
         sources: what `check_sources` found; None: it is looked for here.
 
     Raises:
@@ -158,17 +154,13 @@ def prepare_datasets(
         write_folder_audit(folders[-1])
     for dataset in chosen:
         _check_teachers_take(dataset, done[dataset.name][0])
-    reach = get_args(Step).index(until)
+    number = len(data_steps()) if until is None else step_folders().index(until)
+    wanted = {step.kind for step in data_steps()[:number]}
     for dataset in chosen:
         folders = done[dataset.name]
-        if reach >= 1 and dataset.consistency is not None:
-            folders.append(make_filtered(context, dataset, folders[-1]))
-        if reach >= 2 and dataset.mining is not None:
-            folders.append(make_mined(context, dataset, folders[-1], held_out))
-        if reach >= 3 and dataset.repair is not None:
-            folders.append(make_repaired(context, dataset, folders[-1]))
-        if reach >= 4 and dataset.clusters is not None:
-            folders.append(make_clustered(context, dataset, folders[-1]))
+        for step in dataset.steps:
+            if step.kind in wanted:
+                folders.append(step.make(context, dataset, folders[-1], held_out))
         for prepared in folders[1:]:
             write_folder_audit(prepared)
     for folders in done.values():
@@ -179,12 +171,12 @@ def prepare_datasets(
 
 def _check_teachers_take(dataset: DatasetConfig, records: DatasetArtifact) -> None:
     """Raise when a teacher would take graded records of an earlier job for positives."""
-    steps = [name for name in WITH_MODELS if getattr(dataset, name)]
-    if steps and dataset.source.has_records and are_graded(records.parts):
+    if dataset.steps and dataset.source.has_records and are_graded(records.parts):
+        step = dataset.steps[0].kind
         raise DataError(
             f"data set {dataset.name!r}: its records are graded pairs, which may be dissimilar, "
-            f"and {steps[0]} takes every pair for one of a query and its positive; set "
-            f"data.datasets.{dataset.name}.{steps[0]}=null"
+            f"and {step} takes every pair for one of a query and its positive; set "
+            f"data.datasets.{dataset.name}.{step}=null"
         )
 
 

@@ -180,12 +180,10 @@ def check_teachers(datasets: Iterable[DatasetConfig]) -> None:
     """
     for dataset in datasets:
         path = f"data.datasets.{dataset.name}"
-        for name in ("consistency", "mining", "clusters"):
-            settings: Teacher | None = getattr(dataset, name)
-            if settings is not None:
-                _check_encoder(f"{path}.{name}.teacher", settings.teacher)
-        if dataset.repair is not None:
-            dataset.repair.judge.check(f"{path}.repair.judge")
+        for step in dataset.steps:
+            if isinstance(step, Teacher):
+                _check_encoder(f"{path}.{step.kind}.teacher", step.teacher)
+            step.check(f"{path}.{step.kind}")
         if dataset.mining is not None:
             for place, further in enumerate(dataset.mining.further_teachers):
                 _check_encoder(f"{path}.mining.further_teachers.{place}", further.teacher)

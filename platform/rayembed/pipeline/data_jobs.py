@@ -3,7 +3,8 @@
 import argparse
 from dataclasses import dataclass
 
-from rayembed.config.data_run import DataRun, Step, data_of
+from rayembed.config.data_run import DataRun, data_of
+from rayembed.config.data_steps import data_steps
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
@@ -14,15 +15,6 @@ OWN_PAIRS = "pairs"
 """The recipe of a job that names none: the user's own pairs."""
 
 
-_ASKS_FOR: dict[Step, tuple[str, tuple[str, ...]]] = {
-    "filtered": ("consistency", ("teacher=hf://owner/model",)),
-    "mined": ("mining", ("teacher=hf://owner/model",)),
-    "repaired": ("repair", ("judge.kind=cross_encoder", "judge.model=hf://owner/model")),
-    "clustered": ("clusters", ("teacher=hf://owner/model", "batch_pairs=512")),
-}
-"""The setting of a data set that asks for a step, and what it needs at least."""
-
-
 @dataclass(frozen=True)
 class DataRequest:
     """The settings of a data job, and the names of the data sets that it prepares."""
@@ -31,7 +23,7 @@ class DataRequest:
     names: tuple[str, ...]
 
 
-def data_job(until: Step) -> Job[DataRequest]:
+def data_job(until: str) -> Job[DataRequest]:
     """The job that prepares data sets up to a step.
 
     Its reader refuses an unknown data set, and data sets of which none asks for the step.
@@ -56,7 +48,7 @@ def data_job(until: Step) -> Job[DataRequest]:
     )
 
 
-def _chosen(run: DataRun, names: str | None, until: Step) -> tuple[str, ...]:
+def _chosen(run: DataRun, names: str | None, until: str) -> tuple[str, ...]:
     """The data sets to prepare: those that are named, or all that ask for the step."""
     known = {dataset.name: dataset for dataset in run.data.datasets}
     given = [name.strip() for name in names.split(",")] if names else list(known)
@@ -65,11 +57,11 @@ def _chosen(run: DataRun, names: str | None, until: Step) -> tuple[str, ...]:
             raise ConfigError(f"--datasets: no data set {name!r}; {nearest(name, known)}")
     if until == "records":
         return tuple(given)
-    setting, needed = _ASKS_FOR[until]
-    asking = tuple(name for name in given if getattr(known[name], setting) is not None)
+    step = next(step for step in data_steps() if step.folder == until)
+    asking = tuple(name for name in given if getattr(known[name], step.kind) is not None)
     if not asking:
-        path = f"data.datasets.{given[0]}.{setting}"
-        example = " ".join(f"--set {path}.{assignment}" for assignment in needed)
+        path = f"data.datasets.{given[0]}.{step.kind}"
+        example = " ".join(f"--set {path}.{assignment}" for assignment in step.least)
         raise ConfigError(
             f"no data set of the run {run.name!r} asks for this step: {path} is null; set it, for "
             f"instance {example}"

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from rayembed.assets.storage import check_writable
-from rayembed.config.data_run import DataRun, Step
+from rayembed.config.data_run import DataRun
 from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.prepare import prepare_datasets
 from rayembed.data.sources.check import check_sources
@@ -14,7 +14,7 @@ from rayembed.pipeline.runtime import runtime_of
 from rayembed.pipeline.storage import placed
 
 
-def do_steps(run: DataRun, names: Collection[str], until: Step) -> dict[str, list[DatasetArtifact]]:
+def do_steps(run: DataRun, names: Collection[str], until: str) -> dict[str, list[DatasetArtifact]]:
     """Data set → its finished folders, after a table of them was printed.
 
     Everything that a user can get wrong is checked before a worker starts.

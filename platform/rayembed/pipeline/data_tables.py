@@ -6,6 +6,7 @@ from typing import TextIO
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.data_run import DataRun
+from rayembed.config.data_steps import data_steps
 from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.audit import AUDIT
 from rayembed.data.sources.tasks import counts_of
@@ -18,8 +19,6 @@ from rayembed.recipes.datasets.catalogue import (
 )
 from rayembed.recipes.datasets.entry import Entry
 from rayembed.tables import Table, console
-
-_STEPS = ("held out", "cleaning", "filter", "mining", "repair", "clusters")
 
 _LAYOUTS = (
     "layout: how files and columns are known. seen: on pages of the repository or in code that "
@@ -35,7 +34,8 @@ def print_data_run(run: DataRun, names: Collection[str], out: TextIO) -> None:
         for dataset in run.data.datasets
         if dataset.name in names
     ]
-    heads = ["data set", "task", "rows", "source", *_STEPS]
+    heads = ["data set", "task", "rows", "source", "held out", "cleaning"]
+    heads += [step.heading for step in data_steps()]
     console(out).print(Table(heads, rows, title=f"Data run {run.name}"))
 
 
@@ -114,21 +114,12 @@ def _rows(dataset: DatasetConfig) -> str:
     return "all" if dataset.num_samples is None else f"{dataset.num_samples:,}"
 
 
-def _steps(dataset: DatasetConfig) -> tuple[str, str, str, str, str, str, str]:
+def _steps(dataset: DatasetConfig) -> tuple[str, ...]:
     cleaning = [name for name in ("near_duplicates", "overlap") if getattr(dataset.cleaning, name)]
-    consistency, mining, clusters = dataset.consistency, dataset.mining, dataset.clusters
+    asked = {step.kind: step.summary for step in dataset.steps}
     return (
         dataset.source.summary,
         "" if dataset.held_out is None else dataset.held_out.summary,
         ", ".join(["duplicates", *(name.replace("_", "-") for name in cleaning)]),
-        "" if consistency is None else f"top {consistency.top_k} by {consistency.teacher}",
-        ""
-        if mining is None
-        else f"{mining.num_negatives} by {mining.rule.kind} with {mining.teacher}",
-        ""
-        if dataset.repair is None
-        else f"{dataset.repair.action} by {dataset.repair.judge.summary}",
-        ""
-        if clusters is None
-        else f"batches of {clusters.batch_pairs}, {clusters.packing}, by {clusters.teacher}",
+        *(asked.get(step.kind, "") for step in data_steps()),
     )

@@ -279,10 +279,10 @@ def _share(stage: StageConfig, name: str) -> str:
 
 
 def _negatives(dataset: DatasetConfig) -> str:
-    repaired = "" if dataset.repair is None else f", {dataset.repair.action} of false ones"
-    if dataset.mining is not None:
-        return f"{dataset.mining.num_negatives} mined{repaired}"
-    return f"given{repaired}" if dataset.has_negatives else "none"
+    if not dataset.has_negatives:
+        return "none"
+    mined = "given" if dataset.mining is None else f"{dataset.mining.num_negatives} mined"
+    return ", ".join([mined, *(step.of_negatives for step in dataset.steps if step.of_negatives)])
 
 
 def _short(reference: str) -> str:

@@ -54,5 +54,5 @@ def check_asked(datasets: Iterable[DatasetConfig], storage: str) -> None:
     for dataset in datasets:
         at = f"data.datasets.{dataset.name}"
         dataset.source.check_asked(f"{at}.source", storage)
-        if dataset.repair is not None:
-            dataset.repair.judge.check_asked(f"{at}.repair.judge", storage)
+        for step in dataset.steps:
+            step.check_asked(f"{at}.{step.kind}", storage)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from rayembed.config.compared import compared_as
+from rayembed.config.data_steps import step_folders
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.sweep import Sweep, metric_source
@@ -89,16 +90,14 @@ def _data(sweep: Sweep, trials: list[Trial]) -> Table:
     runs = data_runs(sweep, [trial.run for trial in trials])
     all_trials = [trial.run for trial in trials] or runs
     of_trials = Counter(folder for run in all_trials for folder in data_folders(run))
+    order = (*step_folders(), "sequences", "plan")
     rows = [
         [folder.kind, folder.name, folder.made_of, of_trials[folder]]
-        for folder in sorted(of_trials, key=lambda f: (_ORDER.index(f.kind), f.name, f.made_of))
+        for folder in sorted(of_trials, key=lambda f: (order.index(f.kind), f.name, f.made_of))
     ]
     title = f"Data: {len(of_trials)} results of preparation for {len(runs)} different plans; those "
     title += "that lie in storage already are taken as they are"
     return Table(["step", "of", "settings", "trials that take it"], rows, title=title)
-
-
-_ORDER = ("records", "filtered", "mined", "repaired", "clustered", "sequences", "plan")
 
 
 def _at_once(sweep: Sweep) -> Table:

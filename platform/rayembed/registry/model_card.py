@@ -260,13 +260,7 @@ def _treatment(data: DatasetConfig) -> str:
     parts = [
         f"at most {data.num_samples:,} records" if data.num_samples else "",
         f"{data.sample_share:.0%} of the records" if data.sample_share else "",
-        "filtered for consistency" if data.consistency else "",
-        f"hard negatives mined with `{without_place(data.mining.teacher)}`" if data.mining else "",
-        f"false negatives found by `{without_place(data.repair.judge.summary)}` and repaired "
-        f"({data.repair.action})"
-        if data.repair
-        else "",
-        "in clusters" if data.clusters else "",
+        *(step.treatment(without_place) for step in data.steps),
     ]
     return ", ".join(part for part in parts if part) or "–"
 

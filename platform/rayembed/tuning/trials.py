@@ -10,6 +10,7 @@ from typing import Any
 from rayembed.config.adaptation import Adaptation, AnyRun
 from rayembed.config.compared import compared_as, scored_on
 from rayembed.config.data import DatasetConfig
+from rayembed.config.data_steps import data_steps
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.space import Domain, all_values, apply, corners, draws
@@ -254,19 +255,13 @@ def _of_run(run: Run) -> tuple[DataFolder, ...]:
         if dataset.name not in used:
             continue
         values = dataset.model_dump(mode="json")
-        by_seed = dataset.mining is not None and dataset.mining.draws_by_seed
-        steps = (
-            ("filtered", values.pop("consistency"), True),
-            ("mined", values.pop("mining"), by_seed),
-            ("repaired", values.pop("repair", None), True),
-            ("clustered", values.pop("clusters"), True),
-        )
+        steps = {step.kind: values.pop(step.kind, None) for step in data_steps()}
         made_of = fingerprint([*common, values, run.seed if dataset.draws_by_seed else None])
         found.append(DataFolder("records", dataset.name, made_of))
-        for kind, settings, seeded in steps:
-            if settings is not None:
-                made_of = fingerprint([made_of, kind, settings, run.seed if seeded else None])
-                found.append(DataFolder(kind, dataset.name, made_of))
+        for step in dataset.steps:
+            seed = run.seed if step.draws_by_seed else None
+            made_of = fingerprint([made_of, step.folder, steps[step.kind], seed])
+            found.append(DataFolder(step.folder, dataset.name, made_of))
         last[dataset.name] = made_of
     for stage in run.stages:
         inputs = {name: last[name] for name in stage.datasets}

@@ -7,13 +7,13 @@ records; see `prepare` for their locations.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.assets.store import MANIFEST
-from rayembed.config.data_run import Step
+from rayembed.config.data_steps import step_folders
 from rayembed.config.sources import SOURCES
 from rayembed.data.artifacts import DatasetArtifact, open_artifact, root_of
 from rayembed.data.audit import AUDIT
@@ -272,9 +272,6 @@ _TOLD = (
     *("rows_in", "rejected", "records_made", "dropped", "rows_out"),
 )
 
-_KINDS = (*reversed(get_args(Step)), "synthetic")
-"""Folders of a data set below `data`, the last step first."""
-
 
 @dataclass(frozen=True)
 class RowLineage:
@@ -330,7 +327,8 @@ def _chain(storage: str, dataset: str, fingerprint: str) -> tuple[DatasetArtifac
     found: list[DatasetArtifact] = []
     wanted: str | None = fingerprint
     while wanted is not None:
-        folders = [join(storage, "data", kind, f"{dataset}-{wanted}") for kind in _KINDS]
+        kinds = (*reversed(step_folders()), "synthetic")
+        folders = [join(storage, "data", kind, f"{dataset}-{wanted}") for kind in kinds]
         folder = next((f for f in folders if exists(join(f, MANIFEST))), None)
         if folder is None:
             raise ArtifactError(

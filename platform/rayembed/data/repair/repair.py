@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rayembed.config.data import DatasetConfig
-from rayembed.config.repair import Action
+from rayembed.config.repair import Action, RepairConfig
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.mining.counts import rows_to_show, shown_examples, write_examples
 from rayembed.data.parts import PartItem, read_records, write_part
@@ -51,8 +51,7 @@ def make_repaired(
         AssetError: the judge cannot be had, or does not answer any more.
         DataError: too many rows could not be judged, or no row is left.
     """
-    config = dataset.repair
-    assert config is not None
+    config = _config(dataset)
     inputs = {
         "code": CODE_VERSION,
         "action": config.action,
@@ -72,8 +71,7 @@ def _repair(
     parent: DatasetArtifact,
     writer: ArtifactWriter,
 ) -> DatasetArtifact:
-    config = dataset.repair
-    assert config is not None
+    config = _config(dataset)
     decide = config.judge.ready(JudgeWork(context, writer, dataset.name, tuple(parent.parts)))
     working = writer.working_folder
     task = RepairPart(writer.parts_folder, working, config.action, decide)
@@ -99,6 +97,13 @@ def _repair(
     )
     _tell(dataset.name, made)
     return made
+
+
+def _config(dataset: DatasetConfig) -> RepairConfig:
+    """The step's settings of a data set, which has this field at run time alone."""
+    config = getattr(dataset, RepairConfig.kind)
+    assert isinstance(config, RepairConfig)
+    return config
 
 
 def _told(results: Sequence[Result], action: Action) -> dict[str, Any]:

@@ -1,0 +1,123 @@
+"""Steps that make new records of a data set's: filtering, mining, and those of other packages."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, ClassVar, Literal
+
+from rayembed.config.settings import Settings
+from rayembed.config.table import Table
+
+
+class DataStep(Settings):
+    """Settings of a step. A data set asks for it by a setting that is named as its kind.
+
+    Base class of the members of `STEPS`. Every step takes a row for a query and its positives.
+    """
+
+    kind: ClassVar[str]
+    """Name in the table and of the data set's setting."""
+    folder: ClassVar[str]
+    """Folder of its results below the storage's `data`."""
+    after: ClassVar[Literal["consistency", "mining", "clusters"]] = "mining"
+    """Step that it follows."""
+    heading: ClassVar[str]
+    """Heading of its column in the table of a dry run."""
+    least: ClassVar[tuple[str, ...]] = ()
+    """Settings that it needs at least, as `--set` takes them, for messages."""
+
+    @property
+    def summary(self) -> str:
+        """What it does, in a few words."""
+        return self.kind
+
+    @property
+    def of_negatives(self) -> str:
+        """What it does with hard negatives that rows have already; empty: nothing."""
+        return ""
+
+    @property
+    def models(self) -> Mapping[str, str]:
+        """Setting → asset reference of the models that it loads."""
+        return {}
+
+    @property
+    def draws_by_seed(self) -> bool:
+        """Whether its records are other ones for each seed of a run."""
+        return True
+
+    def treatment(self, write: Callable[[str], str]) -> str:
+        """What it did, for the model's card.
+
+        Args:
+            write: gives the text of a reference.
+        """
+        return self.summary
+
+    def check_fits(self, dataset: Any) -> None:
+        """Return when it suits a data set's other settings.
+
+        Args:
+            dataset: a `DatasetConfig`.
+
+        Raises:
+            ValueError: it does not; the message says what to set.
+        """
+
+    def check(self, setting: str) -> None:
+        """Return when its models were fetched and can be loaded.
+
+        Args:
+            setting: where the step stands in the settings, for messages.
+
+        Raises:
+            AssetError, ArtifactError: one cannot; the message begins with its setting.
+        """
+
+    def check_asked(self, setting: str, storage: str) -> None:
+        """Return when a model over the network can be asked, as far as this machine can tell.
+
+        Args:
+            setting: where the step stands in the settings, for messages.
+            storage: where answers of earlier jobs lie.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
+    def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
+        """Make the folder of its records, a `DatasetArtifact`, or find it finished.
+
+        Args:
+            context: storage, seed and how tasks are executed, a `PipelineContext`.
+            dataset: the data set's settings, a `DatasetConfig`.
+            parent: the records that it begins with, a `DatasetArtifact`.
+            held_out: texts that no row may have, a `HeldOut` of `data.sources.tasks`.
+        """
+        raise TypeError(f"{type(self).__name__} makes no records")
+
+
+STEPS = Table(
+    "rayembed.data_steps",
+    DataStep,
+    (
+        "rayembed.config.mining:ConsistencyConfig",
+        "rayembed.config.mining:MiningConfig",
+        "rayembed.config.mining:ClusterConfig",
+    ),
+)
+"""Steps of a data set. Their modules import what is slow to import inside functions."""
+
+
+@cache
+def data_steps() -> tuple[type[DataStep], ...]:
+    """All steps, in the order in which they are done."""
+    known: list[type[Any]] = list(STEPS.classes().values())
+    ordered = known[: len(STEPS.built_in)]
+    for step in known[len(ordered) :]:
+        ordered.insert([other.kind for other in ordered].index(step.after) + 1, step)
+    return tuple(ordered)
+
+
+def step_folders() -> tuple[str, ...]:
+    """Folders of a data set below the storage's `data`, from its converted records on."""
+    return ("records", *(step.folder for step in data_steps()))
