@@ -1,20 +1,25 @@
-"""Benchmarks that stand for own sets: named among mteb's, made of files that need no hub.
+"""Benchmarks that are named among mteb's: some stand for own sets, some bring their own jobs.
 
-A benchmark is an object of the kind `NamedBenchmark`; other packages add theirs by entry points of
+A `NamedBenchmark` is made of files that need no hub; other packages add theirs by entry points of
 the group `rayembed.benchmarks`. The settings that a run is made with have the sets in place of the
 names, so that nothing behind them knows a benchmark by its name.
+
+A `JobBenchmark` is scored by jobs that are no tasks of mteb; entry points of the group
+`rayembed.job_benchmarks` are named as the benchmarks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Protocol, TypeVar
+from importlib.metadata import EntryPoint
+from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
 
 from rayembed.config.entry_points import entry_points
+from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.own_sets import OwnSet
 from rayembed.config.run import Run
 from rayembed.config.scores import Scores
-from rayembed.config.settings import SettingsT, changed, parse
+from rayembed.config.settings import SettingsT, changed, nearest, parse
 from rayembed.config.table import load
 from rayembed.errors import ConfigError
 
@@ -65,6 +70,95 @@ class NamedBenchmark(Protocol):
     def num_tokens(self, own: OwnSet) -> float:
         """About how many tokens the texts of one of its sets have."""
         ...
+
+
+class JobBenchmark(Protocol):
+    """A benchmark that brings its own jobs. `Done` and `Job` are those of `evaluation.jobs`."""
+
+    @property
+    def name(self) -> str:
+        """Its name among benchmarks."""
+        ...
+
+    def jobs(self, run: EvaluationRun) -> Sequence[Any]:
+        """Its jobs; each also has `finished(meta)`: whether it has nothing left to embed.
+
+        Raises:
+            ConfigError: it has nothing in the run's languages.
+        """
+        ...
+
+    def keep(self, run: EvaluationRun, done: Sequence[Any]) -> None:
+        """Write tables of what is done, from the `Done` of each job."""
+        ...
+
+    def scores(self, run: EvaluationRun, done: Sequence[Any]) -> Mapping[str, float]:
+        """Name → score, of those that can be computed here."""
+        ...
+
+    def report(self, run: EvaluationRun, done: Sequence[Any]) -> Sequence[str]:
+        """Texts that are printed at the end."""
+        ...
+
+    def write_submission(self, storage: str, retriever: str) -> str:
+        """Write the file for its leaderboard into the storage, and return its path.
+
+        Args:
+            retriever: name of the model in the results.
+
+        Raises:
+            ArtifactError: results are missing or wrong.
+        """
+        ...
+
+
+@cache
+def _job_points() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points("rayembed.job_benchmarks")}
+
+
+def job_benchmark_names() -> tuple[str, ...]:
+    """Names of the benchmarks that bring their own jobs."""
+    return tuple(sorted(_job_points()))
+
+
+def job_benchmark(name: str, setting: str = "benchmarks") -> JobBenchmark:
+    """A benchmark that brings its own jobs.
+
+    Args:
+        setting: that names it, for messages.
+
+    Raises:
+        ConfigError: no such benchmark, or its package cannot be imported.
+    """
+    point = _job_points().get(name)
+    if point is None:
+        raise ConfigError(f"{setting}: {name!r} has none; {nearest(name, _job_points())}")
+    try:
+        return cast(JobBenchmark, point.load())
+    except ImportError as error:
+        raise ConfigError(
+            f"{setting}: {name!r} is {point.value}, which cannot be imported: {error}; install it"
+        ) from error
+
+
+def further_benchmark_names() -> tuple[str, ...]:
+    """Names of the benchmarks that are not mteb's."""
+    return (*job_benchmark_names(), *(benchmark.name for benchmark in named_benchmarks()))
+
+
+def refuse_job_benchmarks(names: Iterable[str]) -> None:
+    """Return when a training run can be scored on all of the benchmarks.
+
+    Raises:
+        ConfigError: one brings its own jobs.
+    """
+    for name in names:
+        if name in _job_points():
+            raise ConfigError(
+                f"evaluation.benchmarks names {name!r}, which a training run does not take; score "
+                f"its model afterwards: evaluate_model --benchmark {name}"
+            )
 
 
 @cache

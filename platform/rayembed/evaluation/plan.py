@@ -15,10 +15,13 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.results import TaskResult
 
 from rayembed.config.evaluation_run import EvaluationRun
-from rayembed.config.named_benchmarks import named_benchmarks
+from rayembed.config.named_benchmarks import (
+    further_benchmark_names,
+    job_benchmark_names,
+    refuse_job_benchmarks,
+)
 from rayembed.config.scores import Scores
-from rayembed.errors import ConfigError, RayembedError
-from rayembed.evaluation.air_bench.catalogue import VERSIONS, not_of_mteb
+from rayembed.errors import RayembedError
 from rayembed.evaluation.averages import main_score
 from rayembed.evaluation.benchmarks import (
     MtebTask,
@@ -67,21 +70,20 @@ def joined(factory: MtebTask, results: Sequence[TaskResult]) -> TaskResult:
 
 
 def task_factories(scores: Scores) -> list[TaskFactory]:
-    """All tasks that are named, each once, without those of AIR-Bench.
+    """All tasks that are named, each once, without benchmarks that bring their own jobs.
 
     A task that two benchmarks have with other subsets or splits is evaluated on those of both.
 
     Raises:
         ConfigError: an unknown benchmark, task or language.
     """
-    also = (*VERSIONS, *(named.name for named in named_benchmarks()))
+    if not isinstance(scores, EvaluationRun):
+        refuse_job_benchmarks(scores.benchmarks)
     found: dict[str, MtebTask] = {}
     for benchmark in scores.benchmarks:
-        if benchmark in VERSIONS:
-            if isinstance(scores, EvaluationRun):
-                continue  # its jobs are none of mteb's
-            raise ConfigError(not_of_mteb(benchmark))
-        for task in benchmark_tasks(benchmark, also=also):
+        if benchmark in job_benchmark_names():
+            continue
+        for task in benchmark_tasks(benchmark, also=further_benchmark_names()):
             found[task.name] = _both(found[task.name], task) if task.name in found else task
     for task in named_tasks(scores.tasks):
         found[task.name] = _both(found[task.name], task) if task.name in found else task

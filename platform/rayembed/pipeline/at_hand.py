@@ -21,7 +21,7 @@ from rayembed.config.credentials import check_address
 from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25
 from rayembed.config.idle import idle_clusters
-from rayembed.config.named_benchmarks import named_benchmarks
+from rayembed.config.named_benchmarks import further_benchmark_names, refuse_job_benchmarks
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.settings import changed, parse
@@ -35,7 +35,6 @@ from rayembed.data.sources.names_beside import missing
 from rayembed.data.sources.tasks import accept
 from rayembed.data.sources.unread import check_unread
 from rayembed.errors import AssetError, ConfigError, PlacementError, RayembedError
-from rayembed.evaluation.air_bench.catalogue import VERSIONS, not_of_mteb
 from rayembed.evaluation.mteb_names import check_names, check_task
 from rayembed.evaluation.own_data import find_files
 from rayembed.training.capacity import Node, check_capacity
@@ -125,11 +124,8 @@ def look_at(run: Run, expected: ExpectedRecords = expected_records) -> AtHand:
 
 
 def _check_names(run: Run) -> None:
-    also = (*VERSIONS, *(named.name for named in named_benchmarks()))
-    check_names("evaluation", run.scores, also)
-    for name in run.evaluation.benchmarks:
-        if name in VERSIONS:
-            raise ConfigError(not_of_mteb(name))
+    check_names("evaluation", run.scores, further_benchmark_names())
+    refuse_job_benchmarks(run.evaluation.benchmarks)
     data = None if run.evaluation.validation is None else run.evaluation.validation.data
     if isinstance(data, MtebValidation):
         for name in data.tasks:
@@ -251,19 +247,11 @@ def models_of(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _models_of_data(dataset: DatasetConfig) -> Iterator[tuple[str, str]]:
-    """Those that filter, mine, cluster or judge a data set's rows."""
+    """Models of the steps of a data set."""
     at = f"data.datasets.{dataset.name}"
-    for step in ("consistency", "mining", "clusters"):
-        if (settings := getattr(dataset, step)) is not None:
-            yield f"{at}.{step}.teacher", settings.teacher
-    if dataset.repair is not None:
-        for name, reference in dataset.repair.judge.models.items():
-            yield f"{at}.repair.judge.{name}", reference
-    if dataset.mining is not None:
-        for place, further in enumerate(dataset.mining.further_teachers):
-            yield f"{at}.mining.further_teachers.{place}", further.teacher
-        if dataset.mining.rescoring is not None:
-            yield f"{at}.mining.rescoring.model", dataset.mining.rescoring.model
+    for step in dataset.steps:
+        for name, reference in step.models.items():
+            yield f"{at}.{step.kind}.{name}", reference
 
 
 def _check_model(setting: str, reference: str) -> None:

@@ -1,18 +1,16 @@
 """An evaluation from its settings to result files, a table and MLflow."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rayembed.assets.storage import check_writable, join
 from rayembed.config.evaluation import BM25
 from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.named_benchmarks import job_benchmark, job_benchmark_names
 from rayembed.device import placed_here
 from rayembed.errors import RayembedError
-from rayembed.evaluation.air_bench.catalogue import VERSIONS
-from rayembed.evaluation.air_bench.job import AIR_BENCH_RESULT, AirBenchJob, air_bench_jobs
-from rayembed.evaluation.air_bench.scores import write_dev_scores
 from rayembed.evaluation.benchmarks import MtebTask
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.jobs import Done, TaskFactory
@@ -31,24 +29,6 @@ logger = logging.getLogger(__name__)
 RESULTS = "evaluation"
 """Folder of all results in the storage."""
 
-AIR_BENCH = "air-bench"
-"""Folder of AIR-Bench's files in the storage."""
-
-
-@dataclass
-class AirBench:
-    """One data set of AIR-Bench on its way."""
-
-    job: AirBenchJob
-    outcome: dict[str, Any] | None = None
-    error: RayembedError | None = None
-
-    @property
-    def retriever(self) -> str:
-        """Name of the model in the results of a finished data set."""
-        assert self.outcome is not None
-        return str(self.outcome[AIR_BENCH_RESULT]["retriever"])
-
 
 @dataclass
 class EvaluationResult:
@@ -56,13 +36,14 @@ class EvaluationResult:
 
     run: EvaluationRun
     scored: ModelScores
-    air_bench: list[AirBench] = field(default_factory=list)
+    further: Mapping[str, Sequence[Done]] = field(default_factory=dict)
+    """Benchmark that brings its own jobs → what became of each."""
 
     @property
     def failed(self) -> list[tuple[str, RayembedError]]:
         """Tasks without a score, and why."""
-        of_air_bench = [(a.job.name, a.error) for a in self.air_bench if a.error is not None]
-        return self.scored.failed + of_air_bench
+        further = (done for of_one in self.further.values() for done in of_one)
+        return self.scored.failed + [(d.job.name, d.error) for d in further if d.error is not None]
 
 
 def evaluate(run: EvaluationRun) -> EvaluationResult:
@@ -82,15 +63,15 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
     run = with_device(run, runtime) if neural else run
     asks = neural and run.model.dtype in ("auto", "bfloat16")
     model = evaluated_model(run, factories, runtime.precision(run.placement) if asks else None)
-    air = {job: AirBench(job) for job in air_bench_of(run)}
-
-    for job in air:
+    jobs = further_jobs(run)
+    beside = [job for of_one in jobs.values() for job in of_one]
+    for job in beside:
         if job.finished(meta_of(model)):
             logger.info("%s: all results are there", job.name)
+    done_beside: dict[Any, Done] = {}
 
     def take(done: Done) -> None:
-        assert isinstance(done.job, AirBenchJob)
-        air[done.job].outcome, air[done.job].error = done.outcome, done.error
+        done_beside[done.job] = done
 
     def pool(*given: Any) -> Any:
         runtime.start()  # only where something is left to do
@@ -104,10 +85,14 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
     )
     # No JSON: mteb takes every JSON file there for the result of a task.
     about = {"evaluation.yaml": run.published()}
-    scored = score(model, factories, pool, store, about=about, beside=list(air), on_done=take)
-    evaluated = EvaluationResult(run, scored, list(air.values()))
-    _write_dev_scores(evaluated.air_bench)
-    return evaluated
+    scored = score(model, factories, pool, store, about=about, beside=beside, on_done=take)
+    further = {
+        name: [done_beside[job] for job in of_one if job in done_beside]
+        for name, of_one in jobs.items()
+    }
+    for name, done in further.items():
+        job_benchmark(name).keep(run, done)
+    return EvaluationResult(run, scored, further)
 
 
 def evaluated_model(
@@ -144,32 +129,11 @@ def workers_of(run: EvaluationRun) -> Workers:
     )
 
 
-def _write_dev_scores(entries: Sequence[AirBench]) -> None:
-    """Tables of AIR-Bench's dev scores, one for each version that has such."""
-    for place in dev_places(entries):
-        write_dev_scores(*place)
-
-
-def dev_places(entries: Sequence[AirBench]) -> list[tuple[str, str, str]]:
-    """Folder, version and retriever of each version of AIR-Bench that has dev scores by now."""
-    places = (
-        (entry.job.folder, entry.job.dataset.version, entry.retriever)
-        for entry in entries
-        if entry.outcome is not None and "dev" in entry.job.dataset.splits
-    )
-    return list(dict.fromkeys(places))
-
-
-def air_bench_of(run: EvaluationRun) -> list[AirBenchJob]:
-    """The run's data sets of AIR-Bench.
+def further_jobs(run: EvaluationRun) -> dict[str, Sequence[Any]]:
+    """Benchmark → its jobs, of the run's benchmarks that bring their own.
 
     Raises:
-        ConfigError: a version has none of the languages.
+        ConfigError: one has nothing in the run's languages.
     """
-    folder = join(run.placement.storage_path, AIR_BENCH)
-    return [
-        job
-        for version in run.benchmarks
-        if version in VERSIONS
-        for job in air_bench_jobs(version, folder, languages=run.languages)
-    ]
+    names = [name for name in run.benchmarks if name in job_benchmark_names()]
+    return {name: job_benchmark(name).jobs(run) for name in names}

@@ -3,7 +3,12 @@
 from pathlib import Path
 
 from rayembed.config.evaluation_run import EvaluationRun, ResultsPlace
-from rayembed.config.named_benchmarks import named_benchmarks
+from rayembed.config.named_benchmarks import (
+    further_benchmark_names,
+    job_benchmark,
+    job_benchmark_names,
+    named_benchmarks,
+)
 from rayembed.config.override import override
 from rayembed.config.scores import Scores
 from rayembed.config.settings import parse
@@ -40,7 +45,7 @@ def score_options(benchmark: str) -> tuple[Option, ...]:
 
 
 def _evaluate(run: EvaluationRun, context: JobContext) -> int:
-    _check_names(run)
+    check_task_names(run)
     # torch, mteb and Ray; the rest of the job needs none of them.
     from rayembed.pipeline.evaluate import evaluate
     from rayembed.pipeline.evaluation_report import print_evaluated
@@ -62,19 +67,19 @@ def _evaluate(run: EvaluationRun, context: JobContext) -> int:
 
 def _show(run: EvaluationRun, context: JobContext) -> None:
     """The resolved evaluation, and what stands before the texts of each task."""
-    _check_names(run)
+    check_task_names(run)
     from rayembed.evaluation.bm25 import Bm25
     from rayembed.evaluation.plan import task_factories
     from rayembed.evaluation.prompts_table import format_prompts, prompts_table
-    from rayembed.pipeline.evaluate import air_bench_of, evaluated_model
+    from rayembed.pipeline.evaluate import evaluated_model, further_jobs
 
     factories = task_factories(run)
-    air = air_bench_of(run)
-    count = sum(f.num_texts for f in factories) + sum(job.num_texts for job in air)
+    tasks = [*factories, *(job for jobs in further_jobs(run).values() for job in jobs)]
+    count = sum(task.num_texts for task in tasks)
     # Behind what may be refused, so that no file of settings is left that cannot be run.
     context.out.write(f"# evaluation, fingerprint {run.fingerprint}\n{run.to_yaml()}")
     context.out.flush()
-    context.err.write(f"{len(factories) + len(air)} tasks, about {count:,} texts\n")
+    context.err.write(f"{len(tasks)} tasks, about {count:,} texts\n")
     model = evaluated_model(run, factories)
     if not isinstance(model, Bm25):
         context.err.write(f"model {model.meta.name}, revision {model.meta.revision}\n")
@@ -82,38 +87,26 @@ def _show(run: EvaluationRun, context: JobContext) -> None:
         context.err.write(format_prompts(prompts_table(model, loaded)) + "\n")
 
 
-def check_task_names(scores: Scores, *further: str) -> None:
+def check_task_names(scores: Scores) -> None:
     """Return when benchmarks and tasks are spelt as something that there is; imports no mteb.
-
-    Args:
-        further: names of benchmarks beside mteb's and named ones.
 
     Raises:
         ConfigError: one is not.
     """
     from rayembed.evaluation.mteb_names import check_names
 
-    check_names("", scores, (*further, *(named.name for named in named_benchmarks())))
-
-
-def _check_names(run: EvaluationRun) -> None:
-    from rayembed.evaluation.air_bench.catalogue import VERSIONS
-
-    check_task_names(run, *VERSIONS)
+    check_names("", scores, further_benchmark_names())
 
 
 def _list(context: JobContext) -> None:
-    from rayembed.evaluation.air_bench.catalogue import VERSIONS
     from rayembed.evaluation.benchmarks import benchmark_names
 
-    for name in (*(b.name for b in named_benchmarks()), *VERSIONS, *benchmark_names()):
+    further = (*(b.name for b in named_benchmarks()), *job_benchmark_names())
+    for name in (*further, *benchmark_names()):
         context.out.write(f"{name}\n")
 
 
 def _write_submission(context: JobContext) -> None:
-    from rayembed.assets.storage import join
-    from rayembed.evaluation.air_bench.submission import write_submission
-    from rayembed.pipeline.evaluate import AIR_BENCH
     from rayembed.pipeline.storage import absolute_storage
 
     args = context.args
@@ -121,10 +114,10 @@ def _write_submission(context: JobContext) -> None:
         raise ConfigError("--submission needs --retriever, the name that the evaluation printed")
     values = {} if args.recipe is None else {"placement": EvaluationRun.read(args.recipe).placement}
     placement = override(parse(ResultsPlace, values), args.assignments).placement
-    folder = join(absolute_storage(placement.storage_path), AIR_BENCH)
-    path = write_submission(folder, args.submission, args.retriever, join(folder, "submissions"))
+    benchmark = job_benchmark(args.submission, "--submission")
+    path = benchmark.write_submission(absolute_storage(placement.storage_path), args.retriever)
     context.out.write(f"Submission {path}\n")
-    context.out.write("Next       upload it to AIR-Bench's leaderboard on the hub\n")
+    context.out.write("Next       upload it to the leaderboard of the benchmark\n")
 
 
 _READER = Reader(
@@ -143,7 +136,9 @@ _READER = Reader(
     ),
 )
 
-_SUBMISSION = option("--submission VERSION", "write AIR-Bench's zip file for its leaderboard")
+_SUBMISSION = option(
+    "--submission BENCHMARK", "write the file for the leaderboard of AIR-Bench_24.05"
+)
 
 run_evaluation_job = Job(
     options=(*_READER.options, option("--retriever NAME", "whose results --submission takes")),

@@ -1,20 +1,14 @@
 """The report of an evaluation that is done."""
 
 import shlex
-from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
-from rayembed.evaluation.air_bench.catalogue import VERSIONS
-from rayembed.evaluation.air_bench.scores import dev_file, dev_markdown, read_dev_scores
+from rayembed.config.named_benchmarks import job_benchmark
 from rayembed.evaluation.averages import averages, miracl_averages
 from rayembed.evaluation.benchmark_lines import BY_LANGUAGE
 from rayembed.evaluation.benchmarks import benchmark_tasks
 from rayembed.pipeline.evaluate import EvaluationResult
 from rayembed.tables import Cell, Table, console
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def benchmark_averages(evaluated: EvaluationResult) -> dict[str, dict[str, float]]:
@@ -27,7 +21,7 @@ def benchmark_averages(evaluated: EvaluationResult) -> dict[str, dict[str, float
         if name in BY_LANGUAGE
         else averages(name, _scores_in(name, evaluated))
         for name in evaluated.run.benchmarks
-        if name not in VERSIONS
+        if name not in evaluated.further
     }
     return {name: values for name, values in found.items() if values}
 
@@ -63,7 +57,9 @@ def print_evaluated(evaluated: EvaluationResult, out: TextIO, *, tracking_uri: s
         rows = [[name, Cell(value, digits=4)] for name, value in values.items()]
         title = f"Averages of {benchmark}"
         printer.print(Table(heads, rows, title=title, align="lr", look="open"))
-    _print_air_bench(evaluated, printer)
+    for name, done in evaluated.further.items():
+        for text in job_benchmark(name).report(evaluated.run, done):
+            printer.print(text)
     if evaluated.failed:
         printer.print(
             Table(["Task", "Reason"], evaluated.failed, title="Without a score", look="open")
@@ -101,31 +97,3 @@ def _scores_table(evaluated: EvaluationResult) -> Table:
         align="lllr",
         look="open",
     )
-
-
-def _print_air_bench(evaluated: EvaluationResult, printer: "Console") -> None:
-    """Print AIR-Bench's dev scores, and how to submit the rest."""
-    for version in dict.fromkeys(entry.job.dataset.version for entry in evaluated.air_bench):
-        entries = [e for e in evaluated.air_bench if e.job.dataset.version == version]
-        done = [e for e in entries if e.outcome is not None]
-        printer.print(f"{version}: results of {len(done)} of {len(entries)} data sets")
-        if not done:
-            continue
-        folder, retriever = done[0].job.folder, done[0].retriever
-        if any("dev" in entry.job.dataset.splits for entry in done):
-            printer.print(dev_markdown([read_dev_scores(folder, version, retriever)]))
-            printer.print(f"Dev scores {dev_file(folder, version, retriever)}")
-        printer.print(
-            "Test scores come from the leaderboard alone: "
-            f"python jobs/evaluate_model.py --submission {shlex.quote(version)} "
-            f"--retriever {shlex.quote(retriever)}{_set_storage(evaluated.run)}"
-        )
-
-
-def _set_storage(run: EvaluationRun) -> str:
-    """The option that names the storage in a further command; empty for the default."""
-    storage = run.placement.storage_path
-    default = EvaluationPlacement().storage_path
-    if storage in (default, str(Path(default).absolute())):
-        return ""
-    return f" --set {shlex.quote(f'placement.storage_path={storage}')}"

@@ -4,8 +4,8 @@ import hashlib
 
 from rayembed.assets.cache import cache_folder
 from rayembed.config.document import fingerprint, published_values
-from rayembed.evaluation.air_bench.scores import read_dev_scores
-from rayembed.pipeline.evaluate import EvaluationResult, dev_places
+from rayembed.config.named_benchmarks import job_benchmark
+from rayembed.pipeline.evaluate import EvaluationResult
 from rayembed.pipeline.evaluation_report import benchmark_averages
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.mlflow_run import flatten
@@ -48,10 +48,9 @@ def track(evaluated: EvaluationResult, tracking_uri: str) -> bool:
         tracker.log_scores("score", evaluated.scored.scores, 0)
         for benchmark, values in benchmark_averages(evaluated).items():
             tracker.log_scores(f"average/{benchmark}", values, 0)
-        for folder, version, retriever in dev_places(evaluated.air_bench):
-            found = read_dev_scores(folder, version, retriever)
-            known = {name: score for name, score in found.scores.items() if score is not None}
-            tracker.log_scores(f"dev/{version}", known, 0)
+        for name, done in evaluated.further.items():
+            if scores := job_benchmark(name).scores(run, done):
+                tracker.log_scores(f"dev/{name}", scores, 0)
         tracker.log_artifact(evaluated.scored.local, "results")
         status = "FAILED" if evaluated.failed else "FINISHED"
     finally:

@@ -26,14 +26,6 @@ _WITHOUT_SPLIT_NAMES: Version = "AIR-Bench_24.04"
 """The version that has only one split and does not name it on the hub."""
 
 
-def not_of_mteb(name: str) -> str:
-    """Message for a version that a training run is asked for."""
-    return (
-        f"evaluation.benchmarks names {name!r}, which a training run does not take; score its "
-        f"model afterwards: evaluate_model --benchmark {name}"
-    )
-
-
 @dataclass(frozen=True)
 class AirBenchDataset:
     """A corpus with the queries of its splits."""

@@ -1,0 +1,27 @@
+"""Benchmarks that bring their own jobs: by name, by entry points, and without their package."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from rayembed.config import named_benchmarks
+from rayembed.config.named_benchmarks import job_benchmark, job_benchmark_names
+from rayembed.errors import ConfigError
+from rayembed.evaluation.air_bench.catalogue import VERSIONS
+
+
+def test_each_version_of_air_bench_is_a_benchmark_of_its_name() -> None:
+    assert set(VERSIONS) <= set(job_benchmark_names())
+    assert [job_benchmark(version).name for version in VERSIONS] == list(VERSIONS)
+    with pytest.raises(ConfigError, match=r"--submission: 'AIR-Bench_24\.06' has none; did you"):
+        job_benchmark("AIR-Bench_24.06", "--submission")
+
+
+def test_a_benchmark_without_its_package_is_missed_only_where_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    point = EntryPoint("gone", "no_such_package.benchmark:GONE", "rayembed.job_benchmarks")
+    monkeypatch.setattr(named_benchmarks, "_job_points", lambda: {"gone": point})
+    assert job_benchmark_names() == ("gone",)
+    with pytest.raises(ConfigError, match=r"'gone' is no_such_package\.benchmark:GONE, which can"):
+        job_benchmark("gone")
