@@ -1,5 +1,7 @@
 """The recipes, and the published ones against the paper's tables (arXiv 2405.17428)."""
 
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from rayembed.config.data import DatasetConfig
@@ -13,7 +15,7 @@ from rayembed.data.sources.beir import BeirSource
 from rayembed.data.sources.earlier import RecordsSource
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.errors import ConfigError
-from rayembed.recipes import nvembed
+from rayembed.recipes import catalogue, nvembed
 from rayembed.recipes.building_blocks import EVALUATION_INSTRUCTIONS
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.recipes.datasets.nvembed import uniform_over_samples
@@ -304,3 +306,35 @@ def test_a_stage_runs_alone_without_the_clusters_that_only_others_take():
     first, last = (of_stages(run, [one.name]) for one in run.stages)
     assert first.data.datasets[0].clusters is None
     assert last.data == run.data == of_stages(run, []).data
+
+
+def renamed() -> Run:
+    """A recipe of another package."""
+    return get_recipe("biencoder").model_copy(update={"name": "renamed"})
+
+
+@pytest.mark.parametrize(
+    ("point", "words"),
+    [
+        (f"{__name__}:renamed", None),
+        ("no_such_package:recipe", "'renamed' is no_such_package:recipe, which cannot be imported"),
+        ("builtins:dict", "builtins:dict returns no run"),
+    ],
+)
+def test_another_package_adds_a_recipe(
+    point: str, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = catalogue.recipe_names()
+    found = [EntryPoint("renamed", point, "rayembed.recipes")]
+    monkeypatch.setattr(catalogue, "entry_points", lambda group: found)
+    catalogue._outside.cache_clear()
+    try:
+        assert set(catalogue.recipe_names()) == {*known, "renamed"}
+        assert get_recipe("biencoder").name == "biencoder"
+        if words is None:
+            assert get_recipe("renamed").name == "renamed"
+        else:
+            with pytest.raises(ConfigError, match=words):
+                get_recipe("renamed")
+    finally:
+        catalogue._outside.cache_clear()

@@ -1,6 +1,11 @@
-"""All recipes by name."""
+"""All recipes by name; other packages add theirs by entry points of the group `rayembed.recipes`.
+
+Such an entry point is named as its recipe, and is a function that returns the run.
+"""
 
 from collections.abc import Callable
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
 
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
@@ -55,8 +60,29 @@ def get_recipe(name: str) -> Run:
     return recipes[name]()
 
 
+@cache
+def _outside() -> dict[str, Callable[[], Run]]:
+    """Recipes of other packages, which are imported where they are asked for."""
+    points = sorted(entry_points(group="rayembed.recipes"), key=lambda point: point.name)
+    return {point.name: partial(_load, point) for point in points}
+
+
+def _load(point: EntryPoint) -> Run:
+    try:
+        run = point.load()()
+    except ImportError as error:
+        raise ConfigError(
+            f"the recipe {point.name!r} is {point.value}, which cannot be imported: {error}; mend "
+            "or uninstall its package"
+        ) from error
+    if not isinstance(run, Run):
+        raise ConfigError(f"the recipe {point.name!r}: {point.value} returns no run")
+    return run
+
+
 def _recipes() -> dict[str, Callable[[], Run]]:
     return {
+        **_outside(),
         "nvembed-quickstart": nvembed.quickstart,
         **_stages_of_table_4("nvembed-quickstart", nvembed.quickstart),
         "nvembed-v1": nvembed.nvembed_v1,
