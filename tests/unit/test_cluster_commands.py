@@ -3,6 +3,8 @@
 import re
 import runpy
 import shlex
+import tomllib
+from importlib.metadata import PathDistribution
 
 import pytest
 import yaml
@@ -103,8 +105,14 @@ def test_the_runtime_environment_is_one_that_ray_takes():
 
     values = yaml.safe_load((CLUSTER / "runtime_env.yaml").read_text())
     assert RuntimeEnv(**values).to_dict() == values
-    for module in values["py_modules"]:
+    *modules, metadata = values["py_modules"]
+    for module in modules:
         assert (ROOT / module / "__init__.py").is_file()
+    uploaded = PathDistribution(ROOT / metadata)
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    for group, named in points.items():
+        found = uploaded.entry_points.select(group=group)
+        assert {point.name: point.value for point in found} == named, "install the checkout again"
     assert all(pattern.startswith("/") for pattern in values["excludes"])
     assert not any(re.search("TOKEN|KEY|PASSW|SECRET", name) for name in values["env_vars"])
     with pytest.raises(TypeError, match="env_vars"):

@@ -203,6 +203,7 @@ def test_the_runtime_environment_of_the_checkout():
     assert values["py_modules"] == [
         str(ROOT / "platform" / "rayembed"),
         str(ROOT / "platform" / "rayembed_papers"),
+        str(ROOT / "platform" / "rayembed.egg-info"),
     ]
     assert values["working_dir"] == str(ROOT)
     assert "/outputs/" in values["excludes"]

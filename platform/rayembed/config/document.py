@@ -84,6 +84,11 @@ class NamedRun(Document):
     def stage_names(self) -> tuple[str, ...]:
         """Names of the stages, which are those of their folders."""
 
+    @property
+    def published_identity(self) -> dict[str, Any]:
+        """Identity for readers elsewhere; see `published_reference`."""
+        return self.identity(published_reference(self.placement.storage_path))
+
 
 def published_values(settings: Settings, storage: str) -> dict[str, Any]:
     """Settings as plain values, each `Reference` as `published_reference` gives it. Other texts,

@@ -16,12 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rayembed.assets.storage import write_atomic
-from rayembed.config.document import (
-    NamedRun,
-    published_reference,
-    published_values,
-    without_places,
-)
+from rayembed.config.document import NamedRun, published_values, without_places
 from rayembed.errors import ArtifactError, TrackingError
 from rayembed.registry.metrics_log import (
     KEYS,
@@ -160,7 +155,7 @@ class Tracker:
             run.placement.experiment,
             run.name,
             run.fingerprint,
-            flatten(run.identity(published_reference(storage))),
+            flatten(run.published_identity),
             {**{f"placement.{name}": str(value) for name, value in placement.items()}, **tags},
             folder=folder,
             total_steps=run.total_steps,
