@@ -79,7 +79,7 @@ def make_part(context: PipelineContext, checked: ResolvedDataset) -> HeldOutPart
     held_out, source = dataset.held_out, dataset.source
     if (folder := source.held_out_folder()) is not None:
         _check_is_handed_on(dataset.name, source, held_out)
-        return _opened(open_artifact(folder))
+        return _opened(_checked_version(open_artifact(folder), source))
     if held_out is None:
         return None
     values = listed_values(held_out, context.root)
@@ -248,6 +248,18 @@ def _check_is_handed_on(name: str, source: Source, held_out: HeldOut | None) -> 
             f"held-out part of their own, which is used as it is; set {setting}.kind=fraction to "
             f"score it, or {setting}=null to score nothing of them"
         )
+
+
+def _checked_version(part: DatasetArtifact, source: Source) -> DatasetArtifact:
+    """The part that records hand on: hashes of another form would ban none of its texts."""
+    if (code := part.manifest["inputs"].get("code")) != CODE_VERSION:
+        raise ArtifactError(
+            f"the held-out part {part.folder!r} of the records at {source.place!r} has version "
+            f"{code} of the form in which texts are compared, and this program version "
+            f"{CODE_VERSION}: prepare these records again, with a new storage_path or their folder "
+            f"{source.place!r} removed"
+        )
+    return part
 
 
 def _opened(artifact: DatasetArtifact) -> HeldOutPart:
