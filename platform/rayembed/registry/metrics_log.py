@@ -129,7 +129,7 @@ class MetricsLog:
 
 def dropped_steps(records: Iterable[Record]) -> int:
     """Number of steps that changed no weights, from the last record of each stage."""
-    by_stage = {record["stage"]: record["dropped_steps"] for record in records}
+    by_stage = {record["stage"]: record.get("dropped_steps", 0.0) for record in records}
     return int(sum(by_stage.values()))
 
 

@@ -33,7 +33,7 @@ class Progress:
         logger.info("stage %s: %d steps", self._stage.name, self._stage.steps)
         for record in self._records()[-1:]:  # of an earlier submission
             self._since = self._seen = record["time"]
-            self._workers = record["workers"]
+            self._workers = record.get("workers")
         told = doing(self._text, tells_end=True, silence_seconds=self._every)
         self._doing.enter_context(told)
 
@@ -46,7 +46,7 @@ class Progress:
         return [record for record in mine if record["time"] > self._since]
 
     def _tell_workers(self, record: StepRecord) -> None:
-        workers = record["workers"]
+        workers = record.get("workers", self._workers)
         if self._workers not in (None, workers):
             logger.info(
                 "stage %s: %d instead of %d workers from step %d on",
@@ -65,7 +65,7 @@ class Progress:
         last, recent, rows = mine[-1], (mine[1:] or mine)[-20:], stage.row_name
         detail(f"{last['step']}/{stage.steps}")
         seconds = sum(r["seconds"] for r in recent)
-        dropped = last["dropped_steps"]
+        dropped = last.get("dropped_steps", 0)
         left = (stage.steps - last["step"]) * seconds / len(recent)
         rate = sum(r[f"{rows}_per_second"] for r in recent) / len(recent)
         parts = [
