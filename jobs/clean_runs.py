@@ -1,8 +1,8 @@
-"""List what lies in a storage (runs, data, MLflow's entries, with bytes), and free it."""
+"""`rayembed clean` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.cleaning.job import run_clean_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(run_clean_job(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("clean")(sys.argv[1:]))

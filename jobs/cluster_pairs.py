@@ -1,8 +1,8 @@
-"""Put similar pairs into batches: contextual clusters."""
+"""`rayembed cluster` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.data_jobs import data_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(data_job("clustered")(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("cluster")(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""Compare models by their results: tables, plots, differences from a baseline."""
+"""`rayembed compare` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.compare_job import run_compare_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(run_compare_job(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("compare")(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""Compress a model in several ways, and set the variants side by side: size, speed, scores."""
+"""`rayembed compress` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.compression_job import run_compression_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(run_compression_job(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("compress")(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""Score a model on benchmarks over the cluster, with mteb's own tasks, scores and result files."""
+"""`rayembed evaluate` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.evaluation_job import run_evaluation_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(run_evaluation_job(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("evaluate")(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""Keep the pairs whose document a weak model finds by itself (consistency filter)."""
+"""`rayembed filter` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.data_jobs import data_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(data_job("filtered")(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("filter")(sys.argv[1:]))

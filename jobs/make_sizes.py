@@ -1,8 +1,8 @@
-"""Make smaller sizes of a trained model: fewer layers or tokens, distilled from the whole."""
+"""`rayembed sizes` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.sizes_job import run_sizes_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(run_sizes_job(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("sizes")(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""Merge trained models of one architecture, such as a base and its fine-tuned model, into one."""
+"""`rayembed merge` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.merge_job import run_merge_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(run_merge_job(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("merge")(sys.argv[1:]))

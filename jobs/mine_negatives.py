@@ -1,8 +1,8 @@
-"""Mine hard negatives with a teacher model."""
+"""`rayembed mine` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.data_jobs import data_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(data_job("mined")(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("mine")(sys.argv[1:]))

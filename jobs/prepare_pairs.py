@@ -1,8 +1,8 @@
-"""Convert, clean and sample data sets: records in Parquet, with a manifest and an audit."""
+"""`rayembed prepare` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.data_jobs import data_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(data_job("records")(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("prepare")(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""Register a model with its scores in MLflow, make it champion by gates, or roll back."""
+"""`rayembed register` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.register_job import run_register_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(run_register_job(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("register")(sys.argv[1:]))

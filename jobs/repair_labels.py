@@ -1,8 +1,8 @@
-"""Find false negatives among hard ones by a reranker or a language model, and repair them."""
+"""`rayembed repair` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.data_jobs import data_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(data_job("repaired")(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("repair")(sys.argv[1:]))

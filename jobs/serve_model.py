@@ -1,8 +1,8 @@
-"""Serve models at the paths of OpenAI, Text Embeddings Inference and Cohere, on Ray Serve."""
+"""`rayembed serve` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.serve_job import run_serve_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(run_serve_job(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("serve")(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""Give a CDE model a corpus: some of its documents, embedded once, saved with the model."""
+"""`rayembed corpus` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.corpus_job import run_corpus_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(run_corpus_job(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("corpus")(sys.argv[1:]))

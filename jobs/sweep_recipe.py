@@ -1,8 +1,8 @@
-"""Search the settings of a recipe over the cluster."""
+"""`rayembed sweep` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.sweep_job import sweep_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(sweep_job()(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("sweep")(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""Let a language model write training pairs: first tasks, then examples of each."""
+"""`rayembed synthesize` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.synthesis_job import run_synthesis_job
+from rayembed.jobs.table import JOBS
 
 if __name__ == "__main__":
-    sys.exit(run_synthesis_job(sys.argv[1:], about=__doc__))
+    sys.exit(JOBS.get("synthesize")(sys.argv[1:]))

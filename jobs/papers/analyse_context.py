@@ -1,8 +1,8 @@
-"""Measure what CDE's batches and context do: sizes of clusters, number of documents, topics."""
+"""`rayembed papers-context` of this checkout."""
 
 import sys
 
-from rayembed_papers.context.job import run_context_job
+from rayembed_papers.jobs import CONTEXT
 
 if __name__ == "__main__":
-    sys.exit(run_context_job(sys.argv[1:], about=__doc__))
+    sys.exit(CONTEXT(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""Compare models by their results with the figures that the papers print."""
+"""`rayembed papers-published` of this checkout."""
 
 import sys
 
-from rayembed_papers.published.job import run_comparison_with_papers
+from rayembed_papers.jobs import PUBLISHED
 
 if __name__ == "__main__":
-    sys.exit(run_comparison_with_papers(sys.argv[1:], about=__doc__))
+    sys.exit(PUBLISHED(sys.argv[1:]))

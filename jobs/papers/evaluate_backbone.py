@@ -1,8 +1,8 @@
-"""Finetune an encoder on GLUE or XTREME-R as a grid over the cluster, and score it."""
+"""`rayembed papers-backbone` of this checkout."""
 
 import sys
 
-from rayembed_papers.backbone.job import run_backbone_job
+from rayembed_papers.jobs import BACKBONE
 
 if __name__ == "__main__":
-    sys.exit(run_backbone_job(sys.argv[1:], about=__doc__))
+    sys.exit(BACKBONE(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""Measure pruning, recovery and quantisation as NV-Embed's Tables 6 to 8 do, at a small size."""
+"""`rayembed papers-compression` of this checkout."""
 
 import sys
 
-from rayembed_papers.compression.job import run_compression_tables
+from rayembed_papers.jobs import COMPRESSION
 
 if __name__ == "__main__":
-    sys.exit(run_compression_tables(sys.argv[1:], about=__doc__))
+    sys.exit(COMPRESSION(sys.argv[1:]))

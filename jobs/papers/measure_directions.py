@@ -1,8 +1,8 @@
-"""Measure at a small size what the papers find better than what, and tell which of it holds."""
+"""`rayembed papers-directions` of this checkout."""
 
 import sys
 
-from rayembed_papers.directions.job import run_directions
+from rayembed_papers.jobs import DIRECTIONS
 
 if __name__ == "__main__":
-    sys.exit(run_directions(sys.argv[1:], about=__doc__))
+    sys.exit(DIRECTIONS(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""Measure how much unrelated text behind every text lowers models' scores (Causal2Vec, Table 3)."""
+"""`rayembed papers-noise` of this checkout."""
 
 import sys
 
-from rayembed_papers.noise.job import run_noise_job
+from rayembed_papers.jobs import NOISE
 
 if __name__ == "__main__":
-    sys.exit(run_noise_job(sys.argv[1:], about=__doc__))
+    sys.exit(NOISE(sys.argv[1:]))

@@ -1,9 +1,8 @@
-"""Measure a table of a paper as a sweep over the cluster."""
+"""`rayembed papers-tables` of this checkout."""
 
 import sys
 
-from rayembed.pipeline.sweep_job import sweep_job
-from rayembed_papers.tables.catalogue import table_sweeps
+from rayembed_papers.jobs import TABLES
 
 if __name__ == "__main__":
-    sys.exit(sweep_job(table_sweeps())(sys.argv[1:], about=__doc__))
+    sys.exit(TABLES(sys.argv[1:]))

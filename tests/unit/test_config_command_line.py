@@ -11,7 +11,7 @@ import rayembed
 from rayembed.errors import ConfigError, PlacementError
 from rayembed.pipeline.job import RUN, work_begins
 from rayembed.pipeline.training_job import training_job
-from rayembed.recipes.catalogue import JOBS, get_recipe, recipe_names
+from rayembed.recipes.catalogue import SCRIPTS, get_recipe, recipe_names
 
 ROOT = Path(rayembed.__file__).parents[2]
 
@@ -96,7 +96,7 @@ def test_a_recipe_of_another_architecture_is_refused_with_its_job(as_file, tmp_p
         (tmp_path / "run.yaml").write_text(get_recipe("nomic-quickstart").to_yaml())
     assert job("--recipe", recipe, "--dry-run") == 2
     assert "start it with jobs/train_nomic.py" in capsys.readouterr().err
-    assert all((ROOT / "jobs" / f"{script}.py").is_file() for script in JOBS.values())
+    assert all((ROOT / "jobs" / f"{script}.py").is_file() for script in SCRIPTS.values())
 
 
 def test_training_gets_the_run_and_its_errors_are_messages(monkeypatch, capsys, tmp_path):

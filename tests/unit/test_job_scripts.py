@@ -1,13 +1,20 @@
 """`--help`, `--list` and `--dry-run` of every script in jobs/ start nothing and write nothing."""
 
+import contextlib
+import io
 import itertools
 import json
 import os
+import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+
+from rayembed.pipeline.job import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 WATCHED = ROOT / "tests" / "support" / "watched_scripts.py"
@@ -16,41 +23,49 @@ SCRIPTS = sorted(
     for path in (ROOT / "jobs").rglob("*.py")
 )
 
-DRY_RUNS = {
-    **{name: [[]] for name in SCRIPTS if name.startswith("train_")},
-    "adapt_encoder": [[]],
-    "adapt_to_corpus": [[]],
-    "clean_runs": [[], ["--free", "states", "--free", "data", "--free", "temporary"]],
-    "cluster_pairs": [["--recipe", "cde-quickstart"]],
-    "evaluate_model": [["--model", "bm25", "--tasks", "NFCorpus"]],
-    "filter_pairs": [["--set", "data.datasets.pairs.consistency.teacher=hf://owner/model"]],
-    "make_sizes": [[]],
-    "mine_negatives": [["--recipe", "nvembed-quickstart"]],
-    "prepare_pairs": [[]],
-    "repair_labels": [
-        [
-            "--set=data.datasets.pairs.mining.teacher=hf://owner/model",
-            "--set=data.datasets.pairs.repair.judge={kind: cross_encoder, model: hf://owner/rank}",
-        ]
-    ],
-    "run_quickstart": [[], ["causal2vec"], ["cde"], ["nomic"]],
-    "sweep_recipe": [["--set", "seed=grid(1, 2)"]],
-    "synthesize_pairs": [[]],
-    "papers/evaluate_backbone": [["--backbone", "x", "--tasks", "RTE"]],
-    "papers/sweep_tables": [["--sweep", "nvembed-table2-quickstart"]],
+MORE_DRY_RUNS = {
+    "clean_runs": [["--free", "states", "--free", "data", "--free", "temporary"]],
+    "run_quickstart": [["causal2vec"], ["cde"], ["nomic"]],
 }
-"""Arguments beside `--dry-run`. A dry run of register_model needs a registry, and its own tests
-compare that before and after."""
+READ_MORE = {"compress_model", "register_model"}
+"""Jobs whose dry run reads a model or a registry, which their own tests make."""
 
-LISTS = {*DRY_RUNS, "compress_model", "papers/compare_with_papers"} - {
-    "synthesize_pairs",
-    "clean_runs",
-}
+
+def job_of(script):
+    """The job that the script starts; None where its first argument chooses one."""
+    with (
+        patch.object(sys, "argv", [script]),
+        patch.object(Job, "__call__", autospec=True, side_effect=_Called) as called,
+        pytest.raises((_Called, SystemExit)),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        runpy.run_path(str(ROOT / "jobs" / f"{script}.py"), run_name="__main__")
+    return called.call_args.args[0] if called.call_args else None
+
+
+class _Called(Exception):
+    pass
 
 
 def commands_of(script):
-    lists = [["--list"]] if script in LISTS else []
-    return [*lists, *([*argv, "--dry-run"] for argv in DRY_RUNS.get(script, []))]
+    """What the script's job prints without work: its list, and dry runs of its example."""
+    job = job_of(script)
+    dry = job is not None and job.shows is not None and script not in READ_MORE
+    runs = [shlex.split(job.example), *MORE_DRY_RUNS.get(script, [])] if dry else []
+    lists = [["--list"]] if job is not None and job.lists is not None else []
+    return [*lists, *([*argv, "--dry-run"] for argv in runs)]
+
+
+def test_jobs_have_lists_and_dry_runs():
+    """The control of what is derived from the jobs below."""
+    commands = {script: commands_of(script) for script in SCRIPTS}
+    assert sum(["--list"] in given for given in commands.values()) == 21
+    assert sum(given[-1:] != [["--list"]] and given != [] for given in commands.values()) == 21
+    assert commands["mine_negatives"] == [
+        ["--list"],
+        ["--recipe", "nvembed-quickstart", "--dry-run"],
+    ]
+    assert commands["serve_model"] == []
 
 
 def watch(folder, asked):

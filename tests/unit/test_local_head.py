@@ -1,6 +1,5 @@
 """The parts of a local head that need no Ray: token, ports, waiting, stopping, signals."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -17,8 +16,10 @@ import pytest
 from waits import note_waits
 
 from rayembed.errors import ConfigError, PlacementError
-from rayembed.pipeline import local_head
+from rayembed.jobs import quickstart
+from rayembed.pipeline import local_head, training_job
 from rayembed.pipeline.on_ray import _submit, read_runtime_env, submit_command
+from rayembed.recipes.catalogue import get_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 loopback = pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"])
@@ -251,9 +252,10 @@ def test_the_command_that_does_the_same_from_any_folder(tmp_path):
 def test_the_job_script_is_short_and_passes_arguments_on(named, family):
     done = subprocess.run(
         [sys.executable, "-c",
-         "import json, sys; sys.path.insert(0, 'jobs'); import run_quickstart as q\n"
+         "import json, runpy, sys; from rayembed.jobs import quickstart as q\n"
          "q.run_on_local_head = lambda words, **_: print(json.dumps(words)) or 5\n"
-         f"sys.exit(q.main({[*named, '--set', 'seed=1']}))"],
+         f"sys.argv = {['run_quickstart.py', *named, '--set', 'seed=1']}\n"
+         "runpy.run_path('jobs/run_quickstart.py', run_name='__main__')"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 5, done.stderr
@@ -264,25 +266,33 @@ def test_the_job_script_is_short_and_passes_arguments_on(named, family):
 
 
 def test_a_wrong_setting_is_told_before_a_head_starts(monkeypatch, capsys):
-    path = ROOT / "jobs" / "run_quickstart.py"
-    spec = importlib.util.spec_from_file_location("run_quickstart", path)
-    quickstart = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(quickstart)
     started = []
     monkeypatch.setattr(
         quickstart, "run_on_local_head", lambda words, **_: started.append(words) or 0
     )
-    assert quickstart.main(["cde", "--set", "sead=1"]) == 2
+    assert quickstart.quickstart(["cde", "--set", "sead=1"]) == 2
     assert capsys.readouterr().err == "error: no setting 'sead'; did you mean 'seed'?\n"
     assert started == []
-    assert quickstart.main(["cde", "--set", "seed=1"]) == 0
+    assert quickstart.quickstart(["cde", "--set", "seed=1"]) == 0
     assert len(started) == 1, "the control"
     capsys.readouterr()
     for own in (["--set", "placement.storage_path=/own"], ["--set=placement.storage_path=/own"]):
-        assert quickstart.main(["cde", *own]) == 0
+        assert quickstart.quickstart(["cde", *own]) == 0
         assert started[-1][-len(own) :] == own
         assert sum("placement.storage_path=" in word for word in started[-1]) == 1
     assert capsys.readouterr().err == ""
+
+
+def test_a_package_without_its_checkout_trains_in_this_process(monkeypatch, tmp_path, capsys):
+    submitted, trained = [], []
+    monkeypatch.setattr(quickstart, "run_on_local_head", lambda *_, **__: submitted.append(1) or 0)
+    monkeypatch.setattr(training_job, "_train", lambda run, _: trained.append(run))
+    assert quickstart.quickstart(["cde", "--name", "here"]) == 0
+    assert (len(submitted), trained) == (1, []), "the control"
+    monkeypatch.setattr(quickstart, "CHECKOUT", tmp_path)
+    assert quickstart.quickstart(["cde", "--name", "here"]) == 0
+    assert (len(submitted), [run.name for run in trained]) == (1, ["here"])
+    assert trained[0].placement == get_recipe("cde-quickstart").placement
 
 
 def test_a_head_without_an_agent_yet_is_asked_again(monkeypatch):

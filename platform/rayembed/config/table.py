@@ -9,20 +9,22 @@ table's group, whose names are their kinds:
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Generic, TypeVar, Union
 
 from pydantic import BeforeValidator, Field
 
 from rayembed.config.entry_points import entry_points
-from rayembed.config.settings import Settings, kind_of
+from rayembed.config.settings import Settings, kind_of, nearest
 from rayembed.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,7 @@ class Table:
         """Settings class of each member by its kind, those of this package first.
 
         A member of another package that cannot be imported, is no settings class of this table or
-        has a kind that another one has is left out with a warning; a part of this package that is
-        not installed, without one.
+        has a kind that another one has is left out with a warning.
         """
         return self._members()[0]
 
@@ -53,17 +54,10 @@ class Table:
         found: dict[str, type[Settings]] = {}
         for reference in self.built_in:
             _add(self, found, load(reference), reference)
-        for point in entry_points(self.group):
-            try:
-                self._add_outside(found, point)
-            except ConfigError as error:  # runs that want nothing of it go on
-                left_out[point.name] = str(error)
-                if not _is_not_installed(point, error.__cause__):
-                    logger.warning("left out: %s", error)
+        left_out = _add_outside(self.group, partial(self._add_class, found))
         return found, left_out
 
-    def _add_outside(self, found: dict[str, type[Settings]], point: EntryPoint) -> None:
-        member = _from_outside(self, point)
+    def _add_class(self, found: dict[str, type[Settings]], point: EntryPoint, member: Any) -> None:
         _add(self, found, member, f"{point.value} ({_package(point)})")
         if point.name not in found:
             del found[str(kind_of(member))]
@@ -86,6 +80,45 @@ class Table:
         return Annotated[Union[found], kind, with_kind]  # noqa: UP007 # made here
 
 
+@dataclass(frozen=True)
+class NamedTable(Generic[T]):
+    """Members that are objects of one type, such as jobs, by their names."""
+
+    group: str
+    """Group of entry points by which other packages add members."""
+    base: type[T]
+    noun: str
+    """What messages call a member."""
+    built_in: Mapping[str, T]
+
+    def members(self) -> dict[str, T]:
+        """All members by name, those of this package first; warns of those left out."""
+        found = dict(self.built_in)
+        _add_outside(self.group, partial(self._add, found))
+        return found
+
+    def get(self, name: str) -> T:
+        """The member of that name; other packages are imported only for names that are not here.
+
+        Raises:
+            ConfigError: no such member; the message names the nearest one.
+        """
+        found = self.built_in if name in self.built_in else self.members()
+        if name not in found:
+            raise ConfigError(f"no {self.noun} {name!r}; {nearest(name, found)}")
+        return found[name]
+
+    def _add(self, found: dict[str, T], point: EntryPoint, member: Any) -> None:
+        if not isinstance(member, self.base) or point.name in found:
+            problem = (
+                f"is no {self.base.__module__}.{self.base.__qualname__}"
+                if point.name not in found
+                else f"has the name {point.name!r}, which another has; give it one of its own"
+            )
+            raise ConfigError(f"{self.group}: {point.value} ({_package(point)}) {problem}")
+        found[point.name] = member
+
+
 def load(reference: str) -> Any:
     """The object that an import string `module:name` names."""
     module, _, name = reference.partition(":")
@@ -102,24 +135,26 @@ def _with_kind(default: str | None, left_out: Mapping[str, str], value: Any) -> 
     return value
 
 
-def _from_outside(table: Table, point: EntryPoint) -> Any:
+def _add_outside(group: str, add: Callable[[EntryPoint, Any], None]) -> dict[str, str]:
+    """Add the members of other packages, in the order of their names; why others are left out."""
+    left_out: dict[str, str] = {}
+    for point in entry_points(group):
+        try:
+            add(point, _from_outside(group, point))
+        except ConfigError as error:  # runs that want nothing of it go on
+            left_out[point.name] = str(error)
+            logger.warning("left out: %s", error)
+    return left_out
+
+
+def _from_outside(group: str, point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:  # whatever a package does when it is imported
         raise ConfigError(
-            f"{_package(point)} adds {point.name!r} to {table.group!r}, but {point.value} cannot "
+            f"{_package(point)} adds {point.name!r} to {group!r}, but {point.value} cannot "
             f"be imported: {error}; mend the package or uninstall it"
         ) from error
-
-
-def _is_not_installed(point: EntryPoint, cause: BaseException | None) -> bool:
-    """Whether a member's own module is missing from this package, as a part that was removed."""
-    ours = point.dist is not None and point.dist.name == "rayembed"
-    return (
-        ours
-        and isinstance(cause, ModuleNotFoundError)
-        and f"{point.module}.".startswith(f"{cause.name}.")
-    )
 
 
 def _add(table: Table, found: dict[str, type[Settings]], member: Any, told: str) -> None:

@@ -33,6 +33,7 @@ _READER = Reader(
     base=_base,
     recipe=A_RECIPE,
     default="nomic-adapt-quickstart",
+    names=adaptation_names,
     examples="corpus.texts.en.source.path=en.jsonl",
     named=True,
 )

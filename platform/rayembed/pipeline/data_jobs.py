@@ -23,10 +23,14 @@ class DataRequest:
     names: tuple[str, ...]
 
 
-def data_job(until: str) -> Job[DataRequest]:
+def data_job(until: str, example: str = "") -> Job[DataRequest]:
     """The job that prepares data sets up to a step.
 
     Its reader refuses an unknown data set, and data sets of which none asks for the step.
+
+    Args:
+        until: folder of the step.
+        example: arguments of a dry run that ends with it.
     """
 
     def read(args: argparse.Namespace) -> DataRequest:
@@ -45,6 +49,7 @@ def data_job(until: str) -> Job[DataRequest]:
         run=work,
         lists=("data recipes and the catalogue", _list),
         shows=("the resolved run", "what it does", _show),
+        example=example,
     )
 
 
@@ -69,9 +74,14 @@ def _chosen(run: DataRun, names: str | None, until: str) -> tuple[str, ...]:
     return asking
 
 
+def _names() -> list[str]:
+    """Data recipes, and training recipes for their data part."""
+    return [*data_recipe_names(), *recipe_names()]
+
+
 def _base(recipe: str) -> DataRun:
     """The data run of a recipe's name or of a YAML file; of training recipes their data part."""
-    names = [*data_recipe_names(), *recipe_names()]
+    names = _names()
 
     def get(name: str) -> DataRun:
         if name not in names:
@@ -104,5 +114,13 @@ _READER = Reader(
     recipe="a data recipe, a training recipe (its data), or a file that --dry-run printed; "
     f"{OWN_PAIRS}: one file with a query and a positive a row",
     default=OWN_PAIRS,
+    names=_names,
     examples="data sets go by their name, as in data.datasets.pairs.source.path=pairs.jsonl",
 )
+
+run_prepare_job = data_job("records")
+run_filter_job = data_job(
+    "filtered", "--set data.datasets.pairs.consistency.teacher=hf://owner/model"
+)
+run_mine_job = data_job("mined", "--recipe nvembed-quickstart")
+run_cluster_job = data_job("clustered", "--recipe cde-quickstart")

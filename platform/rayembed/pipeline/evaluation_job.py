@@ -145,6 +145,7 @@ run_evaluation_job = Job(
     read=_READER,
     run=_evaluate,
     lists=("the benchmarks", _list),
+    example="--model bm25 --tasks NFCorpus",
     shows=("the evaluation", "every task's prompts", _show),
     alone=[(_SUBMISSION, _write_submission)],
 )

@@ -47,6 +47,8 @@ class Option:
     """Path of the setting that the option gives; None: the job reads the option itself."""
     missing: str | None = None
     """Message of the error where neither the option nor a file gives the setting."""
+    names: Callable[[], Iterable[str]] | None = None
+    """Lists values that a shell offers for the option beside files."""
 
     def value(self, args: argparse.Namespace) -> Any:
         """The value given; None where the option is absent."""
@@ -62,6 +64,7 @@ def option(
     sets: str | None = None,
     missing: str | None = None,
     often: bool = False,
+    names: Callable[[], Iterable[str]] | None = None,
     **arguments: Any,
 ) -> Option:
     """An option as `--help` shows it: `--flag`, `--flag VALUE` or `--flag {one,other}`.
@@ -69,6 +72,7 @@ def option(
     Args:
         what: help text; that it may be given often and its default are added.
         often: the value is a list, empty by default.
+        names: lists values that a shell offers.
     """
     flag, _, metavar = usage.partition(" ")
     if arguments.get("type") is float:
@@ -84,7 +88,7 @@ def option(
         arguments |= {"action": "append", "default": []}
     elif arguments.get("default"):
         what += "; default: %(default)s"
-    return Option(flag, {"help": what, **arguments}, sets, missing)
+    return Option(flag, {"help": what, **arguments}, sets, missing, names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +104,8 @@ class Reader(Generic[AnySettings]):
     """Gives the settings of what follows `--recipe`; None: the command has no such option."""
     recipe: str = "a file that --dry-run printed"
     """Help text of `--recipe`."""
+    names: Callable[[], Iterable[str]] = tuple
+    """Lists the recipes that `--recipe` takes by name."""
     default: str | None = None
     """Recipe of a command that names none; None: it begins with nothing."""
     named: bool = False
@@ -109,7 +115,7 @@ class Reader(Generic[AnySettings]):
     def options(self) -> tuple[Option, ...]:
         """All options that the reader reads."""
         file = "run.yaml" if self.default is None else "NAME|run.yaml"
-        recipe = option(f"--recipe {file}", self.recipe, default=self.default)
+        recipe = option(f"--recipe {file}", self.recipe, default=self.default, names=self.names)
         change = option(
             "--set path.to.setting=value",
             f"change a setting: {self.examples}",
@@ -255,18 +261,23 @@ class Job(Generic[T]):
     """Packages beside rayembed whose progress is logged."""
     stopped: str = "stopped; the same command goes on from what is finished"
     """Last line of a job that was interrupted."""
+    example: str = ""
+    """Arguments that a dry run needs at least, as a shell takes them; `--help` ends with them."""
 
-    def __call__(self, argv: Sequence[str], *, about: str | None = None) -> int:
+    def __call__(
+        self, argv: Sequence[str], *, about: str | None = None, prog: str | None = None
+    ) -> int:
         """The exit code: 0, what `run` returns, or that of `exit_code`.
 
         Args:
             argv: arguments without the script's name.
             about: beginning of `--help`.
+            prog: the command as the usage line shows it; None: the script's name.
         """
         begun = Event()
 
         def work() -> int | None:
-            args = self.arguments(argv, about)
+            args = self.arguments(argv, about, prog)
             context = JobContext(args, sys.stdout, sys.stderr)
             for each, act_alone in self._alone():
                 if each.value(args) is not None:
@@ -293,7 +304,9 @@ class Job(Generic[T]):
         asked = [each.flag for each, _ in self._instead() if each.value(args) is not None]
         return self.read(args), [*asked, RUN][0]
 
-    def arguments(self, argv: Sequence[str], about: str | None = None) -> argparse.Namespace:
+    def arguments(
+        self, argv: Sequence[str], about: str | None = None, prog: str | None = None
+    ) -> argparse.Namespace:
         """The parsed arguments.
 
         Raises:
@@ -301,11 +314,17 @@ class Job(Generic[T]):
             SystemExit: as argparse has it.
         """
         check_no_credentials(argv)
-        parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
-        others = (each for each, _ in (*self._instead(), *self._alone()))
-        for each in (*self.options, *others):
+        parser = argparse.ArgumentParser(prog=prog, description=about, allow_abbrev=False)
+        if self.example:
+            parser.epilog = f"for example: {parser.prog} {self.example} --dry-run"
+        for each in self.all_options:
             parser.add_argument(each.flag, **each.arguments)
         return parser.parse_args(list(argv))
+
+    @property
+    def all_options(self) -> tuple[Option, ...]:
+        """The options, with those of the job's lists, dry run and other actions."""
+        return (*self.options, *(each for each, _ in (*self._instead(), *self._alone())))
 
     def _alone(self) -> list[tuple[Option, Callable[[JobContext], None]]]:
         if self.lists is None:

@@ -13,6 +13,7 @@ from rayembed.config.settings import nearest, parse
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.training_job import A_RECIPE, base_run
+from rayembed.recipes.catalogue import recipe_names
 
 _SIZES = ("layers,share=0.5", "layers,share=0.25")
 
@@ -27,6 +28,7 @@ _READER = Reader(
     kind=Run,
     own=(_MODEL,),
     base=base_run,
+    names=recipe_names,
     recipe=f"the training of each size: {A_RECIPE}",
     default="biencoder-quickstart",
     examples="stages.finetune.steps=300, stages.finetune.optimizer.learning_rate=1e-4",

@@ -65,6 +65,7 @@ def sweep_job(sweeps: Sweeps = NO_SWEEPS) -> Job[PrintedSweep]:
         lists=("what can be named", lambda context: _print_list(sweeps, context.out)),
         shows=("the sweep", "its trials, their data and how many run at once", _show),
         instead=[(SEND_METRICS, _send_metrics)],
+        example="--sweep " + next(iter(sweeps)) if sweeps else "--set 'seed=grid(1, 2)'",
     )
 
 
@@ -247,9 +248,12 @@ def _of_file(path: str) -> dict[str, Any]:
     return values
 
 
+def _names() -> tuple[str, ...]:
+    return (*recipe_names(), *adaptation_names())
+
+
 def _base_run(recipe: str) -> AnyRun:
-    names = (*recipe_names(), *adaptation_names())
-    return named_or_read(recipe, names, _recipe, lambda path: _parsed(read_mapping(path)))
+    return named_or_read(recipe, _names(), _recipe, lambda path: _parsed(read_mapping(path)))
 
 
 def _recipe(name: str) -> AnyRun:
@@ -308,7 +312,11 @@ def _print_list(sweeps: Sweeps, out: TextIO) -> None:
 
 
 _OPTIONS = (
-    option("--recipe NAME|run.yaml", f"run whose settings are searched; default: {_RECIPE}"),
+    option(
+        "--recipe NAME|run.yaml",
+        f"run whose settings are searched; default: {_RECIPE}",
+        names=_names,
+    ),
     option(
         "--set path=value|domain",
         "change a setting of all runs, or search it: path=grid(a, b), choice(a, b), "
@@ -329,3 +337,6 @@ _OPTIONS = (
     ),
     option("--name NAME", "name of the sweep; one submitted again under its name goes on"),
 )
+
+run_sweep_job = sweep_job()
+"""The job that searches the settings of a recipe."""

@@ -7,12 +7,20 @@ import argparse
 import logging
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 
+from rayembed.assets.storage import is_remote
 from rayembed.config.document import NamedRun
 from rayembed.config.run import Run, of_stages
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
-from rayembed.recipes.catalogue import check_job, get_recipe, recipe_names
+from rayembed.recipes.catalogue import (
+    OWN_CORPUS,
+    OWN_PAIRS,
+    check_job,
+    get_recipe,
+    recipe_names,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,18 +40,27 @@ STAGE = option(
 )
 
 
-def training_job(default_recipe: str) -> Job[Run]:
-    """The job that trains recipes of an architecture, evaluates the model and registers it.
+PAIRS = option(
+    "--pairs FILE",
+    "train on this JSONL, CSV or Parquet file with a query and a positive a row: "
+    f"data.datasets.pairs.source.path of the recipe, {OWN_PAIRS} where none is named",
+)
+
+
+def training_job(default_recipe: str | None) -> Job[Run]:
+    """The job that trains recipes, evaluates the model and registers it.
 
     Args:
-        default_recipe: where the command names none; its architecture is the job's.
+        default_recipe: where the command names none; its architecture is the only one that the job
+            trains. None: a command names a recipe of any architecture, or pairs.
     """
-    kind = get_recipe(default_recipe).model.kind
+    kind = None if default_recipe is None else get_recipe(default_recipe).model.kind
     read = Reader(
         kind=Run,
         base=base_run,
         recipe=A_RECIPE,
         default=default_recipe,
+        names=recipe_names,
         examples="elements of lists go by their name, as in stages.blend.steps=10",
         named=True,
     )
@@ -53,19 +70,41 @@ def training_job(default_recipe: str) -> Job[Run]:
         "done with them; start nothing",
         type=_stage_and_step,
     )
+
+    def run_of(args: argparse.Namespace) -> Run:
+        if kind is None:
+            _take_pairs(args)
+        run = read(args)
+        if kind is not None:
+            check_job(run, kind)
+        return of_stages(run, args.stages)
+
     return Job(
-        options=(*read.options, STAGE),
-        read=lambda args: of_stages(_of_job(read(args), kind), args.stages),
+        options=(*([PAIRS] if kind is None else []), *read.options, STAGE),
+        read=run_of,
         run=_train,
         lists=("the recipes", partial(_list, kind)),
         shows=("the resolved run", "what it needs", _show),
         instead=[(SEND_METRICS, send_metrics), (trace, _trace)],
+        example="--recipe biencoder-quickstart" if kind is None else "",
     )
 
 
-def _of_job(run: Run, kind: str) -> Run:
-    check_job(run, kind)
-    return run
+def _take_pairs(args: argparse.Namespace) -> None:
+    """Turn `--pairs` into a recipe and a setting, which each `--set` may still change.
+
+    Raises:
+        ConfigError: neither pairs nor a recipe is named.
+    """
+    if args.pairs is None and args.recipe is None:
+        raise ConfigError(
+            "name a recipe to train, --recipe NAME (--list prints all), or a file with a query and "
+            "a positive a row, --pairs FILE"
+        )
+    if args.pairs is not None:
+        args.recipe = args.recipe or OWN_PAIRS
+        path = args.pairs if is_remote(args.pairs) else Path(args.pairs).expanduser().absolute()
+        args.assignments.insert(0, f"data.datasets.pairs.source.path={path}")
 
 
 def _train(run: Run, _: JobContext) -> None:
@@ -84,11 +123,11 @@ def _train(run: Run, _: JobContext) -> None:
     train(run)
 
 
-def _list(kind: str, context: JobContext) -> None:
+def _list(kind: str | None, context: JobContext) -> None:
     from rayembed.pipeline.dry_run import print_recipes
 
     runs = map(get_recipe, recipe_names())
-    print_recipes((run for run in runs if run.model.kind == kind), out=context.out)
+    print_recipes((run for run in runs if kind in (None, run.model.kind)), out=context.out)
 
 
 def _show(run: Run, context: JobContext) -> None:
@@ -144,3 +183,10 @@ def _stage_and_step(text: str) -> tuple[str, int]:
     if not colon or not stage or not step.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not STAGE:STEP, such as blend:12")
     return stage, int(step)
+
+
+run_training_job = training_job(None)
+"""The job that trains recipes of all architectures."""
+
+run_corpus_adaptation = training_job(OWN_CORPUS)
+"""The job that adapts a bi-encoder to documents without a label."""

@@ -19,14 +19,15 @@ OWN_CORPUS = "biencoder-corpus"
 """Name of the recipe that adapts an encoder to a user's documents without a label."""
 
 
-JOBS = {
+SCRIPTS = {
     "nvembed": "train_nvembed",
     "causal2vec": "train_causal2vec",
     "cde": "train_cde",
     "nomic-moe": "train_nomic",
     "biencoder": "train_biencoder",
 }
-"""Architecture → job that trains it; architectures of other packages are trained by any."""
+"""Architecture → script of `jobs/` that trains it; architectures of other packages are trained by
+any."""
 
 
 def check_job(run: Run, kind: str) -> None:
@@ -35,10 +36,10 @@ def check_job(run: Run, kind: str) -> None:
     Raises:
         ConfigError: another job does; the message names it.
     """
-    own = JOBS.get(run.model.kind)
+    own = SCRIPTS.get(run.model.kind)
     if run.model.kind != kind and own is not None:
         raise ConfigError(
-            f"the run {run.name!r} has model.kind {run.model.kind!r}, and jobs/{JOBS[kind]}.py "
+            f"the run {run.name!r} has model.kind {run.model.kind!r}, and jobs/{SCRIPTS[kind]}.py "
             f"trains {kind!r} alone; start it with jobs/{own}.py"
         )
 

@@ -95,5 +95,6 @@ run_backbone_job = Job(
     lists=("the tasks", _list),
     shows=("the evaluation", "its grid", _show),
     log=(__package__,),
+    example="--backbone bert-base --tasks RTE",
 )
 """The job that finetunes an encoder; its exit code is 1 where a task has no score."""

@@ -25,6 +25,7 @@ from rayembed.pipeline.job import (
 )
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.training_job import base_run
+from rayembed.recipes.catalogue import recipe_names
 
 RECIPE = "cde-quickstart"
 
@@ -244,6 +245,7 @@ def _numbers(least: int) -> Callable[[str], list[int]]:
 _READER = Reader(
     kind=Run,
     base=base_run,
+    names=recipe_names,
     recipe="the run whose data or evaluation is taken",
     default=RECIPE,
     examples="seed=1",
@@ -312,12 +314,15 @@ ANALYSES = {
 documents; scores of each topic's texts in each topic's context."""
 
 
-def run_context_job(argv: Sequence[str], *, about: str | None) -> int:
+def run_context_job(
+    argv: Sequence[str], *, about: str | None = None, prog: str | None = None
+) -> int:
     """The exit code of the job that measures what CDE's batches and context do."""
     if refused := exit_code(partial(check_no_credentials, argv)):
         return refused
-    parser = argparse.ArgumentParser(description=about, epilog="ANALYSIS --help: its options")
+    epilog = "ANALYSIS --help: its options"
+    parser = argparse.ArgumentParser(prog=prog, description=about, epilog=epilog)
     parser.add_argument("analysis", choices=ANALYSES, metavar="ANALYSIS", help=", ".join(ANALYSES))
     name: str = parser.parse_args(argv[:1]).analysis
     about_it, _, _ = str(ANALYSES[name].run.__doc__).partition("\n")
-    return ANALYSES[name](argv[1:], about=about_it)
+    return ANALYSES[name](argv[1:], about=about_it, prog=f"{parser.prog} {name}")

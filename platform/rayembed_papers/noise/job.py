@@ -11,6 +11,7 @@ from rayembed.evaluation.tables import heading
 from rayembed.pipeline.job import Job, JobContext, Reader, at_least, option
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.training_job import base_run
+from rayembed.recipes.catalogue import recipe_names
 from rayembed.tables import Table, console, show
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def _measure(run: Run, context: JobContext) -> None:
 _READER = Reader(
     kind=Run,
     base=base_run,
+    names=recipe_names,
     recipe="the run whose tasks are scored",
     default=RECIPE,
     examples="seed=1",

@@ -15,7 +15,7 @@ from rayembed.config.run import Run
 from rayembed.config.settings import changed
 from rayembed.config.sweep import MetricConfig, Sweep
 from rayembed.config.validation import MtebValidation, ValidationConfig
-from rayembed.pipeline.sweep_job import PrintedSweep, Sweeps, named_sweep
+from rayembed.pipeline.sweep_job import PrintedSweep, Sweeps, named_sweep, sweep_job
 from rayembed.samples.references import TASK_NAMES
 from rayembed_papers.tables import encoder_rows, llm_rows
 
@@ -195,3 +195,7 @@ def _tables() -> dict[str, _Table]:
         encoder_rows.cde_1_small,
     )
     return found
+
+
+run_table_sweeps = sweep_job(table_sweeps())
+"""The job that measures a table of a paper."""
