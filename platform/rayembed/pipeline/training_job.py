@@ -104,7 +104,7 @@ def _take_pairs(args: argparse.Namespace) -> None:
     if args.pairs is not None:
         args.recipe = args.recipe or OWN_PAIRS
         path = args.pairs if is_remote(args.pairs) else Path(args.pairs).expanduser().absolute()
-        args.assignments.insert(0, f"data.datasets.pairs.source.path={path}")
+        args.assignments = [f"data.datasets.pairs.source.path={path}", *args.assignments]
 
 
 def _train(run: Run, _: JobContext) -> None:
