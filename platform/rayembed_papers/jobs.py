@@ -6,17 +6,17 @@ PAPERS = "papers"
 
 BACKBONE = Command(
     PAPERS,
-    "Finetune an encoder on GLUE or XTREME-R as a grid over the cluster, and score it.",
+    "Finetune an encoder on GLUE or XTREME-R as a grid, and score it.",
     "rayembed_papers.backbone.job:run_backbone_job",
 )
 COMPRESSION = Command(
     PAPERS,
-    "Measure pruning, recovery and quantisation as NV-Embed's Tables 6 to 8 do, small.",
+    "Measure pruning, recovery and quantisation as in NV-Embed's Tables 6 to 8.",
     "rayembed_papers.compression.job:run_compression_tables",
 )
 CONTEXT = Command(
     PAPERS,
-    "Measure what CDE's batches and context do: clusters, numbers of documents, topics.",
+    "Measure what CDE's batches and context do: clusters, documents, topics.",
     "rayembed_papers.context.job:run_context_job",
 )
 DIRECTIONS = Command(

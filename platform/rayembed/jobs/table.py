@@ -98,7 +98,7 @@ JOBS = NamedTable(
         ),
         "filter": Command(
             DATA,
-            "Keep the pairs whose document a weak model finds by itself (consistency filter).",
+            "Keep the pairs whose document a weak model finds by itself (consistency).",
             "rayembed.pipeline.data_jobs:run_filter_job",
         ),
         "mine": Command(
@@ -148,7 +148,7 @@ JOBS = NamedTable(
         ),
         "corpus": Command(
             SERVE,
-            "Give a CDE model a corpus: some of its documents, embedded once, saved with it.",
+            "Give a CDE model a corpus: some documents, embedded once, saved with it.",
             "rayembed.pipeline.corpus_job:run_corpus_job",
         ),
         "clean": Command(
