@@ -48,7 +48,7 @@ def test_the_encoder_is_where_the_last_line_says_and_upcycling_starts_from_it(ad
     encoder = folder / "outputs" / "runs" / "tiny-adaptation" / "models" / "encoder"
     last = done.stdout.strip().splitlines()[-1]
     assert last == (
-        f"Encoder {encoder}; next: python jobs/train_nomic.py --recipe nomic-quickstart "
+        f"Encoder {encoder}; next: rayembed train --recipe nomic-quickstart "
         f"--set model.backbone.path={encoder}"
     )
     run = tiny_adaptation(folder)
@@ -119,7 +119,7 @@ def test_a_sweep_compares_adaptations_by_held_out_words_and_hands_the_best_on(ad
     assert better.score > worse.score
     assert [report.global_step for report in worse.reports] == [2, 4]
     encoder = folder / "outputs" / "runs" / better.key / "models" / "encoder"
-    assert f"Encoder    {encoder}; next: python jobs/train_nomic.py" in done.stdout
+    assert f"Encoder    {encoder}; next: rayembed train" in done.stdout
     assert (encoder / "config.json").exists()
     report = (folder / "outputs" / "sweeps" / "rates" / "report.md").read_text()
     assert "the probability that masked held-out words are given (1 / perplexity" in report

@@ -82,7 +82,7 @@ def test_a_killed_job_goes_on_without_asking_again_what_was_kept(
     prepared = open_artifact(folder)
     assert prepared.manifest["rows_in"] == 500
     assert prepared.manifest["rows_out"] >= 475
-    assert "Next      python jobs/prepare_pairs.py" in printed
+    assert "Next      rayembed prepare" in printed
     assert f"path: {folder}" in printed
     assert (Path(folder) / "audit.html").exists()
     assert kept <= kept_ids(tmp_path)

@@ -32,8 +32,7 @@ def compared_on_beir(job, capsys, results, folder, *argv):
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     assert "13 of 15" in out
     assert (
-        "python jobs/evaluate_model.py --model rayembed/part --benchmark BEIR  "
-        "# 2 of 15 tasks are missing"
+        "rayembed evaluate --model rayembed/part --benchmark BEIR  # 2 of 15 tasks are missing"
     ) in out
     assert "--model rayembed/whole" not in out
     assert "part: begun, not complete: CQADupstackRetrieval" in out

@@ -105,7 +105,7 @@ def test_the_command_for_a_submission_finds_the_results(storage, tmp_path, monke
     said = report(storage and tmp_path / storage, monkeypatch)
     (line,) = [line for line in said.splitlines() if "--submission" in line]
     assert ("--set" in line) == (storage is not None)
-    command = shlex.split(line.partition("jobs/evaluate_model.py")[2])
+    command = shlex.split(line.partition("rayembed evaluate")[2])
     assert run_evaluation_job(command, about=None) == 0, capsys.readouterr().err
     (path,) = (tmp_path / (storage or "outputs") / "air-bench" / "submissions").iterdir()
     with zipfile.ZipFile(path) as packed:

@@ -126,7 +126,7 @@ def test_a_run_without_scores_is_registered_without_an_alias(folder, tracker):
     client = client_of(tracker)
     assert dict(client.get_registered_model("test").aliases) == {}
     card = (folder / "README.md").read_text()
-    assert "evaluate_model.py --model models:/test/VERSION --benchmark NanoBEIR" in card
+    assert "rayembed evaluate --model models:/test/VERSION --benchmark NanoBEIR" in card
     assert "@candidate" not in card
     assert client.get_model_version("test", "1").description == (
         card.partition("\n---\n")[2].strip()

@@ -250,19 +250,19 @@ def test_a_model_without_scores_is_no_candidate_until_it_has_some(folders, store
     results = ("--results", str(home / "out"))
     code, out, _ = job("--model", str(first), "--name", "tiny")
     assert (code, aliases(store)) == (0, {})
-    assert "jobs/evaluate_model.py --model models:/tiny/1 " in out
+    assert "rayembed evaluate --model models:/tiny/1 " in out
     text = client_of(store).get_model_version("tiny", "1").description
-    assert "Not scored. No score of this model is known; to score it: `python jobs/eval" in text
+    assert "Not scored. No score of this model is known; to score it: `rayembed eval" in text
     assert 'load_model("models:/tiny/VERSION")' in text
     assert "@candidate" not in text
     # No gate may judge it, also not the one that holds as long as there is no champion.
     for gate in (("--require", "mean>=0"), ("--better-than", "champion")):
         code, _, err = job("--model", "models:/tiny/1", "--promote", *gate)
         assert (code, aliases(store)) == (2, {})
-        assert "no scores to judge; to score it: `python jobs/evaluate_model.py --model mo" in err
-        assert "register_model.py --model models:/tiny/1 --results" in err
+        assert "no scores to judge; to score it: `rayembed evaluate --model mo" in err
+        assert "rayembed register --model models:/tiny/1 --results" in err
     code, _, err = job("--model", str(first), "--name", "tiny", "--promote", *gate)
-    assert f"register_model.py --model {first} --name tiny --results" in err
+    assert f"rayembed register --model {first} --name tiny --results" in err
     # The control: with scores it is the candidate, and stays it beside a later one without.
     assert job("--model", str(second), "--name", "tiny", *results)[0] == 0
     assert job("--model", str(third), "--name", "tiny")[0] == 0

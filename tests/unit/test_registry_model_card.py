@@ -281,7 +281,7 @@ def test_data_is_told_with_counts_and_licences_and_scores_with_categories():
     assert "| Retrieval | 2 | 0.4716 |" in text
     assert "| all | 3 | 0.5477 |" in text
     assert "mteb 2.26.24" in text
-    assert "python jobs/serve_model.py --model models:/reg@candidate" in text
+    assert "rayembed serve --model models:/reg@candidate" in text
 
 
 def test_card_of_a_model_that_others_trained():

@@ -32,7 +32,7 @@ def adapt(
     """Adapt an encoder to documents without a label, score it beside its start, register it.
 
     Each document gives a pair by its structure, a teacher filters these and mines hard negatives,
-    and its scores are distilled. The run is that of `jobs/adapt_to_corpus.py`; the same call goes
+    and its scores are distilled. The run is that of `rayembed adapt`; the same call goes
     on where a former one stopped.
 
     Args:

@@ -41,7 +41,7 @@ def evaluate(
     """Main score by task; what was scored before is read.
 
     Args:
-        model: a result of `train` or `load`, or whatever `jobs/evaluate_model.py --model` takes.
+        model: a result of `train` or `load`, or whatever `rayembed evaluate --model` takes.
         tasks: a benchmark or task of mteb by name, several of them, the folder of a set in BEIR's
             layout, or a set in memory: `{"queries": {id: text}, "corpus": {id: text}, "qrels":
             {query id: {document id: grade}}}`, whose score is nDCG@10. Ids are texts or numbers; a

@@ -104,7 +104,7 @@ class DatasetConfig(Settings):
             raise ValueError(
                 f"data set {self.name!r}: rows of a source of the kind {self.source.kind!r} cannot "
                 f"be held out, those of {', '.join(kinds[:-1])} and {kinds[-1]} can; write its "
-                "records with jobs/prepare_pairs.py and name their folder as the source, or set "
+                "records with rayembed prepare and name their folder as the source, or set "
                 "held_out=null"
             )
         column, allowed = getattr(self.held_out, "column", None), self.source.held_out_columns

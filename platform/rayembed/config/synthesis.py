@@ -90,7 +90,7 @@ class SynthesisConfig(Settings):
 
 
 class SynthesisRun(Document):
-    """Settings of `jobs/synthesize_pairs.py`."""
+    """Settings of `rayembed synthesize`."""
 
     name: PlainName = "synthetic"
     """Name of the data set; its folder is named by it and a fingerprint of its inputs."""

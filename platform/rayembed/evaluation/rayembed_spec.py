@@ -174,7 +174,7 @@ class RayembedSpec(PromptedSpec):
         if self.places and self.settings.context == "random" and model.corpus is None:
             raise ArtifactError(
                 f"model.context is 'random', but the model {self.reference!r} has no corpus saved "
-                "with it; give it documents of its training data (jobs/set_corpus.py)"
+                "with it; give it documents of its training data (rayembed corpus)"
             )
         literal, plain = with_literal_prompts(model), model.tokenizer
         return Embedder(literal, plain, self.dimensions, self.settings.tokens_per_batch)

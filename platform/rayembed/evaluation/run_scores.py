@@ -46,7 +46,7 @@ def run_model(
     on: hardware.Precision | str | None = None,
 ) -> ModelSpec | Bm25:
     """A model of the run, or one that it is compared with, as it is scored for the run: in number
-    type, lengths and context as `jobs/evaluate_model.py` scores it.
+    type, lengths and context as `rayembed evaluate` scores it.
 
     Args:
         reference: `bm25`, or an asset reference of a saved model.
@@ -87,7 +87,7 @@ def bm25_revision() -> str:
 
 
 def prompts_for(folder: Path, run: Run) -> ModelPrompts:
-    """Prompts for the model of a folder, as `jobs/evaluate_model.py` has them."""
+    """Prompts for the model of a folder, as `rayembed evaluate` has them."""
     return ModelPrompts(_given(folder, run), folder_prompts(folder, check_loadable(folder)))
 
 

@@ -227,7 +227,7 @@ def _print(outcome: AdaptedEncoder, plan: SequencePlan, *, mlflow_complete: bool
 def next_command(outcome: AdaptedEncoder) -> str:
     """The command that pretrains a mixture of experts from the encoder."""
     recipe = "nomic-v2-moe" if outcome.run.placement.on_gpu else "nomic-quickstart"
-    words = [f"python jobs/train_nomic.py --recipe {recipe}"]
+    words = [f"rayembed train --recipe {recipe}"]
     settings = {"model.backbone.path": outcome.folder}
     base = outcome.run.model.rotary_base
     if base != type(outcome.run.model).model_fields["rotary_base"].default:

@@ -157,7 +157,7 @@ def _results(asked: ComparisonRequest) -> dict[StoredModel, dict[str, TaskScore]
     if not stored:
         raise ConfigError(
             f"--results: no results of mteb's below {', '.join(asked.results)}; expected "
-            "FOLDER/results/<org>__<model>/<revision>/<Task>.json, as jobs/evaluate_model.py "
+            "FOLDER/results/<org>__<model>/<revision>/<Task>.json, as rayembed evaluate "
             "writes them"
         )
     results = {model: read_model(model) for model in choose(stored, asked.models)}
@@ -270,7 +270,7 @@ def _next(comparison: Comparison, asked: ComparisonRequest) -> list[str]:
         missing = comparison.missing(column)
         if column.published or not missing:
             continue
-        parts = ["python", "jobs/evaluate_model.py", "--model", column.name]
+        parts = ["rayembed", "evaluate", "--model", column.name]
         parts += (
             ["--benchmark", asked.benchmark]
             if asked.benchmark

@@ -137,7 +137,7 @@ def _texts(run: CompressionRun, known: Run | None, stage: str) -> list[Calibrati
                 f"{way.label} takes no fewer than {way.fewest_texts} calibration texts, but "
                 f"calibration.number = {number}; raise it, and name files by --texts where what "
                 "the model was trained on has fewer"
-                + ("; jobs/make_sizes.py cuts by all of them" if way.is_cut else "")
+                + ("; rayembed sizes cuts by all of them" if way.is_cut else "")
             )
     needed = any(way.needs_texts for way in run.ways)
     if not needed and run.speed is None:

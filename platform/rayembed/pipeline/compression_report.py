@@ -210,7 +210,7 @@ def print_report(
     opened = "" if tracking_uri.startswith("http") else "mlflow ui --backend-store-uri "
     printer.print(f"MLflow     {opened}{shlex.quote(tracking_uri)}")
     best = shlex.quote(_best(result.variants[1:]).made.reference)
-    printer.print(f"Next       python jobs/serve_model.py --model {best}")
+    printer.print(f"Next       rayembed serve --model {best}")
 
 
 def _best(variants: Sequence[Scored[CompressedModel]]) -> Scored[CompressedModel]:

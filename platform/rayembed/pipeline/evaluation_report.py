@@ -78,7 +78,7 @@ def print_evaluated(evaluated: EvaluationResult, out: TextIO, *, tracking_uri: s
     results = shlex.quote(evaluated.scored.results.rsplit("/results/", 1)[0])
     complete = list(benchmark_averages(evaluated))
     chosen = f" --benchmark {shlex.quote(complete[0])}" if complete else ""
-    printer.print(f"Next       python jobs/compare_models.py --results {results}{chosen}")
+    printer.print(f"Next       rayembed compare --results {results}{chosen}")
 
 
 def _scores_table(evaluated: EvaluationResult) -> Table:

@@ -52,7 +52,7 @@ def _merge(args: argparse.Namespace, context: JobContext) -> None:
         merge_models(args.model, output, method=args.method, shares=candidates[0])
         context.out.write(
             f"Merged model: {args.output}\n"
-            f"Score it:     python jobs/evaluate_model.py --model {shlex.quote(args.output)} …\n"
+            f"Score it:     rayembed evaluate --model {shlex.quote(args.output)} …\n"
         )
         return
     choice = merge_best(

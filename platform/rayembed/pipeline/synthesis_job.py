@@ -55,7 +55,7 @@ def _print_outcome(prepared: "DatasetArtifact", storage: str, *, out: TextIO) ->
         printer.print(f"Rejected  {join(prepared.folder, REJECTED)}")
     printer.print(f"Use       source: {source}")
     printer.print(
-        "Next      python jobs/prepare_pairs.py --set "
+        "Next      rayembed prepare --set "
         f"{shlex.quote(f'data.datasets.pairs.source={source}')} "
         f"--set {shlex.quote(f'placement.storage_path={storage}')}"
     )

@@ -40,7 +40,7 @@ def check_job(run: Run, kind: str) -> None:
     if run.model.kind != kind and own is not None:
         raise ConfigError(
             f"the run {run.name!r} has model.kind {run.model.kind!r}, and jobs/{SCRIPTS[kind]}.py "
-            f"trains {kind!r} alone; start it with jobs/{own}.py"
+            f"trains {kind!r} alone; start it with jobs/{own}.py or rayembed train"
         )
 
 

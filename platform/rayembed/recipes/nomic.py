@@ -43,7 +43,7 @@ MATRYOSHKA = 256
 def v2_moe() -> Run:
     """Nomic Embed v2 (sections 4.3 and 4.5): pretraining and finetuning with all data.
 
-    It starts from mNomic-BERT; another, such as `jobs/adapt_encoder.py` leaves, is named with
+    It starts from mNomic-BERT; another, such as `rayembed pretrain` leaves, is named with
     `--set model.backbone.path=…`. In finetuning the balance loss is left on; the released
     configuration turns it off there, which the paper does not say.
     """

@@ -142,8 +142,8 @@ def how_to_score(
         registered += f" --tracking-uri {shlex.quote(tracking_uri)}"
     reference = shlex.quote(reference)
     return (
-        f"to score it: `python jobs/evaluate_model.py --model {reference} --benchmark NanoBEIR"
-        f"{scored}`, then `python jobs/register_model.py --model {reference}{named} --results "
+        f"to score it: `rayembed evaluate --model {reference} --benchmark NanoBEIR"
+        f"{scored}`, then `rayembed register --model {reference}{named} --results "
         f"{shlex.quote(f'{storage}/evaluation')}{registered}`"
     )
 
@@ -169,8 +169,8 @@ def serving_section(registered_model: str, field: str, *, scored: bool) -> str:
         f'model = mlflow.pyfunc.load_model("{address}")\n'
         'model.predict({"input": ["what do foxes eat"], "role": "query"' + field + "})\n"
         "```\n\n"
-        "Served at OpenAI's path `/v1/embeddings`, from a checkout of rayembed: "
-        f"`python jobs/serve_model.py --model {address}`.{number}"
+        "Served at OpenAI's path `/v1/embeddings`: "
+        f"`rayembed serve --model {address}`.{number}"
     )
 
 

@@ -52,7 +52,7 @@ class Task:
         """Measures the run in an empty storage, with others of its claim."""
         asked = f"--only {self.claim} --seeds {self.seeds}"
         asked += " --on-a-gpu" if self.run.placement.use_gpu is True else ""
-        return f"python jobs/papers/measure_directions.py {asked}"
+        return f"rayembed papers-directions {asked}"
 
     def seconds_in(self, storage: str) -> float:
         """Expected seconds, with those of what is not yet made in the storage of this path."""

@@ -2,7 +2,7 @@
 
 Each is there at the size of its paper (`nvembed-table2`), compared by NanoBEIR after the last step,
 and at the quickstart's size with three seeds (`nvembed-table2-quickstart`), compared by held-out
-articles. The papers' own benchmarks are scored with `jobs/evaluate_model.py` on the model that a
+articles. The papers' own benchmarks are scored with `rayembed evaluate` on the model that a
 trial leaves.
 """
 

@@ -103,7 +103,7 @@ class NomicMoeArchitecture(Architecture):
             return None
         return (
             f"model.backbone.path {config.backbone.path!r} has absolute positions; rotary ones, "
-            "which it has not learnt, stand in their place. jobs/adapt_encoder.py adapts an "
+            "which it has not learnt, stand in their place. rayembed pretrain adapts an "
             "encoder to them"
         )
 
