@@ -99,9 +99,9 @@ def ours_here(spec, factories):
 @contextmanager
 def ours_on_ray(spec, factories, number, threads):
     """The same by `number` workers on Ray."""
-    from rayembed.evaluation.pooled.here import ProgressLog
     from rayembed.evaluation.pooled.on_ray import run_on_workers, workers_on_ray
     from rayembed.evaluation.pooled.pool import Workers
+    from rayembed.evaluation.pooled.progress import ProgressLog
 
     workers = Workers(number=number, cpus=threads, tasks_at_once=number + 1)
     with workers_on_ray(spec, None, workers) as handles:

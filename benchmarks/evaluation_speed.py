@@ -71,9 +71,9 @@ def ours(reference, settings, dtype, number, threads):
     from rayembed.config.evaluation import ModelUnderTest
     from rayembed.evaluation.jobs import TASK_RESULT, ScoreTask
     from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
-    from rayembed.evaluation.pooled.here import ProgressLog
     from rayembed.evaluation.pooled.on_ray import run_on_workers, workers_on_ray
     from rayembed.evaluation.pooled.pool import Workers
+    from rayembed.evaluation.pooled.progress import ProgressLog
     from rayembed.evaluation.run_scores import make_spec
 
     spec = make_spec(ModelUnderTest(reference=reference, dtype=dtype))

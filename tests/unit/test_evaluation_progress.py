@@ -1,6 +1,6 @@
 """Which worker gets the next call, seen over all runners."""
 
-from rayembed.evaluation.pooled.here import PoolProgress
+from rayembed.evaluation.pooled.progress import PoolProgress
 
 
 def test_the_next_call_goes_where_all_runners_together_gave_least():

@@ -19,7 +19,7 @@ from pathlib import Path
 def told(what, *names):
     print(what, *(name for name in names if name in sys.modules))
 
-from rayembed.evaluation.pooled.here import PoolProgress
+from rayembed.evaluation.pooled.progress import PoolProgress
 told("progress", "mteb", "torch", "ray")
 from rayembed.evaluation.pooled.dispatch_on_ray import Worker
 worker = Worker(pickle.loads(Path(sys.argv[1]).read_bytes()), None, "cpu", 1)

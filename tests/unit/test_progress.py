@@ -11,7 +11,7 @@ import pytest
 
 from rayembed.data.work_items import _Done, in_process, run_tasks
 from rayembed.evaluation.jobs import Job as EvaluationJob
-from rayembed.evaluation.pooled.here import ProgressLog
+from rayembed.evaluation.pooled.progress import ProgressLog
 from rayembed.pipeline.job import Job, work_begins
 from rayembed.progress import bar, detail, doing, enter, live_line, overview
 from rayembed.shares import hearing, pieces, tell

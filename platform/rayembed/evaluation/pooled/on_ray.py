@@ -18,9 +18,10 @@ from rayembed.evaluation.jobs import Done, Job, longest_first
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.pooled.dispatch_on_ray import RayPool, SharedLoads, Worker
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
-from rayembed.evaluation.pooled.here import PoolProgress, Progress, ProgressLog, finish, run_here
+from rayembed.evaluation.pooled.here import Progress, finish, run_here
 from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import Workers
+from rayembed.evaluation.pooled.progress import PoolProgress, ProgressLog
 from rayembed.progress import doing
 
 logger = logging.getLogger(__name__)
