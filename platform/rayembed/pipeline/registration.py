@@ -417,5 +417,4 @@ def _dimensions(folder: Path) -> tuple[int, ...]:
 
 
 def _template(folder: Path) -> str | None:
-    own = (folder / SETTINGS_FILE).is_file()
-    return read_settings(folder).template if own else None
+    return read_settings(folder).template if (folder / SETTINGS_FILE).is_file() else None
