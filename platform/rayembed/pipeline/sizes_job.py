@@ -83,7 +83,7 @@ def _way(text: str) -> Compression:
     if found["kind"] not in ways:
         raise ConfigError(
             f"--size {text!r}: a size is made by {' or '.join(ways)}, whose models are trained on; "
-            f"{nearest(found['kind'], ways)} jobs/compress_model.py has the other ways"
+            f"{nearest(found['kind'], ways)} rayembed compress has the other ways"
         )
     return parse(ways[found["kind"]], found)
 

@@ -117,7 +117,7 @@ def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
     if not files:
         raise ArtifactError(
             f"no scores in {str(folder)!r}: expected mteb's result files <Task>.json; evaluate the "
-            "model first (jobs/evaluate_model.py)"
+            "model first (rayembed evaluate)"
         )
     described = _described(str(folder))
     return tuple(_read(str(path), folder.name, described, describe) for path in files)
@@ -294,7 +294,7 @@ def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> 
         raise ArtifactError(
             f"the scores in {str(folder)!r} are of the weights {', '.join(sorted(others))}, and "
             f"this model has the weights {weights_fingerprint}; evaluate it "
-            "(jobs/evaluate_model.py)"
+            "(rayembed evaluate)"
         )
     if any(revision.startswith(weights_fingerprint) for revision in told):
         return
@@ -303,7 +303,7 @@ def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> 
         raise ArtifactError(
             f"the scores in {str(folder)!r} do not say that they are of the weights "
             f"{weights_fingerprint} of this model: their revision is {shown}. Evaluate it "
-            "(jobs/evaluate_model.py), or say with --trust-results that they are its own"
+            "(rayembed evaluate), or say with --trust-results that they are its own"
         )
     logger.warning(
         "the scores in %s are taken as those of the weights %s on your word (--trust-results): "

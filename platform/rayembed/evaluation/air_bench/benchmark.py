@@ -64,7 +64,7 @@ class AirBench:
             lines.append(f"Dev scores {dev_file(*place)}")
         lines.append(
             "Test scores come from the leaderboard alone: "
-            f"python jobs/evaluate_model.py --submission {shlex.quote(self.name)} "
+            f"rayembed evaluate --submission {shlex.quote(self.name)} "
             f"--retriever {shlex.quote(_retriever(done))}{_set_storage(run)}"
         )
         return lines
