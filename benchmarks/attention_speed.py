@@ -16,7 +16,7 @@ ROUNDS = 7
 
 
 def products(query, key, value):
-    from rayembed.models.attention import attention
+    from rayembed.models.attention.short_texts import attention
 
     return attention(LAYER, query, key, value, None)[0].transpose(1, 2)
 

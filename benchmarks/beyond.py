@@ -16,7 +16,7 @@ DRIVER_FLOP_PER_SECOND = 1e12
 
 
 def parts_of(rows):
-    from rayembed.data.parts import ROWS_PER_PART
+    from rayembed.data.engine.parts import ROWS_PER_PART
 
     whole, rest = divmod(rows, ROWS_PER_PART)
     return [ROWS_PER_PART] * whole + [rest] * bool(rest)
@@ -106,8 +106,8 @@ def mining_lines(rows):
 def filter_lines(costs, rows):
     """Each query is compared with the documents of its shard, one a row, of one language here."""
     from rayembed.config.mining import ConsistencyConfig
+    from rayembed.data.engine.shuffle import Route
     from rayembed.data.filtering.shards import Shards
-    from rayembed.data.shuffle import Route
 
     def route(rows):
         config = ConsistencyConfig(teacher="t")
@@ -128,8 +128,8 @@ def filter_lines(costs, rows):
 def cluster_lines(costs, rows, batch_pairs=512):
     from rayembed.config.mining import ClusterConfig
     from rayembed.data.clusters.cost import ClusterCost
-    from rayembed.data.parts import rows_per_part
-    from rayembed.data.shuffle import Route
+    from rayembed.data.engine.parts import rows_per_part
+    from rayembed.data.engine.shuffle import Route
 
     def levels(rows, batch_pairs):
         return Route.to(-(-(rows // batch_pairs) // (rows_per_part(rows) // batch_pairs))).levels

@@ -15,10 +15,10 @@ import torch
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.settings import parse
-from rayembed.hardware import auto_precision
-from rayembed.models.build import build_model
+from rayembed.machine.hardware import auto_precision
 from rayembed.models.causal2vec.config import Causal2VecConfig
-from rayembed.models.encoding import encode
+from rayembed.models.loading.build import build_model
+from rayembed.models.passes.encoding import encode
 from rayembed.samples.assets import MINILM, SMOLLM2
 from rayembed.samples.files import summaries
 from rayembed.samples.references import ScoreSizes

@@ -30,10 +30,10 @@ def texts(count, shortest, longest, seed):
 def near_duplicates(rows):
     from rayembed.config.mining import NearDuplicates
     from rayembed.data.cleaning.near_duplicates import find_near_duplicates
-    from rayembed.data.index import read_column
-    from rayembed.data.parts import ROWS_PER_PART, write_part
+    from rayembed.data.engine.index import read_column
+    from rayembed.data.engine.parts import ROWS_PER_PART, write_part
+    from rayembed.data.engine.work_items import in_process
     from rayembed.data.records import Record
-    from rayembed.data.work_items import in_process
 
     rng = np.random.default_rng(1)
     made = texts(rows * 9 // 10, 30, 120, 0)
@@ -120,8 +120,8 @@ def overlap(evaluation, rows):
 def documents(evaluation, rows):
     from rayembed.config.mining import Containment, Overlap
     from rayembed.data.cleaning.overlap import find_in_documents
+    from rayembed.data.engine.work_items import in_process
     from rayembed.data.mining.documents import write_documents
-    from rayembed.data.work_items import in_process
 
     asked = texts(rows, 50, 150, 4)
     print(f"{rows:,} documents of 100 words with {evaluation:,} evaluation texts:")

@@ -57,7 +57,7 @@ def make_records_of(folder, near_duplicates, execute):
     """Records of the source; their folder."""
     from rayembed.config.data import DatasetConfig
     from rayembed.config.settings import parse
-    from rayembed.data.artifacts import PipelineContext
+    from rayembed.data.engine.artifacts import PipelineContext
     from rayembed.data.sources.check import check_source
     from rayembed.data.sources.convert import make_records
     from rayembed.data.sources.tasks import HeldOut
@@ -72,14 +72,14 @@ def make_records_of(folder, near_duplicates, execute):
 
 def read_indexes(records, execute):
     """All rows' ids, as a step reads them."""
-    from rayembed.data.index import read_column
+    from rayembed.data.engine.index import read_column
 
     return len(read_column(records_of(records), "id_hash"))
 
 
 def records_of(records):
     """Parts of a folder of records, or those given."""
-    from rayembed.data.artifacts import open_artifact
+    from rayembed.data.engine.artifacts import open_artifact
 
     return open_artifact(records).parts if isinstance(records, str) else records
 
@@ -119,7 +119,7 @@ def order_rows(folder, parts, execute):
 def make_indexes(folder, rows, execute, repeated=0.0):
     """Parts that have an index and no rows; a share of the rows has one query."""
     from rayembed.assets.array_files import save_arrays
-    from rayembed.data.parts import ROWS_PER_PART, Part, index_path
+    from rayembed.data.engine.parts import ROWS_PER_PART, Part, index_path
 
     rng = np.random.default_rng(0)
     parts = []
@@ -165,9 +165,9 @@ def count_order(costs, rows, run, repeated):
 
 def extrapolated(costs, rows_per_part, rows=1_000_000_000):
     """Lines about a plan of a billion rows on the machines assumed, by what was counted."""
-    from rayembed.data.parts import ROWS_PER_PART
-    from rayembed.data.parts import rows_per_part as rows_per_part_of
-    from rayembed.data.shuffle import Route
+    from rayembed.data.engine.parts import ROWS_PER_PART
+    from rayembed.data.engine.parts import rows_per_part as rows_per_part_of
+    from rayembed.data.engine.shuffle import Route
 
     measured_at, plan = list(costs["plan"].items())[-1]
     scale = rows / measured_at

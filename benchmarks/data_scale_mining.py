@@ -58,8 +58,8 @@ def load(config, weights, device):
 
 def write_records(folder, rows, execute):
     """The finished folder of records of an earlier step."""
-    from rayembed.data.artifacts import ArtifactWriter
-    from rayembed.data.parts import ROWS_PER_PART, write_part
+    from rayembed.data.engine.artifacts import ArtifactWriter
+    from rayembed.data.engine.parts import ROWS_PER_PART, write_part
     from rayembed.data.records import Record
 
     writer = ArtifactWriter(str(folder), "records", "d", {"rows": rows})
@@ -76,8 +76,8 @@ def make(step, folder, records, execute):
     """Run a step (`embed`, `filter`, `mine` or `cluster`) over the records."""
     from rayembed.config.data import DatasetConfig
     from rayembed.config.settings import parse
-    from rayembed.data.artifacts import PipelineContext, open_artifact
     from rayembed.data.clusters.cluster import make_clustered
+    from rayembed.data.engine.artifacts import PipelineContext, open_artifact
     from rayembed.data.filtering.consistency import make_filtered
     from rayembed.data.mining.mine import make_mined
     from rayembed.data.sources.tasks import HeldOut

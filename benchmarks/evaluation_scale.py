@@ -136,7 +136,7 @@ def make_data_set(folder, documents, relevant):
 
 def data_set():
     """What the catalogue says of the data set."""
-    from rayembed.evaluation.air_bench.catalogue import air_bench_datasets
+    from rayembed_extras.air_bench.catalogue import air_bench_datasets
 
     asked = {"tasks": ["qa"], "domains": ["wiki"], "languages": ["en"], "splits": ["dev"]}
     (found,) = air_bench_datasets("AIR-Bench_24.05", **asked)
@@ -215,7 +215,7 @@ def pool_of(workers, threads):
     import ray
 
     from rayembed.evaluation.pooled.on_ray import run_jobs
-    from rayembed.pipeline.local_head import ensure_token
+    from rayembed.pipeline.run.local_head import ensure_token
 
     ensure_token()
     ray.init(address="local", include_dashboard=False, logging_level="ERROR")
@@ -263,9 +263,9 @@ def scored_set(given, folder, spec, store):
 
 def scored_data_set(given, folder, spec, store):
     """The same of the data set of AIR-Bench."""
-    from rayembed.evaluation.air_bench.hub_data import load_data, load_labels
-    from rayembed.evaluation.air_bench.job import AIR_BENCH_RESULT, AirBenchJob
     from rayembed.evaluation.score import score
+    from rayembed_extras.air_bench.hub_data import load_data, load_labels
+    from rayembed_extras.air_bench.job import AIR_BENCH_RESULT, AirBenchJob
 
     texts, found = given.documents + given.queries, []
     with (

@@ -108,8 +108,8 @@ def main():
     import ray
 
     from rayembed.assets.resolver import resolve_model
-    from rayembed.hardware import auto_precision
-    from rayembed.pipeline.local_head import ensure_token
+    from rayembed.machine.hardware import auto_precision
+    from rayembed.pipeline.run.local_head import ensure_token
     from rayembed.registry.provenance import cpu_told
     from rayembed.samples.assets import MINILM
     from rayembed.samples.references import ScoreSizes

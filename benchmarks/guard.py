@@ -171,7 +171,7 @@ def verdict_of(line):
     """What the guard finds in a line's scores, where the set `judged` decides nothing."""
     from rayembed.config.guard import GuardConfig
     from rayembed.evaluation.tables import UNTRAINED, ScoreKey
-    from rayembed.pipeline.guard import verdict
+    from rayembed.pipeline.evaluate.guard import verdict
 
     shares = {"trained": None, "75 %": 0.75, "50 %": 0.5, "25 %": 0.25}
     keys = {"start": UNTRAINED, **{n: ScoreKey("finetune", share=s) for n, s in shares.items()}}

@@ -83,8 +83,8 @@ def sampling(rows, folder):
 def write_ranks(rows, folder):
     """Files of ranks, as the tasks of the filter leave them; the parts and shards they are of."""
     from rayembed.assets.array_files import save_arrays
+    from rayembed.data.engine.parts import Part
     from rayembed.data.filtering.shards import Shards
-    from rayembed.data.parts import Part
 
     parts = [Part(f"part-{number:032d}.parquet", PART_ROWS) for number in range(rows // PART_ROWS)]
     total, rng = len(parts) * PART_ROWS, np.random.default_rng(0)
@@ -114,8 +114,8 @@ def results_of_parts(rows, folder):
     """Peak of own memory while the results of a filter's units are gathered, of which each shows
     ten rows that go.
     """
-    from rayembed.data.parts import Part, PartItem
-    from rayembed.data.work_items import in_process, run_tasks
+    from rayembed.data.engine.parts import Part, PartItem
+    from rayembed.data.engine.work_items import in_process, run_tasks
 
     def task(item):
         text = f"{item.key} ".ljust(300, "x")

@@ -63,15 +63,15 @@ def feed(make, processes, steps):
 def row(count, rounds, processes, steps):
     """A line of each table."""
     from rayembed.assets.resolver import resolve_model
-    from rayembed.data.parts import write_part
+    from rayembed.data.engine.parts import write_part
     from rayembed.data.plan.order import PlanConfig
     from rayembed.data.plan.stream import TRAINING, PairSteps
     from rayembed.data.plan.write import write_plan
     from rayembed.data.records import Record
-    from rayembed.hardware import micro_batch_tokens, pass_cost_tokens
-    from rayembed.models.build import build_model
+    from rayembed.machine.hardware import micro_batch_tokens, pass_cost_tokens
+    from rayembed.models.loading.build import build_model
     from rayembed.samples.assets import MINILM
-    from rayembed.training.step import StepSettings, collated_step
+    from rayembed.training.contrastive.step import StepSettings, collated_step
 
     run = make_run(Path("/nowhere"), count, 1)
     stage, device = run.stages[0], torch.device("cpu")

@@ -117,7 +117,7 @@ def arm_settings(name, arm, reranker, address):
 
 def shares(name, folders):
     """How many of the planted negatives and of the others were dropped from training rows."""
-    from rayembed.data.parts import read_records
+    from rayembed.data.engine.parts import read_records
     from rayembed.data.words import normalised_hash
 
     paths = [path for folder in folders for path in folder.glob("**/*.parquet")]

@@ -68,10 +68,10 @@ def counted() -> list[list[object]]:
 def measured(rounds: int) -> list[list[object]]:
     """Rows of the table of measurements."""
     from rayembed.config.lora import LoraConfig
+    from rayembed.models.adapters.lora import merge_lora
     from rayembed.models.biencoder.config import BiEncoderConfig
-    from rayembed.models.build import build_model
-    from rayembed.models.encoding import encode
-    from rayembed.models.lora import merge_lora
+    from rayembed.models.loading.build import build_model
+    from rayembed.models.passes.encoding import encode
 
     rows = []
     for name, (shape, count) in SHAPES.items():

@@ -26,8 +26,8 @@ def unit_vectors(count, seed):
 
 def make_files(folder, queries, documents):
     """Parts of records and of documents with their vectors, as mining finds them."""
+    from rayembed.data.engine.parts import ROWS_PER_PART, write_part
     from rayembed.data.mining.documents import _DOCUMENTS_PER_PART, known_of, write_documents
-    from rayembed.data.parts import ROWS_PER_PART, write_part
     from rayembed.data.records import Record
     from rayembed.data.vectors.embed import Vectors, texts_of
 

@@ -26,7 +26,7 @@ def wikipedia_pairs(count, folder, max_length):
     from rayembed.config.data import DataConfig, DatasetConfig
     from rayembed.config.data_run import DataRun
     from rayembed.config.mining import MiningConfig
-    from rayembed.data.artifacts import PipelineContext
+    from rayembed.data.engine.artifacts import PipelineContext
     from rayembed.data.mining.rules import PercPos
     from rayembed.data.prepare import prepare_datasets
     from rayembed.samples.assets import MINILM
@@ -55,8 +55,8 @@ def wikipedia_pairs(count, folder, max_length):
 
 def ours(pipeline_context, dataset, before):
     """Seconds, and (query, positive) → negatives with their scores."""
+    from rayembed.data.engine.parts import read_records
     from rayembed.data.mining.mine import make_mined
-    from rayembed.data.parts import read_records
     from rayembed.data.sources.tasks import HeldOut
     from rayembed.data.vectors.teacher import load_teacher, weights_of
 
@@ -176,7 +176,7 @@ def main():
     from sentence_transformers import SentenceTransformer
 
     from rayembed.assets.resolver import resolve_model
-    from rayembed.hardware import auto_precision
+    from rayembed.machine.hardware import auto_precision
     from rayembed.registry.provenance import cpu_told
     from rayembed.samples.assets import MINILM
 

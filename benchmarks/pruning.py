@@ -30,7 +30,7 @@ def held_out_and_calibration(given):
 
 
 def calibration_texts(rows, number):
-    from rayembed.compression.contract import CalibrationText
+    from rayembed_extras.compression.contract import CalibrationText
 
     texts = [
         CalibrationText(text, role)
@@ -41,8 +41,8 @@ def calibration_texts(rows, number):
 
 
 def vectors(folder, pairs):
-    from rayembed.models.encoding import encode
-    from rayembed.models.load import load_model
+    from rayembed.models.loading.load import load_model
+    from rayembed.models.passes.encoding import encode
 
     model = load_model(folder)
     queries, documents = zip(*pairs, strict=True)
@@ -56,7 +56,7 @@ def ndcg(queries, documents):
 
 
 def ways(structures, minimum):
-    from rayembed.config.compression import COMPRESSIONS
+    from rayembed_extras.compression.settings import COMPRESSIONS
 
     kinds = COMPRESSIONS.classes()
     texts = {"minimum_texts": minimum}
@@ -71,10 +71,10 @@ def ways(structures, minimum):
 
 def main(given):
     from rayembed.assets.resolver import resolve_model
-    from rayembed.compression.contract import Source
-    from rayembed.config.compression import COMPRESSIONS
-    from rayembed.models.load import load_model
+    from rayembed.models.loading.load import load_model
     from rayembed.samples.assets import MINILM
+    from rayembed_extras.compression.contract import Source
+    from rayembed_extras.compression.settings import COMPRESSIONS
 
     pairs, rest = held_out_and_calibration(given)
     with tempfile.TemporaryDirectory() as name:

@@ -19,13 +19,13 @@ from pathlib import Path
 
 
 def has_bfloat16():
-    from rayembed.hardware import auto_precision
+    from rayembed.machine.hardware import auto_precision
 
     return auto_precision("cpu").dtype == "bfloat16"
 
 
 def ways():
-    from rayembed.compression.runtimes import Onnx, OpenVINO
+    from rayembed_extras.compression.runtimes import Onnx, OpenVINO
 
     precisions = ("float32", "int8-dynamic", "int8-static")
     found = [Onnx(precision=one) for one in precisions]
@@ -37,8 +37,8 @@ def ways():
 def parts(given):
     """Documents to encode, held-out pairs as a set, and texts to calibrate with."""
     from rayembed.assets.resolver import resolve
-    from rayembed.compression.contract import CalibrationText
     from rayembed.samples.wikipedia import Wikipedia
+    from rayembed_extras.compression.contract import CalibrationText
 
     lines = resolve(Wikipedia(held_out=0).pairs("sentence").path).read_text().splitlines()
     rows = [(row["query"], row["positive"]) for row in map(json.loads, lines)]
@@ -59,8 +59,8 @@ def parts(given):
 def sides(given, texts, output):
     """Folders by the names of sides; made once."""
     from rayembed.assets.resolver import resolve_model
-    from rayembed.compression.contract import Source
     from rayembed.samples.assets import MINILM
+    from rayembed_extras.compression.contract import Source
 
     source = resolve_model(MINILM)
     found = {"torch float32": source, "sentence-transformers": source}
@@ -85,8 +85,8 @@ def encoder(name, folder, length):
         theirs = SentenceTransformer(str(folder), device="cpu")
         theirs.max_seq_length = length
         return lambda documents: theirs.encode(documents, show_progress_bar=False)
-    from rayembed.models.encoding import encode
-    from rayembed.models.load import load_model
+    from rayembed.models.loading.load import load_model
+    from rayembed.models.passes.encoding import encode
 
     dtype = name.removeprefix("torch ") if name.startswith("torch ") else None
     model = load_model(folder, dtype=dtype)
@@ -127,7 +127,7 @@ def score(name, folder, held_out, given, output):
 
 
 def main():
-    from rayembed.cores import num_cores
+    from rayembed.machine.cores import num_cores
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", type=int, default=300)

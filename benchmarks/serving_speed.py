@@ -19,8 +19,8 @@ from pathlib import Path
 import aiohttp
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.hardware import auto_precision
-from rayembed.pipeline.local_head import free_port
+from rayembed.machine.hardware import auto_precision
+from rayembed.pipeline.run.local_head import free_port
 from rayembed.samples.assets import MINILM
 from rayembed.samples.files import summaries
 from rayembed.samples.references import ScoreSizes

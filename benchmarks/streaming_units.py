@@ -36,15 +36,22 @@ import xxhash
 from ray.data.checkpoint import CheckpointConfig
 
 from rayembed.config.mining import Teacher
-from rayembed.data import on_ray
-from rayembed.data.artifacts import PipelineContext
-from rayembed.data.parts import Part, PartItem, read_records, table_of, write_part, write_table
+from rayembed.data.engine import on_ray
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.parts import (
+    Part,
+    PartItem,
+    read_records,
+    table_of,
+    write_part,
+    write_table,
+)
+from rayembed.data.engine.work_items import Result, run_resumable
 from rayembed.data.records import Record
 from rayembed.data.vectors.embed import EmbedPart, Vectors, embed_parts
 from rayembed.data.vectors.teacher import Encoder, TeacherLoader, load_teacher, weights_of
-from rayembed.data.work_items import Result, run_resumable
 from rayembed.models.contract import EmbeddingModel
-from rayembed.pipeline.on_ray import connect
+from rayembed.pipeline.run.on_ray import connect
 
 
 @dataclass(frozen=True)

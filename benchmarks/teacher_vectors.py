@@ -43,12 +43,12 @@ from rayembed.config.override import override
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import prepare
 from rayembed.data.vectors.teacher import load_teacher, weights_of
-from rayembed.models.build import build_model
-from rayembed.pipeline.here import Here
+from rayembed.models.loading.build import build_model
+from rayembed.pipeline.run.here import Here
 from rayembed.samples.assets import MINILM
-from rayembed.training.batch_loss import Targets, contrastive_loss, rows_of
-from rayembed.training.contrastive import CONTRASTIVE
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.batch_loss import Targets, contrastive_loss, rows_of
+from rayembed.training.contrastive.objective import CONTRASTIVE
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 from train_speed import MICRO_BATCH_TOKENS, make_run, pairs
 
 LOSSES = {

@@ -43,8 +43,8 @@ def pairs(count):
 def make_run(folder, batch, steps):
     from rayembed.config.run import Run
     from rayembed.config.settings import parse
-    from rayembed.cores import num_cores
-    from rayembed.hardware import auto_precision
+    from rayembed.machine.cores import num_cores
+    from rayembed.machine.hardware import auto_precision
     from rayembed.samples.assets import MINILM
 
     return parse(
@@ -98,7 +98,7 @@ def peer(batch, steps):
     from transformers import TrainerCallback
 
     from rayembed.assets.resolver import resolve
-    from rayembed.hardware import auto_precision
+    from rayembed.machine.hardware import auto_precision
     from rayembed.samples.assets import MINILM
 
     model = SentenceTransformer(str(resolve(MINILM)), device="cpu")
@@ -144,9 +144,9 @@ def bare(batch, steps):
     from rayembed.assets.resolver import resolve_model
     from rayembed.data.plan.step_batch import make_step_batch
     from rayembed.data.records import Record
-    from rayembed.models.build import build_model
+    from rayembed.models.loading.build import build_model
     from rayembed.samples.assets import MINILM
-    from rayembed.training.step import EngineModule, StepSettings, run_step
+    from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 
     run = make_run(Path("/nowhere"), batch, steps)
     model = build_model(run.model, resolve_model(MINILM), seed=0).train()
@@ -183,7 +183,7 @@ def staged(batch, steps, runtime):
     from rayembed.config.data_run import data_of
     from rayembed.config.override import override
     from rayembed.data.prepare import prepare
-    from rayembed.pipeline.runtime import runtime_of
+    from rayembed.pipeline.run.runtime import runtime_of
     from rayembed.registry.metrics_log import MetricsLog
     from rayembed.training.job import StageJob
 
@@ -212,9 +212,9 @@ def main():
     if args.side:
         print("RATE", globals()[args.side](args.batch[0], args.steps))
         return
-    from rayembed.hardware import auto_precision
+    from rayembed.machine.hardware import auto_precision
     from rayembed.registry.provenance import cpu_told
-    from rayembed.training.train_function.on_ray import worker_environment
+    from rayembed.training.train_function_on_ray import worker_environment
 
     # The bare loop gets what the job's workers get: threads and allocator.
     environment = {**os.environ, **worker_environment(make_run(Path("/nowhere"), 64, 1).placement)}

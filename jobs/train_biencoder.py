@@ -2,7 +2,7 @@
 
 import sys
 
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.run.training_job import training_job
 
 if __name__ == "__main__":
     sys.exit(training_job("biencoder-quickstart")(sys.argv[1:], about=__doc__))

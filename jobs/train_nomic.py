@@ -6,7 +6,7 @@ The default is a run for a laptop (all-MiniLM with experts, Wikipedia summaries 
 
 import sys
 
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.run.training_job import training_job
 
 if __name__ == "__main__":
     sys.exit(training_job("nomic-quickstart")(sys.argv[1:], about=__doc__))

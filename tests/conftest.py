@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from rayembed.pipeline.local_head import RAY_SETTINGS, prepare_environment
+from rayembed.pipeline.run.local_head import RAY_SETTINGS, prepare_environment
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -131,7 +131,7 @@ def float32_where_nothing_is_asked(monkeypatch):
 
     Of this process; those of jobs time their CPU, so what compares vectors there names its type.
     """
-    from rayembed import hardware
+    from rayembed.machine import hardware
 
     monkeypatch.setattr(hardware, "bfloat16_speed", lambda: 1 / 9)
 

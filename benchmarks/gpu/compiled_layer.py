@@ -66,7 +66,7 @@ def kept(width: int = WIDTH, backend: Any = cut_alone) -> Kept:
     Args:
         width: of hidden states, a divisor of Mistral's; all else is narrower in proportion.
     """
-    from rayembed.models import adapted_linear
+    from rayembed.models.adapters import adapted_linear
     from rayembed.models.layers import compile_layers, recompute_layers
 
     model, keeps_bits = _model(WIDTH // width), adapted_linear.keeps_bits
@@ -87,8 +87,8 @@ def _model(narrower: int) -> Any:
     from transformers import MistralConfig, MistralModel
 
     from rayembed.config.settings import changed
-    from rayembed.models.attention import use_products
-    from rayembed.models.lora import add_lora
+    from rayembed.models.adapters.lora import add_lora
+    from rayembed.models.attention.short_texts import use_products
     from rayembed.recipes.nvembed import nvembed_v2_public
 
     # No narrower heads than half of them: the number a query and head is not in proportion.
@@ -120,9 +120,9 @@ def _of_token(model: Any) -> float:
 def _of_pass(model: Any, tokens: int) -> int:
     """Bytes that the layer's pass keeps. Weights and what all layers share do not count; the input
     does where it is kept, since it is the output of the layer before."""
-    from rayembed.models import varlen
-    from rayembed.models.packed import Packed, pack
-    from rayembed.pipeline.meta_pass import kernels_on_meta
+    from rayembed.models.attention import varlen
+    from rayembed.models.attention.packed import Packed, pack
+    from rayembed.pipeline.estimate.meta_pass import kernels_on_meta
 
     entries = pack([np.zeros(_LENGTH)] * (tokens // _LENGTH))
     packed, places = Packed.of(entries), entries["position_ids"][None]

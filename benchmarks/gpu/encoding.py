@@ -54,8 +54,8 @@ def cases(toy: bool) -> dict[str, tuple[str, Mapping[str, Any], int]]:
 
 
 def ours(folder: Path, device: torch.device, dtype: str) -> Encode:
-    from rayembed.models.encoding import encode
-    from rayembed.models.load import load_model
+    from rayembed.models.loading.load import load_model
+    from rayembed.models.passes.encoding import encode
 
     model = load_model(folder, dtype=dtype).to(device)
     return lambda texts: encode(model, texts, role="document")
@@ -63,7 +63,7 @@ def ours(folder: Path, device: torch.device, dtype: str) -> Encode:
 
 def one_after_the_other(folder: Path, device: torch.device, dtype: str) -> Encode:
     """What is tokenised and collated ahead elsewhere is so between two passes here."""
-    from rayembed.models import encoding, passes
+    from rayembed.models.passes import encoding, passes
 
     encode = ours(folder, device, dtype)
 

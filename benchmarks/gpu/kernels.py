@@ -214,7 +214,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def main(given: list[str] | None = None) -> None:
-    from rayembed.models.varlen import settled_kernel
+    from rayembed.models.attention.varlen import settled_kernel
 
     options = arguments(__doc__).parse_args(given)
     device = device_of(options.toy)

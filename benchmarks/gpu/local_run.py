@@ -49,8 +49,8 @@ def bert_base() -> Any:
 
 def budget_of(model: Model) -> int:
     """Tokens of a pass that a run on one GPU chooses by its memory."""
-    from rayembed.hardware import packed_tokens
-    from rayembed.training.graph_room import _SHARES
+    from rayembed.machine.hardware import packed_tokens
+    from rayembed.training.memory.graph_room import _SHARES
 
     size = model.size
     # Weights in bfloat16, gradients, weights and two states in float32.

@@ -33,8 +33,8 @@ def data_of(folder: Path, pairs: list[list[str]], teacher: Path, dtype: str, lon
     from rayembed.config.data import DataConfig, DatasetConfig
     from rayembed.config.data_run import DataRun
     from rayembed.config.mining import MiningConfig
-    from rayembed.data.artifacts import PipelineContext
-    from rayembed.data.here import execute_here
+    from rayembed.data.engine.artifacts import PipelineContext
+    from rayembed.data.engine.here import execute_here
     from rayembed.data.mining.rules import PercPos
     from rayembed.data.prepare import prepare_datasets
     from rayembed.data.sources.pairs import PairsSource
@@ -59,8 +59,8 @@ def data_of(folder: Path, pairs: list[list[str]], teacher: Path, dtype: str, lon
 
 def ours(context, dataset, before, device: torch.device):
     """Seconds, and (query, positive) → negatives."""
+    from rayembed.data.engine.parts import read_records
     from rayembed.data.mining.mine import make_mined
-    from rayembed.data.parts import read_records
     from rayembed.data.sources.tasks import HeldOut
     from rayembed.data.vectors.teacher import load_teacher, weights_of
 

@@ -37,8 +37,8 @@ LONGEST = 512
 def passes_of(model: Any, texts: list[str], size: int, device: torch.device) -> Any:
     """A training pass over the first texts of about so many tokens, and their tokens."""
     from rayembed.models.contract import to_device
-    from rayembed.models.micro_batches import collate
-    from rayembed.training.step import EngineModule
+    from rayembed.models.passes.micro_batches import collate
+    from rayembed.training.contrastive.step import EngineModule
 
     tokens = model.tokenizer(texts[: max(1, size // 8)], "document")
     ends = np.cumsum([len(one["input_ids"]) for one in tokens])
@@ -70,10 +70,10 @@ def measure(
     options: Any,
 ) -> list[object]:
     """Add the rows of the sizes of one model to the table; its row in the table of costs."""
-    from rayembed.hardware import pass_cost_tokens
-    from rayembed.models.build import build_model
-    from rayembed.models.encoding import encode
-    from rayembed.training.graph_room import saved_bytes
+    from rayembed.machine.hardware import pass_cost_tokens
+    from rayembed.models.loading.build import build_model
+    from rayembed.models.passes.encoding import encode
+    from rayembed.training.memory.graph_room import saved_bytes
 
     longest = 40 if options.toy else LONGEST
     config = settings_of(folder, shape, dtype, longest)

@@ -141,8 +141,8 @@ class Model:
         """What the model takes."""
 
         def make() -> Size:
-            from rayembed.pipeline.activations import activations
-            from rayembed.pipeline.meta_pass import model_on_meta
+            from rayembed.pipeline.estimate.activations import activations
+            from rayembed.pipeline.estimate.meta_pass import model_on_meta
 
             model = model_on_meta(self.settings)
             found = activations(self.settings, padded=False)
@@ -160,7 +160,7 @@ class Model:
 
     def forward_flops(self) -> float:
         """Operations of products a token in a forward pass that count."""
-        from rayembed.pipeline.requirements import flops_per_token
+        from rayembed.pipeline.estimate.requirements import flops_per_token
 
         return flops_per_token(self.settings) or 0.0
 
@@ -217,7 +217,7 @@ class Model:
 
     def encoding(self, lengths: Sequence[int], *, peak: float = SQUARE_PRODUCTS) -> Prediction:
         """Forward passes over texts, packed, with tokens made ahead by threads that keep up."""
-        from rayembed.models import encoding
+        from rayembed.models.passes import encoding
 
         small = self.size.parameters < encoding._SMALL_MODEL
         budget = encoding._GPU_TOKENS_OF_SMALL if small else encoding._GPU_TOKENS
@@ -239,7 +239,7 @@ class Model:
 def _with_layers(settings: Any, layers: int, *, recomputed: bool) -> Any:
     """The model on the meta device with this number of layers."""
     from rayembed.config.settings import changed
-    from rayembed.pipeline.meta_pass import model_on_meta
+    from rayembed.pipeline.estimate.meta_pass import model_on_meta
 
     backbone = changed(settings.backbone, num_layers=layers)
     model = model_on_meta(changed(settings, backbone=backbone))
@@ -316,7 +316,7 @@ def seconds_of(
 
 def cut(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Lengths of the texts in each packed pass, cut as training cuts them."""
-    from rayembed.models.micro_batches import cut_by_length
+    from rayembed.models.passes.micro_batches import cut_by_length
 
     places = cut_by_length(list(lengths), budget, 0, packed=True)
     return [[lengths[place] for place in one] for one in places]

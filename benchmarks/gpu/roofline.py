@@ -93,8 +93,8 @@ class Roofline:
     """Counts of a workload's passes, made once, and steps from them."""
 
     def __init__(self, workload: Workload, machine: Machine) -> None:
-        from rayembed.hardware import pass_cost_tokens
-        from rayembed.pipeline.meta_pass import model_on_meta
+        from rayembed.machine.hardware import pass_cost_tokens
+        from rayembed.pipeline.estimate.meta_pass import model_on_meta
 
         self.workload, self.machine = workload, machine
         self.costs: dict[tuple[str, bool], PassCosts] = {}
@@ -174,7 +174,7 @@ class Roofline:
 
     def _cut(self, lengths: np.ndarray) -> list[list[int]]:
         """Lengths of the texts in each micro-batch."""
-        from rayembed.models.micro_batches import cut_by_length
+        from rayembed.models.passes.micro_batches import cut_by_length
 
         cut = cut_by_length(lengths.tolist(), self.workload.budget, self.pass_cost, packed=True)
         return [lengths[places].tolist() for places in cut]
@@ -258,7 +258,7 @@ class Roofline:
 
     def _room(self, workers: int) -> float:
         """Bytes of a GPU that training gives to graphs of what ZeRO-2 leaves."""
-        from rayembed.training.graph_room import _SHARES
+        from rayembed.training.memory.graph_room import _SHARES
 
         gradients = self.trained * (4 + 4 + 12 / workers)  # float32, a bucket, states
         left = self.machine.gpu_bytes - SPARE_BYTES - self.held - gradients

@@ -46,9 +46,9 @@ def shapes(toy: bool) -> dict[str, dict]:
 
 def folders_of_shape(home: Path, shape: dict, device: torch.device, dtype: str) -> dict[str, Path]:
     """Folder of a model with random weights as it was, and of each quantised one, by label."""
-    from rayembed.compression.contract import Source
-    from rayembed.config.compression import COMPRESSIONS
-    from rayembed.models.load import load_model
+    from rayembed.models.loading.load import load_model
+    from rayembed_extras.compression.contract import Source
+    from rayembed_extras.compression.settings import COMPRESSIONS
 
     load_model(made_up.model_folder(home / "made", shape, device, dtype)).save(home / "as it was")
     gc.collect()

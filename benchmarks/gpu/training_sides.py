@@ -120,11 +120,16 @@ def ours(
     """
     from rayembed.data.plan.step_batch import make_step_batch
     from rayembed.data.records import Record
-    from rayembed.hardware import pass_cost_tokens
-    from rayembed.models.build import build_model
-    from rayembed.models.encoding import encode
-    from rayembed.training.graph_room import GraphRoom
-    from rayembed.training.step import EngineModule, StepSettings, collated_step, run_step
+    from rayembed.machine.hardware import pass_cost_tokens
+    from rayembed.models.loading.build import build_model
+    from rayembed.models.passes.encoding import encode
+    from rayembed.training.contrastive.step import (
+        EngineModule,
+        StepSettings,
+        collated_step,
+        run_step,
+    )
+    from rayembed.training.memory.graph_room import GraphRoom
 
     model = build_model(settings_of(case, folder, dtype), folder, seed=0).to(device)
     if recompute:

@@ -271,8 +271,8 @@ def check_registered(task: Task, documents: list[str], device: torch.device) -> 
     """The version in MLflow's registry loads, and encodes as the exported folder does."""
     import mlflow
 
-    from rayembed.models.encoding import encode
-    from rayembed.models.load import load_model
+    from rayembed.models.loading.load import load_model
+    from rayembed.models.passes.encoding import encode
 
     began = time.monotonic()
     mlflow.set_tracking_uri(f"sqlite:///{task.outputs}/mlflow.db")

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import ray
 
 from rayembed.config.placement import Placement
-from rayembed.device import settled_placement
 from rayembed.errors import WorkerError
-from rayembed.gpu_check_on_ray import cluster_gpus
+from rayembed.machine.device import settled_placement
+from rayembed.machine.gpu_check_on_ray import cluster_gpus
 
 Measured = TypeVar("Measured")
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from rayembed.display.tables import MISSING, Table, show, spread
 from rayembed.evaluation.tables import heading
-from rayembed.tables import MISSING, Table, show, spread
 
 MEAN = "Mean"
 """Heading of the mean over all tasks."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fake_compiler import compiled
 
-from rayembed.models import adapter_bits, adapter_kernels
+from rayembed.models.adapters import adapter_bits, adapter_kernels
 
 SUPPORT = Path(__file__).parents[1] / "support"
 POINTERS = {"x", "weight", "of_thin", "out", "bits", "seed"}

@@ -11,10 +11,10 @@ from fake_cuda import GPU, fake_gpu, faked, to_gpu
 from transformers import MistralConfig, MistralModel
 
 from rayembed.config.settings import changed
-from rayembed.models import attention
+from rayembed.models.adapters.lora import add_lora
+from rayembed.models.attention import short_texts as attention
+from rayembed.models.attention.packed import Packed, pack
 from rayembed.models.layers import compile_layers
-from rayembed.models.lora import add_lora
-from rayembed.models.packed import Packed, pack
 from rayembed.recipes.nvembed import nvembed_v2_public
 
 TOKENS, LENGTH = 4096, 256

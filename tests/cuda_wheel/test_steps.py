@@ -20,12 +20,12 @@ from torch._subclasses.fake_tensor import (
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
-from rayembed.models.build import build_model
-from rayembed.models.passes import passes
+from rayembed.models.loading.build import build_model
+from rayembed.models.passes.passes import passes
 from rayembed.search import tiles
-from rayembed.training import batch_loss
-from rayembed.training import step as step_module
-from rayembed.training.step import EngineModule, StepSettings, collated_step, run_step
+from rayembed.training.contrastive import batch_loss
+from rayembed.training.contrastive import step as step_module
+from rayembed.training.contrastive.step import EngineModule, StepSettings, collated_step, run_step
 
 CHANGES = {
     "nvembed": {"lora": {"rank": 2, "alpha": 4, "dropout": 0.1}},
@@ -185,7 +185,7 @@ def test_texts_are_encoded(kind, capability, tmp_path, monkeypatch) -> None:
     lengths = [len(one["input_ids"]) for one in tokens]
     with fake_gpu(capability) as mode, torch.inference_mode(), Operations() as operations:
         to_gpu(model)
-        monkeypatch.setattr("rayembed.models.passes.pinned", partial(faked, mode))
+        monkeypatch.setattr("rayembed.models.passes.passes.pinned", partial(faked, mode))
         context = None
         if model.uses_context:
             context = torch.empty(4, model.dimensions[0], device=GPU)

@@ -15,8 +15,8 @@ from train_made_up import distance, train_or_resume
 
 from rayembed.config.settings import changed, parse
 from rayembed.config.stage import StageConfig
-from rayembed.models.build import build_model
 from rayembed.models.causal2vec.config import Causal2VecConfig
+from rayembed.models.loading.build import build_model
 
 pytestmark = pytest.mark.distributed
 

@@ -28,11 +28,11 @@ from rayembed.distributed.grad_cache import (
     backward_with_cache,
     backward_with_graphs,
 )
-from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
-from rayembed.training.context import collate_context, context_rows
+from rayembed.models.loading.build import build_model
+from rayembed.training.contrastive.context import collate_context, context_rows
+from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.step import StepSettings
 
 pytestmark = pytest.mark.distributed
 

@@ -15,9 +15,9 @@ from toy_model import ToyModel
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.training.checkpoint import seed_worker
+from rayembed.training.checkpoints.checkpoint import seed_worker
+from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.step import StepSettings
 
 pytestmark = pytest.mark.distributed
 

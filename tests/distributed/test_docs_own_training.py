@@ -10,11 +10,11 @@ import pytest
 from made_up_records import made_up_records
 from own_pairs import own_run
 
-from rayembed.data.parts import write_part
+from rayembed.data.engine.parts import write_part
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
 
 pytestmark = pytest.mark.distributed
 

@@ -14,9 +14,9 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.errors import DivergenceError
 from rayembed.training import engine as engine_module
+from rayembed.training.contrastive.step import StepSettings, run_step
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.schedule import learning_rate_factor
-from rayembed.training.step import StepSettings, run_step
 
 pytestmark = pytest.mark.distributed
 

@@ -14,8 +14,8 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.training import engine as engine_module
+from rayembed.training.contrastive.step import StepSettings, run_step
 from rayembed.training.engine import DeepSpeedEngine, deepspeed_settings
-from rayembed.training.step import StepSettings, run_step
 
 pytestmark = pytest.mark.distributed
 

@@ -20,14 +20,14 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.distributed.expert_group import ExpertGroup
-from rayembed.hardware import pass_cost_tokens
-from rayembed.models.build import build_model
+from rayembed.machine.hardware import pass_cost_tokens
 from rayembed.models.contract import cost
 from rayembed.models.experts import expert_layers
-from rayembed.models.micro_batches import cut_by_length
+from rayembed.models.loading.build import build_model
 from rayembed.models.nomic_moe.config import NomicMoeConfig
+from rayembed.models.passes.micro_batches import cut_by_length
 from rayembed.training import trainer as trainer_module
-from rayembed.training.checkpoint import Checkpoint
+from rayembed.training.checkpoints.checkpoint import Checkpoint
 from rayembed.training.engine import expert_group
 from rayembed.training.expert_parallel import spread_experts
 from rayembed.training.trainer import Callback, StageTrainer

@@ -20,9 +20,9 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
-from rayembed.training.checkpoint import seed_worker
-from rayembed.training.contrastive import CONTRASTIVE
+from rayembed.models.loading.build import build_model
+from rayembed.training.checkpoints.checkpoint import seed_worker
+from rayembed.training.contrastive.objective import CONTRASTIVE
 from rayembed.training.trainer import Callback, StageTrainer
 
 pytestmark = pytest.mark.distributed

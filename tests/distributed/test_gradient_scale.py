@@ -15,9 +15,9 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.distributed import collectives
-from rayembed.training import batch_loss
-from rayembed.training import step as step_module
-from rayembed.training.step import EngineModule, StepSettings, collated_step, run_step
+from rayembed.training.contrastive import batch_loss
+from rayembed.training.contrastive import step as step_module
+from rayembed.training.contrastive.step import EngineModule, StepSettings, collated_step, run_step
 
 pytestmark = pytest.mark.distributed
 

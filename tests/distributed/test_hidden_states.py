@@ -12,14 +12,14 @@ from train_made_up import KeepFirst, distance, train_made_up
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.models.build import build_model
 from rayembed.models.contract import load_trainable_state
-from rayembed.training import hidden_states
-from rayembed.training.checkpoint import Checkpoint, expected_position, seed_worker
-from rayembed.training.contrastive import CONTRASTIVE
+from rayembed.models.loading.build import build_model
+from rayembed.training.checkpoints.checkpoint import Checkpoint, expected_position, seed_worker
+from rayembed.training.contrastive import hidden_states
+from rayembed.training.contrastive.hidden_states import StateErrors
+from rayembed.training.contrastive.objective import CONTRASTIVE
+from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.hidden_states import StateErrors
-from rayembed.training.step import StepSettings
 
 pytestmark = pytest.mark.distributed
 

@@ -14,18 +14,18 @@ from train_made_up import train_made_up
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.models.build import build_model
 from rayembed.models.contract import load_trainable_state
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
+from rayembed.models.passes.encoding import encode
 from rayembed.training import engine as engine_module
 from rayembed.training import kept_zeros as kept_zeros_module
 from rayembed.training.callbacks import KeepCheckpoints
-from rayembed.training.checkpoint import Checkpoint, expected_position, seed_worker
-from rayembed.training.checkpoint_list import checkpoint_name
+from rayembed.training.checkpoints.checkpoint import Checkpoint, expected_position, seed_worker
+from rayembed.training.checkpoints.checkpoint_list import checkpoint_name
+from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.step import StepSettings
 
 pytestmark = pytest.mark.distributed
 

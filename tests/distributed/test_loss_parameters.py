@@ -16,16 +16,16 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.models.contract import load_trainable_state
 from rayembed.training import engine as engine_module
-from rayembed.training import step as step_module
-from rayembed.training.checkpoint import (
+from rayembed.training.checkpoints.checkpoint import (
     Checkpoint,
     expected_position,
     save_checkpoint,
     seed_worker,
 )
+from rayembed.training.contrastive import step as step_module
+from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.schedule import learning_rate_factor
-from rayembed.training.step import StepSettings
 
 pytestmark = pytest.mark.distributed
 

@@ -9,13 +9,13 @@ from run_distributed import run_distributed
 from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 
 from rayembed.config.placement import Placement
-from rayembed.data.artifacts import PipelineContext
-from rayembed.data.mlm.make import prepare_sequences
-from rayembed.data.mlm.plan import SequencePlan
-from rayembed.training.checkpoint import POSITION, Checkpoint
-from rayembed.training.masked import AdaptationJob, load_adapted
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.training.checkpoints.checkpoint import POSITION, Checkpoint
+from rayembed.training.checkpoints.weights import tensors_digest
 from rayembed.training.trainer import Callback
-from rayembed.training.weights import tensors_digest
+from rayembed_extras.adaptation.make import prepare_sequences
+from rayembed_extras.adaptation.masked import AdaptationJob, load_adapted
+from rayembed_extras.adaptation.plan import SequencePlan
 
 pytestmark = pytest.mark.distributed
 
@@ -112,8 +112,8 @@ def expected(folder):
     perplexity and accuracy of the held-out batches by step.
     """
     adaptation = tiny_adaptation(folder)
-    from rayembed.data.mlm.batch import MaskedSteps
-    from rayembed.models.nomic_moe.adaptation import check_adaptable
+    from rayembed_extras.adaptation.batch import MaskedSteps
+    from rayembed_extras.adaptation.encoder import check_adaptable
 
     storage = str(folder / "outputs")
     plan = SequencePlan.open(

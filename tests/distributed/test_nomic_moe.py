@@ -17,11 +17,11 @@ from train_made_up import distance, made_up_batch, train_made_up, train_or_resum
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.models.build import build_model
+from rayembed.models.loading.build import build_model
 from rayembed.models.nomic_moe.config import NomicMoeConfig
-from rayembed.training.checkpoint import seed_worker
+from rayembed.training.checkpoints.checkpoint import seed_worker
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.step import EngineModule, StepSettings, run_step
 
 pytestmark = pytest.mark.distributed
 

@@ -11,7 +11,7 @@ from train_made_up import distance, train_or_resume
 
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.models.build import build_model
+from rayembed.models.loading.build import build_model
 from rayembed.models.nvembed.config import NVEmbedConfig
 
 pytestmark = pytest.mark.distributed

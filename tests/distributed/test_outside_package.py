@@ -64,7 +64,7 @@ run = parse(Run, {
 from tiny_models import save_encoder
 
 from rayembed.errors import ConfigError
-from rayembed.pipeline.checks import check_inputs
+from rayembed.pipeline.checks.model import check_inputs
 
 if rank == 0:
     save_encoder(folder / "encoder")
@@ -77,11 +77,11 @@ except ConfigError as error:
 
 import torch
 
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.plan.stream import prefetched
 from rayembed.data.prepare import prepare
-from rayembed.models.load import load_model
-from rayembed.training.export import export
+from rayembed.models.loading.load import load_model
+from rayembed.training.checkpoints.export import export
 from rayembed.training.job import StageJob
 from rayembed.training.trainer import Callback
 
@@ -106,7 +106,7 @@ job.trainer([Losses()], prefetched).fit()
 torch.distributed.barrier()  # the first worker writes
 assert job.is_done()
 if rank == 0:
-    from rayembed.training.weights import load_weights
+    from rayembed.training.checkpoints.weights import load_weights
 
     model = load_weights(run, job.weights).eval()
     rows = [json.loads(line) for line in (folder / "unseen.jsonl").read_text().splitlines()]

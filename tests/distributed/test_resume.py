@@ -14,24 +14,24 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ArtifactError
-from rayembed.models.build import build_model
 from rayembed.models.contract import load_trainable_state
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
-from rayembed.training import checkpoint as checkpoint_module
+from rayembed.models.passes.encoding import encode
 from rayembed.training import engine as engine_module
 from rayembed.training.callbacks import KeepCheckpoints, whole_weights
-from rayembed.training.checkpoint import (
+from rayembed.training.checkpoints import checkpoint as checkpoint_module
+from rayembed.training.checkpoints.checkpoint import (
     POSITION,
     Checkpoint,
     expected_position,
     seed_worker,
 )
-from rayembed.training.checkpoint_list import checkpoint_name
+from rayembed.training.checkpoints.checkpoint_list import checkpoint_name
+from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.graph_room import GraphRoom
-from rayembed.training.step import StepSettings
+from rayembed.training.memory.graph_room import GraphRoom
 
 pytestmark = pytest.mark.distributed
 

@@ -11,10 +11,10 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.losses import spread_out as module
-from rayembed.training import batch_loss
-from rayembed.training.checkpoint import seed_worker
+from rayembed.training.checkpoints.checkpoint import seed_worker
+from rayembed.training.contrastive import batch_loss
+from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.step import StepSettings
 
 pytestmark = pytest.mark.distributed
 

@@ -21,25 +21,25 @@ from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.stream import PairSteps
 from rayembed.data.prepare import prepare
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.distributed.collectives import summed, world_size
 from rayembed.models.contract import load_trainable_state
-from rayembed.training import batch_loss
-from rayembed.training import step as step_module
-from rayembed.training.checkpoint import (
+from rayembed.training.checkpoints.checkpoint import (
     Checkpoint,
     expected_position,
     save_checkpoint,
     seed_worker,
 )
-from rayembed.training.contrastive import CONTRASTIVE
+from rayembed.training.contrastive import batch_loss
+from rayembed.training.contrastive import step as step_module
+from rayembed.training.contrastive.objective import CONTRASTIVE
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.schedule import learning_rate_factor
-from rayembed.training.step import EngineModule, StepSettings, run_step
 
 pytestmark = pytest.mark.distributed
 

@@ -10,9 +10,9 @@ from train_made_up import train_made_up
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
+from rayembed.training.checkpoints.partitioned_states import _parts
+from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.partitioned_states import _parts
-from rayembed.training.step import StepSettings
 
 pytestmark = pytest.mark.distributed
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from networks import SkippedError
 from scene import CHECKPOINT_EVERY, FAULT_AT, Scene, UnexpectedError
 
-from rayembed.training.checkpoint import find_damage
-from rayembed.training.checkpoint_list import checkpoint_name, listed_checkpoints
+from rayembed.training.checkpoints.checkpoint import find_damage
+from rayembed.training.checkpoints.checkpoint_list import checkpoint_name, listed_checkpoints
 
 DISK = "64m"
 

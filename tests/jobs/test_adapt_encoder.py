@@ -11,22 +11,22 @@ from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 from tiny_job import run_here
 from tiny_sweep import submit
 
-from rayembed.config.adaptation import Adaptation
 from rayembed.config.settings import parse
-from rayembed.config.sweep import Sweep
-from rayembed.data.work_items import in_process
+from rayembed.data.engine.work_items import in_process
 from rayembed.errors import ConfigError
-from rayembed.models.build import build_model
-from rayembed.models.nomic_moe.adaptation import load_masked_language_model
+from rayembed.models.loading.build import build_model
 from rayembed.models.nomic_moe.config import NomicMoeConfig
-from rayembed.pipeline import sweep_adaptation
-from rayembed.pipeline.adaptation_job import run_adaptation_job
-from rayembed.pipeline.cleaning.inventory import Inventory
-from rayembed.pipeline.sweep_adaptation import prepare_adaptations
-from rayembed.pipeline.sweep_job import sweep_job
-from rayembed.recipes.adaptation import adaptation_names, get_adaptation
 from rayembed.registry.metrics_log import MetricsLog
-from rayembed.tuning.trial_store import TrialStore
+from rayembed_extras.adaptation.encoder import load_masked_language_model
+from rayembed_extras.adaptation.job import run_adaptation_job
+from rayembed_extras.adaptation.recipes import adaptation_names, get_adaptation
+from rayembed_extras.adaptation.settings import Adaptation
+from rayembed_extras.clean_runs.inventory import Inventory
+from rayembed_extras.sweeps import adaptations as sweep_adaptation
+from rayembed_extras.sweeps.adaptations import prepare_adaptations
+from rayembed_extras.sweeps.job import sweep_job
+from rayembed_extras.sweeps.settings import Sweep
+from rayembed_extras.sweeps.trial_store import TrialStore
 
 pytestmark = pytest.mark.job
 

@@ -14,7 +14,7 @@ from chat_server import Reply, chat_server, completion
 from tiny_job import ROOT
 from tiny_models import save_encoder
 
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.run.training_job import training_job
 
 pytestmark = pytest.mark.job
 

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 from tiny_job import write_inputs
 
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.run.training_job import training_job
 
 pytestmark = pytest.mark.job
 

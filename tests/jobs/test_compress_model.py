@@ -8,11 +8,11 @@ import mlflow
 import pytest
 from own_pairs import own_run
 
-from rayembed.models.compressed import COMPRESSION_FILE
-from rayembed.models.load import load_model
-from rayembed.pipeline.compression_job import run_compression_job
-from rayembed.pipeline.register_job import run_register_job
-from rayembed.pipeline.train import train
+from rayembed.models.loading.load import load_model
+from rayembed.models.saving.compressed import COMPRESSION_FILE
+from rayembed.pipeline.register.job import run_register_job
+from rayembed.pipeline.run.train import train
+from rayembed_extras.compression.job import run_compression_job
 
 pytestmark = pytest.mark.job
 
@@ -148,8 +148,8 @@ def test_gates_take_a_variant_or_refuse_it(given, capsys):
 
 
 def test_calibration_texts_are_those_of_the_run_and_of_files(given, tmp_path):
-    from rayembed.config.compression_run import CalibrationConfig
-    from rayembed.pipeline import compress
+    from rayembed_extras.compression import compress
+    from rayembed_extras.compression.run_settings import CalibrationConfig
 
     known = compress.run_of_folder(
         given.folder / "outputs" / "runs" / "own" / "models" / "finetune"

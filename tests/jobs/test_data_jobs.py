@@ -10,9 +10,9 @@ from chat_server import Reply, chat_server, completion
 from tiny_job import run_here
 from tiny_models import save_encoder
 
-from rayembed.data.artifacts import open_artifact
-from rayembed.data.parts import read_records
-from rayembed.pipeline.data_jobs import data_job
+from rayembed.data.engine.artifacts import open_artifact
+from rayembed.data.engine.parts import read_records
+from rayembed.pipeline.data.jobs import data_job
 from rayembed.recipes.catalogue import recipe_names
 from rayembed.recipes.datasets.catalogue import data_recipe_names
 

@@ -8,7 +8,7 @@ import pytest
 
 import rayembed
 from rayembed.config.named_benchmarks import with_named_benchmarks
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.run.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 
 pytestmark = pytest.mark.job

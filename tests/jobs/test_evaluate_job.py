@@ -16,7 +16,7 @@ from tiny_models import save_encoder
 import rayembed
 from rayembed.errors import TrackingError
 from rayembed.evaluation.benchmarks import MtebTask
-from rayembed.pipeline.evaluation_job import run_evaluation_job
+from rayembed.pipeline.evaluate.job import run_evaluation_job
 
 pytestmark = pytest.mark.job
 
@@ -150,7 +150,7 @@ def test_scores_are_shown_when_mlflow_has_gone(
             raise TrackingError("no MLflow server at http://made.up")
         return False  # it went while it was told
 
-    monkeypatch.setattr("rayembed.pipeline.evaluation_tracking.track", gone)
+    monkeypatch.setattr("rayembed.pipeline.evaluate.tracking.track", gone)
     monkeypatch.setenv("RAYEMBED_CACHE", str(tmp_path / "cache"))
     asked = ["--model", str(model), "--own-set", f"Shop={own_set}"]
     asked += ["--set", f"placement.storage_path={tmp_path / 'out'}"]

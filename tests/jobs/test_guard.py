@@ -13,9 +13,9 @@ import rayembed
 from rayembed.api.training import Trained
 from rayembed.config.override import override
 from rayembed.evaluation.tables import UNTRAINED
-from rayembed.models.load import load_model
-from rayembed.pipeline.merge import MERGE_FILE
-from rayembed.pipeline.train import train
+from rayembed.models.loading.load import load_model
+from rayembed.pipeline.evaluate.merge import MERGE_FILE
+from rayembed.pipeline.run.train import train
 
 pytestmark = pytest.mark.job
 

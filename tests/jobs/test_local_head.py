@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from rayembed.errors import PlacementError
-from rayembed.pipeline import local_head
-from rayembed.pipeline.on_ray import run_job, run_on_local_head
+from rayembed.pipeline.run import local_head
+from rayembed.pipeline.run.on_ray import run_job, run_on_local_head
 
 pytestmark = [pytest.mark.job, pytest.mark.ray]
 
@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.job, pytest.mark.ray]
 RUNNER = """
 import sys
 from pathlib import Path
-from rayembed.pipeline import local_head
+from rayembed.pipeline.run import local_head
 from rayembed.pipeline.job import exit_code
-from rayembed.pipeline.on_ray import run_on_local_head
+from rayembed.pipeline.run.on_ray import run_on_local_head
 local_head.find_head = lambda token: None  # another Ray on the machine is none of this test's
 sys.exit(exit_code(lambda: run_on_local_head(
     sys.argv[2:], checkout=Path(sys.argv[1]), num_cpus=1,

@@ -14,8 +14,8 @@ from result_files import write_results
 from tiny_folders import save_biencoder
 
 from rayembed.errors import TrackingError
-from rayembed.models.files import weights_fingerprint
-from rayembed.pipeline.register_job import run_register_job
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.pipeline.register.job import run_register_job
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.provenance import collect_provenance, node_hardware
 from rayembed.registry.registered_model import ModelReference, connect, download, get_version

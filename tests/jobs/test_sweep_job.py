@@ -16,9 +16,9 @@ from tiny_sweep import (
     sweep_over,
 )
 
-from rayembed.pipeline.validation import VALIDATION_FILE, read_validation_log
+from rayembed.pipeline.run.validation import VALIDATION_FILE, read_validation_log
 from rayembed.registry.metrics_log import MetricsLog
-from rayembed.tuning.trial_store import TrialRecord, TrialStore
+from rayembed_extras.sweeps.trial_store import TrialRecord, TrialStore
 
 pytestmark = [pytest.mark.job, pytest.mark.ray]
 

@@ -13,9 +13,9 @@ from prepared import Forked
 from tiny_job import run_here
 
 import rayembed
-from rayembed.config.synthesis import SynthesisRun
-from rayembed.data.artifacts import open_artifact
-from rayembed.pipeline.synthesis_job import run_synthesis_job
+from rayembed.data.engine.artifacts import open_artifact
+from rayembed_extras.synthesis.job import run_synthesis_job
+from rayembed_extras.synthesis.settings import SynthesisRun
 
 pytestmark = [pytest.mark.job, pytest.mark.ray]
 
@@ -117,7 +117,7 @@ def test_errors_are_told_plainly(
     def connect() -> None:
         raise AssertionError("what is wrong is told before the job joins a cluster")
 
-    monkeypatch.setattr("rayembed.pipeline.on_ray.connect", connect)
+    monkeypatch.setattr("rayembed.pipeline.run.on_ray.connect", connect)
     storage = f"--set=placement.storage_path={tmp_path}"
     given = [] if "storage_path" in assignment else [storage]
     assert run_synthesis_job([*given, f"--set={assignment}"], about=None) == code

@@ -12,8 +12,8 @@ from tiny_models import metaspace_tokenizer, save_decoder, save_encoder
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.stream import PairSteps
 from rayembed.models.causal2vec.architecture import CAUSAL2VEC
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
 from rayembed.registry.metrics_log import MetricsLog
 
 pytestmark = pytest.mark.job

@@ -9,9 +9,9 @@ from tiny_job import run_here, sentence_run
 from tiny_models import save_cde_stages
 from word_articles import write_word_articles
 
-from rayembed.models.build import build_model
-from rayembed.models.encoding import corpus_context, encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import corpus_context, encode
 
 pytestmark = pytest.mark.job
 

@@ -12,8 +12,8 @@ from mlflow_uris import mlflow_at
 from sentence_transformers import SentenceTransformer
 from tiny_job import run_here, submit, write_inputs
 
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.registry.registered_model import (
     connect,
@@ -21,7 +21,7 @@ from rayembed.registry.registered_model import (
     parse_reference,
     read_scores,
 )
-from rayembed.training.weights import read_made_of
+from rayembed.training.checkpoints.weights import read_made_of
 
 pytestmark = [pytest.mark.job, pytest.mark.ray]
 

@@ -13,8 +13,8 @@ from tiny_models import save_encoder
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
 from rayembed.registry.metrics_log import MetricsLog
 
 pytestmark = [pytest.mark.job, pytest.mark.ray]

@@ -13,8 +13,8 @@ from own_pairs import own_run
 from tiny_job import ROOT
 
 from rayembed.config.override import override
-from rayembed.data.artifacts import open_artifact
-from rayembed.data.parts import read_records
+from rayembed.data.engine.artifacts import open_artifact
+from rayembed.data.engine.parts import read_records
 
 pytestmark = pytest.mark.job
 

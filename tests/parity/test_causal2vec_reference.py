@@ -14,8 +14,8 @@ import torch
 from tiny_models import metaspace_tokenizer, save_decoder, save_encoder
 
 from rayembed.config.settings import parse
-from rayembed.models.build import build_model
 from rayembed.models.causal2vec.config import Causal2VecConfig
+from rayembed.models.loading.build import build_model
 
 TASK = "Given a question, retrieve passages that answer it"
 TEXTS = ["are cats larger than dogs", "the quick brown fox jumps over the lazy dog", "Paris"]

@@ -21,9 +21,9 @@ from tiny_models import (
 
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
-from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
-from rayembed.models.load import check_loadable, load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import check_loadable, load_model
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox jumps over the lazy dog", "paris"]
 DOCUMENTS = ["paris is the capital of france", "dogs live", "7 wonders", "the fox and the cats"]

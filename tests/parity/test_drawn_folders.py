@@ -29,9 +29,9 @@ from rayembed.errors import ArtifactError, DataError, RayembedError
 from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.run_scores import make_spec
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model, check_buildable
-from rayembed.models.encoding import encode
-from rayembed.models.load import check_loadable, load_model, saved_widths
+from rayembed.models.loading.build import build_model, check_buildable
+from rayembed.models.loading.load import check_loadable, load_model, saved_widths
+from rayembed.models.passes.encoding import encode
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings
 
 TOLERANCE = 2e-6

@@ -15,9 +15,9 @@ from rayembed.config.backbone import BackboneConfig
 from rayembed.config.pooling import EosPooling, ProjectionConfig
 from rayembed.errors import ArtifactError
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
-from rayembed.models.encoding import encode
-from rayembed.models.load import check_loadable, load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import check_loadable, load_model
+from rayembed.models.passes.encoding import encode
 
 TASK = "Instruct: Given a question, retrieve passages that answer it\nQuery: "
 TEXTS = [

@@ -7,7 +7,7 @@ from run_scoring import evaluate, evaluate_reference, tasks_of
 from sentence_transformers import SentenceTransformer
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
 from rayembed.samples.assets import MINILM, SUMMARIES
 
 

@@ -5,8 +5,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
 from rayembed.samples.assets import MINILM
 
 TEXTS = [

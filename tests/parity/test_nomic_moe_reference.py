@@ -18,12 +18,12 @@ from tiny_models import nomic_settings, save_nomic
 from rayembed.config.backbone import BackboneConfig
 from rayembed.errors import ArtifactError
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
-from rayembed.models.encoding import encode
-from rayembed.models.load import check_loadable, load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import check_loadable, load_model
 from rayembed.models.nomic_moe.encoder import NomicEncoder
 from rayembed.models.nomic_moe.model import NomicMoe
 from rayembed.models.nomic_moe.shape import shape_of
+from rayembed.models.passes.encoding import encode
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox jumps over the lazy dog", "Paris"]
 PREFIXES = {"query": "search_query: ", "document": "search_document: "}

@@ -21,13 +21,13 @@ from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.errors import ArtifactError
 from rayembed.evaluation.run_scores import make_spec
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
 from rayembed.models.nvembed.checkpoint import empty_nvembed, load_nvidia_checkpoint
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.models.nvembed.model import NVEmbed
 from rayembed.models.nvembed.pooling import PaperLatentAttention
 from rayembed.models.nvembed.tokens import make_tokenizer
+from rayembed.models.passes.encoding import encode
 from rayembed.models.sentence_module import as_sentence_transformer
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, VOCABULARY = 32, 3, 4, 2, 56, 512

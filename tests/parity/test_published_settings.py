@@ -16,8 +16,8 @@ from sentence_transformers import SentenceTransformer
 from tiny_models import metaspace_tokenizer, save_decoder, save_encoder
 from tokenizers import normalizers
 
-from rayembed.models.encoding import encode
-from rayembed.models.load import check_loadable, load_model
+from rayembed.models.loading.load import check_loadable, load_model
+from rayembed.models.passes.encoding import encode
 from rayembed.models.tokens import pretrained_tokenizer, save_tokenizer
 
 TOLERANCE = 2e-6

@@ -6,7 +6,7 @@ from own_pairs import UNGUARDED, write_pairs
 from tiny_models import save_encoder
 
 import rayembed
-from rayembed.pipeline.train import train
+from rayembed.pipeline.run.train import train
 
 pytestmark = pytest.mark.ray
 

@@ -13,14 +13,14 @@ from dies_once import innermost
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
-from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.clusters.cluster import make_clustered
-from rayembed.data.on_ray import execute_with_ray_data
-from rayembed.data.parts import write_part
+from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.engine.on_ray import execute_with_ray_data
+from rayembed.data.engine.parts import write_part
+from rayembed.data.engine.work_items import Execute, in_process
 from rayembed.data.records import Record
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.data.vectors.teacher import TeacherLoader
-from rayembed.data.work_items import Execute, in_process
 
 pytestmark = pytest.mark.ray
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ray
 
 SCRIPT = """
 import json, os, signal
-from rayembed.pipeline.on_ray import connect
+from rayembed.pipeline.run.on_ray import connect
 connect()
 import psutil, ray
 
@@ -71,7 +71,7 @@ def test_its_processes_ask_its_own_dashboard_and_have_its_priority(tmp_path):
 WAITS = """
 import sys
 from rayembed.pipeline.job import exit_code
-from rayembed.pipeline.on_ray import connect
+from rayembed.pipeline.run.on_ray import connect
 
 def work():
     connect()

@@ -21,14 +21,14 @@ from second_node import second_node
 from rayembed.assets.storage import refused
 from rayembed.config.data_run import TeacherPlacement
 from rayembed.config.placement import Placement
-from rayembed.data.on_ray import execute_with_ray_data, gpus_for
-from rayembed.data.parts import write_part
+from rayembed.data.engine.on_ray import execute_with_ray_data, gpus_for
+from rayembed.data.engine.parts import write_part
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
+from rayembed.display.shares import hearing, pieces
 from rayembed.errors import DataError, PlacementError, StorageFullError, WorkerError
-from rayembed.gpu_check_on_ray import cluster_gpus
-from rayembed.shares import hearing, pieces
+from rayembed.machine.gpu_check_on_ray import cluster_gpus
 
 pytestmark = pytest.mark.ray
 

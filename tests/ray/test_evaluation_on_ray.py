@@ -14,14 +14,13 @@ from run_scoring import evaluate_reference
 from tiny_models import byte_level_tokenizer, save_cde_stages, save_decoder
 from word_articles import run_over_words, write_word_articles
 
-from rayembed import hardware
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.data_run import data_of
 from rayembed.config.evaluation_run import EvaluationPlacement
 from rayembed.config.mining import Teacher
 from rayembed.config.override import override
 from rayembed.config.settings import parse
-from rayembed.data.on_ray import ray_pipeline_context
+from rayembed.data.engine.on_ray import ray_pipeline_context
 from rayembed.errors import ArtifactError, AssetError, ConfigError, WorkerError
 from rayembed.evaluation.jobs import ScoreTask
 from rayembed.evaluation.plan import task_factories
@@ -29,12 +28,13 @@ from rayembed.evaluation.pooled.on_ray import run_jobs
 from rayembed.evaluation.pooled.pool import Workers
 from rayembed.evaluation.run_scores import run_model
 from rayembed.evaluation.tables import ScoreKey
-from rayembed.hardware import auto_precision
-from rayembed.models.build import build_model
+from rayembed.machine import hardware
+from rayembed.machine.hardware import auto_precision
 from rayembed.models.cde.config import CDEConfig
-from rayembed.pipeline.on_ray import OnRay
-from rayembed.pipeline.run_folders import RunFolders
-from rayembed.pipeline.run_scorer import RunScorer
+from rayembed.models.loading.build import build_model
+from rayembed.pipeline.evaluate.run_scorer import RunScorer
+from rayembed.pipeline.run.folders import RunFolders
+from rayembed.pipeline.run.on_ray import OnRay
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.on_ray import export_on_ray
 from rayembed_papers.context.sizes import scores_by_size

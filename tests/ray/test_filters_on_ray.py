@@ -12,14 +12,14 @@ from dies_once import DiesOnce, innermost
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.on_ray import execute_with_ray_data
+from rayembed.data.engine.work_items import Execute, in_process
 from rayembed.data.filtering.consistency import make_filtered
-from rayembed.data.on_ray import execute_with_ray_data
 from rayembed.data.sources.check import check_source
 from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.vectors.teacher import TeacherLoader
-from rayembed.data.work_items import Execute, in_process
 
 pytestmark = pytest.mark.ray
 

@@ -7,7 +7,7 @@ import pytest
 from dies_once import DiesOnce
 from mining_step import configured, mine, told
 
-from rayembed.data.on_ray import execute_with_ray_data
+from rayembed.data.engine.on_ray import execute_with_ray_data
 
 pytestmark = pytest.mark.ray
 

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from own_pairs import own_run
 
-from rayembed.pipeline.train import train
+from rayembed.pipeline.run.train import train
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 
 pytestmark = pytest.mark.ray

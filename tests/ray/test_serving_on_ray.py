@@ -12,9 +12,9 @@ from tiny_folders import save_biencoder, save_nvembed
 
 from rayembed.config.serving import ServedModel, ServingConfig
 from rayembed.errors import PlacementError, WorkerError
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
-from rayembed.pipeline import local_head
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
+from rayembed.pipeline.run import local_head
 from rayembed.pipeline.serve_job import pin
 from rayembed.registry.tracking import Tracker
 from rayembed.serving import on_ray

@@ -12,22 +12,22 @@ from fake_llm import FakeLLM
 from ray.data.llm import build_processor
 from tiny_models import save_decoder
 
-from rayembed.config.chat_endpoint import OpenAICompatible
 from rayembed.config.document import fingerprint
 from rayembed.config.settings import parse
-from rayembed.config.synthesis import VLLM, SynthesisRun
-from rayembed.data.artifacts import DatasetArtifact
-from rayembed.data.parts import read_records
-from rayembed.data.synthesis.chat_endpoint import read_key
-from rayembed.data.synthesis.on_ray import (
+from rayembed.data.engine.artifacts import DatasetArtifact
+from rayembed.data.engine.parts import read_records
+from rayembed.errors import AssetError, ConfigError, PlacementError
+from rayembed_extras.synthesis.chat_endpoint import read_key
+from rayembed_extras.synthesis.endpoint_settings import OpenAICompatible
+from rayembed_extras.synthesis.on_ray import (
     fetch_llm,
     http_processor_config,
     synthesize,
     vllm_answer,
     vllm_processor_config,
 )
-from rayembed.data.synthesis.synthesize import make_synthetic
-from rayembed.errors import AssetError, ConfigError, PlacementError
+from rayembed_extras.synthesis.settings import VLLM, SynthesisRun
+from rayembed_extras.synthesis.synthesize import make_synthetic
 
 pytestmark = pytest.mark.ray
 

@@ -32,14 +32,14 @@ from rayembed.assets.storage import exists, join, list_files, read_bytes
 from rayembed.config.data_run import data_of
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.on_ray import ray_pipeline_context
+from rayembed.data.engine.on_ray import ray_pipeline_context
 from rayembed.data.prepare import prepare
 from rayembed.errors import ArtifactError, DataError, PlacementError
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
-from rayembed.training.checkpoint_list import checkpoint_name, listed_checkpoints
+from rayembed.training.checkpoints.checkpoint_list import checkpoint_name, listed_checkpoints
 from rayembed.training.job import StageJob
+from rayembed.training.memory.stage_memory import MEMORY_FILE
 from rayembed.training.on_ray import check_placement, train_stage_on_ray
-from rayembed.training.stage_memory import MEMORY_FILE
 
 pytestmark = pytest.mark.ray
 

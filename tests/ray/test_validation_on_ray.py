@@ -15,9 +15,9 @@ from tiny_models import save_decoder
 from rayembed.config.data_run import data_of
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.on_ray import ray_pipeline_context
+from rayembed.data.engine.on_ray import ray_pipeline_context
 from rayembed.data.prepare import prepare
-from rayembed.pipeline.validation import score_weights, validation_of
+from rayembed.pipeline.run.validation import score_weights, validation_of
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training.job import StageJob
 from rayembed.training.on_ray import train_stage_on_ray

@@ -19,13 +19,13 @@ from made_records import made_records
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext
-from rayembed.data.on_ray import execute_with_ray_data
-from rayembed.data.parts import read_records
+from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.on_ray import execute_with_ray_data
+from rayembed.data.engine.parts import read_records
+from rayembed.data.engine.watched import next_units
+from rayembed.data.engine.work_items import run_resumable
 from rayembed.data.sources import check, convert, files
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.watched import next_units
-from rayembed.data.work_items import run_resumable
 
 pytestmark = pytest.mark.ray
 
@@ -57,15 +57,15 @@ class Count:
 def test_every_unit_once_in_order_and_none_dropped_or_merged(
     cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayembed.data.watched._TASKS_PER_CPU", 4)
-    monkeypatch.setattr("rayembed.data.watched._TRIED_PER_CPU", 2)
+    monkeypatch.setattr("rayembed.data.engine.watched._TASKS_PER_CPU", 4)
+    monkeypatch.setattr("rayembed.data.engine.watched._TRIED_PER_CPU", 2)
     tasks: list[int] = []  # of each execution, and units of each task
 
     def cuts(*known: Any) -> tuple[int, int]:
         tasks.extend(found := next_units(*known))
         return found
 
-    monkeypatch.setattr("rayembed.data.on_ray.next_units", cuts)
+    monkeypatch.setattr("rayembed.data.engine.on_ray.next_units", cuts)
     calls = tmp_path / "calls"
     calls.mkdir()
     units = [Number(i) for i in range(101)]  # no multiple of any number of workers

@@ -13,24 +13,24 @@ from sentence_transformers import SentenceTransformer
 from tiny_folders import TINY, save_tiny
 from tiny_models import LINES, save_encoder
 
-from rayembed.compression import trace
-from rayembed.compression.contract import CalibrationText, Source
-from rayembed.compression.runtimes import Onnx, OpenVINO
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.serving import Limits, ServedModel
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.evaluation.rayembed_spec import rayembed_spec
-from rayembed.models.build import build_model, check_buildable
-from rayembed.models.compressed import read_compression
-from rayembed.models.encoding import corpus_context, encode
-from rayembed.models.files import weights_fingerprint
-from rayembed.models.load import check_loadable, load_model, saved_widths
-from rayembed.models.runtime_model import RuntimeModel
-from rayembed.models.saved_folder import read_settings
+from rayembed.models.loading.build import build_model, check_buildable
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.load import check_loadable, load_model, saved_widths
+from rayembed.models.loading.saved_folder import read_settings
+from rayembed.models.passes.encoding import corpus_context, encode
+from rayembed.models.passes.runtime_model import RuntimeModel
+from rayembed.models.saving.compressed import read_compression
 from rayembed.models.sentence_module import as_sentence_transformer
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings
 from rayembed.serving import on_ray as serving_on_ray
 from rayembed.serving.app import make_app
+from rayembed_extras.compression import trace
+from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.runtimes import Onnx, OpenVINO
 
 TEXTS = [
     *LINES[1:],

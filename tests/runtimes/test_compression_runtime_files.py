@@ -5,12 +5,12 @@ import json
 import pytest
 
 from rayembed.assets.hub import model_files
-from rayembed.compression.runtimes import Onnx, OpenVINO
-from rayembed.config.compression import COMPRESSIONS
 from rayembed.errors import ArtifactError
-from rayembed.models.saved_folder import read_graph
+from rayembed.models.loading.saved_folder import read_graph
 from rayembed.registry.model_requirements import pip_requirements
 from rayembed.registry.register import _runtime
+from rayembed_extras.compression.runtimes import Onnx, OpenVINO
+from rayembed_extras.compression.settings import COMPRESSIONS
 
 BESIDE = ["config.json", "modules.json", "rayembed.json"]
 

@@ -6,11 +6,11 @@ from closure import closure, embed_alone, link_closure
 from registered import registered_folders
 from tiny_folders import save_biencoder
 
-from rayembed.compression.contract import CalibrationText, Source
-from rayembed.compression.runtimes import Onnx, OpenVINO
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
 from rayembed.registry.model_requirements import pip_requirements
+from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.runtimes import Onnx, OpenVINO
 
 TEXTS = ["Paris is the capital of France", "the quick brown fox"]
 WAYS = {"onnx": Onnx(precision="float32"), "openvino": OpenVINO(precision="float32")}

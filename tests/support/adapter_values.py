@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayembed.models import adapter_bits
-from rayembed.models.adapter_bits import share_kept
+from rayembed.models.adapters import adapter_bits
+from rayembed.models.adapters.adapter_bits import share_kept
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Of the largest number: once rounded to the type."""
@@ -65,6 +65,6 @@ def check(kernels: Any, device: str, number: int, dtypes: Iterable[torch.dtype])
 
 
 if __name__ == "__main__":
-    from rayembed.models import adapter_kernels
+    from rayembed.models.adapters import adapter_kernels
 
     check(adapter_kernels, "cpu", 3, (torch.float32, torch.float16))

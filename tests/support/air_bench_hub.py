@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from mteb.models import ModelMeta
 
-from rayembed.evaluation.air_bench.catalogue import AirBenchDataset
 from rayembed.evaluation.model_spec import model_meta
+from rayembed_extras.air_bench.catalogue import AirBenchDataset
 
 NUM_DOCUMENTS = 30
 NUM_QUERIES = 4

@@ -16,17 +16,17 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.evaluation.prompts import folder_prompts
-from rayembed.models.build import build_model, check_buildable
-from rayembed.models.encoding import corpus_context, encode
-from rayembed.models.files import read_json
-from rayembed.models.load import check_loadable, load_model, saved_widths
-from rayembed.models.saved_folder import MODEL_TYPE
+from rayembed.models.loading.build import build_model, check_buildable
+from rayembed.models.loading.files import read_json
+from rayembed.models.loading.load import check_loadable, load_model, saved_widths
+from rayembed.models.loading.saved_folder import MODEL_TYPE
+from rayembed.models.passes.encoding import corpus_context, encode
 from rayembed.models.sentence_module import as_sentence_transformer
-from rayembed.pipeline.requirements import model_size
+from rayembed.pipeline.estimate.requirements import model_size
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.model_card import model_card
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 
 TEXTS = [*LINES[1:], "Paris"]
 TASK = "Given a question"

@@ -7,8 +7,8 @@ import json
 import sys
 
 from rayembed.config.mining import CleaningConfig
-from rayembed.data.artifacts import PipelineContext
-from rayembed.data.parts import read_table
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.parts import read_table
 from rayembed.data.sources.check import check_source
 from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.tasks import HeldOut

@@ -12,12 +12,12 @@ import pytest
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.work_items import Execute, in_process
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import prepare
 from rayembed.data.vectors.teacher import TeacherLoader
-from rayembed.data.work_items import Execute, in_process
-from rayembed.hardware import Precision
+from rayembed.machine.hardware import Precision
 
 STEPS, BATCH = 3, 8
 SEARCHES = {

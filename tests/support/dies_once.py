@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from rayembed.data.work_items import Result, _SavingTask, _TimedTask
+from rayembed.data.engine.work_items import Result, _SavingTask, _TimedTask
 
 
 def innermost(task: Any) -> Any:

@@ -30,7 +30,7 @@ from train_made_up import KeepFirst
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.data.parts import write_part
+from rayembed.data.engine.parts import write_part
 from rayembed.data.plan.batch_plan import TRAINING, BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for
 from rayembed.data.plan.step_batch import make_step_batch
@@ -38,15 +38,15 @@ from rayembed.data.plan.write import write_plan
 from rayembed.data.records import reject_reason
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
 from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.cde.config import CDEConfig
+from rayembed.models.loading.build import build_model
 from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.models.nvembed.config import NVEmbedConfig
-from rayembed.training import batch_loss
 from rayembed.training import engine as engine_module
-from rayembed.training.checkpoint import Checkpoint, expected_position
-from rayembed.training.contrastive import EmbeddingObjective, stage_tokenizer
+from rayembed.training.checkpoints.checkpoint import Checkpoint, expected_position
+from rayembed.training.contrastive import batch_loss
+from rayembed.training.contrastive.objective import EmbeddingObjective, stage_tokenizer
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.trainer import StageTrainer
 

@@ -26,16 +26,16 @@ from tiny_models import save_cross_encoder
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.config.synthesis import SynthesisRun
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext
-from rayembed.data.mlm.make import prepare_sequences
-from rayembed.data.mlm.plan import SequencePlan
-from rayembed.data.parts import read_records
+from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import read_records
+from rayembed.data.engine.work_items import Execute, in_process
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import prepare
-from rayembed.data.synthesis.ask_here import ask_here
-from rayembed.data.synthesis.synthesize import make_synthetic
-from rayembed.data.work_items import Execute, in_process
+from rayembed_extras.adaptation.make import prepare_sequences
+from rayembed_extras.adaptation.plan import SequencePlan
+from rayembed_extras.synthesis.ask_here import ask_here
+from rayembed_extras.synthesis.settings import SynthesisRun
+from rayembed_extras.synthesis.synthesize import make_synthetic
 
 TOLD = 16
 """Documents for which queries are written, two each."""

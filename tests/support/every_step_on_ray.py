@@ -13,14 +13,14 @@ from pathlib import Path
 import ray
 from every_step import everything
 
-from rayembed.config.synthesis import SynthesisRun
-from rayembed.data.artifacts import DatasetArtifact
-from rayembed.data.on_ray import execute_with_ray_data
+from rayembed.data.engine.artifacts import DatasetArtifact
+from rayembed.data.engine.on_ray import execute_with_ray_data
+from rayembed_extras.synthesis.settings import SynthesisRun
 
 
 def synthesize(run: SynthesisRun) -> DatasetArtifact:
     """Synthetic pairs on Ray, whose library for language models is imported when it is needed."""
-    from rayembed.data.synthesis.on_ray import synthesize as on_ray
+    from rayembed_extras.synthesis.on_ray import synthesize as on_ray
 
     return on_ray(run)
 

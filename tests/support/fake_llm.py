@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from rayembed.data.synthesis.requests import Answer, Request
+from rayembed_extras.synthesis.requests import Answer, Request
 
 NOUNS = ("river", "engine", "treaty", "recipe", "enzyme", "orbit", "violin", "glacier", "ledger")
 

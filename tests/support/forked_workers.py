@@ -38,9 +38,9 @@ from prepared import (
 IMPORTED_ONCE = (
     "ray.data",
     "ray.train.torch",
-    "rayembed.data.on_ray",
+    "rayembed.data.engine.on_ray",
     "rayembed.evaluation.pooled.on_ray",
-    "rayembed.training.train_function.on_ray",
+    "rayembed.training.train_function_on_ray",
 )
 """What workers need beside that of `prepared.py` and `run_distributed`."""
 

@@ -14,20 +14,20 @@ from toy_model import ToyTokenizer
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.config.synthesis import SynthesisRun
-from rayembed.data import index, shuffle
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine import index, shuffle
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.parts import read_records
 from rayembed.data.mining import cut
-from rayembed.data.mlm.make import prepare_sequences
-from rayembed.data.mlm.plan import SequencePlan
-from rayembed.data.parts import read_records
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.stream import PairSteps
 from rayembed.data.prepare import prepare
-from rayembed.data.synthesis.requests import Answer, Request
-from rayembed.data.synthesis.synthesize import make_synthetic
 from rayembed.data.vectors.teacher import TeacherLoader
-from rayembed.hardware import Precision
+from rayembed.machine.hardware import Precision
+from rayembed_extras.adaptation.make import prepare_sequences
+from rayembed_extras.adaptation.plan import SequencePlan
+from rayembed_extras.synthesis.requests import Answer, Request
+from rayembed_extras.synthesis.settings import SynthesisRun
+from rayembed_extras.synthesis.synthesize import make_synthetic
 
 FILES, STEPS, BATCH = 6, 2, 8
 DATASETS = ("written", "brought", "pairs", "inferred", "graded")
@@ -46,7 +46,9 @@ def cut_small() -> Iterator[None]:
         patch.setattr(cut, "SHARD_STEP", 8)
         patch.setattr(cut, "SHARD_DOCUMENTS", 16)
         for name in ("questions", "write_queries"):
-            patch.setattr(f"rayembed.data.synthesis.{name}.asker", lambda *_: FakeLLM(answer=knows))
+            patch.setattr(
+                f"rayembed_extras.synthesis.{name}.asker", lambda *_: FakeLLM(answer=knows)
+            )
         yield
 
 

@@ -32,9 +32,9 @@ from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.run_scores import make_spec
 from rayembed.evaluation.score import Store, score
-from rayembed.models.encoding import encode, encode_context
-from rayembed.models.files import weights_fingerprint
-from rayembed.models.load import load_model
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode, encode_context
 from rayembed.models.versions import VECTORS
 
 FILES = Path(__file__).parents[1] / "golden"

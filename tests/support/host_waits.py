@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import rayembed
-from rayembed.models import unpadded, varlen
+from rayembed.models.attention import unpadded, varlen
 
 META = torch.device("meta")
 COPY_TO_HOST, COPY_TO_DEVICE, VALUE = "copy to the host", "copy to the device", "a value"

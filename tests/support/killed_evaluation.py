@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Any
 
-from rayembed.pipeline.evaluation_job import run_evaluation_job
+from rayembed.pipeline.evaluate.job import run_evaluation_job
 from rayembed.registry import tracking
 from rayembed.results.writer import ResultWriter
 

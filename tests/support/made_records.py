@@ -5,8 +5,8 @@ from typing import Any
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext
-from rayembed.data.parts import read_records
+from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import read_records
 from rayembed.data.records import Record
 from rayembed.data.sources.check import check_source
 from rayembed.data.sources.convert import make_records

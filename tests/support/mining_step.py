@@ -8,9 +8,9 @@ import numpy as np
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import MiningConfig
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import read_records, write_part
 from rayembed.data.mining.mine import make_mined
-from rayembed.data.parts import read_records, write_part
 from rayembed.data.records import Record
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.vectors.teacher import TeacherLoader

@@ -4,7 +4,7 @@ import torch
 from made_up_records import made_up_records
 
 from rayembed.data.plan.step_batch import make_step_batch
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 
 
 def plain_step(model, stage, step):

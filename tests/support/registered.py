@@ -8,8 +8,8 @@ from urllib.request import url2pathname
 
 from mlflow import MlflowClient
 
-from rayembed.models.files import weights_fingerprint
-from rayembed.pipeline.registration import RegisteredVersion
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.pipeline.register.registration import RegisteredVersion
 from rayembed.registry.register import MODEL_ID_TAG, make_version
 from rayembed.registry.tracking import Tracker
 

@@ -26,7 +26,7 @@ IMPORTED_ONCE = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.llama.modeling_llama",
     "transformers.models.nomic_bert.modeling_nomic_bert",
-    "rayembed.models.build",
+    "rayembed.models.loading.build",
     "rayembed.training.engine",
     "rayembed.training.job",
 )

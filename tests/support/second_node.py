@@ -12,7 +12,7 @@ import psutil
 import ray
 from ray._common.utils import get_ray_address_file
 
-from rayembed.training.drain_node import drain, trains
+from rayembed.training.faults.drain_node import drain, trains
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 SECONDS = 60

@@ -22,7 +22,7 @@ def children() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children():
         with suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
-            if "rayembed.ahead" in " ".join(process.cmdline()):
+            if "rayembed.machine.ahead" in " ".join(process.cmdline()):
                 found.append(process)
     return found
 

@@ -8,8 +8,8 @@ import torch
 import transformers
 from tiny_models import LINES, wordpiece_tokenizer
 
-from rayembed.config.adaptation import Adaptation
 from rayembed.config.settings import parse
+from rayembed_extras.adaptation.settings import Adaptation
 
 ROWS = {"en": 240, "fr": 60, "sw": 24}
 """Texts of each language."""

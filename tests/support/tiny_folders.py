@@ -10,7 +10,7 @@ from tiny_models import made_once, save_decoder, save_encoder
 from rayembed.config.model import ARCHITECTURES as TABLE
 from rayembed.config.model import ModelConfig
 from rayembed.config.settings import parse
-from rayembed.models.build import build_model
+from rayembed.models.loading.build import build_model
 
 LENGTHS = {"query_max_length": 48, "document_max_length": 48}
 """Below the 64 positions of the tiny encoders."""

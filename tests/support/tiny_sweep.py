@@ -13,7 +13,7 @@ import psutil
 from forked_workers import script
 from tiny_job import ROOT
 
-from rayembed.tuning.trial_store import TrialRecord, TrialStore
+from rayembed_extras.sweeps.trial_store import TrialRecord, TrialStore
 
 RATE = "stages.retrieval.optimizer.learning_rate"
 

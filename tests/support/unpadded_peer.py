@@ -14,7 +14,7 @@ torch.cuda.is_available = lambda: True  # else transformers takes no flash-attn
 
 from benchmarks.gpu import training  # noqa: E402
 
-from rayembed.models import varlen  # noqa: E402
+from rayembed.models.attention import varlen  # noqa: E402
 
 CALLS = []
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayembed.models import unpadded, varlen
+from rayembed.models.attention import unpadded, varlen
 
 _reference = varlen.reference
 

@@ -11,14 +11,14 @@ import torch
 from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 
 from rayembed.config.override import override
-from rayembed.data.mlm.batch import MaskedBatch
 from rayembed.errors import ArtifactError, DataError, DivergenceError
-from rayembed.models.nomic_moe.masked_language import Predictions
-from rayembed.pipeline import adapt
-from rayembed.pipeline.adapt import held_out_scores
 from rayembed.registry.metrics_log import MetricsLog
-from rayembed.training.masked import MaskedLanguage
-from rayembed.training.step import StepSettings
+from rayembed.training.contrastive.step import StepSettings
+from rayembed_extras.adaptation import adapt
+from rayembed_extras.adaptation.adapt import held_out_scores
+from rayembed_extras.adaptation.batch import MaskedBatch
+from rayembed_extras.adaptation.masked import MaskedLanguage
+from rayembed_extras.adaptation.masked_language import Predictions
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from made_up_records import made_up_records
 from sent_work import Bound, children, dies, fails, large, leaves, slow_first
 from toy_model import ToyTokenizer
 
-from rayembed.ahead import done_by_processes
-from rayembed.data.parts import write_part
+from rayembed.data.engine.parts import write_part
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.data.plan.stream import PairSteps, prefetched
 from rayembed.data.plan.write import write_plan
 from rayembed.errors import ConfigError, DataError, WorkerError
+from rayembed.machine.ahead import done_by_processes
 
 SETTING = "placement.step_processes"
 

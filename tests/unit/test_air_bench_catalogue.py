@@ -7,8 +7,8 @@ import pytest
 from mteb.languages import check_language_code
 
 from rayembed.errors import ConfigError
-from rayembed.evaluation.air_bench.catalogue import VERSIONS, AirBenchDataset, air_bench_datasets
-from rayembed.evaluation.air_bench.task import MAIN_SCORES, query_instruction, task_metadata
+from rayembed_extras.air_bench.catalogue import VERSIONS, AirBenchDataset, air_bench_datasets
+from rayembed_extras.air_bench.task import MAIN_SCORES, query_instruction, task_metadata
 
 OLD, NEW = VERSIONS
 

@@ -28,11 +28,11 @@ from mteb.similarity_functions import cos_sim
 from waits import note_waits
 
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError
-from rayembed.evaluation.air_bench.catalogue import AirBenchDataset, air_bench_datasets
-from rayembed.evaluation.air_bench.hub_data import load_data
-from rayembed.evaluation.air_bench.job import AIR_BENCH_RESULT, AirBenchJob, air_bench_jobs
-from rayembed.evaluation.air_bench.results import open_results
 from rayembed.evaluation.model_spec import model_meta
+from rayembed_extras.air_bench.catalogue import AirBenchDataset, air_bench_datasets
+from rayembed_extras.air_bench.hub_data import load_data
+from rayembed_extras.air_bench.job import AIR_BENCH_RESULT, AirBenchJob, air_bench_jobs
+from rayembed_extras.air_bench.results import open_results
 
 NEW = "AIR-Bench_24.05"
 OLD = "AIR-Bench_24.04"
@@ -222,7 +222,7 @@ def test_only_what_is_missing_is_made_again(harm, hub, tmp_path):
 def test_another_instruction_makes_a_result_again(hub, tmp_path, monkeypatch):
     job = job_of(ARXIV, tmp_path)
     job.run(NumberModel())
-    monkeypatch.setattr("rayembed.evaluation.air_bench.job.query_instruction", lambda _: "Find it")
+    monkeypatch.setattr("rayembed_extras.air_bench.job.query_instruction", lambda _: "Find it")
     model = NumberModel()
     job.run(model)
     assert len(model.calls) == 1

@@ -6,9 +6,10 @@ import pytest
 from mteb._evaluators.retrieval_metrics import calculate_retrieval_scores
 
 from rayembed.errors import ArtifactError, ConfigError, DataError
-from rayembed.evaluation.air_bench.catalogue import air_bench_datasets
-from rayembed.evaluation.air_bench.results import open_results
-from rayembed.evaluation.air_bench.scores import (
+from rayembed.evaluation.model_spec import model_meta
+from rayembed_extras.air_bench.catalogue import air_bench_datasets
+from rayembed_extras.air_bench.results import open_results
+from rayembed_extras.air_bench.scores import (
     CUTOFFS,
     DevScores,
     dev_csv,
@@ -16,7 +17,6 @@ from rayembed.evaluation.air_bench.scores import (
     read_dev_scores,
     retrieval_scores,
 )
-from rayembed.evaluation.model_spec import model_meta
 
 NEW = "AIR-Bench_24.05"
 LABELS = {

@@ -12,10 +12,10 @@ from s3_server import BUCKET, s3_server
 
 from rayembed.assets.storage import read_bytes, upload_folder
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.evaluation.air_bench.catalogue import air_bench_datasets
-from rayembed.evaluation.air_bench.results import AirBenchResults, open_results
-from rayembed.evaluation.air_bench.submission import write_submission
 from rayembed.evaluation.model_spec import model_meta
+from rayembed_extras.air_bench.catalogue import air_bench_datasets
+from rayembed_extras.air_bench.results import AirBenchResults, open_results
+from rayembed_extras.air_bench.submission import write_submission
 
 OLD, NEW = "AIR-Bench_24.04", "AIR-Bench_24.05"
 FOUND = {"q-0": {"doc-1": 0.5, "doc-2": 0.25}, "q-1": {"doc-2": 1.0}}

@@ -19,22 +19,22 @@ from own_pairs import UNGUARDED, write_pairs
 from tiny_models import save_encoder
 
 import rayembed
-from rayembed import progress as progress_lines
 from rayembed.api import calls, measure
+from rayembed.api.callbacks import Evaluate
 from rayembed.api.calls import EncodingProgress
 from rayembed.api.measure import _beir_folder
 from rayembed.api.training import _look_at, training_run
-from rayembed.callbacks import Evaluate
 from rayembed.data.epochs import resolve
 from rayembed.data.given_rows import rows_file, table_of_rows
 from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.display import progress as progress_lines
 from rayembed.errors import ArtifactError, ConfigError, DataError, TrackingError
 from rayembed.evaluation.own_data import find_files, write_set
 from rayembed.losses.cosent import CoSENT
 from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.siglip import SigLIP
-from rayembed.pipeline.run_folders import plan_of
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.run.folders import plan_of
+from rayembed.pipeline.run.training_job import training_job
 from rayembed.registry.openai_schema import RequestError, read_texts
 from rayembed.training.trainer import Callback
 

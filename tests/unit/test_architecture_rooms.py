@@ -29,9 +29,9 @@ MAY_KNOW = (
 )
 ADAPTATION = {
     # Masked-language training of the encoder that one recipe starts from.
-    "rayembed.training.masked",
-    "rayembed.pipeline.adapt",
-    "rayembed.pipeline.adaptation_tables",
+    "rayembed_extras.adaptation.masked",
+    "rayembed_extras.adaptation.adapt",
+    "rayembed_extras.adaptation.tables",
 }
 
 

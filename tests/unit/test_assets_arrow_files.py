@@ -20,7 +20,7 @@ from rayembed.assets.arrow_files import (
     read_sealed,
     read_stream,
 )
-from rayembed.data.parts import SCHEMA
+from rayembed.data.engine.parts import SCHEMA
 from rayembed.data.plan import batch_plan
 from rayembed.data.plan.batch_plan import TRAINING, StepFiles, write_steps
 from rayembed.data.sources.files import list_pieces

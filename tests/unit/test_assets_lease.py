@@ -18,7 +18,7 @@ from rayembed.assets.storage import join, list_files, remove_file, write_atomic
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, StorageError
-from rayembed.pipeline.run_folders import locked_folders
+from rayembed.pipeline.run.folders import locked_folders
 
 WHAT = "trains the run 'tiny'"
 

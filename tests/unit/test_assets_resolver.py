@@ -6,14 +6,14 @@ from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.config.override import override
 from rayembed.config.types import SHORT_NAMES, expanded_name
 from rayembed.errors import AssetError
-from rayembed.pipeline.compression_job import run_compression_job
-from rayembed.pipeline.corpus_job import run_corpus_job
-from rayembed.pipeline.evaluation_job import run_evaluation_job
-from rayembed.pipeline.merge_job import run_merge_job
-from rayembed.pipeline.register_job import run_register_job
+from rayembed.pipeline.data.corpus_job import run_corpus_job
+from rayembed.pipeline.evaluate.job import run_evaluation_job
+from rayembed.pipeline.evaluate.merge_job import run_merge_job
+from rayembed.pipeline.register.job import run_register_job
 from rayembed.pipeline.serve_job import run_serve_job
-from rayembed.pipeline.sizes_job import run_sizes_job
 from rayembed.recipes.catalogue import get_recipe
+from rayembed_extras.compression.job import run_compression_job
+from rayembed_extras.compression.sizes_job import run_sizes_job
 from rayembed_papers.noise.job import _labelled
 
 

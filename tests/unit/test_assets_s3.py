@@ -43,7 +43,7 @@ from rayembed.assets.storage import (
 )
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.held_out import HeldOutIds
-from rayembed.data import shuffle
+from rayembed.data.engine import shuffle
 from rayembed.data.held_out.choice import listed_values
 from rayembed.data.sources.earlier import RecordsSource
 from rayembed.data.sources.files import list_pieces
@@ -56,8 +56,8 @@ from rayembed.errors import (
     StorageError,
     StorageFullError,
 )
-from rayembed.training.checkpoint import checkpoint_on_disk
-from rayembed.training.safetensors_header import read_header
+from rayembed.training.checkpoints.checkpoint import checkpoint_on_disk
+from rayembed.training.checkpoints.safetensors_header import read_header
 
 
 @pytest.fixture(scope="module")

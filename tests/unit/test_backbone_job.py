@@ -212,7 +212,7 @@ def grid(monkeypatch):
     def put(*failing):
         made = InThisProcess(*failing)
         monkeypatch.setattr("rayembed_papers.backbone.on_ray.run_trials", made)
-        monkeypatch.setattr("rayembed.pipeline.on_ray.connect", lambda: None)
+        monkeypatch.setattr("rayembed.pipeline.run.on_ray.connect", lambda: None)
         monkeypatch.setattr("rayembed_papers.backbone.evaluation.remove_folder", lambda _: None)
         return made
 

@@ -8,7 +8,7 @@ import pytest
 from made_up_benchmarks import GLUE, glue_files, write_copies, xtreme_repositories
 from tiny_models import save_encoder, save_nomic
 
-from rayembed.models.files import weights_fingerprint
+from rayembed.models.loading.files import weights_fingerprint
 from rayembed_papers.backbone.catalogue import FINETUNINGS, TASKS, task_named
 from rayembed_papers.backbone.finetune import Grid
 from rayembed_papers.backbone.rows import prepare

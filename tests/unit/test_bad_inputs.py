@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import rayembed
-from rayembed.pipeline.evaluation_job import run_evaluation_job
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.evaluate.job import run_evaluation_job
+from rayembed.pipeline.run.training_job import training_job
 
 ROOT = Path(rayembed.__file__).parents[2]
 PATH = "data.datasets.pairs.source.path"
@@ -316,11 +316,11 @@ OTHERS = {
 def refused(files, monkeypatch, capsys):
     """A function that gives a job's message after checking that nothing was started or written."""
     started = []
-    fake = types.ModuleType("rayembed.pipeline.train")
+    fake = types.ModuleType("rayembed.pipeline.run.train")
     fake.train = started.append
-    monkeypatch.setitem(sys.modules, "rayembed.pipeline.train", fake)
+    monkeypatch.setitem(sys.modules, "rayembed.pipeline.run.train", fake)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("rayembed.pipeline.at_hand.sys", types.SimpleNamespace(modules={}))
+    monkeypatch.setattr("rayembed.pipeline.checks.files.sys", types.SimpleNamespace(modules={}))
     monkeypatch.chdir(files)
     before = sorted(files.rglob("*"))
 
@@ -416,7 +416,9 @@ def test_all_that_is_wrong_is_told_at_once(refused):
 )
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_names_of_an_evaluation(argv, word, more, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "rayembed.pipeline.evaluate", None)  # whoever imports it fails
+    monkeypatch.setitem(
+        sys.modules, "rayembed.pipeline.evaluate.evaluate", None
+    )  # whoever imports it fails
     assert run_evaluation_job(["--model", "bm25", *argv, *more]) == 2
     assert word in capsys.readouterr().err
 
@@ -424,9 +426,9 @@ def test_names_of_an_evaluation(argv, word, more, capsys, monkeypatch):
 def test_a_good_run_is_started_and_a_dry_run_prints_what_it_read(files, monkeypatch, capsys):
     """The control."""
     started = []
-    fake = types.ModuleType("rayembed.pipeline.train")
+    fake = types.ModuleType("rayembed.pipeline.run.train")
     fake.train = started.append
-    monkeypatch.setitem(sys.modules, "rayembed.pipeline.train", fake)
+    monkeypatch.setitem(sys.modules, "rayembed.pipeline.run.train", fake)
     monkeypatch.chdir(files)
     good = ["--set", f"{PATH}=good.jsonl"]
     assert training_job("biencoder")(good) == 0
@@ -444,7 +446,7 @@ def test_a_good_run_is_started_and_a_dry_run_prints_what_it_read(files, monkeypa
 def test_what_is_at_hand_is_told_without_the_heavy_libraries(files):
     code = (
         "import sys, resource\n"
-        "from rayembed.pipeline.training_job import training_job\n"
+        "from rayembed.pipeline.run.training_job import training_job\n"
         f"code = training_job('biencoder')(['--set', '{PATH}={files}/named.jsonl'])\n"
         "heavy = {'torch', 'transformers', 'mteb', 'ray', 'scipy', 'huggingface_hub'}\n"
         "print(code, sorted(heavy & set(sys.modules)))\n"

@@ -7,10 +7,10 @@ import pytest
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.prepare import prepare
-from rayembed.pipeline.run_folders import locked_folders
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.run.folders import locked_folders
+from rayembed.pipeline.run.training_job import training_job
 
 
 @pytest.fixture

@@ -20,19 +20,19 @@ from rayembed.assets.storage import list_files, upload_folder
 from rayembed.config.data_run import data_of
 from rayembed.config.override import override
 from rayembed.config.settings import parse
-from rayembed.config.sweep import Sweep
 from rayembed.data.prepare import prepare
 from rayembed.data.vectors.lookup import KIND
-from rayembed.pipeline import sweep as sweep_module
-from rayembed.pipeline import train as train_module
-from rayembed.pipeline.cleaning import contents, inventory, removal
-from rayembed.pipeline.cleaning.job import run_clean_job
-from rayembed.pipeline.here import Here
-from rayembed.pipeline.run_folders import RunFolders
+from rayembed.pipeline.run import train as train_module
+from rayembed.pipeline.run.folders import RunFolders
+from rayembed.pipeline.run.here import Here
 from rayembed.registry import run_folder, tracking
-from rayembed.training import checkpoint_list, export
+from rayembed.training.checkpoints import checkpoint_list, export
 from rayembed.training.trainer import StageTrainer
-from rayembed.tuning.trial_store import TrialRecord, TrialStore
+from rayembed_extras.clean_runs import contents, inventory, removal
+from rayembed_extras.clean_runs.job import run_clean_job
+from rayembed_extras.sweeps import sweep as sweep_module
+from rayembed_extras.sweeps.settings import Sweep
+from rayembed_extras.sweeps.trial_store import TrialRecord, TrialStore
 
 pytestmark = pytest.mark.job
 

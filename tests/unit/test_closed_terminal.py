@@ -9,14 +9,14 @@ import time
 
 import pytest
 
+from rayembed.display.progress import live_line
 from rayembed.pipeline.stopping import without_hangups
-from rayembed.progress import live_line
 
 JOB = """
 import contextlib, logging, os, signal, sys, threading, time
 from pathlib import Path
 from rayembed.pipeline.job import exit_code
-from rayembed.progress import doing
+from rayembed.display.progress import doing
 
 logging.basicConfig(level=logging.INFO)
 log = logging.getLogger("rayembed.job")

@@ -15,7 +15,7 @@ from kuberay_schema import KINDS, cluster_spec, parse, unfilled
 from pod_security import refusals
 from ray_options import ray_start_options
 
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.run.training_job import training_job
 
 FOLDER = CLUSTER / "kuberay"
 FILES = sorted(FOLDER.glob("*.yaml"))

@@ -9,7 +9,7 @@ import pytest
 from cluster_files import CLUSTER, ROOT
 from ray_options import ray_start_options
 
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.run.training_job import training_job
 
 SCRIPTS = sorted(p for p in CLUSTER.rglob("*") if p.suffix in (".sh", ".sbatch"))
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")

@@ -21,7 +21,7 @@ from rayembed.jobs.command_line import main
 from rayembed.jobs.completion import print_completion
 from rayembed.jobs.table import DATA, EVALUATE, JOBS, SERVE, TRAIN, Command
 from rayembed.pipeline.job import Job
-from rayembed.pipeline.training_job import run_training_job, training_job
+from rayembed.pipeline.run.training_job import run_training_job, training_job
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 
 ROOT = Path(__file__).resolve().parents[2]

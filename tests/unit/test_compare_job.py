@@ -9,8 +9,8 @@ from made_results import DATE, write_benchmark, write_result
 
 from rayembed.config.yaml_text import write_yaml
 from rayembed.evaluation.benchmark_lines import benchmark_lines
-from rayembed.pipeline.compare_job import _labels, choose, run_compare_job
 from rayembed.results.files import StoredModel
+from rayembed_extras.comparison.job import _labels, choose, run_compare_job
 
 
 @pytest.fixture(scope="module")

@@ -10,21 +10,21 @@ import torch
 from tiny_folders import TINY, save_biencoder, save_tiny, tiny_settings
 from tiny_models import LINES, save_decoder
 
-from rayembed.compression import calibration
-from rayembed.compression.calibration import solve_layers, tokens_of
-from rayembed.compression.contract import CalibrationText, Source
-from rayembed.compression.matrices import matrices_of
-from rayembed.config.compression_run import CalibrationConfig
 from rayembed.errors import ArtifactError, ConfigError, StorageError
-from rayembed.models.build import build_model
 from rayembed.models.contract import to_device
-from rayembed.models.encoding import encode
 from rayembed.models.experts import expert_layers
-from rayembed.models.load import load_model
-from rayembed.pipeline import registration
-from rayembed.pipeline.compress import _registered_run, calibration_texts
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
+from rayembed.pipeline.register import registration
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry import registered_model
+from rayembed_extras.compression import calibration
+from rayembed_extras.compression.calibration import solve_layers, tokens_of
+from rayembed_extras.compression.compress import _registered_run, calibration_texts
+from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.matrices import matrices_of
+from rayembed_extras.compression.run_settings import CalibrationConfig
 from rayembed_papers.pruning.wanda import SquaredNorms, Wanda, WandaSolver
 
 TEXTS = [
@@ -327,7 +327,7 @@ def test_a_storage_that_fails_is_no_plan_that_is_gone(error, told, monkeypatch):
     def fails(run, stage):
         raise error("HTTP 503")
 
-    monkeypatch.setattr("rayembed.pipeline.compress.plan_of", fails)
+    monkeypatch.setattr("rayembed_extras.compression.compress.plan_of", fails)
     run = SimpleNamespace(name="r", stages=[SimpleNamespace(name="a")])
     seen = StorageError if error is StorageError else ConfigError
     with pytest.raises(seen, match=told):

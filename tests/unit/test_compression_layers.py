@@ -6,14 +6,14 @@ import torch
 from tiny_folders import TINY, save_tiny
 from tiny_models import save_decoder, save_modern_encoder
 
-from rayembed.compression.contract import Source
-from rayembed.compression.layers import Layers, evenly_spaced
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
-from rayembed.models.compressed import read_compression
-from rayembed.models.encoding import encode
 from rayembed.models.layers import layers_of
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
+from rayembed.models.saving.compressed import read_compression
+from rayembed_extras.compression.contract import Source
+from rayembed_extras.compression.layers import Layers, evenly_spaced
 
 TEXTS = ["are cats larger than dogs", "Paris is the capital of France"]
 

@@ -14,19 +14,19 @@ from tiny_models import LINES, save_decoder, save_nomic_encoder
 
 from rayembed import errors
 from rayembed.assets.finite import check_finite_files
-from rayembed.compression.contract import CalibrationText, Source
-from rayembed.compression.gptq import GPTQ
-from rayembed.compression.matrices import matrices_of
-from rayembed.compression.quantised import Fp8, Int8, Quantity, _write_part, nearest_weights
-from rayembed.config.compression import COMPRESSIONS
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models import backbones
-from rayembed.models.build import build_model
-from rayembed.models.compressed import read_compression
-from rayembed.models.encoding import encode
-from rayembed.models.files import load_weights, read_header
-from rayembed.models.load import check_loadable, load_model
+from rayembed.models.loading import backbones
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.files import load_weights, read_header
+from rayembed.models.loading.load import check_loadable, load_model
+from rayembed.models.passes.encoding import encode
+from rayembed.models.saving.compressed import read_compression
 from rayembed.registry.model_requirements import format_requirements
+from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.gptq import GPTQ
+from rayembed_extras.compression.matrices import matrices_of
+from rayembed_extras.compression.quantised import Fp8, Int8, Quantity, _write_part, nearest_weights
+from rayembed_extras.compression.settings import COMPRESSIONS
 from rayembed_papers.pruning.sparsegpt import SparseGPT
 
 TEXTS = [
@@ -271,7 +271,7 @@ def test_weights_that_come_back_otherwise_fail_and_leave_nothing(tmp_path, monke
         name = next(iter(made))
         return made | {name: Quantity(made[name].values.float(), made[name].scale)}
 
-    monkeypatch.setattr("rayembed.compression.quantised.nearest_weights", wrong)
+    monkeypatch.setattr("rayembed_extras.compression.quantised.nearest_weights", wrong)
     with pytest.raises(ArtifactError, match="was written as F32"):
         Int8().compress(Source(folder), tmp_path / "small")
     assert not [path for path in tmp_path.iterdir() if "small" in path.name]

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 from tiny_folders import save_biencoder
 
-from rayembed.compression.contract import CalibrationText
-from rayembed.compression.measure import Measured
-from rayembed.config.compression_run import CompressionRun
 from rayembed.config.settings import parse
-from rayembed.pipeline import compress as compress_module
-from rayembed.pipeline.compress import Ready, compress
-from rayembed.pipeline.compression_report import _best
+from rayembed_extras.compression import compress as compress_module
+from rayembed_extras.compression.compress import Ready, compress
+from rayembed_extras.compression.contract import CalibrationText
+from rayembed_extras.compression.measure import Measured
+from rayembed_extras.compression.report import _best
+from rayembed_extras.compression.run_settings import CompressionRun
 
 
 def variant(size, mean=None, speed=None):

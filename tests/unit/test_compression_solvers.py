@@ -8,11 +8,11 @@ import torch
 from tiny_folders import TINY, save_tiny
 from tiny_models import LINES
 
-from rayembed.compression.contract import CalibrationText, Source
-from rayembed.compression.gptq import GPTQSolver, Hessian, damping, library
-from rayembed.compression.quantised import rounded, scale_of
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
+from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.gptq import GPTQSolver, Hessian, damping, library
+from rayembed_extras.compression.quantised import rounded, scale_of
 from rayembed_papers.pruning.magnitude import Magnitude
 from rayembed_papers.pruning.sparsegpt import SparseGPT, SparseGPTSolver
 from rayembed_papers.pruning.wanda import SquaredNorms, Wanda, WandaSolver

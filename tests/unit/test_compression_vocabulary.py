@@ -17,13 +17,13 @@ from tiny_models import (
 )
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from rayembed.compression.contract import CalibrationText, Source
-from rayembed.compression.tokenizer_json import check_kind, kept_tokens, with_tokens
-from rayembed.compression.vocabulary import Vocabulary
 from rayembed.errors import ConfigError
-from rayembed.models.compressed import read_compression
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
+from rayembed.models.saving.compressed import read_compression
+from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.tokenizer_json import check_kind, kept_tokens, with_tokens
+from rayembed_extras.compression.vocabulary import Vocabulary
 
 TEXTS = ["Paris is the capital of France", "7 wonders of the world"]
 OTHERS = ["are cats larger than dogs", "the quick brown fox jumps", "Zürich 北京 x"]

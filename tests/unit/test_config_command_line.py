@@ -10,7 +10,7 @@ from own_pairs import write_pairs
 import rayembed
 from rayembed.errors import ConfigError, PlacementError
 from rayembed.pipeline.job import RUN, work_begins
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.run.training_job import training_job
 from rayembed.recipes.catalogue import SCRIPTS, get_recipe, recipe_names
 
 ROOT = Path(rayembed.__file__).parents[2]
@@ -101,9 +101,9 @@ def test_a_recipe_of_another_architecture_is_refused_with_its_job(as_file, tmp_p
 
 def test_training_gets_the_run_and_its_errors_are_messages(monkeypatch, capsys, tmp_path):
     trained = []
-    fake = types.ModuleType("rayembed.pipeline.train")
+    fake = types.ModuleType("rayembed.pipeline.run.train")
     fake.train = trained.append
-    monkeypatch.setitem(sys.modules, "rayembed.pipeline.train", fake)
+    monkeypatch.setitem(sys.modules, "rayembed.pipeline.run.train", fake)
     monkeypatch.chdir(tmp_path)
     write_pairs(tmp_path / "pairs.jsonl")
     assert job("--name", "mine") == 0

@@ -18,10 +18,10 @@ from rayembed.config.credentials import (
 )
 from rayembed.config.override import override
 from rayembed.config.settings import Settings
-from rayembed.config.space import apply, parse_space
 from rayembed.config.types import Reference
 from rayembed.errors import ConfigError
 from rayembed.recipes.catalogue import get_recipe
+from rayembed_extras.sweeps.space import apply, parse_space
 
 SETTINGS = [
     "placement.tracking_uri",

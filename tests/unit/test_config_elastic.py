@@ -5,15 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_adaptation import tiny_adaptation
 
-from rayembed.config.adaptation import Adaptation
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.config.worker_numbers import worker_numbers
 from rayembed.errors import ConfigError
-from rayembed.recipes.adaptation import quickstart
 from rayembed.recipes.catalogue import get_recipe
+from rayembed_extras.adaptation.recipes import quickstart
+from rayembed_extras.adaptation.settings import Adaptation
 
 
 def run_of(pairs: int, **placement) -> Run:

@@ -18,13 +18,13 @@ from rayembed.config.stage import LOSSES
 from rayembed.errors import ConfigError
 from rayembed.evaluation.rayembed_spec import rayembed_spec
 from rayembed.losses.contract import Candidates, TeacherScores, TeacherVectors
-from rayembed.pipeline import train
-from rayembed.pipeline.at_hand import AtHand
-from rayembed.pipeline.dry_run import print_dry_run
-from rayembed.pipeline.sweep_job import sweep_job
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.checks.files import AtHand
+from rayembed.pipeline.estimate.dry_run import print_dry_run
+from rayembed.pipeline.run import train
+from rayembed.pipeline.run.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe, recipe_names
-from rayembed.tuning.trials import check_sweep, known_trials
+from rayembed_extras.sweeps.job import sweep_job
+from rayembed_extras.sweeps.trials import check_sweep, known_trials
 
 STAGE, PAIRS = "stages.finetune", "data.datasets.pairs"
 MINED = (f"{PAIRS}.mining={{teacher: t, num_negatives: 2}}", f"{STAGE}.batch.num_negatives=2")

@@ -7,7 +7,7 @@ import pytest
 from rayembed.config import named_benchmarks
 from rayembed.config.named_benchmarks import job_benchmark, job_benchmark_names
 from rayembed.errors import ConfigError
-from rayembed.evaluation.air_bench.catalogue import VERSIONS
+from rayembed_extras.air_bench.catalogue import VERSIONS
 
 
 def test_each_version_of_air_bench_is_a_benchmark_of_its_name() -> None:

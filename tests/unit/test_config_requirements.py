@@ -9,9 +9,9 @@ from tiny_models import save_decoder
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.errors import ConfigError
-from rayembed.models.build import build_model
 from rayembed.models.contract import trainable_state
-from rayembed.pipeline.requirements import (
+from rayembed.models.loading.build import build_model
+from rayembed.pipeline.estimate.requirements import (
     ModelSize,
     checkpoint_bytes,
     export_bytes,
@@ -22,8 +22,8 @@ from rayembed.pipeline.requirements import (
     worker_memory,
 )
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.training.checkpoint import expected_position, save_checkpoint
-from rayembed.training.weights import write_weights
+from rayembed.training.checkpoints.checkpoint import expected_position, save_checkpoint
+from rayembed.training.checkpoints.weights import write_weights
 
 STAGES = ("retrieval", "blend")
 

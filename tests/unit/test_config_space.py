@@ -6,7 +6,8 @@ import random
 import pytest
 from tiny_job import make_run
 
-from rayembed.config.space import (
+from rayembed.errors import ConfigError
+from rayembed_extras.sweeps.space import (
     Domain,
     all_values,
     apply,
@@ -17,7 +18,6 @@ from rayembed.config.space import (
     parse_domain,
     parse_space,
 )
-from rayembed.errors import ConfigError
 
 RATE = "stages.retrieval.optimizer.learning_rate"
 

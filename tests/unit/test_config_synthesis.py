@@ -2,11 +2,11 @@
 
 import pytest
 
-from rayembed.config.chat_endpoint import OpenAICompatible
 from rayembed.config.override import override
 from rayembed.config.settings import parse
-from rayembed.config.synthesis import VLLM, SynthesisRun
 from rayembed.errors import ConfigError
+from rayembed_extras.synthesis.endpoint_settings import OpenAICompatible
+from rayembed_extras.synthesis.settings import VLLM, SynthesisRun
 
 
 def run_with(*assignments: str) -> SynthesisRun:

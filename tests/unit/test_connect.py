@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from rayembed.errors import PlacementError
-from rayembed.pipeline import on_ray
+from rayembed.pipeline.run import on_ray
 
 
 @pytest.mark.parametrize(

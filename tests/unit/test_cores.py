@@ -10,17 +10,17 @@ import psutil
 import pytest
 import torch
 
-from rayembed import hardware
-from rayembed.cores import free_threads, num_cores
 from rayembed.data.vectors.teacher import take_free_threads
 from rayembed.errors import ConfigError
-from rayembed.pipeline.runtime import with_threads
+from rayembed.machine import hardware
+from rayembed.machine.cores import free_threads, num_cores
+from rayembed.pipeline.run.runtime import with_threads
 from rayembed.recipes.catalogue import get_recipe
 
 ON_ONE = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from rayembed.cores import num_cores
+from rayembed.machine.cores import num_cores
 print(num_cores())
 """
 
@@ -51,7 +51,7 @@ def machine(monkeypatch, *, cores, own, load, present):
     monkeypatch.setattr(psutil, "cpu_count", lambda: cores)
     monkeypatch.setattr(psutil, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(psutil, "cpu_percent", percent)
-    monkeypatch.setattr("rayembed.cores.num_cores", lambda: own)
+    monkeypatch.setattr("rayembed.machine.cores.num_cores", lambda: own)
     return looks
 
 

@@ -15,13 +15,13 @@ from varlen_on_cpu import varlen_on_cpu
 
 from rayembed.config.loss import Widths
 from rayembed.data.plan.step_batch import make_step_batch
-from rayembed.models.build import build_model
-from rayembed.models.encoding import encode
 from rayembed.models.experts import ExpertMlps
+from rayembed.models.loading.build import build_model
+from rayembed.models.passes.encoding import encode
 from rayembed.search import tiles
 from rayembed.search.exact import top_k
 from rayembed.search.tiles import Tiles, documents_above
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 
 OF_CPUS = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default",

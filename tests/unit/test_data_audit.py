@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact
 from rayembed.data.audit import audit_page, write_folder_audit
-from rayembed.data.parts import write_part
+from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact
+from rayembed.data.engine.parts import write_part
 from rayembed.data.records import Negative, Record
 
 MARKUP = "<script>alert('x')</script> & more"

@@ -17,14 +17,14 @@ from made_up_records import made_up_records
 
 from rayembed.assets.array_files import load_array, save_array
 from rayembed.assets.store import Entry
+from rayembed.data.engine.index import index_chunks
+from rayembed.data.engine.parts import SCHEMA, Part, read_records, read_table, write_part
+from rayembed.data.engine.shuffle import read_bucket, write_buckets
 from rayembed.data.given_rows import rows_file
-from rayembed.data.index import index_chunks
-from rayembed.data.parts import SCHEMA, Part, read_records, read_table, write_part
 from rayembed.data.plan.batch_plan import BatchPlan, finish
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Record
-from rayembed.data.shuffle import read_bucket, write_buckets
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.rows import read_rows
 from rayembed.data.vectors.embed import Vectors, texts_of

@@ -11,8 +11,8 @@ import pytest
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import PipelineContext
 from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
+from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.sources import files
 from rayembed.data.sources.check import check_source
 from rayembed.data.sources.convert import make_records

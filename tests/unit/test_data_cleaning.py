@@ -10,14 +10,14 @@ import pytest
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
-from rayembed.data import parts
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.cleaning.rows import drawn, first_of_each
-from rayembed.data.parts import read_records
+from rayembed.data.engine import parts
+from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import read_records
+from rayembed.data.engine.work_items import Execute, in_process
 from rayembed.data.sources.check import check_source
 from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.work_items import Execute, in_process
 from rayembed.errors import DataError
 
 EVALUATION = [
@@ -137,7 +137,7 @@ def test_the_outcome_is_the_same_in_other_parts_and_another_order(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = make(root, tmp_path / "a", dataset(num_samples=30))
-    monkeypatch.setattr("rayembed.data.parts.ROWS_PER_PART", 7)
+    monkeypatch.setattr("rayembed.data.engine.parts.ROWS_PER_PART", 7)
     lines = (root / "pairs.jsonl").read_text().splitlines()
     (root / "pairs.jsonl").write_text("\n".join(lines[::-1]))
     cut = make(root, tmp_path / "b", dataset(num_samples=30))
@@ -165,7 +165,7 @@ def test_parts_of_a_large_source_have_more_rows_and_the_same_outcome(
 def test_a_killed_cleaning_goes_on_and_ends_the_same(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayembed.data.parts.ROWS_PER_PART", 20)
+    monkeypatch.setattr("rayembed.data.engine.parts.ROWS_PER_PART", 20)
     whole = make(root, tmp_path / "a", dataset())
     calls = 0
 

@@ -15,11 +15,12 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.config.run import Run
 from rayembed.config.settings import changed, parse
-from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.clusters import tasks
 from rayembed.data.clusters.cluster import make_clustered
+from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import read_records, write_part
+from rayembed.data.engine.work_items import Execute, in_process
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import read_records, write_part
 from rayembed.data.plan.audit import folders_of, lineage
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import prepare
@@ -27,7 +28,6 @@ from rayembed.data.records import Record
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.data.words import normalised_hash
-from rayembed.data.work_items import Execute, in_process
 from rayembed.errors import ArtifactError, ConfigError, DataError
 
 TOPICS = 6
@@ -115,14 +115,14 @@ def read(made: DatasetArtifact) -> list[list[Record]]:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayembed.data.parts.ROWS_PER_PART", 50)
+    monkeypatch.setattr("rayembed.data.engine.parts.ROWS_PER_PART", 50)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> DatasetArtifact:
     storage = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rayembed.data.parts.ROWS_PER_PART", 50)
+        patch.setattr("rayembed.data.engine.parts.ROWS_PER_PART", 50)
         return make_clustered(at(storage), dataset(), before(storage, made_up(), 40))
 
 

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import Part, read_records, write_part
+from rayembed.data.engine.work_items import EXAMPLES_KEPT, Execute, in_process
 from rayembed.data.filtering import consistency
 from rayembed.data.filtering.consistency import INCONSISTENT, histogram, make_filtered, own_ranks
 from rayembed.data.filtering.shards import NOT_THERE, Shard, Shards
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import Part, read_records, write_part
 from rayembed.data.records import Record
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.data.words import normalised_hash
-from rayembed.data.work_items import EXAMPLES_KEPT, Execute, in_process
 from rayembed.errors import DataError
 
 embedded: list[int] = []

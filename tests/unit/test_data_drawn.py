@@ -15,10 +15,10 @@ from mining_step import told
 from rayembed.config.data_run import data_of
 from rayembed.config.override import override
 from rayembed.config.settings import parse
-from rayembed.data import parts as parts_module
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine import parts as parts_module
+from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import read_records
 from rayembed.data.epochs import with_expected_steps, with_planned_steps
-from rayembed.data.parts import read_records
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import prepare, prepare_datasets
 from rayembed.data.vectors.teacher import TeacherLoader

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy_model import ToyTokenizer
 
-from rayembed.data.parts import write_part
+from rayembed.data.engine.parts import write_part
 from rayembed.data.plan.batch_plan import Pair
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.stream import PairSteps, with_examples

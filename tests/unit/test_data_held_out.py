@@ -11,16 +11,16 @@ from dies_once import innermost
 
 from rayembed.config.data_run import DataRun
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext, open_artifact
+from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext, open_artifact
+from rayembed.data.engine.parts import read_records
+from rayembed.data.engine.work_items import Execute, in_process
 from rayembed.data.held_out import part
 from rayembed.data.held_out.part import KEPT
-from rayembed.data.parts import read_records
 from rayembed.data.prepare import prepare_datasets
 from rayembed.data.records import Record
 from rayembed.data.sources import files
 from rayembed.data.sources.tasks import HELD_OUT_ROW, HELD_OUT_TEXT
 from rayembed.data.words import same_text_form
-from rayembed.data.work_items import Execute, in_process
 from rayembed.errors import ArtifactError, ConfigError, DataError
 
 FRACTION = {"kind": "fraction", "share": 0.1}

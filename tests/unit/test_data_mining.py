@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mining_step import configured, dataset_of, mine, pipeline_context, prepared, told
 
+from rayembed.data.engine.parts import read_records
 from rayembed.data.mining.candidates import OPEN, Candidates, stratified_order
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.mining.tasks import MineParts
-from rayembed.data.parts import read_records
 from rayembed.data.records import Negative, Record
 from rayembed.data.sources.tasks import HeldOut
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from mining_step import configured, mine, pipeline_context, prepared, told
 
+from rayembed.data.engine.parts import read_records
 from rayembed.data.mining import selection
 from rayembed.data.mining.corpus import CorpusFiles, open_corpus
 from rayembed.data.mining.queries import queries_of
 from rayembed.data.mining.tasks import MineParts
-from rayembed.data.parts import read_records
 from rayembed.data.records import Negative, Record
 from rayembed.data.vectors.embed import embed_parts
 

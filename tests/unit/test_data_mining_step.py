@@ -20,11 +20,11 @@ from tiny_models import save_cross_encoder, save_encoder
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from rayembed.config.mining import CrossEncoder
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.parts import read_records
 from rayembed.data.mining.counts import histogram
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.mining.rescoring import check_cross_encoder, load_cross_encoder
-from rayembed.data.parts import read_records
 from rayembed.data.records import Negative
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
 from rayembed.data.vectors.teacher import (
@@ -33,7 +33,7 @@ from rayembed.data.vectors.teacher import (
 )
 from rayembed.data.words import normalised_hash
 from rayembed.errors import ArtifactError, AssetError, DataError
-from rayembed.hardware import Precision
+from rayembed.machine.hardware import Precision
 from rayembed.models import versions
 
 RULE = {"kind": "top_k_perc_pos", "max_relative_score": 0.8}

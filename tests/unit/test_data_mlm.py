@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from tiny_adaptation import ROWS, save_masked, tiny_adaptation, write_corpus
 
-from rayembed.config.adaptation import MaskingConfig
 from rayembed.config.override import override
-from rayembed.data.artifacts import PipelineContext, open_artifact
-from rayembed.data.mlm.batch import MaskedSteps, mask
-from rayembed.data.mlm.make import _at_once, prepare_sequences
-from rayembed.data.mlm.plan import Pool, SequencePlan, order_sequences
-from rayembed.data.mlm.texts import Text, read_texts
-from rayembed.data.mlm.writer import SequenceWriter, packed, truncated
-from rayembed.data.parts import read_table
-from rayembed.data.work_items import in_process
+from rayembed.data.engine.artifacts import PipelineContext, open_artifact
+from rayembed.data.engine.parts import read_table
+from rayembed.data.engine.work_items import in_process
 from rayembed.errors import ArtifactError, ConfigError, DataError, StorageError
-from rayembed.models.nomic_moe.adaptation import check_adaptable, vocabulary
 from rayembed.models.tokens import pretrained_tokenizer
 from rayembed.models.vocabulary import Vocabulary
+from rayembed_extras.adaptation.batch import MaskedSteps, mask
+from rayembed_extras.adaptation.encoder import check_adaptable, vocabulary
+from rayembed_extras.adaptation.make import _at_once, prepare_sequences
+from rayembed_extras.adaptation.plan import Pool, SequencePlan, order_sequences
+from rayembed_extras.adaptation.settings import MaskingConfig
+from rayembed_extras.adaptation.texts import Text, read_texts
+from rayembed_extras.adaptation.writer import SequenceWriter, packed, truncated
 
 WORDS = Vocabulary(
     prefix=(2,), suffix=(3,), mask_id=4, pad_id=0, special_ids=(0, 1, 2, 3, 4), num_words=200
@@ -169,7 +169,7 @@ def plan(folder):
     storage = str(folder / "outputs")
     with pytest.MonkeyPatch.context() as patch:
         # Small files, so that steps lie in several of them.
-        patch.setattr("rayembed.data.mlm.plan.ROWS_PER_FILE", 25)
+        patch.setattr("rayembed_extras.adaptation.plan.ROWS_PER_FILE", 25)
         return SequencePlan.open(prepare_sequences(run, PipelineContext(storage, run.seed)))
 
 
@@ -231,8 +231,8 @@ def test_a_file_of_any_size_is_made_in_bounded_memory(
     whole, plan = made_of(folder, tmp_path / "whole", compressed, layout)
     at_once = max(held)
     held.clear()
-    monkeypatch.setattr("rayembed.data.mlm.writer.TOKENS_PER_PART", MOST)
-    monkeypatch.setattr("rayembed.data.mlm.make._TEXTS_AT_ONCE", 8)
+    monkeypatch.setattr("rayembed_extras.adaptation.writer.TOKENS_PER_PART", MOST)
+    monkeypatch.setattr("rayembed_extras.adaptation.make._TEXTS_AT_ONCE", 8)
     parted, again = made_of(folder, tmp_path / "parted", compressed, layout)
     # Of each of three languages less than a sequence of 32 waits beside the part.
     assert max(held) < MOST + 3 * 32
@@ -253,8 +253,8 @@ def test_sequences_show_where_texts_are_parted(folder, compressed, tmp_path):
 
 
 def test_texts_are_tokenised_together_up_to_a_number_of_characters(monkeypatch):
-    monkeypatch.setattr("rayembed.data.mlm.make._CHARACTERS_AT_ONCE", 10)
-    monkeypatch.setattr("rayembed.data.mlm.make._TEXTS_AT_ONCE", 3)
+    monkeypatch.setattr("rayembed_extras.adaptation.make._CHARACTERS_AT_ONCE", 10)
+    monkeypatch.setattr("rayembed_extras.adaptation.make._TEXTS_AT_ONCE", 3)
     texts = [Text("a" * length, "en") for length in (4, 5, 99, 1, 1, 1, 1, 10, 2)]
     found = list(_at_once(texts))
     assert [[len(text.text) for text in some] for some in found] == [
@@ -268,15 +268,15 @@ def test_texts_are_tokenised_together_up_to_a_number_of_characters(monkeypatch):
 def test_a_task_that_dies_leaves_whole_parts_and_makes_the_same_again(
     folder, compressed, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("rayembed.data.mlm.writer.TOKENS_PER_PART", MOST)
-    monkeypatch.setattr("rayembed.data.mlm.make._TEXTS_AT_ONCE", 8)
+    monkeypatch.setattr("rayembed_extras.adaptation.writer.TOKENS_PER_PART", MOST)
+    monkeypatch.setattr("rayembed_extras.adaptation.make._TEXTS_AT_ONCE", 8)
 
     def dies(*arguments):
         yield from islice(read_texts(*arguments), 200)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("rayembed.data.mlm.make.read_texts", dies)
+        patch.setattr("rayembed_extras.adaptation.make.read_texts", dies)
         with pytest.raises(KeyboardInterrupt):
             made_of(folder, tmp_path, compressed)
     (left,) = (tmp_path / "data" / "sequences").iterdir()
@@ -360,7 +360,7 @@ def test_held_out_batches_have_masks_of_their_own_whatever_the_training_has(plan
 
 
 def test_a_lost_file_of_held_out_batches_is_told_before_training(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("rayembed.data.mlm.plan.ROWS_PER_FILE", 24)  # two steps a file
+    monkeypatch.setattr("rayembed_extras.adaptation.plan.ROWS_PER_FILE", 24)  # two steps a file
     run = tiny_adaptation(folder)
     context = PipelineContext(str(tmp_path), run.seed)
     place = Path(prepare_sequences(run, context))
@@ -383,7 +383,7 @@ def test_a_plan_made_elsewhere_or_after_a_kill_is_the_same(plan, folder, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         prepare_sequences(run, PipelineContext(str(tmp_path), run.seed, dies))
     # Nor do tasks of another size show.
-    monkeypatch.setattr("rayembed.data.mlm.plan._TOKENS_OF_A_TASK", 200)
+    monkeypatch.setattr("rayembed_extras.adaptation.plan._TOKENS_OF_A_TASK", 200)
     again = SequencePlan.open(prepare_sequences(run, PipelineContext(str(tmp_path), run.seed)))
     assert again.fingerprint == plan.fingerprint
     assert again.languages_told == plan.languages_told

@@ -14,12 +14,12 @@ from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.components import Removed, SimilarPairs, removed_rows
 from rayembed.data.cleaning.near_duplicates import find_near_duplicates
 from rayembed.data.cleaning.signatures import band_keys, bands, pairs_of, shingles
+from rayembed.data.engine.index import read_column
+from rayembed.data.engine.parts import write_part
+from rayembed.data.engine.work_items import Execute, in_process
 from rayembed.data.hashes import text_hash
-from rayembed.data.index import read_column
-from rayembed.data.parts import write_part
 from rayembed.data.records import Record
 from rayembed.data.words import normalised, words
-from rayembed.data.work_items import Execute, in_process
 
 CONFIG = NearDuplicates(threshold=0.7, ngram=3)
 

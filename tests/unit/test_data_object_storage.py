@@ -9,7 +9,7 @@ from s3_server import BUCKET, s3_server
 from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.plan.audit import lineage
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import prepare

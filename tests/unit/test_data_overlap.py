@@ -26,9 +26,9 @@ from rayembed.data.cleaning.bm25 import FEWEST_WORDS, open_index, write_index
 from rayembed.data.cleaning.contained import GramIndex, grams_of
 from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
 from rayembed.data.cleaning.overlap import FoundOverlap, find_overlap, overlap_identity
-from rayembed.data.parts import write_part
+from rayembed.data.engine.parts import write_part
+from rayembed.data.engine.work_items import Execute, in_process
 from rayembed.data.records import Negative, Record
-from rayembed.data.work_items import Execute, in_process
 from rayembed.errors import AssetError, ConfigError, DataError
 
 

@@ -21,9 +21,10 @@ from toy_model import ToyTokenizer
 from rayembed.assets.array_files import load_arrays
 from rayembed.assets.json_files import write_json
 from rayembed.assets.storage import list_files
-from rayembed.data import index
-from rayembed.data.index import read_column
-from rayembed.data.parts import Part, write_part
+from rayembed.data.engine import index
+from rayembed.data.engine.index import read_column
+from rayembed.data.engine.parts import Part, write_part
+from rayembed.data.engine.work_items import Execute
 from rayembed.data.plan import places as places_module
 from rayembed.data.plan.audit import audit_dataset, negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
@@ -35,7 +36,6 @@ from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.plan.stream import PairSteps, prefetched
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record
-from rayembed.data.work_items import Execute
 from rayembed.errors import ArtifactError, DataError
 
 POLICIES = ("blended", "homogeneous", "clustered")

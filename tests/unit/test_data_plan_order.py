@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from rayembed.assets.array_files import save_arrays
-from rayembed.data import index
-from rayembed.data.parts import Part, index_path, write_part
+from rayembed.data.engine import index
+from rayembed.data.engine.parts import Part, index_path, write_part
 from rayembed.data.plan.order import PlanConfig, draw_rows, usable_rows
 from rayembed.data.plan.places import PlaceWriter
 from rayembed.data.plan.sampling import generator
@@ -68,7 +68,7 @@ def test_the_order_of_rows_is_what_it_always_was(runs: str, tmp_path: Path, monk
         monkeypatch.setattr("rayembed.data.plan.scratch.ROWS_OF_RUN", 30)
         monkeypatch.setattr("rayembed.data.plan.places._PARTS_OF_FILE", 3)
         monkeypatch.setattr("rayembed.data.plan.write.ROWS_PER_FILE", 24)
-        monkeypatch.setattr("rayembed.data.shuffle.FAN_OUT", 3)
+        monkeypatch.setattr("rayembed.data.engine.shuffle.FAN_OUT", 3)
         monkeypatch.setattr(index, "PARTS_OF_CHUNK", 4)
     size = 60 if runs == "one run" else 30
     parts = {

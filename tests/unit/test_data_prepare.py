@@ -13,13 +13,13 @@ from made_up_articles import sample_over
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import PipelineContext
-from rayembed.data.parts import read_records
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.parts import read_records
+from rayembed.data.engine.work_items import Execute, in_process
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import prepare
 from rayembed.data.sources.check import check_files_at_hand
 from rayembed.data.vectors.teacher import TeacherLoader
-from rayembed.data.work_items import Execute, in_process
 from rayembed.errors import ConfigError, DataError
 
 TOPICS = ("Arts", "Geography", "Mathematics")

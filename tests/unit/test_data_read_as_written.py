@@ -29,7 +29,7 @@ from rayembed.data.sources.rows import Row, lines_of, read_rows
 from rayembed.errors import ArtifactError, ConfigError, DataError, RayembedError
 from rayembed.evaluation.own_data import find_files, write_set
 from rayembed.evaluation.own_tables import OwnTable, write_tables
-from rayembed.pipeline.corpus_job import documents_in
+from rayembed.pipeline.data.corpus_job import documents_in
 
 ODD = "\",\n\t;[]{}'\\%?*&#\r\ufeff\u2028\u2029\x85\x0b\x0c\x1c\u200b 0é漢😀|"
 """Signs that some format, or some reader of lines, takes for more than signs."""

@@ -11,7 +11,7 @@ from tiny_models import save_encoder
 import rayembed
 from rayembed.data.sources import rows, versions
 from rayembed.data.sources.pairs import PairsSource
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.run.training_job import training_job
 
 FAST = {
     **UNGUARDED,

@@ -15,23 +15,23 @@ from tiny_models import save_cross_encoder, save_encoder
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.audit import AUDIT, write_folder_audit
-from rayembed.data.parts import read_records
+from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import read_records
+from rayembed.data.engine.work_items import Result, in_process
 from rayembed.data.plan.audit import folders_of
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record
-from rayembed.data.repair.prompts import judge_prompt, read_relevant
-from rayembed.data.repair.repair import make_repaired, repaired
-from rayembed.data.repair.verdicts import Verdict
 from rayembed.data.sources.earlier import RecordsSource
-from rayembed.data.synthesis.answers import RejectedAnswer
-from rayembed.data.synthesis.requests import Answer
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.data.words import normalised_hash
-from rayembed.data.work_items import Result, in_process
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError
+from rayembed_extras.synthesis.answers import RejectedAnswer
+from rayembed_extras.synthesis.repair.prompts import judge_prompt, read_relevant
+from rayembed_extras.synthesis.repair.repair import make_repaired, repaired
+from rayembed_extras.synthesis.repair.verdicts import Verdict
+from rayembed_extras.synthesis.requests import Answer
 
 FALSE = "says the same"
 """Words of the negatives that answer their query after all."""
@@ -225,7 +225,7 @@ def test_a_raised_number_of_vectors_has_the_reranker_judge_again(
     context, dataset = context_of(tmp_path), dataset_of(RERANKER)
     first = make_repaired(context, dataset, before)
     assert make_repaired(context, dataset, before).reused
-    monkeypatch.setattr("rayembed.data.repair.repair.VECTORS", "raised")
+    monkeypatch.setattr("rayembed_extras.synthesis.repair.repair.VECTORS", "raised")
     other = make_repaired(context, dataset, before)
     assert other.folder != first.folder
     assert not other.reused

@@ -17,14 +17,14 @@ from torch import nn
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import CrossEncoder
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.mining import rescoring
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.mining.rescoring import load_cross_encoder
-from rayembed.data.repair.repair import make_repaired
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.vectors.teacher import TeacherLoader, weights_of
-from rayembed.hardware import Precision
+from rayembed.machine.hardware import Precision
+from rayembed_extras.synthesis.repair.repair import make_repaired
 
 WORDS = ["cats", "dogs", "live", "fox", "jumps", "river", "ancient", "world", "Paris", "France"]
 

@@ -16,9 +16,9 @@ from toy_model import ToyTokenizer
 
 from rayembed.config.override import override
 from rayembed.config.settings import changed
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.parts import Part, read_records, read_table, write_part
 from rayembed.data.mining.tasks import MineParts
-from rayembed.data.parts import Part, read_records, read_table, write_part
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for
 from rayembed.data.plan.step_batch import make_step_batch

@@ -11,7 +11,7 @@ import pytest
 from made_records import made_records
 from mining_step import configured, mine
 
-from rayembed.data import parts as parts_module
+from rayembed.data.engine import parts as parts_module
 from rayembed.data.mining.tasks import MineParts
 from rayembed.data.records import Negative, Record
 from rayembed.data.vectors import embed

@@ -15,24 +15,24 @@ from dies_once import innermost
 from rayembed.assets import store
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.clusters.cluster import make_clustered
-from rayembed.data.filtering.consistency import make_filtered
-from rayembed.data.hashes import text_hash
-from rayembed.data.mining.mine import make_mined
-from rayembed.data.parts import write_part
-from rayembed.data.records import Record
-from rayembed.data.sources.check import check_source
-from rayembed.data.sources.convert import make_records
-from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.vectors.teacher import TeacherLoader
-from rayembed.data.work_items import (
+from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import write_part
+from rayembed.data.engine.work_items import (
     EXAMPLES_KEPT,
     Execute,
     in_process,
     run_resumable,
     run_tasks,
 )
+from rayembed.data.filtering.consistency import make_filtered
+from rayembed.data.hashes import text_hash
+from rayembed.data.mining.mine import make_mined
+from rayembed.data.records import Record
+from rayembed.data.sources.check import check_source
+from rayembed.data.sources.convert import make_records
+from rayembed.data.sources.tasks import HeldOut
+from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.errors import ArtifactError, StorageError
 
 Step = Callable[[Path, Execute], DatasetArtifact]

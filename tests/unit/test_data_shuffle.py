@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayembed.data import shuffle
-from rayembed.data.exchange import Buckets, Sent, exchange, forward
-from rayembed.data.shuffle import Route, Scatter, bucket_of, number_of_buckets
-from rayembed.data.work_items import in_process
+from rayembed.data.engine import shuffle
+from rayembed.data.engine.exchange import Buckets, Sent, exchange, forward
+from rayembed.data.engine.shuffle import Route, Scatter, bucket_of, number_of_buckets
+from rayembed.data.engine.work_items import in_process
 from rayembed.errors import ArtifactError, StorageError
 
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64())])

@@ -46,7 +46,7 @@ def write(folder: Path, rows: int = 300) -> tuple[dict[str, Any], list[tuple[str
 def test_equal_to_a_join_by_dictionaries(
     buckets: int, size: int, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("rayembed.data.shuffle.number_of_buckets", lambda a, b=0: buckets)
+    monkeypatch.setattr("rayembed.data.engine.shuffle.number_of_buckets", lambda a, b=0: buckets)
     monkeypatch.setattr(files, "_BYTES_PER_PIECE", size)
     source, judged = write(tmp_path / "in")
     held_out = HeldOut(texts=frozenset([text_hash("query 7")]))

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from made_records import made_records
 
+from rayembed.data.engine.index import read_column
+from rayembed.data.engine.parts import Part
 from rayembed.data.hashes import NO_HASH, label_hash, text_hash
-from rayembed.data.index import read_column
-from rayembed.data.parts import Part
 from rayembed.data.records import Record
 from rayembed.data.sources import files
 from rayembed.data.sources.files import list_pieces
@@ -258,7 +258,9 @@ def test_rows_of_a_premise_come_together_from_all_files(tmp_path: Path) -> None:
 def test_names_of_relations_and_bad_rows_of_inference(
     buckets: int, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("rayembed.data.shuffle.number_of_buckets", lambda size, least=0: buckets)
+    monkeypatch.setattr(
+        "rayembed.data.engine.shuffle.number_of_buckets", lambda size, least=0: buckets
+    )
     rows: list[Any] = [
         {"s1": "p", "s2": "yes", "gold": "entailment", "lang": "en"},
         {"s1": "p", "s2": "no", "gold": "contradiction", "lang": "en"},
@@ -436,7 +438,7 @@ def test_records_survive_a_kill_between_scatter_and_conversion(tmp_path: Path, m
         raise Killed
 
     with monkeypatch.context() as broken:
-        broken.setattr("rayembed.data.exchange.Buckets.records", kill)
+        broken.setattr("rayembed.data.engine.exchange.Buckets.records", kill)
         with pytest.raises(Killed):
             made_records(tmp_path / "out", source)
     monkeypatch.setattr("rayembed.data.sources.nli._told", lambda *a: pytest.fail("read"))

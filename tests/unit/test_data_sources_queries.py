@@ -10,16 +10,16 @@ from chat_server import ChatServer, Reply, chat_server, completion
 
 from rayembed.config.data_run import DataRun
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext
-from rayembed.data.parts import read_records
+from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import read_records
 from rayembed.data.prepare import prepare_datasets
 from rayembed.data.records import Record
-from rayembed.data.sources.queries import QueriesSource
-from rayembed.data.synthesis.answers import RejectedAnswer
-from rayembed.data.synthesis.requests import Answer
-from rayembed.data.synthesis.write_queries import queries_prompt, read_queries
 from rayembed.errors import AssetError, ConfigError, DataError
-from rayembed.pipeline.reachable import check_asked
+from rayembed.pipeline.checks.network import check_asked
+from rayembed_extras.synthesis.answers import RejectedAnswer
+from rayembed_extras.synthesis.queries import QueriesSource
+from rayembed_extras.synthesis.requests import Answer
+from rayembed_extras.synthesis.write_queries import queries_prompt, read_queries
 
 
 def documents(count: int = 60) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from s3_server import BUCKET, s3_server
 
 from rayembed.assets.reading import list_hub_files, open_source
 from rayembed.assets.storage import list_files, write_atomic
-from rayembed.data.parts import read_records
+from rayembed.data.engine.parts import read_records
 from rayembed.data.sources import files
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.rows import read_rows

@@ -16,10 +16,10 @@ from rayembed.api.corpus import corpus_run
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
 from rayembed.config.types import has_content
-from rayembed.data.artifacts import PipelineContext
 from rayembed.data.audit import audit_page
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.parts import read_records
 from rayembed.data.held_out.part import make_part
-from rayembed.data.parts import read_records
 from rayembed.data.records import Record
 from rayembed.data.sentences import split_sentences
 from rayembed.data.sources.check import check_source, look

@@ -14,9 +14,9 @@ import pytest
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import PipelineContext
 from rayembed.data.audit import AUDIT
-from rayembed.data.parts import read_records
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.parts import read_records
 from rayembed.data.plan.audit import data_warnings, folders_of, negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import prepare
@@ -24,8 +24,8 @@ from rayembed.data.sources.check import check_files_at_hand
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.unread import unread_columns, unread_warning
 from rayembed.errors import ConfigError, DataError
-from rayembed.pipeline.report import Outcome, print_outcome
-from rayembed.pipeline.train import train
+from rayembed.pipeline.run.report import Outcome, print_outcome
+from rayembed.pipeline.run.train import train
 
 ROWS = [
     {
@@ -359,8 +359,8 @@ def test_files_at_hand_are_looked_at_before_ray_starts(tmp_path: Path, monkeypat
     def start(_: object) -> None:
         raise InterruptedError("Ray would start")
 
-    monkeypatch.setattr("rayembed.pipeline.here.Here.start", start)
-    monkeypatch.setattr("rayembed.pipeline.train.check_inputs", lambda run: None)
+    monkeypatch.setattr("rayembed.pipeline.run.here.Here.start", start)
+    monkeypatch.setattr("rayembed.pipeline.run.train.check_inputs", lambda run: None)
     written(tmp_path / "rows.jsonl", ROWS)
     to_storage = f"placement.storage_path={tmp_path / 'out'}"
     run = override(make_run(tmp_path, path="rows.jsonl"), [to_storage])

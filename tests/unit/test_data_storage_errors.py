@@ -2,9 +2,9 @@
 
 import pytest
 
-from rayembed.data.parts import read_table
+from rayembed.data.engine.parts import read_table
+from rayembed.data.engine.shuffle import read_bucket
 from rayembed.data.plan.batch_plan import StepFiles, file_name
-from rayembed.data.shuffle import read_bucket
 from rayembed.errors import ArtifactError, StorageError
 
 READERS = {

@@ -10,17 +10,17 @@ from fake_llm import FakeLLM, failed
 
 from rayembed.config.data_run import DataRun
 from rayembed.config.settings import parse
-from rayembed.config.synthesis import SynthesisRun
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext
-from rayembed.data.parts import read_records
+from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import read_records
 from rayembed.data.prepare import prepare_datasets
 from rayembed.data.records import Record
-from rayembed.data.synthesis import answer_store
-from rayembed.data.synthesis import requests as requests_module
-from rayembed.data.synthesis.answers import normalised
-from rayembed.data.synthesis.requests import Answer, ExampleRequest, Request, TaskRequest
-from rayembed.data.synthesis.synthesize import make_synthetic
 from rayembed.errors import AssetError, DataError
+from rayembed_extras.synthesis import answer_store
+from rayembed_extras.synthesis import requests as requests_module
+from rayembed_extras.synthesis.answers import normalised
+from rayembed_extras.synthesis.requests import Answer, ExampleRequest, Request, TaskRequest
+from rayembed_extras.synthesis.settings import SynthesisRun
+from rayembed_extras.synthesis.synthesize import make_synthetic
 
 EXAMPLES = {"short-long": 30, "long-short": 20, "short-short": 20}
 
@@ -335,8 +335,8 @@ def test_examples_that_repeat_others_are_dropped(tmp_path: Path) -> None:
 def test_groups_and_parts_of_any_size_give_the_same_records(tmp_path: Path, monkeypatch) -> None:
     whole = make_synthetic(make_run(tmp_path / "a"), "fake", FakeLLM(broken_share=0.2))
     monkeypatch.setattr(requests_module, "REQUESTS_PER_GROUP", 7)
-    monkeypatch.setattr("rayembed.data.synthesis.synthesize.REQUESTS_PER_GROUP", 7)
-    monkeypatch.setattr("rayembed.data.synthesis.synthesize.ROWS_PER_PART", 16)
+    monkeypatch.setattr("rayembed_extras.synthesis.synthesize.REQUESTS_PER_GROUP", 7)
+    monkeypatch.setattr("rayembed_extras.synthesis.synthesize.ROWS_PER_PART", 16)
     cut = make_synthetic(make_run(tmp_path / "b"), "fake", FakeLLM(broken_share=0.2))
     assert len(cut.parts) > 3
     assert records_of(cut) == records_of(whole)

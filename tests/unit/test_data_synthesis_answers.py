@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayembed.data.parts import write_part
+from rayembed.data.engine.parts import write_part
 from rayembed.data.records import Record
-from rayembed.data.synthesis.answers import (
+from rayembed_extras.synthesis.answers import (
     RejectedAnswer,
     count_words,
     in_script_of,
@@ -16,7 +16,7 @@ from rayembed.data.synthesis.answers import (
     read_pair,
     read_tasks,
 )
-from rayembed.data.synthesis.requests import Answer
+from rayembed_extras.synthesis.requests import Answer
 
 EXAMPLE = {
     "user_query": "why do rivers meander",

@@ -10,8 +10,8 @@ import pytest
 from chat_server import Reply, chat_server, completion
 from waits import Replaced
 
-from rayembed.config.chat_endpoint import OpenAICompatible
-from rayembed.data.synthesis.chat_endpoint import ChatEndpoint, payload
+from rayembed_extras.synthesis.chat_endpoint import ChatEndpoint, payload
+from rayembed_extras.synthesis.endpoint_settings import OpenAICompatible
 
 QUICK = {"first_wait_seconds": 0.01, "max_resends": 2, "timeout_seconds": 10}
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from rayembed.data.synthesis.prompts import (
+from rayembed_extras.synthesis.prompts import (
     VALUES,
     draw,
     draw_language,
@@ -14,7 +14,7 @@ from rayembed.data.synthesis.prompts import (
     prompts_fingerprint,
     task_prompt,
 )
-from rayembed.data.synthesis.requests import REQUESTS_PER_GROUP, ExampleRequest, TaskRequest
+from rayembed_extras.synthesis.requests import REQUESTS_PER_GROUP, ExampleRequest, TaskRequest
 
 # Typed from the paper, not from the code.
 TABLE_15 = {
@@ -153,6 +153,6 @@ def test_the_fingerprint_of_prompts_follows_their_wording(monkeypatch) -> None:
     before = {kind: prompts_fingerprint(kind) for kind in KINDS}
     assert len(set(before.values())) == 3
     changed = {**VALUES, "long-short": {**VALUES["long-short"], "clarity": ("clear",)}}
-    monkeypatch.setattr("rayembed.data.synthesis.prompts.VALUES", changed)
+    monkeypatch.setattr("rayembed_extras.synthesis.prompts.VALUES", changed)
     after = {kind: prompts_fingerprint(kind) for kind in KINDS}
     assert {kind for kind in KINDS if after[kind] != before[kind]} == {"long-short"}

@@ -25,12 +25,12 @@ from rayembed.data.prepare import prepare
 from rayembed.data.vectors import teacher
 from rayembed.data.vectors.teacher import load_teacher, weights_of
 from rayembed.errors import ArtifactError
-from rayembed.models.build import build_model
 from rayembed.models.contract import EmbeddingModel
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_as_saved, load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import load_as_saved, load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
-from rayembed.pipeline.here import Here
+from rayembed.models.passes.encoding import encode
+from rayembed.pipeline.run.here import Here
 
 
 def test_models_of_preparation_are_gone_when_a_run_is_prepared(tmp_path, monkeypatch):

@@ -11,8 +11,8 @@ import pytest
 from rayembed.config.data_run import DataRun
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import PipelineContext
-from rayembed.data.parts import read_table, write_part
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.parts import read_table, write_part
 from rayembed.data.plan.audit import data_warnings
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.teacher_scores import score_counts, scored_rows, teacher_scores

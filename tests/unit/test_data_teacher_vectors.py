@@ -15,7 +15,8 @@ from toy_model import ToyTokenizer
 from rayembed.assets.storage import list_files, write_atomic
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.work_items import in_process
 from rayembed.data.hashes import text_hash
 from rayembed.data.plan.audit import teacher_provenance
 from rayembed.data.plan.batch_plan import BatchPlan
@@ -24,7 +25,6 @@ from rayembed.data.prepare import prepare
 from rayembed.data.vectors.lookup import StoredVectors
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.data.vectors.text_index import TextIndex
-from rayembed.data.work_items import in_process
 from rayembed.errors import ArtifactError, AssetError, DataError
 
 TEXTS = 40

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rayembed.data.watch import on_ray
-from rayembed.data.watched import TRIES, Running, Watch, name_of, next_units
+from rayembed.data.engine import watch_on_ray as on_ray
+from rayembed.data.engine.watched import TRIES, Running, Watch, name_of, next_units
 from rayembed.errors import WorkerError
 
 HERE, THERE = ("node", 1), ("node", 2)

@@ -24,7 +24,7 @@ from data_job import (
 from garbling import check_garbled, garbled
 
 from rayembed.assets.store import Entry
-from rayembed.data.work_items import in_process
+from rayembed.data.engine.work_items import in_process
 
 DAMAGES = ("flip", "cut")
 CUT = ("parts", "part indexes", "near-duplicates", "vectors", "mining's examples")

@@ -11,8 +11,8 @@ import pytest
 
 from rayembed import errors
 from rayembed.errors import ConfigError, require_packages
-from rayembed.evaluation.air_bench.job import air_bench_jobs
-from rayembed.tuning.trials import check_sweep
+from rayembed_extras.air_bench.job import air_bench_jobs
+from rayembed_extras.sweeps.trials import check_sweep
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

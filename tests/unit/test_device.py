@@ -10,14 +10,16 @@ import torch
 import torch.distributed as dist
 from own_pairs import own_run
 
-from rayembed import gpu_check, gpu_check_on_ray
 from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.serving import ServedModel, ServingConfig
 from rayembed.config.settings import parse
-from rayembed.config.sweep import Sweep
-from rayembed.device import (
+from rayembed.errors import ConfigError, PlacementError
+from rayembed.evaluation.pooled import on_ray as evaluation_on_ray
+from rayembed.evaluation.pooled.pool import Workers
+from rayembed.machine import gpu_check, gpu_check_on_ray
+from rayembed.machine.device import (
     SeenGpus,
     allocator_environment,
     check_deterministic_start,
@@ -28,21 +30,19 @@ from rayembed.device import (
     settled_gpu,
     settled_placement,
 )
-from rayembed.errors import ConfigError, PlacementError
-from rayembed.evaluation.pooled import on_ray as evaluation_on_ray
-from rayembed.evaluation.pooled.pool import Workers
-from rayembed.gpu_check import GpuFacts
-from rayembed.pipeline import here as pipeline_here
-from rayembed.pipeline import sweep as pipeline_sweep
-from rayembed.pipeline.estimate import estimate, gpu_hours
-from rayembed.pipeline.here import Here
-from rayembed.pipeline.on_ray import OnRay
-from rayembed.pipeline.requirements import auto_device, machines
-from rayembed.pipeline.runtime import runtime_of, started, with_device
+from rayembed.machine.gpu_check import GpuFacts
+from rayembed.pipeline.estimate.requirements import auto_device, machines
+from rayembed.pipeline.estimate.time import estimate, gpu_hours
+from rayembed.pipeline.run import here as pipeline_here
+from rayembed.pipeline.run.here import Here
+from rayembed.pipeline.run.on_ray import OnRay
+from rayembed.pipeline.run.runtime import runtime_of, started, with_device
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.serving.on_ray import with_devices
 from rayembed.training import here as training_here
 from rayembed.training.here import take_device
+from rayembed_extras.sweeps import sweep as pipeline_sweep
+from rayembed_extras.sweeps.settings import Sweep
 
 NONE, ONE = SeenGpus(0, "there is no GPU"), SeenGpus(1, "there is a GPU")
 

@@ -29,11 +29,11 @@ import rayembed
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.model import ARCHITECTURES
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
-from rayembed.models.encoding import encode
-from rayembed.models.load import check_loadable
-from rayembed.pipeline.requirements import model_size
-from rayembed.pipeline.training_job import training_job
+from rayembed.models.loading.build import build_model
+from rayembed.models.passes.encoding import encode
+from rayembed.models.loading.load import check_loadable
+from rayembed.pipeline.estimate.requirements import model_size
+from rayembed.pipeline.run.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe
 """
 

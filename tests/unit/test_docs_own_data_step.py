@@ -33,10 +33,10 @@ print(*(step.kind for step in data_steps() if step.kind != "repair"))
 from pathlib import Path
 Path("run.yaml").write_text(run.to_yaml())
 assert pickle.loads(pickle.dumps(DataRun.read("run.yaml"))) == run
-from rayembed.data.artifacts import PipelineContext
-from rayembed.data.parts import read_records
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.parts import read_records
 from rayembed.data.prepare import prepare_datasets
-from rayembed.pipeline.data_tables import print_data_run
+from rayembed.pipeline.data.tables import print_data_run
 out = io.StringIO()
 print_data_run(run, ["pairs"], out)
 assert "few words" in out.getvalue()

@@ -88,7 +88,7 @@ import torch
 from made_up_records import made_up_records
 from toy_model import ToyModel
 from rayembed.data.plan.step_batch import make_step_batch
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 
 model = ToyModel()
 module = EngineModule(model, stage.loss)

@@ -33,8 +33,8 @@ from rayembed.recipes.catalogue import get_recipe
 assert not {{"torch", "ray", "numpy", "pyarrow"}} & set(sys.modules)
 run = override(get_recipe("biencoder"), {SETTINGS!r})
 import numpy as np
-from rayembed.data.artifacts import PipelineContext
-from rayembed.data.parts import read_records
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.parts import read_records
 from rayembed.data.sources.check import check_source
 from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.tasks import HeldOut

@@ -11,16 +11,16 @@ from rich.console import Console
 
 from rayembed.errors import ConfigError
 from rayembed.evaluation.benchmark_lines import MEAN, Line, benchmark_lines
-from rayembed.evaluation.comparison import Column, Comparison, compare, measured
-from rayembed.evaluation.comparison_plots import category_bars, difference_dots
-from rayembed.evaluation.comparison_tables import (
+from rayembed.results.files import read_model, stored_models
+from rayembed_extras.comparison.compare import Column, Comparison, compare, measured
+from rayembed_extras.comparison.plots import category_bars, difference_dots
+from rayembed_extras.comparison.tables import (
     MODELS_A_TABLE,
     category_table,
     comparison_csv,
     comparison_markdown,
     task_tables,
 )
-from rayembed.results.files import read_model, stored_models
 from rayembed_papers.published.columns import published
 
 MTEB = "MTEB(eng, v1)"

@@ -22,10 +22,10 @@ from rayembed.evaluation.pooled.pool import OneWorker
 from rayembed.evaluation.prompts import ModelPrompts, unsaved_prompts
 from rayembed.evaluation.rayembed_spec import lengths_read
 from rayembed.evaluation.run_scores import make_spec
-from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
-from rayembed.models.encoding import corpus_context, encode, encode_context
-from rayembed.models.load import load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import corpus_context, encode, encode_context
 
 DOCUMENTS = [
     "dogs live in ancient places",

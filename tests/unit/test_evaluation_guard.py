@@ -12,14 +12,14 @@ from rayembed.config.guard import GuardConfig
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.config.run_evaluation import own_sets_of
+from rayembed.display.tables import show
 from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
-from rayembed.pipeline.estimate import estimate
-from rayembed.pipeline.guard import Gain, Judged, choice, gain, remove_mixtures, verdict
-from rayembed.pipeline.requirements import export_bytes, model_size
-from rayembed.pipeline.run_folders import RunFolders
+from rayembed.pipeline.estimate.requirements import export_bytes, model_size
+from rayembed.pipeline.estimate.time import estimate
+from rayembed.pipeline.evaluate.guard import Gain, Judged, choice, gain, remove_mixtures, verdict
+from rayembed.pipeline.run.folders import RunFolders
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.tables import show
 
 TRAINED = ScoreKey("s")
 HALF = ScoreKey("s", share=0.5)

@@ -29,13 +29,13 @@ from rayembed.evaluation.rayembed_spec import name_of
 from rayembed.evaluation.run_scores import loader_of, make_spec
 from rayembed.evaluation.task_text import task_metadata, task_text
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
 from rayembed.models.causal2vec.config import Causal2VecConfig
-from rayembed.models.encoding import encode
-from rayembed.models.files import check_weight_files
-from rayembed.models.load import load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.files import check_weight_files
+from rayembed.models.loading.load import load_model
+from rayembed.models.loading.saved_prompts import SYMMETRIC_TYPES
 from rayembed.models.nvembed.config import NVEmbedConfig
-from rayembed.models.saved_prompts import SYMMETRIC_TYPES
+from rayembed.models.passes.encoding import encode
 
 TEXTS = [
     "Paris",

@@ -13,12 +13,12 @@ from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.mining import Teacher
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.vectors.embed import vectors_of
 from rayembed.evaluation import own_set, rayembed_spec
 from rayembed.evaluation.run_scores import bm25_revision, decided, make_spec, run_prompts
 from rayembed.models import versions
-from rayembed.pipeline import evaluate as pipeline
+from rayembed.pipeline.evaluate import evaluate as pipeline
 
 SPECS = [f"rayembed.evaluation.{name}" for name in ("rayembed_spec", "sentence_spec", "mteb_spec")]
 OPENED: list[list[str]] = []

@@ -15,10 +15,7 @@ from tiny_models import save_cde_stages, save_decoder, save_encoder
 from word_articles import HELD_OUT, WORDS, run_over_words, write_word_articles
 
 import rayembed
-from rayembed import hardware
 from rayembed.assets.stored_folder import StoredFolder
-from rayembed.compression.measure import Measured
-from rayembed.config.compression_run import SpeedConfig
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.named_benchmarks import with_own_sets
@@ -31,22 +28,25 @@ from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.run_scores import make_spec, prompts_for
 from rayembed.evaluation.tables import ScoreKey
 from rayembed.evaluation.validation import validate, validation_prompts, validation_tasks
-from rayembed.models import passes
+from rayembed.machine import hardware
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
-from rayembed.models.load import load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
-from rayembed.pipeline import compress
-from rayembed.pipeline.evaluate import evaluate
-from rayembed.pipeline.merge import merge_best
-from rayembed.pipeline.run_folders import RunFolders
-from rayembed.pipeline.run_scorer import RunScorer
-from rayembed.pipeline.runtime import runtime_of
-from rayembed.pipeline.variants import Scored
+from rayembed.models.passes import passes
+from rayembed.pipeline.evaluate.evaluate import evaluate
+from rayembed.pipeline.evaluate.merge import merge_best
+from rayembed.pipeline.evaluate.run_scorer import RunScorer
+from rayembed.pipeline.evaluate.variants import Scored
+from rayembed.pipeline.run.folders import RunFolders
+from rayembed.pipeline.run.runtime import runtime_of
 from rayembed.samples.references import TASK_NAMES
 from rayembed.serving import on_ray as serving_on_ray
 from rayembed.serving.app import make_app
+from rayembed_extras.compression import compress
+from rayembed_extras.compression.measure import Measured
+from rayembed_extras.compression.run_settings import SpeedConfig
 
 INSTRUCTIONS = {
     "WikiSentenceRetrieval": "find the lazy dog",  # other words than the task's own

@@ -20,9 +20,9 @@ from rayembed.config.settings import changed, parse
 from rayembed.errors import ConfigError
 from rayembed.evaluation.prompts import ModelPrompts, folder_prompts, unsaved_prompts
 from rayembed.evaluation.run_scores import make_spec, prompts_for, run_prompts
-from rayembed.models.build import build_model
-from rayembed.models.load import check_loadable, load_model
-from rayembed.models.saved_prompts import saved_instructions
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import check_loadable, load_model
+from rayembed.models.loading.saved_prompts import saved_instructions
 from rayembed.models.sentence_module import as_sentence_transformer
 
 INSTRUCTIONS = {"WikiSentenceRetrieval": "find the lazy dog", "WikiTopicClustering": ""}

@@ -12,9 +12,9 @@ from rayembed.evaluation.benchmarks import ENGLISH_V1, MtebTask
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.plan import find_results, retrieval_only, task_factories
 from rayembed.evaluation.score import ModelScores
-from rayembed.pipeline.evaluate import EvaluationResult, evaluate
-from rayembed.pipeline.evaluation_job import run_evaluation_job
-from rayembed.pipeline.evaluation_report import benchmark_averages, print_evaluated
+from rayembed.pipeline.evaluate.evaluate import EvaluationResult, evaluate
+from rayembed.pipeline.evaluate.job import run_evaluation_job
+from rayembed.pipeline.evaluate.report import benchmark_averages, print_evaluated
 from rayembed.results.writer import open_results
 
 META = bm25_meta("bm25", Bm25.revision)

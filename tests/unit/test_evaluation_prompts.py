@@ -15,7 +15,7 @@ from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.evaluation.prompt_tables import instruction_table
 from rayembed.evaluation.prompts import FolderPrompts, ModelPrompts, check_instructions, role_of
-from rayembed.models.saved_prompts import SYMMETRIC_TYPES
+from rayembed.models.loading.saved_prompts import SYMMETRIC_TYPES
 
 TEMPLATE = "Instruct: {instruction}\nQuery: "
 NVEMBED = FolderPrompts("nvembed", TEMPLATE)

@@ -15,8 +15,8 @@ from rayembed.config.evaluation import ModelUnderTest
 from rayembed.errors import ArtifactError, ConfigError, TrackingError
 from rayembed.evaluation.run_scores import make_spec
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
-from rayembed.models.files import weights_fingerprint
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.files import weights_fingerprint
 from rayembed.registry import registered_model
 from rayembed.registry.registered_model import find_folder, pinned_reference
 from rayembed.registry.tracking import Tracker

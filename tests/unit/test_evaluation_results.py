@@ -20,9 +20,9 @@ from rayembed.evaluation.benchmark_lines import (
     benchmark_lines,
     found_lines,
 )
-from rayembed.evaluation.comparison import score_of
 from rayembed.results import files as result_files
 from rayembed.results.files import read_model, stored_models
+from rayembed_extras.comparison.compare import score_of
 
 PLAIN = Line("SciFact", "Retrieval", "ndcg_at_10", "SciFact", (("test", "default"),))
 FOUR = (("test", "de"), ("test", "en"), ("dev", "de"), ("dev", "en"))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from rayembed.display.tables import MISSING, show
 from rayembed.evaluation.plots import loss_curve, score_bars, smoothed
 from rayembed.evaluation.tables import (
     UNTRAINED,
@@ -16,7 +17,6 @@ from rayembed.evaluation.tables import (
     score_csv,
     score_table,
 )
-from rayembed.tables import MISSING, show
 
 TABLE = ScoreTable(
     rows={

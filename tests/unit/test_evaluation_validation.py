@@ -33,10 +33,10 @@ from rayembed.evaluation.validation import (
     validation_prompts,
     validation_tasks,
 )
-from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
-from rayembed.models.encoding import corpus_context, encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import corpus_context, encode
 from rayembed.samples.wikipedia import sizes_of
 from rayembed_papers.tables.catalogue import get_table
 

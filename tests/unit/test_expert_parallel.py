@@ -8,7 +8,7 @@ import torch
 from rayembed.config.override import override
 from rayembed.errors import ConfigError, PlacementError
 from rayembed.models.experts import ExpertMlps, MoeMlp
-from rayembed.pipeline.requirements import ModelSize, model_size, worker_memory
+from rayembed.pipeline.estimate.requirements import ModelSize, model_size, worker_memory
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.expert_parallel import SpreadExperts, spread_experts
 

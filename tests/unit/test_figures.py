@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayembed.figures import COLOURS, grouped_bars, new_figure, png_of, set_title
+from rayembed.display.figures import COLOURS, grouped_bars, new_figure, png_of, set_title
 
 
 def drawn(heights):

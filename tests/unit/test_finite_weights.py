@@ -13,21 +13,21 @@ from toy_model import ToyModel
 
 from rayembed.assets.finite import check_finite, check_finite_files, is_finite
 from rayembed.assets.hub_upload import upload_model
-from rayembed.compression.contract import CalibrationText, Source
-from rayembed.compression.quantised import Int8
-from rayembed.compression.runtimes import Onnx
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
 from rayembed.models.contract import EmbeddingModel, EmbedOutput
-from rayembed.models.encoding import check_vectors
-from rayembed.models.files import load_weights
-from rayembed.models.load import load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.files import load_weights
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import check_vectors
 from rayembed.models.sentence_module import SentenceModule
 from rayembed.registry.register import make_version
-from rayembed.training.checkpoint import expected_position, find_damage, save_checkpoint
-from rayembed.training.weights import read_made_of, write_weights
+from rayembed.training.checkpoints.checkpoint import expected_position, find_damage, save_checkpoint
+from rayembed.training.checkpoints.weights import read_made_of, write_weights
+from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.quantised import Int8
+from rayembed_extras.compression.runtimes import Onnx
 
 WRONG = [math.nan, math.inf, -math.inf]
 

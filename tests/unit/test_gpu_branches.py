@@ -19,7 +19,6 @@ from torch import nn
 from toy_model import ToyModel
 from transformers import AutoModel
 
-from rayembed import gpu_check, hardware
 from rayembed.api.embedder import load
 from rayembed.config.data_run import TeacherPlacement
 from rayembed.config.placement import Placement
@@ -28,21 +27,22 @@ from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.vectors import teacher
 from rayembed.distributed import collectives, random_state
 from rayembed.errors import ConfigError
-from rayembed.models import varlen
-from rayembed.models.backbones import check_bidirectional
-from rayembed.models.build import build_model
-from rayembed.models.encoding import default_budget, encode
+from rayembed.machine import gpu_check, hardware
+from rayembed.models.attention import varlen
+from rayembed.models.attention.unpadded import packs
+from rayembed.models.loading.backbones import check_bidirectional
+from rayembed.models.loading.build import build_model
 from rayembed.models.nvembed import pooling
-from rayembed.models.unpadded import packs
-from rayembed.pipeline import here as pipeline_here
-from rayembed.pipeline.here import Here, _this_machine
-from rayembed.pipeline.meta_pass import kept_bytes
+from rayembed.models.passes.encoding import default_budget, encode
+from rayembed.pipeline.estimate.meta_pass import kept_bytes
+from rayembed.pipeline.run import here as pipeline_here
+from rayembed.pipeline.run.here import Here, _this_machine
 from rayembed.search import tiles
 from rayembed.search.exact import top_k
-from rayembed.training import batch_loss
-from rayembed.training.graph_room import GraphRoom
-from rayembed.training.stage_memory import StageMemory
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive import batch_loss
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.memory.graph_room import GraphRoom
+from rayembed.training.memory.stage_memory import StageMemory
 
 CPU = torch.device("cpu")
 

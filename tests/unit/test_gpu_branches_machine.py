@@ -14,16 +14,17 @@ from pretended_gpu import GPU, OnGpu, pretended_gpu
 from torch import nn
 from toy_model import ToyModel
 
-from rayembed import hardware
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.data.mining import rescoring
-from rayembed.device import CUBLAS, check_deterministic_start, gpus_here
 from rayembed.errors import PlacementError
-from rayembed.models import adapted_linear, adapter_bits
-from rayembed.training import here, stage_memory
+from rayembed.machine import hardware
+from rayembed.machine.device import CUBLAS, check_deterministic_start, gpus_here
+from rayembed.models.adapters import adapted_linear, adapter_bits
+from rayembed.training import here
 from rayembed.training.compiling import compiles
-from rayembed.training.stage_memory import StageMemory
+from rayembed.training.memory import stage_memory
+from rayembed.training.memory.stage_memory import StageMemory
 
 CPU = torch.device("cpu")
 

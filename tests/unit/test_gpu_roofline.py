@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn import functional
 
 from rayembed.data.plan.balance import balanced_steps
-from rayembed.models.micro_batches import cut_by_length, padded_tokens
-from rayembed.training.graph_room import _SHARES
+from rayembed.models.passes.micro_batches import cut_by_length, padded_tokens
+from rayembed.training.memory.graph_room import _SHARES
 
 SEEDS = range(30)
 

@@ -8,14 +8,13 @@ import pytest
 import torch
 from tiny_models import save_encoder
 
-from rayembed import hardware
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.mining import Teacher
 from rayembed.config.override import override
-from rayembed.config.sweep import Sweep
 from rayembed.data.vectors.teacher import TeacherLoader, embedding_settings
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.hardware import (
+from rayembed.machine import hardware
+from rayembed.machine.hardware import (
     Precision,
     auto_precision,
     settled,
@@ -23,13 +22,14 @@ from rayembed.hardware import (
     wide_enough,
 )
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
-from rayembed.models.load import load_model, saved_dtype
-from rayembed.pipeline.precision import as_begun, run_settled
-from rayembed.pipeline.sweep_folder import sweep_as_begun, sweep_settled
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import load_model, saved_dtype
+from rayembed.pipeline.checks.precision import as_begun, run_settled
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.training.on_ray import worker_precision
+from rayembed_extras.sweeps.folder import sweep_as_begun, sweep_settled
+from rayembed_extras.sweeps.settings import Sweep
 
 HERE = Precision("float32", "this CPU emulates bfloat16 (9 times slower)")
 ELSEWHERE = Precision("bfloat16", "this CPU has units for it (2.4 times float32)")
@@ -120,7 +120,7 @@ def test_of_gpus_of_other_machines_bfloat16_is_expected(monkeypatch, emulated):
 
 
 def test_auto_is_said_once_and_a_slow_choice_warned_of_with_its_factor(emulated, caplog):
-    caplog.set_level(logging.INFO, "rayembed.hardware")
+    caplog.set_level(logging.INFO, "rayembed.machine.hardware")
     assert [settled("auto", "cpu"), settled("auto", "cpu")] == ["float32", "float32"]
     assert settled("bfloat16", "cpu") == settled("bfloat16", "cpu") == "bfloat16"
     assert [(r.levelname, r.message) for r in caplog.records] == [
@@ -134,7 +134,7 @@ def test_auto_is_said_once_and_a_slow_choice_warned_of_with_its_factor(emulated,
 
 
 def test_units_and_float32_are_no_reason_for_a_warning(with_units, caplog):
-    caplog.set_level(logging.INFO, "rayembed.hardware")
+    caplog.set_level(logging.INFO, "rayembed.machine.hardware")
     assert settled("bfloat16", "cpu") == "bfloat16"
     assert settled("float32", "cpu") == "float32"
     assert not caplog.records
@@ -142,7 +142,7 @@ def test_units_and_float32_are_no_reason_for_a_warning(with_units, caplog):
 
 def test_the_measured_factor_follows_what_the_process_may_use():
     """A CPU is imitated by leaving its units out; where it has none, both are emulated."""
-    code = "from rayembed.hardware import bfloat16_speed; print(bfloat16_speed())"
+    code = "from rayembed.machine.hardware import bfloat16_speed; print(bfloat16_speed())"
     limits = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
     run = ["env", *(f"{name}={value}" for name, value in limits.items()), sys.executable, "-c"]
     done = subprocess.run([*run, code], capture_output=True, text=True, check=True)
@@ -231,7 +231,7 @@ def test_a_run_goes_on_in_the_type_that_it_began_with(monkeypatch, tmp_path):
 
 
 def test_a_sweep_goes_on_in_the_type_that_it_began_with(monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "rayembed.pipeline.precision")
+    caplog.set_level(logging.INFO, "rayembed.pipeline.checks.precision")
     run = get_recipe("biencoder")
     fixed = override(run, ["model.backbone.dtype=bfloat16"])
     sweep = Sweep(name="s", runs={"a": run, "b": run, "c": fixed}, space={"seed": ("0", "1")})
@@ -266,7 +266,7 @@ def test_a_model_that_is_loaded_as_saved_has_asked_for_no_type(monkeypatch, tmp_
 
 
 def test_the_type_of_a_run_is_said_in_one_line(monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "rayembed.pipeline.precision")
+    caplog.set_level(logging.INFO, "rayembed.pipeline.checks.precision")
     run = get_recipe("biencoder")
     run_settled(run, here)
     run_settled(override(run, ["model.backbone.dtype=bfloat16"]), here)

@@ -17,8 +17,8 @@ from waits import note_waits
 
 from rayembed.errors import ConfigError, PlacementError
 from rayembed.jobs import quickstart
-from rayembed.pipeline import local_head, training_job
-from rayembed.pipeline.on_ray import _submit, read_runtime_env, submit_command
+from rayembed.pipeline.run import local_head, training_job
+from rayembed.pipeline.run.on_ray import _submit, read_runtime_env, submit_command
 from rayembed.recipes.catalogue import get_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,8 +203,8 @@ def test_the_runtime_environment_of_the_checkout():
     values = read_runtime_env(ROOT / "cluster" / "runtime_env.yaml", ROOT)
     assert values["py_modules"] == [
         str(ROOT / "platform" / "rayembed"),
+        str(ROOT / "platform" / "rayembed_extras"),
         str(ROOT / "platform" / "rayembed_papers"),
-        str(ROOT / "platform" / "rayembed.egg-info"),
     ]
     assert values["working_dir"] == str(ROOT)
     assert "/outputs/" in values["excludes"]
@@ -296,7 +296,7 @@ def test_a_package_without_its_checkout_trains_in_this_process(monkeypatch, tmp_
 
 
 def test_a_head_without_an_agent_yet_is_asked_again(monkeypatch):
-    note_waits(monkeypatch, "rayembed.pipeline.on_ray")
+    note_waits(monkeypatch, "rayembed.pipeline.run.on_ray")
 
     class Client:
         def __init__(self, answers):
@@ -313,6 +313,6 @@ def test_a_head_without_an_agent_yet_is_asked_again(monkeypatch):
     other = RuntimeError("status code 500: disk full")
     with pytest.raises(RuntimeError, match="disk full"):
         _submit(Client([early, other, "job-1"]), "true", {})
-    monkeypatch.setattr("rayembed.pipeline.on_ray._AGENT_SECONDS", -1.0)
+    monkeypatch.setattr("rayembed.pipeline.run.on_ray._AGENT_SECONDS", -1.0)
     with pytest.raises(RuntimeError, match="No available agent"):
         _submit(Client([early, "job-1"]), "true", {})

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from waits import Replaced, note_waits
 
-from rayembed.pipeline import local_head, on_ray
-from rayembed.progress import SILENCE_SECONDS, doing
+from rayembed.display.progress import SILENCE_SECONDS, doing
+from rayembed.pipeline.run import local_head, on_ray
 
 QUICK = 0.02
 
@@ -135,7 +135,7 @@ def test_a_job_that_stops_slowly_is_told(monkeypatch, caplog):
         def stop_job(self, job):
             caplog.clear()
 
-    note_waits(monkeypatch, "rayembed.pipeline.on_ray")
+    note_waits(monkeypatch, "rayembed.pipeline.run.on_ray")
     with doing("at work", silence_seconds=QUICK):
         on_ray._stop_job(Job(), "job-1", lambda text: None)
 
@@ -143,7 +143,7 @@ def test_a_job_that_stops_slowly_is_told(monkeypatch, caplog):
 SIGNALLED = """
 import os, signal, sys, time
 from pathlib import Path
-from rayembed.pipeline import local_head, on_ray
+from rayembed.pipeline.run import local_head; from rayembed.pipeline.run import on_ray
 from rayembed.pipeline.job import exit_code
 
 def waits(*_, **__):

@@ -11,20 +11,20 @@ from toy_model import ToyTokenizer
 from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.records import Negative, Record
-from rayembed.device import deterministic
 from rayembed.losses.candidates import Columns, Rows, batch_candidates
 from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.listwise_kl import ListwiseKL
+from rayembed.machine.device import deterministic
 from rayembed.optim.adamw import AdamW
-from rayembed.training import batch_loss
-from rayembed.training.batch_loss import (
+from rayembed.training.contrastive import batch_loss
+from rayembed.training.contrastive.batch_loss import (
     Targets,
     contrastive_loss,
     in_row_blocks,
     pairs_that_fit,
     rows_of,
 )
-from rayembed.training.live_bytes import LiveBytes
+from rayembed.training.memory.live_bytes import LiveBytes
 
 CPU = torch.device("cpu")
 

@@ -17,9 +17,9 @@ from rayembed.losses.contract import Candidates
 from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.spread_out import product_sums, spread_out
 from rayembed.losses.straight_through import straight_through
-from rayembed.training import batch_loss
-from rayembed.training.batch_loss import Targets, pairwise_loss
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive import batch_loss
+from rayembed.training.contrastive.batch_loss import Targets, pairwise_loss
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 
 PAIRS = 24
 

@@ -26,7 +26,11 @@ from rayembed.losses.contract import (
 from rayembed.losses.cosent import cosent
 from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.siglip import SigLIP, siglip
-from rayembed.training.loss_parameters import LossParameters, named_values, parameter_shapes
+from rayembed.training.contrastive.loss_parameters import (
+    LossParameters,
+    named_values,
+    parameter_shapes,
+)
 
 KINDS = tuple(LOSSES.classes())
 DISTILLED = ("listwise_kl", "margin_mse")

@@ -19,10 +19,10 @@ from rayembed.errors import ConfigError, DataError
 from rayembed.losses.contract import Candidates, TeacherVectors, exact_cosines
 from rayembed.losses.similarity_distillation import SimilarityDistillation
 from rayembed.losses.vector_distillation import VectorDistillation
-from rayembed.training import batch_loss
-from rayembed.training.batch_loss import Targets, contrastive_loss, rows_of
-from rayembed.training.live_bytes import LiveBytes
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive import batch_loss
+from rayembed.training.contrastive.batch_loss import Targets, contrastive_loss, rows_of
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.memory.live_bytes import LiveBytes
 
 PAIRS, NEGATIVES = 24, 2
 WIDTHS = tuple(teacher.width for teacher in TEACHERS)

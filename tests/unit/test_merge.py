@@ -13,9 +13,9 @@ from tiny_models import save_encoder
 
 import rayembed
 from rayembed.errors import ArtifactError, AssetError, ConfigError
-from rayembed.models.load import load_model
-from rayembed.models.merge import check_shares, merge
-from rayembed.pipeline.merge import merge_models, models_of
+from rayembed.models.loading.load import load_model
+from rayembed.models.saving.merge import check_shares, merge
+from rayembed.pipeline.evaluate.merge import merge_models, models_of
 
 
 def weights(*values, places=(1, 2)):

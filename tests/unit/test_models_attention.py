@@ -5,9 +5,9 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from rayembed.config.backbone import BackboneConfig
-from rayembed.models import attention as room
-from rayembed.models.attention import attention
-from rayembed.models.backbones import load_backbone
+from rayembed.models.attention import short_texts as room
+from rayembed.models.attention.short_texts import attention
+from rayembed.models.loading.backbones import load_backbone
 
 SDPA = "transformers.integrations.sdpa_attention.sdpa_attention_forward"
 ROWS, HEADS, LENGTH, WIDTH = 5, 4, 7, 8

@@ -5,7 +5,7 @@ from tiny_models import DECODERS, save_decoder, save_encoder
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.backbones import load_backbone, sees_later_tokens
+from rayembed.models.loading.backbones import load_backbone, sees_later_tokens
 
 
 def settings(**changes):

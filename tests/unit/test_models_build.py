@@ -8,10 +8,10 @@ from rayembed.config.backbone import BackboneConfig
 from rayembed.config.lora import LoraConfig
 from rayembed.config.pooling import ClsPooling, LatentAttentionPooling, MeanPooling
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.adapters.lora import merge_lora, merged_state
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
 from rayembed.models.contract import load_trainable_state, trainable_state
-from rayembed.models.lora import merge_lora, merged_state
+from rayembed.models.loading.build import build_model
 from rayembed.models.nvembed.config import NVEmbedConfig
 
 POOLING = LatentAttentionPooling(num_latents=4, num_heads=2, mlp_ratio=2)

@@ -17,9 +17,9 @@ from tiny_models import (
 from rayembed.config.instructions import instruction_with_examples
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError, DataError
-from rayembed.models.build import build_model, check_buildable
 from rayembed.models.causal2vec.config import Causal2VecConfig
-from rayembed.models.encoding import encode
+from rayembed.models.loading.build import build_model, check_buildable
+from rayembed.models.passes.encoding import encode
 
 TASK = "Given a question, retrieve passages that answer it"
 TEXTS = ["are cats larger than dogs", "the quick brown fox jumps over the lazy dog", "Paris"]

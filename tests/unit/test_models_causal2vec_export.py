@@ -11,13 +11,13 @@ from tiny_models import metaspace_tokenizer, save_decoder, save_encoder
 
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
-from rayembed.models.build import build_model, check_buildable
 from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.causal2vec.model import Causal2Vec
-from rayembed.models.encoding import encode
-from rayembed.models.files import weights_fingerprint
-from rayembed.models.load import check_loadable, load_model
-from rayembed.models.saved_folder import saved_dimensions
+from rayembed.models.loading.build import build_model, check_buildable
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.load import check_loadable, load_model
+from rayembed.models.loading.saved_folder import saved_dimensions
+from rayembed.models.passes.encoding import encode
 from rayembed.models.sentence_module import as_sentence_transformer
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox jumps over the lazy dog", "Paris", ""]

@@ -16,9 +16,9 @@ from tiny_models import (
 
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
-from rayembed.models.build import build_model, check_buildable
 from rayembed.models.cde.config import CDEConfig
-from rayembed.models.load import load_model
+from rayembed.models.loading.build import build_model, check_buildable
+from rayembed.models.loading.load import load_model
 
 SAVE = {"bert": save_encoder, "nomic_bert": save_nomic_encoder, "modernbert": save_modern_encoder}
 TEXTS = ["are cats larger than dogs", "the quick brown fox jumps over the lazy dog", "paris"]

@@ -12,16 +12,16 @@ from tiny_folders import tiny_settings
 from tiny_models import save_cde_stages, save_encoder
 
 from rayembed.config.settings import parse
-from rayembed.data.corpus_clusters import cluster_representatives, clustered_context
+from rayembed.data.clusters.corpus import cluster_representatives, clustered_context
 from rayembed.errors import ConfigError, DataError
-from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
-from rayembed.models.encoding import corpus_context, encode, encode_context, random_documents
-from rayembed.models.files import weights_fingerprint
-from rayembed.models.load import check_loadable, load_model
-from rayembed.models.saved_prompts import saved_instructions
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.load import check_loadable, load_model
+from rayembed.models.loading.saved_prompts import saved_instructions
+from rayembed.models.passes.encoding import corpus_context, encode, encode_context, random_documents
 from rayembed.models.sentence_module import as_sentence_transformer
-from rayembed.pipeline.corpus_job import run_corpus_job, save_with_corpus
+from rayembed.pipeline.data.corpus_job import run_corpus_job, save_with_corpus
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox jumps over the lazy dog", "Paris"]
 CORPUS = ["dogs live in ancient places", "paris is the capital", "7 foxes", "the world of cats", ""]
@@ -226,7 +226,7 @@ def test_what_the_job_cannot_do_is_told_before_a_model_is_loaded(
 
     save_encoder(tmp_path / "encoder")
     model.save(tmp_path / "plain")
-    monkeypatch.setattr("rayembed.models.load.load_model", load_model)
+    monkeypatch.setattr("rayembed.models.loading.load.load_model", load_model)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     (tmp_path / "empty").mkdir()

@@ -16,13 +16,13 @@ from tiny_models import save_encoder
 from rayembed.config.evaluation import Prompts
 from rayembed.config.override import override
 from rayembed.evaluation.prompts import ModelPrompts, folder_prompts
-from rayembed.models.encoding import encode
-from rayembed.models.load import check_loadable, load_model
+from rayembed.models.loading.load import check_loadable, load_model
+from rayembed.models.passes.encoding import encode
 from rayembed.registry.openai_schema import read_encode_options
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings, _own_prefixes
 from rayembed.serving.app import make_app
 from rayembed.serving.service import EmbeddingService
-from rayembed.training.export import export
+from rayembed.training.checkpoints.export import export
 
 TEXTS = ["own3 place", "the sentence number 2"]
 TOLD = "data.datasets.wiki.query_instruction=Find it"

@@ -6,10 +6,10 @@ import torch
 from toy_model import ToyModel
 
 from rayembed.errors import ConfigError, DataError
-from rayembed.models import encoding, passes
 from rayembed.models.contract import cost
-from rayembed.models.encoding import corpus_budget, encode, encode_tokens
-from rayembed.models.micro_batches import cut_by_length
+from rayembed.models.passes import encoding, passes
+from rayembed.models.passes.encoding import corpus_budget, encode, encode_tokens
+from rayembed.models.passes.micro_batches import cut_by_length
 
 TEXTS = ["abc", "a longer text than that", "abc", "z", "a longer text than that", "mid size"]
 

@@ -20,12 +20,12 @@ from rayembed.config.pooling import (
 from rayembed.errors import ArtifactError, StorageFullError
 from rayembed.models.biencoder.architecture import BiEncoder
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
-from rayembed.models.encoding import encode
-from rayembed.models.files import read_header, weights_fingerprint
-from rayembed.models.load import load_model, saved_dtype
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.files import read_header, weights_fingerprint
+from rayembed.models.loading.load import load_model, saved_dtype
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.models.nvembed.model import NVEmbed
+from rayembed.models.passes.encoding import encode
 from rayembed.models.sentence_module import as_sentence_transformer
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox jumps over the lazy dog", "Paris", ""]

@@ -17,14 +17,14 @@ from rayembed.data.vectors.teacher import load_teacher, weights_of
 from rayembed.errors import DeviceMemoryError
 from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.run_scores import make_spec
-from rayembed.hardware import say_once
-from rayembed.models import passes as passes_module
-from rayembed.models import unpadded
+from rayembed.machine.hardware import say_once
+from rayembed.models.attention import unpadded
 from rayembed.models.contract import EmbeddingModel
-from rayembed.models.encoding import encode, encode_context
-from rayembed.models.fitting import TextsAtOnce, room_for
-from rayembed.models.load import load_model
-from rayembed.models.passes import passes
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes import passes as passes_module
+from rayembed.models.passes.encoding import encode, encode_context
+from rayembed.models.passes.fitting import TextsAtOnce, room_for
+from rayembed.models.passes.passes import passes
 from rayembed.serving.service import EmbeddingService
 
 TEXTS = [f"{'a text of ' * (i % 7)}number {i}" for i in range(40)]

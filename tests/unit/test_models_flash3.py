@@ -10,9 +10,10 @@ import torch
 from torch.nn import attention as of_torch
 from torch.nn.attention import _registry
 
-from rayembed.hardware import say_once
-from rayembed.models import attention, unpadded, varlen
-from rayembed.models.varlen import reference, settled_kernel
+from rayembed.machine.hardware import say_once
+from rayembed.models.attention import short_texts as attention
+from rayembed.models.attention import unpadded, varlen
+from rayembed.models.attention.varlen import reference, settled_kernel
 
 CPU = torch.device("cpu")
 

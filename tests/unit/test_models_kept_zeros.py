@@ -8,12 +8,12 @@ from tiny_folders import ARCHITECTURES, save_biencoder, save_nvembed, tiny_setti
 
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.build import build_model, check_buildable
-from rayembed.models.compressed import write_compression
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
-from rayembed.models.lora import merged_state
+from rayembed.models.adapters.lora import merged_state
+from rayembed.models.loading.build import build_model, check_buildable
+from rayembed.models.loading.load import load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
+from rayembed.models.passes.encoding import encode
+from rayembed.models.saving.compressed import write_compression
 from rayembed.recipes.catalogue import get_recipe
 
 TEXTS = ["are cats larger than dogs", "Paris is the capital of France"]

@@ -12,12 +12,12 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ConfigError
-from rayembed.models import varlen
-from rayembed.models.build import build_model
-from rayembed.models.encoding import encode
+from rayembed.models.attention import varlen
 from rayembed.models.experts import ExpertMlps
 from rayembed.models.layers import keeps_products, recomputable_layers
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.models.loading.build import build_model
+from rayembed.models.passes.encoding import encode
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 
 
 def built(kind, folder, dropout, dtype="bfloat16"):

@@ -22,15 +22,15 @@ from rayembed.config.mining import MiningConfig
 from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.config.settings import parse
 from rayembed.data.vectors import teacher
-from rayembed.models import files
 from rayembed.models.architecture import architecture_of
-from rayembed.models.build import build_model, shapes_of
-from rayembed.models.encoding import encode
-from rayembed.models.files import weights_fingerprint
-from rayembed.models.load import load_model
+from rayembed.models.loading import files
+from rayembed.models.loading.build import build_model, shapes_of
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.load import load_model
+from rayembed.models.loading.saved_folder import POOLING_FILE, load_head
 from rayembed.models.nvembed.config import NVEmbedConfig
-from rayembed.models.saved_folder import POOLING_FILE, load_head
-from rayembed.training.live_bytes import LiveBytes
+from rayembed.models.passes.encoding import encode
+from rayembed.training.memory.live_bytes import LiveBytes
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox", "Paris"]
 

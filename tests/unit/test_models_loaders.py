@@ -11,10 +11,10 @@ import rayembed.models.sentence_module  # noqa: F401  # lets sentence-transforme
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
+from rayembed.models.passes.encoding import encode
 
 QUERIES = ["are cats larger than dogs", "Paris"]
 DOCUMENTS = ["the quick brown fox jumps over the lazy dog", "the capital", "of France"]

@@ -14,22 +14,22 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotated
 
-from rayembed.config.adaptation import MaskedTraining, RotaryEncoderConfig
 from rayembed.config.settings import parse
-from rayembed.data.mlm.batch import MaskedBatch
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.build import build_model
-from rayembed.models.nomic_moe.adaptation import (
+from rayembed.models.loading.build import build_model
+from rayembed.models.nomic_moe.config import NomicMoeConfig
+from rayembed.models.nomic_moe.shape import read_shape
+from rayembed.training.contrastive.step import StepSettings
+from rayembed_extras.adaptation.batch import MaskedBatch
+from rayembed_extras.adaptation.encoder import (
     HEAD_FILE,
     load_masked_language_model,
     save_adapted,
     vocabulary,
 )
-from rayembed.models.nomic_moe.config import NomicMoeConfig
-from rayembed.models.nomic_moe.masked_language import collate_masked
-from rayembed.models.nomic_moe.shape import read_shape
-from rayembed.training.masked import MaskedLanguage
-from rayembed.training.step import StepSettings
+from rayembed_extras.adaptation.masked import MaskedLanguage
+from rayembed_extras.adaptation.masked_language import collate_masked
+from rayembed_extras.adaptation.settings import MaskedTraining, RotaryEncoderConfig
 
 FAMILIES = ("bert", "xlm-roberta")
 LENGTHS = (40, 23, 9)

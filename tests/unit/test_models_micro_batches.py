@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayembed.hardware import pass_cost_tokens
-from rayembed.models.micro_batches import cut_by_length, padded_tokens
+from rayembed.machine.hardware import pass_cost_tokens
+from rayembed.models.passes.micro_batches import cut_by_length, padded_tokens
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=60)
 PASS_COST = st.integers(1, 100)

@@ -23,18 +23,18 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.backbones import check_for_sentence_transformers
-from rayembed.models.build import build_model, check_buildable
-from rayembed.models.encoding import encode
 from rayembed.models.experts import MoeMlp
-from rayembed.models.load import load_model
+from rayembed.models.loading.backbones import check_for_sentence_transformers
+from rayembed.models.loading.build import build_model, check_buildable
+from rayembed.models.loading.load import load_model
 from rayembed.models.nomic_moe.config import BalanceConfig, ExpertsConfig, NomicMoeConfig
 from rayembed.models.nomic_moe.encoder import Statistics
 from rayembed.models.nomic_moe.model import balance_loss, router_metrics
 from rayembed.models.nomic_moe.shape import shape_of
 from rayembed.models.nomic_moe.upcycling import upcycled_shape, upcycled_weights
-from rayembed.training.contrastive import stage_tokenizer
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.models.passes.encoding import encode
+from rayembed.training.contrastive.objective import stage_tokenizer
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox", "Paris"]
 EXPERTS = {"num_experts": 4, "top_k": 2}

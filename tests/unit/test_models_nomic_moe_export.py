@@ -11,12 +11,12 @@ from sentence_transformers import SentenceTransformer
 from tiny_models import nomic_settings, nomic_weights, save_encoder, save_nomic
 
 from rayembed.config.settings import parse
-from rayembed.models.build import build_model
-from rayembed.models.encoding import encode
-from rayembed.models.load import check_loadable, load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import check_loadable, load_model
+from rayembed.models.loading.saved_folder import saved_dimensions
 from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.models.nomic_moe.model import NomicMoe
-from rayembed.models.saved_folder import saved_dimensions
+from rayembed.models.passes.encoding import encode
 from rayembed.models.sentence_module import as_sentence_transformer
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings
 

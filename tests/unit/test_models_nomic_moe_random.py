@@ -9,7 +9,7 @@ from tiny_models import save_encoder, save_nomic
 
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
-from rayembed.models.build import build_model
+from rayembed.models.loading.build import build_model
 from rayembed.models.nomic_moe.config import NomicMoeConfig
 
 EXPERTS = {"num_experts": 4, "top_k": 2}

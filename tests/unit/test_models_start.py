@@ -13,11 +13,11 @@ from tiny_models import save_decoder, save_encoder
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model, check_buildable
 from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.cde.config import CDEConfig
+from rayembed.models.loading.build import build_model, check_buildable
+from rayembed.models.loading.start import find_start
 from rayembed.models.nvembed.config import NVEmbedConfig
-from rayembed.models.start import find_start
 
 DENSE = {"width": 8, "bias": True, "activation": "tanh"}
 

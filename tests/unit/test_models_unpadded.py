@@ -25,16 +25,16 @@ from rayembed.config.backbone import BackboneConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.vectors.teacher import narrow_linear_layers
 from rayembed.errors import ConfigError
-from rayembed.models import unpadded, varlen
-from rayembed.models.backbones import load_backbone
+from rayembed.models.attention import unpadded, varlen
+from rayembed.models.attention.packed import Packed, pack
+from rayembed.models.attention.unpadded import packs, why_part_padded
 from rayembed.models.biencoder.architecture import BiEncoder
-from rayembed.models.build import build_model
-from rayembed.models.encoding import encode
 from rayembed.models.experts import ExpertMlps
-from rayembed.models.micro_batches import collate, cut_by_length
-from rayembed.models.packed import Packed, pack
-from rayembed.models.unpadded import packs, why_part_padded
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.models.loading.backbones import load_backbone
+from rayembed.models.loading.build import build_model
+from rayembed.models.passes.encoding import encode
+from rayembed.models.passes.micro_batches import collate, cut_by_length
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 
 TEXTS = [*LINES[1:], "Paris", "cats " * 30]
 
@@ -323,7 +323,7 @@ def test_a_model_that_reads_packed_texts_in_another_way_is_found(
 
 
 def wrong_window(monkeypatch):
-    from rayembed.models import attention
+    from rayembed.models.attention import short_texts as attention
 
     right = attention.varlen_attention
     monkeypatch.setattr(

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from rayembed.models.attention.varlen import reference, settled_kernel, varlen_attention
 from rayembed.models.nvembed.pooling import attend_by_products
-from rayembed.models.varlen import reference, settled_kernel, varlen_attention
 
 LENGTHS = [7, 1, 4, 12]
 HEADS, WIDTH = 4, 8

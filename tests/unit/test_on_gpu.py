@@ -12,11 +12,11 @@ from tiny_models import save_decoder
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
-from rayembed.models import adapter_bits
-from rayembed.models.build import build_model
-from rayembed.models.encoding import encode
+from rayembed.models.adapters import adapter_bits
+from rayembed.models.loading.build import build_model
 from rayembed.models.nvembed.config import NVEmbedConfig
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.models.passes.encoding import encode
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 
 pytestmark = pytest.mark.gpu
 

@@ -27,11 +27,11 @@ from rayembed.optim.linear import Linear
 from rayembed.optim.muon import Muon
 from rayembed.optim.orthogonal import orthogonal
 from rayembed.optim.wsd import WSD
-from rayembed.recipes.adaptation import quickstart as adaptation
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.training.loss_parameters import LossParameters
+from rayembed.training.contrastive.loss_parameters import LossParameters
 from rayembed.training.optimizer import parameter_groups, set_learning_rates
 from rayembed.training.schedule import learning_rate_factor
+from rayembed_extras.adaptation.recipes import quickstart as adaptation
 
 
 def stage(steps=10, **optimizer):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayembed.tables import show
+from rayembed.display.tables import show
 from rayembed_papers.compression import figures, measure
 from rayembed_papers.compression.job import NUM_CELLS, run_compression_tables
 from rayembed_papers.compression.measure import BASE, Cell

@@ -14,11 +14,11 @@ from word_articles import TOPICS, run_over_words, write_word_articles
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError
 from rayembed.evaluation import rayembed_spec
-from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.cde.model import CDE
-from rayembed.models.encoding import encode, encode_context, random_documents
-from rayembed.models.load import load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode, encode_context, random_documents
 from rayembed.samples.references import RETRIEVAL_TASKS
 from rayembed_papers.context import topics as context_topics
 from rayembed_papers.context.sizes import check_sizes, scores_by_size, tasks_of

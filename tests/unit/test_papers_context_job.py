@@ -8,12 +8,12 @@ from tiny_models import save_cde_stages, save_encoder
 from word_articles import run_over_words, write_word_articles
 
 from rayembed.config.settings import parse
-from rayembed.data import on_ray as data_on_ray
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine import on_ray as data_on_ray
+from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
-from rayembed.pipeline import on_ray
+from rayembed.models.loading.build import build_model
+from rayembed.pipeline.run import on_ray
 from rayembed_papers import measure_on_ray as evaluation_on_ray
 from rayembed_papers.context.difficulty import Difficulty
 from rayembed_papers.context.job import asked_sizes, default_sizes, run_context_job

@@ -5,12 +5,12 @@ import pytest
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
-from rayembed.data.artifacts import ArtifactWriter, PipelineContext
 from rayembed.data.clusters.cluster import make_clustered
-from rayembed.data.parts import write_part
+from rayembed.data.engine.artifacts import ArtifactWriter, PipelineContext
+from rayembed.data.engine.parts import write_part
+from rayembed.data.engine.work_items import in_process
 from rayembed.data.records import Record
 from rayembed.data.vectors.teacher import TeacherLoader
-from rayembed.data.work_items import in_process
 from rayembed_papers.context import difficulty as measured
 from rayembed_papers.context.difficulty import Difficulty, difficulty, measure_batches
 

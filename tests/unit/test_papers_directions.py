@@ -11,13 +11,13 @@ from mlflow import MlflowClient
 from scipy.stats import ttest_rel
 
 from rayembed.assets.resolver import resolve_model
+from rayembed.display.tables import show
 from rayembed.errors import ArtifactError, ConfigError, WorkerError
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
-from rayembed.models.build import check_buildable
-from rayembed.pipeline.report import Outcome
+from rayembed.models.loading.build import check_buildable
+from rayembed.pipeline.run.report import Outcome
 from rayembed.recipes import causal2vec
 from rayembed.registry.tracking_uri import resolve_tracking_uri
-from rayembed.tables import show
 from rayembed_papers.directions import job, measure
 from rayembed_papers.directions.catalogue import (
     directions,

@@ -13,10 +13,10 @@ from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.prompts import ModelPrompts, unsaved_prompts
-from rayembed.models.build import build_model
 from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.cde.config import CDEConfig
-from rayembed.models.load import load_model
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import load_model
 from rayembed.samples.files import held_out_articles
 from rayembed.samples.wikipedia import sizes_of
 from rayembed_papers.noise import job as noise_job

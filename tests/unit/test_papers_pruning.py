@@ -9,16 +9,16 @@ import torch
 from tiny_folders import TINY, save_biencoder, save_tiny, tiny_settings
 from tiny_models import LINES, save_encoder
 
-from rayembed.compression.contract import CalibrationText, Source
-from rayembed.compression.layers import Layers
-from rayembed.compression.matrices import matrices_of
-from rayembed.config.compression import settings_in
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.build import build_model, check_buildable
-from rayembed.models.compressed import read_compression
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.build import build_model, check_buildable
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
+from rayembed.models.saving.compressed import read_compression
+from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.layers import Layers
+from rayembed_extras.compression.matrices import matrices_of
+from rayembed_extras.compression.settings import settings_in
 from rayembed_papers.pruning.magnitude import Magnitude
 from rayembed_papers.pruning.wanda import Wanda, WandaSolver
 

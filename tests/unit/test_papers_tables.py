@@ -3,8 +3,8 @@
 import pytest
 
 from rayembed.errors import ConfigError
-from rayembed.pipeline.sweep_job import sweep_job
-from rayembed.tuning.trials import check_sweep, known_trials, runs_of_data
+from rayembed_extras.sweeps.job import sweep_job
+from rayembed_extras.sweeps.trials import check_sweep, known_trials, runs_of_data
 from rayembed_papers.tables.catalogue import get_table, table_sweeps
 
 PUBLISHED = (

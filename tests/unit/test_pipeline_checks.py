@@ -10,12 +10,12 @@ from tiny_models import save_decoder, save_encoder
 
 from rayembed.config.loss import LossConfig
 from rayembed.config.override import override
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.prepare import prepare
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError, RayembedError
-from rayembed.models.build import check_buildable
-from rayembed.models.load import check_loadable, load_model
-from rayembed.pipeline.checks import check_inputs, check_instructions, check_row_instructions
+from rayembed.models.loading.build import check_buildable
+from rayembed.models.loading.load import check_loadable, load_model
+from rayembed.pipeline.checks.model import check_inputs, check_instructions, check_row_instructions
 from rayembed.samples.references import TASK_NAMES
 
 TAKEN = "stages.one.batch.num_negatives=7"

@@ -4,15 +4,15 @@ import re
 
 import pytest
 
-from rayembed.config.compared import compared_as
 from rayembed.config.override import override
-from rayembed.hardware import Precision
-from rayembed.pipeline import estimate as module
-from rayembed.pipeline.adaptation_tables import adaptation_work
-from rayembed.pipeline.estimate import estimate, estimate_trials, gpu_hours, work_of
-from rayembed.pipeline.requirements import step_load
-from rayembed.recipes.adaptation import get_adaptation
+from rayembed.machine.hardware import Precision
+from rayembed.pipeline.estimate import time as module
+from rayembed.pipeline.estimate.requirements import step_load
+from rayembed.pipeline.estimate.time import estimate, estimate_trials, gpu_hours, work_of
 from rayembed.recipes.catalogue import get_recipe
+from rayembed_extras.adaptation.recipes import get_adaptation
+from rayembed_extras.adaptation.tables import adaptation_work
+from rayembed_extras.sweeps.compared import compared_as
 
 
 @pytest.fixture

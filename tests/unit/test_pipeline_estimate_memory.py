@@ -15,16 +15,16 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
-from rayembed.pipeline import activations as counting
-from rayembed.pipeline import model_sizes
-from rayembed.pipeline.activations import activations
-from rayembed.pipeline.at_hand import AtHand
-from rayembed.pipeline.dry_run import print_dry_run
-from rayembed.pipeline.estimate_memory import gpu_memory, gpus_that_fit, host_bytes
-from rayembed.pipeline.meta_pass import kernels_on_meta
-from rayembed.pipeline.requirements import model_size
-from rayembed.pipeline.training_job import training_job
+from rayembed.models.loading.build import build_model
+from rayembed.pipeline.checks.files import AtHand
+from rayembed.pipeline.estimate import activations as counting
+from rayembed.pipeline.estimate import model_sizes
+from rayembed.pipeline.estimate.activations import activations
+from rayembed.pipeline.estimate.dry_run import print_dry_run
+from rayembed.pipeline.estimate.memory import gpu_memory, gpus_that_fit, host_bytes
+from rayembed.pipeline.estimate.meta_pass import kernels_on_meta
+from rayembed.pipeline.estimate.requirements import model_size
+from rayembed.pipeline.run.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe
 
 RECIPE = get_recipe("nvembed-v2-public")

@@ -12,8 +12,8 @@ from run_scoring import tasks_of
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
-from rayembed.pipeline.general_tasks import language_of, other_language, with_fitting_tasks
-from rayembed.pipeline.guard import judge
+from rayembed.pipeline.evaluate.general_tasks import language_of, other_language, with_fitting_tasks
+from rayembed.pipeline.evaluate.guard import judge
 from rayembed.samples.references import LANGUAGE_CODES, TASK_NAMES, parse_reference
 
 TEXTS = {

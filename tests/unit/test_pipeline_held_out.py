@@ -10,21 +10,21 @@ from tiny_folders import save_biencoder
 
 from rayembed.config.data_run import data_of
 from rayembed.config.override import override
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.prepare import prepare, prepare_datasets
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation import validation
 from rayembed.evaluation.validation import validation_factories
-from rayembed.pipeline.at_hand import AtHand
-from rayembed.pipeline.data_tables import print_data_run, print_prepared
-from rayembed.pipeline.dry_run import print_dry_run
-from rayembed.pipeline.held_out import held_out_sets, with_sets
-from rayembed.pipeline.task_facts import task_facts
-from rayembed.pipeline.validation import check_validated
+from rayembed.pipeline.checks.files import AtHand
+from rayembed.pipeline.data.tables import print_data_run, print_prepared
+from rayembed.pipeline.estimate.dry_run import print_dry_run
+from rayembed.pipeline.register.task_facts import task_facts
+from rayembed.pipeline.run.held_out import held_out_sets, with_sets
+from rayembed.pipeline.run.validation import check_validated
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.gates import decide, parse_requirement
 from rayembed.results.files import read_results
-from rayembed.tuning.trials import data_folders
+from rayembed_extras.sweeps.trials import data_folders
 
 NULL = "data.datasets.pairs.held_out=null"
 

@@ -12,9 +12,9 @@ from tiny_folders import save_biencoder
 
 from rayembed.config.override import override
 from rayembed.errors import ArtifactError
-from rayembed.models.files import weights_fingerprint
-from rayembed.pipeline.register_job import run_register_job
-from rayembed.pipeline.registration import Training, register_trained, training_run
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.pipeline.register.job import run_register_job
+from rayembed.pipeline.register.registration import Training, register_trained, training_run
 from rayembed.registry.registered_model import ModelReference, get_version, read_scores
 from rayembed.registry.tracking import Tracker
 

@@ -4,12 +4,12 @@ import shlex
 
 import pytest
 
-from rayembed.pipeline.adapt import AdaptedEncoder, next_command
-from rayembed.pipeline.registration import RegisteredVersion
-from rayembed.pipeline.report import Outcome, print_outcome
-from rayembed.recipes.adaptation import get_adaptation
+from rayembed.pipeline.register.registration import RegisteredVersion
+from rayembed.pipeline.run.report import Outcome, print_outcome
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.card_parts import how_to_score
+from rayembed_extras.adaptation.adapt import AdaptedEncoder, next_command
+from rayembed_extras.adaptation.recipes import get_adaptation
 
 
 @pytest.mark.parametrize(

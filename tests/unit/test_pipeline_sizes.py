@@ -8,18 +8,18 @@ import pytest
 from own_pairs import own_run, write_pairs
 from tiny_models import save_modern_encoder
 
-from rayembed.compression.layers import Layers
-from rayembed.compression.vocabulary import Vocabulary
-from rayembed.config.compression import COMPRESSIONS
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import ScoreKey
-from rayembed.models.files import weights_fingerprint
-from rayembed.models.load import load_model
-from rayembed.pipeline import sizes as sizes_module
-from rayembed.pipeline.sizes import make_sizes, recovery
-from rayembed.pipeline.sizes_job import run_sizes_job
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.load import load_model
+from rayembed_extras.compression import sizes as sizes_module
+from rayembed_extras.compression.layers import Layers
+from rayembed_extras.compression.settings import COMPRESSIONS
+from rayembed_extras.compression.sizes import make_sizes, recovery
+from rayembed_extras.compression.sizes_job import run_sizes_job
+from rayembed_extras.compression.vocabulary import Vocabulary
 
 SIZES = {
     "layers-0.4": (Layers(share=0.4),),

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiny_folders import tiny_parts, tiny_settings
 
-from rayembed.models.build import build_model
-from rayembed.models.lora import merged_state
-from rayembed.pipeline import validation
+from rayembed.models.adapters.lora import merged_state
+from rayembed.models.loading.build import build_model
+from rayembed.pipeline.run import validation
 
 LORA = {"rank": 2, "alpha": 4, "dropout": 0.1}
 OF_ENCODER = {

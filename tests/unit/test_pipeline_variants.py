@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rayembed.pipeline.variants import Variant, choose, report_tables, score_all
-from rayembed.tables import show
+from rayembed.display.tables import show
+from rayembed.pipeline.evaluate.variants import Variant, choose, report_tables, score_all
 
 
 def scored(labels, means):

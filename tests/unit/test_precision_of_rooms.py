@@ -16,11 +16,7 @@ from sentence_transformers import SentenceTransformer
 from tiny_models import save_cde_stages, save_cross_encoder, save_encoder
 
 import rayembed
-from rayembed import hardware
 from rayembed.assets.stored_folder import StoredFolder
-from rayembed.compression.calibration import loaded_as_saved
-from rayembed.compression.gptq import GPTQ
-from rayembed.compression.quantised import Int8
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data_run import TeacherPlacement, data_of
 from rayembed.config.evaluation import ModelUnderTest
@@ -30,34 +26,38 @@ from rayembed.config.override import override
 from rayembed.config.serving import Limits, ServedModel
 from rayembed.config.settings import parse
 from rayembed.config.small_vectors import StoredVectors as SmallVectors
-from rayembed.data import on_ray as data_on_ray
-from rayembed.data.here import execute_here
+from rayembed.data.engine import on_ray as data_on_ray
+from rayembed.data.engine.here import execute_here
 from rayembed.data.mining.rescoring import load_cross_encoder
 from rayembed.data.vectors.teacher import TeacherLoader
-from rayembed.device import SeenGpus
 from rayembed.errors import ConfigError
 from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.pooled.embedding_store import Bucket, TextUnit
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.run_scores import make_spec
 from rayembed.evaluation.tables import ScoreKey
-from rayembed.hardware import Precision
+from rayembed.machine import hardware
+from rayembed.machine.device import SeenGpus
+from rayembed.machine.hardware import Precision
 from rayembed.models import transformer_model
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.cde.model import CDE
-from rayembed.models.files import weights_fingerprint
-from rayembed.models.load import load_model, saved_dtype
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.load import load_model, saved_dtype
 from rayembed.models.sentence_module import as_sentence_transformer
-from rayembed.pipeline import evaluate as evaluation
-from rayembed.pipeline import run_scorer
-from rayembed.pipeline.corpus_job import save_with_corpus
-from rayembed.pipeline.on_ray import OnRay
-from rayembed.pipeline.run_folders import RunFolders
-from rayembed.pipeline.run_scorer import RunScorer
+from rayembed.pipeline.data.corpus_job import save_with_corpus
+from rayembed.pipeline.evaluate import evaluate as evaluation
+from rayembed.pipeline.evaluate import run_scorer
+from rayembed.pipeline.evaluate.run_scorer import RunScorer
+from rayembed.pipeline.run.folders import RunFolders
+from rayembed.pipeline.run.on_ray import OnRay
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.serving import on_ray as serving
+from rayembed_extras.compression.calibration import loaded_as_saved
+from rayembed_extras.compression.gptq import GPTQ
+from rayembed_extras.compression.quantised import Int8
 
 RTX, T4 = ("NVIDIA GeForce RTX 3090", (8, 6)), ("Tesla T4", (7, 5))
 EMULATED, WITH_UNITS = 1 / 30, 2.4

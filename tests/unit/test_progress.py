@@ -9,12 +9,12 @@ import types
 
 import pytest
 
-from rayembed.data.work_items import _Done, in_process, run_tasks
+from rayembed.data.engine.work_items import _Done, in_process, run_tasks
+from rayembed.display.progress import bar, detail, doing, enter, live_line, overview
+from rayembed.display.shares import hearing, pieces, tell
 from rayembed.evaluation.jobs import Job as EvaluationJob
 from rayembed.evaluation.pooled.progress import ProgressLog
 from rayembed.pipeline.job import Job, work_begins
-from rayembed.progress import bar, detail, doing, enter, live_line, overview
-from rayembed.shares import hearing, pieces, tell
 
 QUICK = 0.02
 

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from rayembed.quiet import _HARMLESS, quiet, set_unset, without, without_harmless
+from rayembed.display.quiet import _HARMLESS, quiet, set_unset, without, without_harmless
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_variable_that_is_set_stays(monkeypatch):
 def test_rays_workers_begin_with_it_at_once():
     """It runs in every worker before its first task."""
     code = (
-        "import sys, rayembed.quiet as q; q.quiet(); "
+        "import sys, rayembed.display.quiet as q; q.quiet(); "
         "print([n for n in ('torch', 'ray', 'numpy') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,8 +6,8 @@ from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ConfigError
-from rayembed.pipeline.dry_run import _share
-from rayembed.pipeline.requirements import model_size
+from rayembed.pipeline.estimate.dry_run import _share
+from rayembed.pipeline.estimate.requirements import model_size
 from rayembed.recipes import causal2vec
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.samples.assets import MINILM, SMOLLM2

@@ -3,7 +3,7 @@
 import pytest
 
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.pipeline.requirements import model_size, step_load
+from rayembed.pipeline.estimate.requirements import model_size, step_load
 from rayembed.recipes.catalogue import get_recipe
 
 ROWS = ("cde-quickstart-random", "cde-quickstart-clustered", "cde-quickstart-filtered")

@@ -19,8 +19,8 @@ from made_up_datasets import made_up_repositories, made_up_revisions
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import CleaningConfig
 from rayembed.config.sources import Source
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext
-from rayembed.data.parts import read_table
+from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import read_table
 from rayembed.data.sources.check import check_source
 from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.earlier import RecordsSource

@@ -5,9 +5,9 @@ import pytest
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
 from rayembed.models.nomic_moe.upcycling import CONVERTIBLE
-from rayembed.pipeline.published_shapes import PUBLISHED
-from rayembed.pipeline.requirements import model_size, step_load
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.estimate.published_shapes import PUBLISHED
+from rayembed.pipeline.estimate.requirements import model_size, step_load
+from rayembed.pipeline.run.training_job import training_job
 from rayembed.recipes import nomic
 from rayembed.recipes.catalogue import get_recipe
 

@@ -11,11 +11,11 @@ from tiny_models import save_encoder
 
 from rayembed.config.override import override
 from rayembed.errors import ArtifactError, AssetError, ConfigError
-from rayembed.models.compressed import read_compression
-from rayembed.models.files import weights_fingerprint
-from rayembed.models.load import load_model
-from rayembed.pipeline.guard import save_mixture
-from rayembed.pipeline.train import provenance_of_teachers, train
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.load import load_model
+from rayembed.models.saving.compressed import read_compression
+from rayembed.pipeline.evaluate.guard import save_mixture
+from rayembed.pipeline.run.train import provenance_of_teachers, train
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 
 
@@ -57,7 +57,7 @@ def test_it_ends_with_the_zeros_of_its_start(run, tmp_path):
 def test_a_start_that_was_not_pruned_is_refused_before_a_worker_starts(run, monkeypatch):
     teacher = run.stages[0].teachers[0].teacher
     wrong = override(run, [f"model.backbone.path={teacher}", "name=wrong"])
-    monkeypatch.setattr("rayembed.pipeline.train.prepare", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr("rayembed.pipeline.run.train.prepare", lambda *_: pytest.fail("work began"))
     with pytest.raises(ConfigError, match=r"model\.keep_zeros.*was not pruned"):
         train(wrong)
 
@@ -99,7 +99,7 @@ def test_hidden_states_of_the_original_are_learnt(run, tmp_path):
 def test_a_teacher_whose_states_do_not_fit_is_refused_before_a_worker_starts(
     run, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("rayembed.pipeline.train.prepare", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr("rayembed.pipeline.run.train.prepare", lambda *_: pytest.fail("work began"))
     wide = save_encoder(tmp_path / "wide", hidden_size=64)
     for teacher, error, match in (
         (wide, ConfigError, r"finetune\.hidden_states\.teacher: the teacher's states are 64 wide"),

@@ -16,11 +16,11 @@ from tiny_folders import save_biencoder, save_nvembed
 from upload_hub import upload_hub
 
 from rayembed.errors import ConfigError
-from rayembed.models.files import weights_fingerprint
-from rayembed.pipeline import register_job
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.pipeline.evaluate.merge_job import shares_in
 from rayembed.pipeline.job import option
-from rayembed.pipeline.merge_job import shares_in
-from rayembed.pipeline.register_job import run_register_job
+from rayembed.pipeline.register import job as register_job
+from rayembed.pipeline.register.job import run_register_job
 from rayembed.registry.promote import Gates
 from rayembed.registry.registered_model import ModelReference, download, get_version, read_scores
 from rayembed.registry.tracking import Tracker

@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.pipeline.licences import base_licence, data_licences
+from rayembed.pipeline.register.licences import base_licence, data_licences
 from rayembed.recipes.datasets.catalogue import get_dataset
 from rayembed.registry.card_parts import plain_card
 from rayembed.registry.model_card import hub_name, model_card

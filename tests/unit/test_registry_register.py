@@ -295,9 +295,9 @@ def test_nvembed_export_gives_the_vectors_of_its_own_encoder(tracker, tmp_path, 
     from tiny_models import save_decoder
 
     from rayembed.config.settings import parse
-    from rayembed.models.build import build_model
-    from rayembed.models.encoding import encode
+    from rayembed.models.loading.build import build_model
     from rayembed.models.nvembed.config import NVEmbedConfig
+    from rayembed.models.passes.encoding import encode
 
     backbone = save_decoder(tmp_path / "decoder")
     config = parse(
@@ -341,8 +341,8 @@ def test_biencoder_takes_an_instruction_as_plain_text(tracker, tmp_path, loaded,
 
     from rayembed.config.backbone import BackboneConfig
     from rayembed.models.biencoder.config import BiEncoderConfig
-    from rayembed.models.build import build_model
-    from rayembed.models.encoding import encode
+    from rayembed.models.loading.build import build_model
+    from rayembed.models.passes.encoding import encode
 
     encoder = save_encoder(tmp_path / "encoder")
     config = BiEncoderConfig(

@@ -9,15 +9,15 @@ from closure import closure, embed_alone, link_closure
 from registered import registered_folders
 from tiny_folders import ARCHITECTURES
 
-from rayembed.compression.contract import Source
-from rayembed.compression.quantised import Int8
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
 from rayembed.registry.model_requirements import (
     format_requirements,
     imported_modules,
     pip_requirements,
 )
+from rayembed_extras.compression.contract import Source
+from rayembed_extras.compression.quantised import Int8
 
 TEXTS = ["Paris is the capital of France", "the quick brown fox"]
 

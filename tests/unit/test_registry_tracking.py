@@ -18,8 +18,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 from rayembed.errors import ArtifactError, ConfigError, PlacementError, TrackingError
+from rayembed.pipeline.run.training_job import training_job
 from rayembed.pipeline.storage import absolute_storage
-from rayembed.pipeline.training_job import training_job
 from rayembed.registry import mlflow_run, tracking, tracking_uri
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.mlflow_run import (

@@ -24,17 +24,17 @@ from rayembed.config.evaluation_run import EvaluationPlacement
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
-from rayembed.data import here as data_here
-from rayembed.data.here import execute_here
+from rayembed.data.engine import here as data_here
+from rayembed.data.engine.here import execute_here
 from rayembed.data.prepare import prepare
 from rayembed.errors import ConfigError, DataError, PlacementError, StorageError
-from rayembed.pipeline.here import Here
-from rayembed.pipeline.on_ray import OnRay
-from rayembed.pipeline.runtime import runtime_of
+from rayembed.pipeline.run.here import Here
+from rayembed.pipeline.run.on_ray import OnRay
+from rayembed.pipeline.run.runtime import runtime_of
 from rayembed.pipeline.stopping import hearing
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training import here as training_here
-from rayembed.training.checkpoint_list import listed_checkpoints
+from rayembed.training.checkpoints.checkpoint_list import listed_checkpoints
 from rayembed.training.here import train_stage_here
 from rayembed.training.job import StageJob
 from rayembed.training.trainer import Callback
@@ -315,7 +315,7 @@ def test_without_the_random_state_of_its_checkpoint_it_would_differ(
 ):
     with pytest.raises(KeyboardInterrupt):
         train(made, tmp_path / "run", Interrupts(7, signal.SIGINT))
-    monkeypatch.setattr("rayembed.training.checkpoint.restore", lambda state: None)
+    monkeypatch.setattr("rayembed.training.checkpoints.checkpoint.restore", lambda state: None)
     assert not equal(train(made, tmp_path / "run")[0], whole)
 
 

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayembed.errors import DataError
-from rayembed.hardware import rounded_products
+from rayembed.machine.hardware import rounded_products
 from rayembed.search import tiles, two_passes
 from rayembed.search.exact import top_k
 from rayembed.search.order import NO_RESULT
 from rayembed.search.tiles import Tiles, documents_above, gpu_tiles
 from rayembed.search.two_passes import exact_products
-from rayembed.training.live_bytes import LiveBytes
+from rayembed.training.memory.live_bytes import LiveBytes
 
 
 def brute_force(queries: np.ndarray, corpus: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

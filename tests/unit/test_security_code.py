@@ -14,8 +14,8 @@ FILES = sorted([*PLATFORM.parent.rglob("*.py"), *(ROOT / "jobs").rglob("*.py")])
 
 BETWEEN_WORKERS = {
     "ahead.py": {"answer", "made", "given.recv_bytes()", "work"},
-    "data/on_ray.py": {"units", "row['result']"},
-    "data/synthesis/on_ray.py": {"row['request']"},
+    "data/engine/on_ray.py": {"units", "row['result']"},
+    "rayembed_extras/synthesis/on_ray.py": {"row['request']"},
 }
 """Where pickles are read, and of what: rows of data sets that the same job has just put into Ray's
 store, which itself pickles all that it moves, and what a process and those that it has started send

@@ -35,9 +35,9 @@ from rayembed.evaluation import loader_code
 from rayembed.evaluation.loader_code import GIVES_LEAVE, foreign_code, name_of, text_version
 from rayembed.evaluation.mteb_spec import _check_supported, _runs_code, mteb_spec
 from rayembed.evaluation.sentence_spec import sentence_spec
-from rayembed.models.backbones import check_backbone
-from rayembed.models.load import load_model
-from rayembed.pipeline.registration import check_registrable
+from rayembed.models.loading.backbones import check_backbone
+from rayembed.models.loading.load import load_model
+from rayembed.pipeline.register.registration import check_registrable
 
 CODE = """from pathlib import Path
 Path({marker!r}).touch()

@@ -16,18 +16,18 @@ from rayembed.assets.names import below, check_inside, folder_name
 from rayembed.assets.storage import download_folder, list_files
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.graph import GraphConfig
-from rayembed.data.artifacts import DatasetArtifact
+from rayembed.data.engine.artifacts import DatasetArtifact
 from rayembed.data.held_out.part import check_set
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.vectors.lookup import StoredVectors
 from rayembed.errors import ArtifactError, AssetError
 from rayembed.evaluation.sentence_spec import _in_bfloat16
-from rayembed.models.files import check_weight_files, weight_paths
-from rayembed.models.sentence_folder import read_modules
-from rayembed.pipeline.run_folders import plan_of
+from rayembed.models.loading.files import check_weight_files, weight_paths
+from rayembed.models.loading.sentence_folder import read_modules
+from rayembed.pipeline.run.folders import plan_of
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry import registered_model
-from rayembed.training.checkpoint_list import listed_checkpoints
+from rayembed.training.checkpoints.checkpoint_list import listed_checkpoints
 
 EVIL = ("../victim", "a/../../victim", "/etc/passwd", "..", "a/..", "..\\victim", "a\0b", "", None)
 

@@ -23,10 +23,10 @@ from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
-from rayembed.pipeline.at_hand import AtHand
-from rayembed.pipeline.dry_run import print_dry_run
-from rayembed.pipeline.register_job import run_register_job
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.checks.files import AtHand
+from rayembed.pipeline.estimate.dry_run import print_dry_run
+from rayembed.pipeline.register.job import run_register_job
+from rayembed.pipeline.run.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.registry.model_card import model_card
 from rayembed.registry.provenance import collect_provenance, node_hardware

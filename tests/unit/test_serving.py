@@ -19,8 +19,8 @@ from rayembed.api.embedder import Embedder
 from rayembed.config.serving import Limits, ServedModel
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError, WorkerError
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
 from rayembed.serving import on_ray as serving_on_ray
 from rayembed.serving.app import _Bodies, _metrics, digest, make_app
 from rayembed.serving.batcher import Batcher

@@ -12,8 +12,8 @@ from tiny_folders import save_biencoder, save_nvembed
 
 from rayembed.config.serving import Limits
 from rayembed.errors import AssetError
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
 from rayembed.serving.app import make_app
 from rayembed.serving.on_ray import RemoteService
 from rayembed.serving.routes import model_tokenizer, named_tokenizer

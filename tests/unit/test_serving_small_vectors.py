@@ -15,7 +15,7 @@ from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.pooled.best_documents import BestDocuments
 from rayembed.evaluation.pooled.encoding_worker import comparable
 from rayembed.evaluation.run_scores import make_spec
-from rayembed.models.load import load_model
+from rayembed.models.loading.load import load_model
 from rayembed.quantisation import from_bits, from_int8, to_bits, to_int8
 from rayembed.search.stored import best_by_bits
 from rayembed.serving.app import make_app

@@ -11,7 +11,7 @@ from own_pairs import own_run, write_pairs
 
 from rayembed.config.override import override
 from rayembed.config.run import Run
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.epochs import with_expected_steps, with_planned_steps
 from rayembed.data.plan.audit import rejected_rows
 from rayembed.data.plan.batch_plan import BatchPlan
@@ -19,9 +19,9 @@ from rayembed.data.prepare import prepare
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.rows import read_rows
 from rayembed.errors import ArtifactError, ConfigError, DataError
-from rayembed.pipeline.at_hand import look_at
-from rayembed.pipeline.dry_run import print_dry_run
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.checks.files import look_at
+from rayembed.pipeline.estimate.dry_run import print_dry_run
+from rayembed.pipeline.run.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.training import callbacks

@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
+from rayembed.display.shares import hearing, piece, pieces, present_listener, tell
 from rayembed.search.exact import count_above, top_k_of_blocks
-from rayembed.shares import hearing, piece, pieces, present_listener, tell
 
 
 def test_pieces_within_pieces_share_what_is_done():

@@ -21,7 +21,7 @@ from rayembed.errors import ConfigError, DataError
 from rayembed.pipeline import stopping
 from rayembed.pipeline.job import exit_code
 from rayembed.pipeline.stopping import ends_with_it, hearing, keep_hearing
-from rayembed.training.elastic.on_ray import StoppableTrainer, end_with_checkpoint
+from rayembed.training.faults.elastic_on_ray import StoppableTrainer, end_with_checkpoint
 from rayembed.training.here import _Interrupts
 from rayembed.training.metrics_sink import MetricsSink
 

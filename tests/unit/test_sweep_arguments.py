@@ -9,15 +9,15 @@ import pytest
 import yaml
 from tiny_job import ROOT, make_run
 
-from rayembed.config.compared import first_score
 from rayembed.config.override import override
-from rayembed.config.sweep import metric_source
 from rayembed.errors import ConfigError
-from rayembed.hardware import Precision
-from rayembed.pipeline.sweep_dry_run import print_sweep
-from rayembed.pipeline.sweep_folder import sweep_settled
-from rayembed.pipeline.sweep_job import sweep_job
-from rayembed.tuning.trials import check_sweep, known_trials
+from rayembed.machine.hardware import Precision
+from rayembed_extras.sweeps.compared import first_score
+from rayembed_extras.sweeps.dry_run import print_sweep
+from rayembed_extras.sweeps.folder import sweep_settled
+from rayembed_extras.sweeps.job import sweep_job
+from rayembed_extras.sweeps.settings import metric_source
+from rayembed_extras.sweeps.trials import check_sweep, known_trials
 
 RATE = "stages.finetune.optimizer.learning_rate"
 

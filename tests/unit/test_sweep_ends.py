@@ -12,21 +12,21 @@ from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.config.sweep import Sweep, deciding
 from rayembed.errors import ArtifactError, ConfigError, WorkerError
-from rayembed.pipeline import sweep as job
-from rayembed.pipeline import sweep_trial
-from rayembed.pipeline.sweep_dry_run import expected_time
-from rayembed.pipeline.sweep_report import report_text
-from rayembed.recipes.adaptation import get_adaptation
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import resolve_tracking_uri
-from rayembed.training.checkpoint_list import CHECKPOINTS
-from rayembed.tuning.importance import importance
-from rayembed.tuning.results import rows_of
-from rayembed.tuning.trial_store import Report, TrialRecord
-from rayembed.tuning.trials import check_sweep, known_trials
+from rayembed.training.checkpoints.checkpoint_list import CHECKPOINTS
+from rayembed_extras.adaptation.recipes import get_adaptation
+from rayembed_extras.sweeps import sweep as job
+from rayembed_extras.sweeps import trial as sweep_trial
+from rayembed_extras.sweeps.dry_run import expected_time
+from rayembed_extras.sweeps.importance import importance
+from rayembed_extras.sweeps.report import report_text
+from rayembed_extras.sweeps.results import rows_of
+from rayembed_extras.sweeps.settings import Sweep, deciding
+from rayembed_extras.sweeps.trial_store import Report, TrialRecord
+from rayembed_extras.sweeps.trials import check_sweep, known_trials
 from rayembed_papers.tables.catalogue import get_table
 
 RATE = "stages.retrieval.optimizer.learning_rate"

@@ -6,16 +6,16 @@ import json
 import pytest
 from own_pairs import write_pairs
 
-from rayembed.config.sweep import Sweep, metric_source
 from rayembed.errors import ConfigError
-from rayembed.pipeline import sweep_trial
-from rayembed.pipeline.at_hand import check_at_hand
-from rayembed.pipeline.sweep_dry_run import print_sweep
-from rayembed.pipeline.sweep_job import sweep_job
-from rayembed.tuning import trials as of_trials
-from rayembed.tuning.decisions.on_ray import asha
-from rayembed.tuning.trial_store import TrialRecord
-from rayembed.tuning.trials import check_sweep, known_trials, make_trial
+from rayembed.pipeline.checks.files import check_at_hand
+from rayembed_extras.sweeps import trial as sweep_trial
+from rayembed_extras.sweeps import trials as of_trials
+from rayembed_extras.sweeps.decisions_on_ray import asha
+from rayembed_extras.sweeps.dry_run import print_sweep
+from rayembed_extras.sweeps.job import sweep_job
+from rayembed_extras.sweeps.settings import Sweep, metric_source
+from rayembed_extras.sweeps.trial_store import TrialRecord
+from rayembed_extras.sweeps.trials import check_sweep, known_trials, make_trial
 
 EPOCHS = "stages.finetune.epochs"
 

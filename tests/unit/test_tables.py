@@ -5,7 +5,7 @@ import math
 
 from rich.console import Console
 
-from rayembed.tables import MISSING, WIDTH, Cell, Table, best_of, console, show, spread
+from rayembed.display.tables import MISSING, WIDTH, Cell, Table, best_of, console, show, spread
 
 TABLE = Table(
     ["model", "a | b", "seconds"],

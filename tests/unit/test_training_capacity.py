@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rayembed.config.placement import Placement
 from rayembed.errors import PlacementError
 from rayembed.training import on_ray
-from rayembed.training.capacity import (
+from rayembed.training.memory.capacity import (
     await_capacity,
     check_capacity,
     check_validation_capacity,

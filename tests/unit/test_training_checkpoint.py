@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from rayembed.errors import ArtifactError, StorageFullError
-from rayembed.training import checkpoint
-from rayembed.training.checkpoint import (
+from rayembed.training.checkpoints import checkpoint
+from rayembed.training.checkpoints.checkpoint import (
     Checkpoint,
     expected_position,
     find_damage,
     save_checkpoint,
 )
-from rayembed.training.weights import check_made_of, write_weights
+from rayembed.training.checkpoints.weights import check_made_of, write_weights
 
 
 class Engine:

@@ -15,14 +15,14 @@ from s3_server import BUCKET, s3_server
 
 from rayembed.assets.storage import list_files, upload_folder
 from rayembed.errors import ArtifactError, StorageError
-from rayembed.training.checkpoint import (
+from rayembed.training.checkpoints.checkpoint import (
     POSITION,
     Checkpoint,
     expected_position,
     find_damage,
     save_checkpoint,
 )
-from rayembed.training.checkpoint_list import (
+from rayembed.training.checkpoints.checkpoint_list import (
     LIST_FILE,
     checkpoint_name,
     listed_checkpoints,

@@ -10,15 +10,15 @@ from made_up_records import made_up_records
 from tiny_folders import TINY, tiny_parts, tiny_settings
 from toy_model import ToyModel
 
-from rayembed.ahead import done_ahead
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import DataError
-from rayembed.models.build import build_model
-from rayembed.training import step as step_module
-from rayembed.training.contrastive import CONTRASTIVE
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.machine.ahead import done_ahead
+from rayembed.models.loading.build import build_model
+from rayembed.training.contrastive import step as step_module
+from rayembed.training.contrastive.objective import CONTRASTIVE
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 
 STAGE = parse(
     StageConfig,

@@ -8,7 +8,7 @@ from tiny_folders import tiny_parts, tiny_settings
 from toy_model import ToyModel
 
 from rayembed.config.placement import Placement
-from rayembed.models.build import build_model
+from rayembed.models.loading.build import build_model
 from rayembed.training import compiling
 from rayembed.training.compiling import compiles, stage_seconds
 

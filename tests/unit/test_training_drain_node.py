@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from waits import Replaced
 
-from rayembed.training import drain_node as module
-from rayembed.training.drain_node import drain, drain_node, trains
+from rayembed.training.faults import drain_node as module
+from rayembed.training.faults.drain_node import drain, drain_node, trains
 
 RAYLET = (
     "/opt/venv/ray/core/src/ray/raylet/raylet",

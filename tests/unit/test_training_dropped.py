@@ -12,17 +12,17 @@ from told import Told
 from toy_model import ToyModel
 
 from rayembed.config.placement import Placement
-from rayembed.data.mlm.batch import MaskedBatch
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import DivergenceError
-from rayembed.models.nomic_moe.masked_language import Predictions
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.training import step as step_module
-from rayembed.training.contrastive import CONTRASTIVE
-from rayembed.training.dropped import mean_of_finite, without_gradient_unless_finite
-from rayembed.training.masked import MaskedLanguage
-from rayembed.training.step import EngineModule, StepReport, StepSettings, run_step
+from rayembed.training.contrastive import step as step_module
+from rayembed.training.contrastive.dropped import mean_of_finite, without_gradient_unless_finite
+from rayembed.training.contrastive.objective import CONTRASTIVE
+from rayembed.training.contrastive.step import EngineModule, StepReport, StepSettings, run_step
 from rayembed.training.trainer import Objective, StageTrainer
+from rayembed_extras.adaptation.batch import MaskedBatch
+from rayembed_extras.adaptation.masked import MaskedLanguage
+from rayembed_extras.adaptation.masked_language import Predictions
 
 CPU = torch.device("cpu")
 STEPS = 12

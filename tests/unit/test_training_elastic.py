@@ -34,10 +34,10 @@ from rayembed.errors import (
     StorageFullError,
     WorkerError,
 )
-from rayembed.training.elastic import on_ray as elastic
-from rayembed.training.elastic.on_ray import ElasticPolicy
-from rayembed.training.failures import on_ray as failures
-from rayembed.training.failures.on_ray import (
+from rayembed.training.faults import elastic_on_ray as elastic
+from rayembed.training.faults import failures_on_ray as failures
+from rayembed.training.faults.elastic_on_ray import ElasticPolicy
+from rayembed.training.faults.failures_on_ray import (
     FAILED_STARTS,
     LOSSES_IN_A_ROW,
     LostNodes,

@@ -20,11 +20,11 @@ from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, StorageFullError
 from rayembed.models.contract import trainable_state
-from rayembed.models.encoding import encode
-from rayembed.models.load import load_model
-from rayembed.models.saved_folder import saved_dimensions
-from rayembed.training.export import MADE_OF_FILE, export, upload_model
-from rayembed.training.weights import (
+from rayembed.models.loading.load import load_model
+from rayembed.models.loading.saved_folder import saved_dimensions
+from rayembed.models.passes.encoding import encode
+from rayembed.training.checkpoints.export import MADE_OF_FILE, export, upload_model
+from rayembed.training.checkpoints.weights import (
     load_weights,
     read_made_of,
     read_weights,
@@ -108,7 +108,7 @@ def test_an_upload_that_broke_off_is_not_taken_for_whole(run, storage, monkeypat
     values = run.model_dump(mode="json")
     other = parse(Run, {**values, "seed": 1})
     with monkeypatch.context() as patch:
-        patch.setattr("rayembed.training.export.upload_folder", half)
+        patch.setattr("rayembed.training.checkpoints.export.upload_folder", half)
         with pytest.raises(OSError, match="connection lost"):
             export(other, None, folder)
     assert list_files(folder, recursive=True) == ["config.json"]

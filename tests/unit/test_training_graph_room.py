@@ -11,12 +11,13 @@ from transformers import AutoModel, BartConfig, BertConfig, BloomConfig
 from rayembed.config.placement import Placement
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ConfigError
-from rayembed.models import adapted_linear
-from rayembed.models.build import build_model
+from rayembed.models.adapters import adapted_linear
 from rayembed.models.layers import keeps_products, recomputable_layers
-from rayembed.pipeline.requirements import ModelSize, worker_memory
-from rayembed.training import graph_room
-from rayembed.training.graph_room import (
+from rayembed.models.loading.build import build_model
+from rayembed.pipeline.estimate.requirements import ModelSize, worker_memory
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.memory import graph_room
+from rayembed.training.memory.graph_room import (
     GraphRoom,
     Tokens,
     Way,
@@ -25,8 +26,7 @@ from rayembed.training.graph_room import (
     saved_bytes,
     ways,
 )
-from rayembed.training.live_bytes import LiveBytes
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.training.memory.live_bytes import LiveBytes
 
 LAYERS = 2
 

@@ -10,8 +10,8 @@ import pytest
 
 import rayembed
 from rayembed.training import metrics_sink
-from rayembed.training.hang_reports import Hang, Where
-from rayembed.training.hangs import HangWatch
+from rayembed.training.faults.hang_reports import Hang, Where
+from rayembed.training.faults.hangs import HangWatch
 from rayembed.training.metrics_sink import MetricsSink
 
 
@@ -110,7 +110,7 @@ def test_a_name_in_a_path_makes_no_frame_one_of_the_library(file, module, waits)
         watch.on_train_start(None, 0)
         ours["run_step"](lambda: other["library"](lambda: time.sleep(0.6)))
     _, hang = told
-    assert (hang.place, hang.waits) == ("training/step.py:2 in run_step", waits)
+    assert (hang.place, hang.waits) == ("training/contrastive/step.py:2 in run_step", waits)
 
 
 @pytest.mark.parametrize("beats", ["on_step_end", "before_checkpoint"])

@@ -15,13 +15,17 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ConfigError
-from rayembed.models.build import build_model
-from rayembed.models.cutting import keep_layers
+from rayembed.models.attention.unpadded import packs
 from rayembed.models.layers import layers_of
-from rayembed.models.load import load_model
-from rayembed.models.unpadded import packs
-from rayembed.training.hidden_states import StateErrors, check_comparable, compared_layers
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.load import load_model
+from rayembed.models.saving.cutting import keep_layers
+from rayembed.training.contrastive.hidden_states import (
+    StateErrors,
+    check_comparable,
+    compared_layers,
+)
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 
 KINDS = ("biencoder", "nvembed", "nomic-moe")
 PAIRS, NEGATIVES, WEIGHT = 8, 2, 0.3

@@ -18,13 +18,13 @@ from rayembed.config.loss import Widths
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
-from rayembed.models.build import build_model
 from rayembed.models.experts import ExpertMlps
-from rayembed.training import batch_loss
-from rayembed.training import step as step_module
-from rayembed.training.contrastive import CONTRASTIVE
-from rayembed.training.hidden_states import StateErrors
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.models.loading.build import build_model
+from rayembed.training.contrastive import batch_loss
+from rayembed.training.contrastive import step as step_module
+from rayembed.training.contrastive.hidden_states import StateErrors
+from rayembed.training.contrastive.objective import CONTRASTIVE
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 
 ONE_READ = {COPY_TO_HOST: 1}
 """Loss, counts, statistics and parameters of the loss, together."""

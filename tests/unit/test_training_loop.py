@@ -14,7 +14,7 @@ from rayembed.data.plan import stream as stream_module
 from rayembed.errors import DataError
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.callbacks import Preemption
-from rayembed.training.step import StepReport, StepSettings
+from rayembed.training.contrastive.step import StepReport, StepSettings
 from rayembed.training.trainer import Objective, StageTrainer
 
 CPU = torch.device("cpu")

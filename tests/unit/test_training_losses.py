@@ -16,8 +16,8 @@ from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ConfigError, DataError
 from rayembed.losses.cosent import cosent
-from rayembed.training import step as step_module
-from rayembed.training.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive import step as step_module
+from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 
 PAIRS = 24
 

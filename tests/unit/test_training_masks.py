@@ -16,7 +16,7 @@ from rayembed.data.words import normalised_hash
 from rayembed.losses.candidates import Columns, batch_candidates, own_candidates, own_documents
 from rayembed.losses.infonce import InfoNCE
 from rayembed.optim.adamw import AdamW
-from rayembed.training.batch_loss import Targets, contrastive_loss, rows_of
+from rayembed.training.contrastive.batch_loss import Targets, contrastive_loss, rows_of
 
 TEMPERATURE = 0.5  # all candidates weigh something
 

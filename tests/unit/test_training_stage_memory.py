@@ -13,24 +13,25 @@ from pretended_gpu import pretended_gpu
 from small_device import RAN_OUT, SmallDevice
 from tiny_folders import TINY, tiny_parts, tiny_settings
 
-from rayembed import hardware
 from rayembed.config.data_run import data_of
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.data.prepare import prepare
 from rayembed.errors import ArtifactError, DeviceMemoryError, may_pass
-from rayembed.hardware import packed_tokens
-from rayembed.models.build import build_model
+from rayembed.machine import hardware
+from rayembed.machine.hardware import packed_tokens
 from rayembed.models.layers import recomputable_layers
-from rayembed.pipeline.here import Here
+from rayembed.models.loading.build import build_model
+from rayembed.pipeline.run.here import Here
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
-from rayembed.training import graph_room, stage_memory, trainer
-from rayembed.training.graph_room import GraphRoom, Tokens
+from rayembed.training import trainer
+from rayembed.training.contrastive.step import EngineModule
 from rayembed.training.here import train_stage_here
 from rayembed.training.job import StageJob
-from rayembed.training.stage_memory import MEMORY_FILE, MemoryPlan, StageMemory
-from rayembed.training.step import EngineModule
+from rayembed.training.memory import graph_room, stage_memory
+from rayembed.training.memory.graph_room import GraphRoom, Tokens
+from rayembed.training.memory.stage_memory import MEMORY_FILE, MemoryPlan, StageMemory
 
 STEPS, EVERY, FULL_AT = 6, 2, 4
 RESULT = "weights.safetensors"

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from rayembed.errors import StorageError
-from rayembed.training import uploads as module
 from rayembed.training.callbacks import Preemption
-from rayembed.training.uploads import Uploads
+from rayembed.training.checkpoints import uploads as module
+from rayembed.training.checkpoints.uploads import Uploads
 
 
 @pytest.fixture

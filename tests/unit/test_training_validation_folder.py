@@ -10,9 +10,9 @@ from rayembed.config.settings import parse
 from rayembed.config.validation import EarlyStoppingConfig, ValidationConfig
 from rayembed.errors import ArtifactError
 from rayembed.training.callbacks import WorkerValidation
+from rayembed.training.checkpoints.weights import read_made_of, tensors_digest
 from rayembed.training.validation.folder import ValidationFolder
 from rayembed.training.validation.scoring import Scoring
-from rayembed.training.weights import read_made_of, tensors_digest
 
 MADE_OF = {"run": "r", "plan": "p", "start": ""}
 STEPS = (10, 20, 30, 40)

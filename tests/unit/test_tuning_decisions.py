@@ -7,11 +7,11 @@ from tiny_job import make_run
 
 from rayembed.config.override import override
 from rayembed.config.settings import parse
-from rayembed.config.space import parse_domain
-from rayembed.config.sweep import Sweep
-from rayembed.tuning.decisions.on_ray import asha, searcher
-from rayembed.tuning.optuna_space import distribution, texts, typed
-from rayembed.tuning.trial_store import Report, TrialRecord
+from rayembed_extras.sweeps.decisions_on_ray import asha, searcher
+from rayembed_extras.sweeps.optuna_space import distribution, texts, typed
+from rayembed_extras.sweeps.settings import Sweep
+from rayembed_extras.sweeps.space import parse_domain
+from rayembed_extras.sweeps.trial_store import Report, TrialRecord
 
 RATE = "stages.retrieval.optimizer.learning_rate"
 RANK = "model.lora.rank"

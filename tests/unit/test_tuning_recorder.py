@@ -5,12 +5,12 @@ from tiny_job import make_run
 
 from rayembed.config.override import override
 from rayembed.config.settings import parse
-from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
-from rayembed.tuning.on_ray import given_to, message_in
-from rayembed.tuning.recorder import TrialRecorder
-from rayembed.tuning.trial_store import TrialRecord, TrialStore
-from rayembed.tuning.trials import known_trials, make_trial, number_left
+from rayembed_extras.sweeps.on_ray import given_to, message_in
+from rayembed_extras.sweeps.recorder import TrialRecorder
+from rayembed_extras.sweeps.settings import Sweep
+from rayembed_extras.sweeps.trial_store import TrialRecord, TrialStore
+from rayembed_extras.sweeps.trials import known_trials, make_trial, number_left
 
 RATE = "stages.retrieval.optimizer.learning_rate"
 

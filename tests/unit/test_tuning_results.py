@@ -14,19 +14,18 @@ from scipy.stats import ttest_rel
 from tiny_job import make_run
 
 from rayembed.config.settings import parse
-from rayembed.config.sweep import RandomSearch, Sweep
 from rayembed.errors import ArtifactError
-from rayembed.paired import difference
-from rayembed.tuning.importance import importance
-from rayembed.tuning.plots import (
+from rayembed.evaluation.paired import difference
+from rayembed_extras.sweeps.importance import importance
+from rayembed_extras.sweeps.plots import (
     difference_limits,
     differences_by_seed,
     importance_bars,
     parallel_coordinates,
     rows_with_spread,
 )
-from rayembed.tuning.recorder import TrialRecorder
-from rayembed.tuning.results import (
+from rayembed_extras.sweeps.recorder import TrialRecorder
+from rayembed_extras.sweeps.results import (
     paper_table,
     reference_of,
     rows_of,
@@ -35,7 +34,8 @@ from rayembed.tuning.results import (
     trials_csv,
     trials_table,
 )
-from rayembed.tuning.trial_store import Report, TrialRecord, TrialStore, best
+from rayembed_extras.sweeps.settings import RandomSearch, Sweep
+from rayembed_extras.sweeps.trial_store import Report, TrialRecord, TrialStore, best
 
 RATE = "stages.retrieval.optimizer.learning_rate"
 RANK = "model.lora.rank"

@@ -8,7 +8,6 @@ from tiny_job import make_run
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
-from rayembed.config.sweep import Sweep, check_metric, deciding, metric_source
 from rayembed.errors import (
     ConfigError,
     DataError,
@@ -18,11 +17,12 @@ from rayembed.errors import (
     StorageFullError,
 )
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
-from rayembed.tuning.events import Event
-from rayembed.tuning.on_ray import run_events
-from rayembed.tuning.trial_store import TrialRecord
-from rayembed.tuning.trials import (
+from rayembed_extras.sweeps.concurrency import trials_at_once, with_cores_of_their_own
+from rayembed_extras.sweeps.events import Event
+from rayembed_extras.sweeps.on_ray import run_events
+from rayembed_extras.sweeps.settings import Sweep, check_metric, deciding, metric_source
+from rayembed_extras.sweeps.trial_store import TrialRecord
+from rayembed_extras.sweeps.trials import (
     check_sweep,
     data_folders,
     data_runs,

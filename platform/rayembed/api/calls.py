@@ -12,9 +12,9 @@ from rayembed.config.credentials import check_address
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.types import expanded_name
+from rayembed.display.progress import bar, doing, duration
+from rayembed.display.quiet import quiet
 from rayembed.pipeline.stopping import ended_in_order
-from rayembed.progress import bar, doing, duration
-from rayembed.quiet import quiet
 
 _SHORT_SECONDS = 2.0
 """Seconds of a call that shows no progress."""

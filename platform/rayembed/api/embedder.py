@@ -47,7 +47,7 @@ class Embedder:
             ConfigError: no such role.
             DataError: what is given is no text, or a text has no visible character.
         """
-        from rayembed.models.encoding import encode
+        from rayembed.models.passes.encoding import encode
 
         with EncodingProgress() as progress:
             return encode(
@@ -105,9 +105,9 @@ def load(
         RayembedError: there is no such model, or it is not supported.
     """
     from rayembed.assets.resolver import resolve_model
-    from rayembed.device import set_allocator
-    from rayembed.hardware import default_device
-    from rayembed.models.load import load_model
+    from rayembed.machine.device import set_allocator
+    from rayembed.machine.hardware import default_device
+    from rayembed.models.loading.load import load_model
 
     check_addresses(model=model, output=output)
     set_allocator()

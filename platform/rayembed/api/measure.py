@@ -53,7 +53,7 @@ def evaluate(
     Raises:
         RayembedError: what is wrong and what to do; also when a task cannot be scored.
     """
-    from rayembed.pipeline.evaluate import evaluate as evaluate_run
+    from rayembed.pipeline.evaluate.evaluate import evaluate as evaluate_run
     from rayembed.pipeline.storage import absolute_storage
 
     in_memory = isinstance(tasks, Mapping)
@@ -221,8 +221,8 @@ def mine(
     Raises:
         RayembedError: what is wrong and what to do.
     """
-    from rayembed.data.parts import read_records
-    from rayembed.pipeline.data_steps import do_steps
+    from rayembed.data.engine.parts import read_records
+    from rayembed.pipeline.data.steps import do_steps
     from rayembed.pipeline.storage import absolute_storage
 
     check_addresses(teacher=teacher, output=output, settings=settings)

@@ -26,7 +26,7 @@ from rayembed.recipes.catalogue import OWN_PAIRS, get_recipe
 
 if TYPE_CHECKING:
     from rayembed.data.sources.rows import Row
-    from rayembed.pipeline.report import Outcome
+    from rayembed.pipeline.run.report import Outcome
     from rayembed.training.trainer import Callback
 
 logger = logging.getLogger(__name__)
@@ -108,8 +108,8 @@ class Trained:
         return f"Trained({self.folder!r}, registered as {self.version!r})"
 
     def _repr_markdown_(self) -> str:
+        from rayembed.display.tables import show
         from rayembed.evaluation.tables import score_table
-        from rayembed.tables import show
 
         table = self.outcome.table
         told = "" if table is None else show(score_table(table, with_mean=True), "markdown")
@@ -193,7 +193,7 @@ def trained_by(run: Run, callbacks: "Sequence[Callback]" = ()) -> Trained:
     Raises:
         RayembedError: as `train`.
     """
-    from rayembed.pipeline.at_hand import check_at_hand
+    from rayembed.pipeline.checks.files import check_at_hand
 
     for callback in callbacks:
         _check_callback(callback)
@@ -201,7 +201,7 @@ def trained_by(run: Run, callbacks: "Sequence[Callback]" = ()) -> Trained:
         found = check_at_hand(run)
         for warning in found.warnings:
             logger.warning("%s", warning)
-        from rayembed.pipeline.train import train as train_run
+        from rayembed.pipeline.run.train import train as train_run
 
         return Trained(train_run(found.run, callbacks=callbacks))
 

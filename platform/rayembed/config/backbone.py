@@ -12,7 +12,7 @@ Dtype = Literal["bfloat16", "float32"]
 DtypeSetting = Literal["auto", "bfloat16", "float32"]
 """Number type. `auto`: bfloat16 where the GPU or CPU that computes has units for it, float32
 elsewhere; resolved once, when a run begins, and written into its `run.yaml` (see
-`rayembed.hardware`)."""
+`rayembed.machine.hardware`)."""
 
 Tf32 = Literal["tf32"]
 """float32 whose products a GPU computes from ten bits of each mantissa (TF32, from compute

@@ -1,8 +1,8 @@
 """Members that other packages add to tables: by entry points, or by files of packages beside this.
 
 A package that is installed uses entry points of its own distribution. Those that come with this
-one and that it never imports, optional features and papers, have a file `entry_points.txt` of the
-same form in each of their folders: it travels with an uploaded checkout, is as new as the code
+one and that it never imports, optional features and papers, have files `entry_points.txt` of the
+same form in their folders: it travels with an uploaded checkout, is as new as the code
 beside it, and goes with the folder.
 """
 
@@ -28,7 +28,7 @@ def _of_companions() -> tuple[EntryPoint, ...]:
     for package in COMPANIONS:
         spec = find_spec(package)
         for folder in (spec and spec.submodule_search_locations) or ():
-            for file in sorted(Path(folder).glob("*/entry_points.txt")):
+            for file in sorted(Path(folder).glob("**/entry_points.txt")):
                 lines = ConfigParser(delimiters=("=",), interpolation=None)
                 lines.optionxform = str  # type: ignore[assignment,method-assign]
                 lines.read_string(file.read_text(encoding="utf-8"))

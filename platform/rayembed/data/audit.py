@@ -15,10 +15,10 @@ import jinja2
 import numpy as np
 
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
-from rayembed.data.artifacts import DatasetArtifact
-from rayembed.data.parts import read_records
+from rayembed.data.engine.artifacts import DatasetArtifact
+from rayembed.data.engine.parts import read_records
 from rayembed.data.records import Record
-from rayembed.figures import new_figure, png_of
+from rayembed.display.figures import new_figure, png_of
 
 AUDIT = "audit.html"
 

@@ -26,11 +26,11 @@ from rayembed.config.data_run import DataRun, data_of
 from rayembed.config.data_steps import data_steps, step_folders
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.audit import write_folder_audit
+from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.here import release_models
+from rayembed.data.engine.parts import are_graded
 from rayembed.data.held_out.part import make_part
-from rayembed.data.here import release_models
-from rayembed.data.parts import are_graded
 from rayembed.data.plan.audit import plan_warnings, write_audit
 from rayembed.data.plan.batch_plan import CODE_VERSION, BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for

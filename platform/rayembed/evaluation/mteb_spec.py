@@ -39,8 +39,8 @@ from rayembed.evaluation.sentence_spec import (
 )
 from rayembed.evaluation.task_text import task_metadata as read_task
 from rayembed.evaluation.task_text import task_text
-from rayembed.hardware import Precision, settled
-from rayembed.models.fitting import TextsAtOnce, room_for
+from rayembed.machine.hardware import Precision, settled
+from rayembed.models.passes.fitting import TextsAtOnce, room_for
 from rayembed.models.versions import VECTORS
 
 logger = logging.getLogger(__name__)

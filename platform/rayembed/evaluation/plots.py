@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from rayembed.display.figures import COLOURS, grouped_bars, new_figure, set_title, write_png
 from rayembed.evaluation.tables import ScoreTable, heading
-from rayembed.figures import COLOURS, grouped_bars, new_figure, set_title, write_png
 
 
 def score_bars(table: ScoreTable, path: str | Path) -> None:

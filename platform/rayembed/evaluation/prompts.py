@@ -31,9 +31,9 @@ from rayembed.evaluation.prompt_tables import (
     instruction_table,
     prefix_table,
 )
-from rayembed.models.files import read_json
-from rayembed.models.saved_folder import SETTINGS_FILE
-from rayembed.models.saved_prompts import given_prompts, prompts_to_save, saved_prompts
+from rayembed.models.loading.files import read_json
+from rayembed.models.loading.saved_folder import SETTINGS_FILE
+from rayembed.models.loading.saved_prompts import given_prompts, prompts_to_save, saved_prompts
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata

@@ -18,6 +18,7 @@ from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.model import ModelConfig
 from rayembed.config.small_vectors import StoredVectors
 from rayembed.config.types import Role
+from rayembed.display.quiet import without
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.model_spec import (
     SCORES,
@@ -30,25 +31,15 @@ from rayembed.evaluation.model_spec import (
     stored_conditions,
 )
 from rayembed.evaluation.prompts import ModelPrompts, folder_prompts
-from rayembed.hardware import Precision
-from rayembed.models.compressed import read_compression
+from rayembed.machine.hardware import Precision
 from rayembed.models.contract import EmbeddingModel, Tokenizer, Tokens
-from rayembed.models.encoding import encode, encode_context
-from rayembed.models.files import (
-    check_weight_files,
-    count_parameters,
-    weights_fingerprint,
-)
-from rayembed.models.load import (
-    check_loadable,
-    computed_dtype,
-    load_model,
-    saved_widths,
-)
-from rayembed.models.saved_folder import read_graph
+from rayembed.models.loading.files import check_weight_files, count_parameters, weights_fingerprint
+from rayembed.models.loading.load import check_loadable, computed_dtype, load_model, saved_widths
+from rayembed.models.loading.saved_folder import read_graph
+from rayembed.models.passes.encoding import encode, encode_context
+from rayembed.models.saving.compressed import read_compression
 from rayembed.models.tokens import PrefixTokenizer
 from rayembed.models.versions import VECTORS
-from rayembed.quiet import without
 from rayembed.registry.registered_model import find_folder, pinned_reference
 
 if TYPE_CHECKING:

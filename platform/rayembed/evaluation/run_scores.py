@@ -9,14 +9,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rayembed import hardware
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import BM25, ModelUnderTest, Prompts
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
 from rayembed.config.small_vectors import Precision
-from rayembed.device import placed_here
 from rayembed.errors import ConfigError
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.model_spec import SCORES, ModelSpec
@@ -30,8 +28,10 @@ from rayembed.evaluation.prompts import (
 from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.rayembed_spec import rayembed_spec
 from rayembed.evaluation.sentence_spec import sentence_spec
-from rayembed.models.load import check_loadable
-from rayembed.models.saved_folder import SETTINGS_FILE
+from rayembed.machine import hardware
+from rayembed.machine.device import placed_here
+from rayembed.models.loading.load import check_loadable
+from rayembed.models.loading.saved_folder import SETTINGS_FILE
 from rayembed.models.versions import VECTORS
 
 

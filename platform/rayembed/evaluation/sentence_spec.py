@@ -33,18 +33,18 @@ from rayembed.evaluation.model_spec import (
 )
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.rayembed_spec import name_of
-from rayembed.hardware import Precision, settled, wide_enough
-from rayembed.models.backbones import check_for_sentence_transformers
-from rayembed.models.files import (
+from rayembed.machine.hardware import Precision, settled, wide_enough
+from rayembed.models.loading.backbones import check_for_sentence_transformers
+from rayembed.models.loading.files import (
     check_weight_files,
     count_parameters,
     read_json,
     read_json_value,
     weights_fingerprint,
 )
-from rayembed.models.fitting import TextsAtOnce, room_for
-from rayembed.models.load import saved_dtype
-from rayembed.models.sentence_folder import stated_dtype
+from rayembed.models.loading.load import saved_dtype
+from rayembed.models.loading.sentence_folder import stated_dtype
+from rayembed.models.passes.fitting import TextsAtOnce, room_for
 from rayembed.models.versions import VECTORS
 
 BATCH_SIZE = 32

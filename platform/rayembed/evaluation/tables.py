@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rayembed.config.small_vectors import Precision
+from rayembed.display.tables import Cell, Table, best_of, show
 from rayembed.results.scores import MEAN, OF_GENERAL, OF_OWN, means
-from rayembed.tables import Cell, Table, best_of, show
 
 _HEADINGS: Mapping[str, tuple[str, str]] = {
     "WikiSentenceRetrieval": ("Sentence retrieval", "nDCG@10"),

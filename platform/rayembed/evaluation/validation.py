@@ -24,9 +24,9 @@ from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.rayembed_spec import lengths_read
 from rayembed.evaluation.run_scores import run_prompts
-from rayembed.hardware import wide_enough
-from rayembed.models.backbones import torch_dtype
+from rayembed.machine.hardware import wide_enough
 from rayembed.models.contract import EmbeddingModel
+from rayembed.models.loading.backbones import torch_dtype
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import rayembed
 from rayembed.config.run import Run
 from rayembed.pipeline.job import JobContext
-from rayembed.pipeline.on_ray import RUNTIME_ENV, run_on_local_head
-from rayembed.pipeline.training_job import training_job
+from rayembed.pipeline.run.on_ray import RUNTIME_ENV, run_on_local_head
+from rayembed.pipeline.run.training_job import training_job
 
 FAMILIES = ("nvembed", "causal2vec", "cde", "nomic")
 """Families that can be trained; the first one is the default."""

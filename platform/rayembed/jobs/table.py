@@ -58,7 +58,7 @@ JOBS = NamedTable(
             "Train a recipe or your own pairs, evaluate the model and register it.\n\n"
             "The recipe says which architecture is trained; --pairs alone fine-tunes a bi-encoder "
             "on a file with a query and a positive a row.",
-            "rayembed.pipeline.training_job:run_training_job",
+            "rayembed.pipeline.run.training_job:run_training_job",
         ),
         "adapt": Command(
             TRAIN,
@@ -66,95 +66,52 @@ JOBS = NamedTable(
             "Each document gives a pair by its structure (title and body, heading and section, "
             "sentence and rest), or a language model behind an endpoint writes its query. A "
             "teacher filters these and mines hard negatives, and its scores are distilled.",
-            "rayembed.pipeline.training_job:run_corpus_adaptation",
-        ),
-        "pretrain": Command(
-            TRAIN,
-            "Adapt an encoder by masked-language modelling, with rotary positions.\n\n"
-            "The first step of Nomic Embed v2; training goes on from the encoder that it leaves. "
-            "The default is a run for a laptop (all-MiniLM, Wikipedia summaries in three "
-            "languages); --list shows others.",
-            "rayembed.pipeline.adaptation_job:run_adaptation_job",
-        ),
-        "sweep": Command(
-            TRAIN,
-            "Search the settings of a recipe over the cluster.",
-            "rayembed.pipeline.sweep_job:run_sweep_job",
-        ),
-        "sizes": Command(
-            TRAIN,
-            "Make smaller sizes of a trained model: fewer layers or tokens, distilled.",
-            "rayembed.pipeline.sizes_job:run_sizes_job",
+            "rayembed.pipeline.run.training_job:run_corpus_adaptation",
         ),
         "merge": Command(
             TRAIN,
             "Merge trained models of one architecture, such as a base and its fine-tune.",
-            "rayembed.pipeline.merge_job:run_merge_job",
+            "rayembed.pipeline.evaluate.merge_job:run_merge_job",
         ),
         "prepare": Command(
             DATA,
             "Convert, clean and sample data sets: records in Parquet, a manifest, an audit.",
-            "rayembed.pipeline.data_jobs:run_prepare_job",
+            "rayembed.pipeline.data.jobs:run_prepare_job",
         ),
         "filter": Command(
             DATA,
             "Keep the pairs whose document a weak model finds by itself (consistency).",
-            "rayembed.pipeline.data_jobs:run_filter_job",
+            "rayembed.pipeline.data.jobs:run_filter_job",
         ),
         "mine": Command(
             DATA,
             "Mine hard negatives with a teacher model.",
-            "rayembed.pipeline.data_jobs:run_mine_job",
-        ),
-        "repair": Command(
-            DATA,
-            "Find and repair false negatives by a reranker or a language model.",
-            "rayembed.pipeline.data_jobs:run_repair_job",
+            "rayembed.pipeline.data.jobs:run_mine_job",
         ),
         "cluster": Command(
             DATA,
             "Put similar pairs into batches: contextual clusters.",
-            "rayembed.pipeline.data_jobs:run_cluster_job",
-        ),
-        "synthesize": Command(
-            DATA,
-            "Let a language model write training pairs: first tasks, then examples of each.",
-            "rayembed.pipeline.synthesis_job:run_synthesis_job",
+            "rayembed.pipeline.data.jobs:run_cluster_job",
         ),
         "evaluate": Command(
             EVALUATE,
             "Score a model on benchmarks, with mteb's own tasks, scores and result files.",
-            "rayembed.pipeline.evaluation_job:run_evaluation_job",
-        ),
-        "compare": Command(
-            EVALUATE,
-            "Compare models by their results: tables, plots, differences from a baseline.",
-            "rayembed.pipeline.compare_job:run_compare_job",
+            "rayembed.pipeline.evaluate.job:run_evaluation_job",
         ),
         "register": Command(
             EVALUATE,
             "Register a model with its scores in MLflow, promote it by gates, or roll back.",
-            "rayembed.pipeline.register_job:run_register_job",
+            "rayembed.pipeline.register.job:run_register_job",
         ),
         "serve": Command(
             SERVE,
             "Serve models at the paths of OpenAI, Text Embeddings Inference and Cohere.",
             "rayembed.pipeline.serve_job:run_serve_job",
         ),
-        "compress": Command(
-            SERVE,
-            "Compress a model in several ways, and compare size, speed and scores.",
-            "rayembed.pipeline.compression_job:run_compression_job",
-        ),
         "corpus": Command(
             SERVE,
             "Give a CDE model a corpus: some documents, embedded once, saved with it.",
-            "rayembed.pipeline.corpus_job:run_corpus_job",
-        ),
-        "clean": Command(
-            SERVE,
-            "List what a storage holds (runs, data, MLflow's entries, bytes), and free it.",
-            "rayembed.pipeline.cleaning.job:run_clean_job",
+            "rayembed.pipeline.data.corpus_job:run_corpus_job",
         ),
         "completion": Command(
             SERVE,

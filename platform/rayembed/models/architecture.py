@@ -14,7 +14,8 @@ from rayembed.config.model import ModelConfig
 from rayembed.config.pooling import ProjectionConfig
 from rayembed.config.table import load
 from rayembed.errors import ConfigError
-from rayembed.models.backbones import (
+from rayembed.models.contract import PromptTokenizer
+from rayembed.models.loading.backbones import (
     Mask,
     check_backbone,
     empty_backbone,
@@ -22,8 +23,7 @@ from rayembed.models.backbones import (
     loaded_architectures,
     num_positions,
 )
-from rayembed.models.contract import PromptTokenizer
-from rayembed.models.cutting import keep_layers, keep_words
+from rayembed.models.saving.cutting import keep_layers, keep_words
 
 Model = Any
 """A `TransformerModel`, which is saved by its architecture and therefore not imported here."""
@@ -73,7 +73,7 @@ class Architecture:
     give at least `tokenizer` and `assemble`. `config` is of the architecture's own class.
     """
 
-    objective: ClassVar[str] = "rayembed.training.contrastive:CONTRASTIVE"
+    objective: ClassVar[str] = "rayembed.training.contrastive.objective:CONTRASTIVE"
     """Import string of how batches are made and a step is run."""
     takes_any_encoder: ClassVar[bool] = False
     """Whether `published` takes any encoder in a usual format, and is asked after all others."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.compressed import COMPRESSION_FILE, read_compression, write_compression
 from rayembed.models.contract import TrainableModel
+from rayembed.models.saving.compressed import COMPRESSION_FILE, read_compression, write_compression
 
 _ADAPTER = "default"
 _ZEROS = "kept_zeros"

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from rayembed.config.pooling import PlainPooling, ProjectionConfig
-from rayembed.models.packed import Packed
+from rayembed.models.attention.packed import Packed
 
 States = Float[Tensor, "*tokens hidden"]
 """Padded (B, T, H), or packed (T, H)."""

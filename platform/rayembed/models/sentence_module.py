@@ -20,11 +20,11 @@ from rayembed.assets.sentence_modules import OWN_MODULE
 from rayembed.config.backbone import Dtype
 from rayembed.config.types import Role
 from rayembed.errors import DataError
-from rayembed.models.encoding import corpus_context
-from rayembed.models.files import read_json
-from rayembed.models.load import computed_dtype, load_model
-from rayembed.models.runtime_model import RuntimeModel
-from rayembed.models.saved_folder import SETTINGS_FILE
+from rayembed.models.loading.files import read_json
+from rayembed.models.loading.load import computed_dtype, load_model
+from rayembed.models.loading.saved_folder import SETTINGS_FILE
+from rayembed.models.passes.encoding import corpus_context
+from rayembed.models.passes.runtime_model import RuntimeModel
 from rayembed.models.transformer_model import TransformerModel, write_files
 
 

@@ -17,10 +17,10 @@ from rayembed.config.architecture import ArchitectureConfig
 from rayembed.config.instructions import literal_prompt
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError, DataError
+from rayembed.models.attention.packed import joined, pack
 from rayembed.models.contract import Tokens
-from rayembed.models.files import read_json, write_json
-from rayembed.models.packed import joined, pack
-from rayembed.models.sentence_folder import states_lower_case
+from rayembed.models.loading.files import read_json, write_json
+from rayembed.models.loading.sentence_folder import states_lower_case
 
 PaddingSide = Literal["right", "left"]
 

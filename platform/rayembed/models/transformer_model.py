@@ -22,26 +22,26 @@ from rayembed.assets.finite import check_finite_files
 from rayembed.assets.sentence_modules import OWN_MODULE
 from rayembed.config.graph import GraphConfig
 from rayembed.config.model import ModelConfig, without_place
+from rayembed.models.adapters.lora import merged_state
 from rayembed.models.architecture import SentenceModule, architecture_of
-from rayembed.models.backbones import check_not_quantised, first_position
+from rayembed.models.attention.packed import Packed, counted_positions, packed_states
+from rayembed.models.attention.unpadded import why_part_padded
 from rayembed.models.contract import EmbeddingModel, EmbedOutput, PromptTokenizer, settings_of
-from rayembed.models.encoding import check_vectors
-from rayembed.models.export import new_folder
-from rayembed.models.files import write_json
 from rayembed.models.layers import compile_layers
-from rayembed.models.lora import merged_state
-from rayembed.models.packed import Packed, counted_positions, packed_states
-from rayembed.models.pooling import Layout, pooled_width
-from rayembed.models.saved_folder import (
+from rayembed.models.loading.backbones import check_not_quantised, first_position
+from rayembed.models.loading.files import write_json
+from rayembed.models.loading.saved_folder import (
     FORMAT_VERSION,
     MODEL_TYPE,
     POOLING_FILE,
     SETTINGS_FILE,
     part_folder,
 )
-from rayembed.models.saved_prompts import prompts_to_save
+from rayembed.models.loading.saved_prompts import prompts_to_save
+from rayembed.models.passes.encoding import check_vectors
+from rayembed.models.pooling import Layout, pooled_width
+from rayembed.models.saving.export import new_folder
 from rayembed.models.tokens import save_tokenizer
-from rayembed.models.unpadded import why_part_padded
 
 
 class TransformerModel(EmbeddingModel):

@@ -24,10 +24,10 @@ from rayembed.config.document import AnyDocument
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import overridden
 from rayembed.config.settings import Settings
+from rayembed.display.progress import doing, present_phase
+from rayembed.display.quiet import quiet
 from rayembed.errors import ConfigError, RayembedError
 from rayembed.pipeline.stopping import hearing
-from rayembed.progress import doing, present_phase
-from rayembed.quiet import quiet
 
 T = TypeVar("T")
 AnySettings = TypeVar("AnySettings", bound=Settings)

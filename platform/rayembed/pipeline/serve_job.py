@@ -7,9 +7,9 @@ import threading
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.serving import ServedModel, ServingConfig, named_reference
+from rayembed.display.progress import doing
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.storage import absolute_storage
-from rayembed.progress import doing
 from rayembed.registry.registered_model import SCHEME, parse_reference, pinned_reference
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 
@@ -36,7 +36,7 @@ def pin(config: ServingConfig) -> ServingConfig:
 
 def _pinned(served: ServedModel, tracking_uri: str | None) -> ServedModel:
     if not served.model.startswith(SCHEME):
-        from rayembed.models.load import check_loadable
+        from rayembed.models.loading.load import check_loadable
 
         check_loadable(resolve_model(served.model))
         return served
@@ -59,7 +59,7 @@ def _serve(config: ServingConfig, context: JobContext) -> None:
             config.api_key_env,
         )
     # Ray and the web server; nothing before needs them.
-    from rayembed.pipeline.on_ray import connect as connect_to_ray
+    from rayembed.pipeline.run.on_ray import connect as connect_to_ray
     from rayembed.serving import on_ray
     from rayembed.serving.app import digest
 

@@ -5,8 +5,9 @@ Such an entry point is named as its recipe, and is a function that returns the r
 
 from collections.abc import Callable
 from functools import cache, partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
+from rayembed.config.entry_points import entry_points
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
@@ -64,8 +65,7 @@ def get_recipe(name: str) -> Run:
 @cache
 def _outside() -> dict[str, Callable[[], Run]]:
     """Recipes of other packages, which are imported where they are asked for."""
-    points = sorted(entry_points(group="rayembed.recipes"), key=lambda point: point.name)
-    return {point.name: partial(_load, point) for point in points}
+    return {point.name: partial(_load, point) for point in entry_points("rayembed.recipes")}
 
 
 def _load(point: EntryPoint) -> Run:

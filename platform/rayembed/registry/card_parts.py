@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from rayembed.display.tables import Cell, Table, show
 from rayembed.registry.aliases import CANDIDATE
 from rayembed.results.scores import (
     MEAN,
@@ -17,7 +18,6 @@ from rayembed.results.scores import (
     by_kind,
     mean,
 )
-from rayembed.tables import Cell, Table, show
 
 _MEANS = {MEAN: "all", OF_OWN: "own data", OF_GENERAL: "general"}
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from rayembed.config.settings import nearest
+from rayembed.display.tables import Cell, Table, show
 from rayembed.errors import ConfigError
 from rayembed.results.scores import (
     MEAN,
@@ -15,7 +16,6 @@ from rayembed.results.scores import (
     by_kind,
     mean,
 )
-from rayembed.tables import Cell, Table, show
 
 ROUNDING = 1e-6
 """Score tolerance: result files keep six decimals, so smaller differences are ties."""

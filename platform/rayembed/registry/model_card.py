@@ -8,6 +8,7 @@ from rayembed.config.model import ModelConfig, without_place
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.config.types import Role
+from rayembed.display.tables import Table, show
 from rayembed.registry.card_parts import (
     front_matter,
     registry_address,
@@ -15,7 +16,6 @@ from rayembed.registry.card_parts import (
     serving_section,
 )
 from rayembed.results.scores import TaskScore
-from rayembed.tables import Table, show
 
 CARD_FILE = "README.md"
 """File name of the card in the model's folder."""
@@ -154,8 +154,8 @@ def _use(run: Run, registered_model: str | None, share: float, *, scored: bool) 
         "With rayembed:\n\n"
         "```python\n"
         "from pathlib import Path\n\n"
-        "from rayembed.models.load import load_model\n"
-        f"from rayembed.models.encoding import {imported}\n\n"
+        "from rayembed.models.loading.load import load_model\n"
+        f"from rayembed.models.passes.encoding import {imported}\n\n"
         f'model = load_model(Path("{FOLDER}"))\n'
         f"{with_corpus}"
         f'queries = encode(model, ["what do foxes eat"], role="query"{told})\n'

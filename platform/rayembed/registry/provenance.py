@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rayembed.cores import num_cores
+from rayembed.machine.cores import num_cores
 
 PACKAGES = (
     "accelerate",

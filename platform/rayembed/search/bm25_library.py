@@ -4,7 +4,7 @@ It takes JAX for its top-k where that is installed, and calls it when it is impo
 three quarters of a GPU's memory, in every process that counts words.
 """
 
-from rayembed.quiet import without
+from rayembed.display.quiet import without
 
 with without("jax"):
     import bm25s

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayembed.ahead import done_ahead
+from rayembed.display.shares import tell
 from rayembed.errors import DataError
+from rayembed.machine.ahead import done_ahead
 from rayembed.search.order import NO_RESULT, merged
 from rayembed.search.tiles import CPU, best_documents, products, tiles_of
 from rayembed.search.two_passes import CorpusChunk
-from rayembed.shares import tell
 
 TopK = tuple[np.ndarray, np.ndarray]
 """Scores (Q, k) float32 and ids (Q, k) int64, as `top_k` returns them."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rayembed.hardware import auto_precision, bfloat16_speed, free_memory
+from rayembed.machine.hardware import auto_precision, bfloat16_speed, free_memory
 from rayembed.search.order import best_columns
 from rayembed.search.two_passes import TILE_DOCUMENTS, CorpusChunk, best_of_chunk, exact_products
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rayembed.hardware import float32_products
+from rayembed.machine.hardware import float32_products
 from rayembed.search.order import best_in_order
 
 _BLOCK = 32

@@ -14,10 +14,10 @@ from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import RayServeException
 
 from rayembed.config.serving import Limits, ServedModel, ServingConfig
-from rayembed.device import SeenGpus, settled_gpu
 from rayembed.errors import PlacementError, WorkerError
-from rayembed.gpu_check_on_ray import live_gpus
-from rayembed.models.load import computed_dtype, load_model
+from rayembed.machine.device import SeenGpus, settled_gpu
+from rayembed.machine.gpu_check_on_ray import live_gpus
+from rayembed.models.loading.load import computed_dtype, load_model
 from rayembed.registry.registered_model import find_folder
 from rayembed.serving.app import make_app
 from rayembed.serving.routes import model_tokenizer, named_tokenizer
@@ -50,7 +50,7 @@ class Replica:
         sys.setswitchinterval(_SWITCH_SECONDS)
         # Ray shows an actor's output in the job's log.
         logging.basicConfig(level="WARNING")
-        logging.getLogger("rayembed.hardware").setLevel(logging.INFO)
+        logging.getLogger("rayembed.machine.hardware").setLevel(logging.INFO)
         self._limits, self._key_digests = limits, key_digests
         try:
             self._service = load(model, limits, tracking_uri)

@@ -17,7 +17,7 @@ from rayembed.config.serving import Limits
 from rayembed.config.types import Role
 from rayembed.errors import DataError
 from rayembed.models.contract import Tokens, cost
-from rayembed.models.encoding import default_budget, encode_tokens, no_unit_vectors
+from rayembed.models.passes.encoding import default_budget, encode_tokens, no_unit_vectors
 from rayembed.models.transformer_model import TransformerModel
 from rayembed.registry.openai_schema import EncodeOptions, RequestError, cut
 from rayembed.serving.batcher import Batcher

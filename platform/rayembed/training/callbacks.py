@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rayembed.config.validation import EarlyStoppingConfig
 from rayembed.distributed.collectives import largest, rank
-from rayembed.training.checkpoint_list import checkpoint_name
+from rayembed.training.checkpoints.checkpoint_list import checkpoint_name
+from rayembed.training.checkpoints.weights import write_weights
 from rayembed.training.trainer import Callback, Engine, StageTrainer, StepRecord
 from rayembed.training.validation.decision import choose
 from rayembed.training.validation.folder import STEP, ValidationFolder
-from rayembed.training.weights import write_weights
 
 LOOK_SECONDS = 5.0
 

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from rayembed.config.placement import Placement
 from rayembed.config.train_loop import TrainLoopConfig
+from rayembed.display.quiet import without
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.expert_group import ExpertGroup
 from rayembed.errors import PlacementError
 from rayembed.models.contract import EmbeddingModel, TrainableModel
 from rayembed.optim.orthogonal import Fragment
-from rayembed.quiet import without
+from rayembed.training.checkpoints.partitioned_states import states_by_owner
+from rayembed.training.contrastive.hidden_states import StateErrors
+from rayembed.training.contrastive.step import EngineModule
 from rayembed.training.expert_parallel import SpreadExperts, group_name
-from rayembed.training.hidden_states import StateErrors
 from rayembed.training.kept_zeros import KeptZeros
 from rayembed.training.optimizer import parameter_groups, set_learning_rates, trained_parameters
-from rayembed.training.partitioned_states import states_by_owner
-from rayembed.training.step import EngineModule
 
 _WHOLE = 10_000
 """Elements up to which a parameter stays whole on each worker in stage 3: norms and biases."""

@@ -24,25 +24,25 @@ from rayembed.assets.storage import join, upload_folder
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.data.plan.stream import prefetched
-from rayembed.device import deterministic
 from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import DeviceMemoryError, PlacementError, RayembedError
-from rayembed.hardware import release_memory
+from rayembed.machine.device import deterministic
+from rayembed.machine.hardware import release_memory
 from rayembed.training.callbacks import Preemption
-from rayembed.training.capacity import validation_resources
-from rayembed.training.checkpoint import Checkpoint, checkpoint_on_disk
-from rayembed.training.checkpoint_list import (
+from rayembed.training.checkpoints.checkpoint import Checkpoint, checkpoint_on_disk
+from rayembed.training.checkpoints.checkpoint_list import (
     CHECKPOINTS,
     checkpoint_name,
     list_newest,
     listed_checkpoints,
     repair_checkpoint_list,
 )
+from rayembed.training.checkpoints.uploads import Uploads
 from rayembed.training.job import Job, StageJob
+from rayembed.training.memory.capacity import validation_resources
 from rayembed.training.metrics_sink import MetricsSink
 from rayembed.training.progress import Progress
 from rayembed.training.trainer import Callback, StepRecord
-from rayembed.training.uploads import Uploads
 from rayembed.training.validation.folder import ValidationFolder
 from rayembed.training.validation.scoring import Scoring, Validation
 

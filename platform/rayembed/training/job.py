@@ -16,12 +16,12 @@ from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.vectors.lookup import StoredVectors
 from rayembed.models.architecture import architecture_of
 from rayembed.models.contract import EmbeddingModel, TrainableModel
-from rayembed.models.files import weights_fingerprint
+from rayembed.models.loading.files import weights_fingerprint
 from rayembed.training.callbacks import WorkerValidation, WriteWeights
+from rayembed.training.checkpoints.weights import check_made_of, load_weights, weights_digest
 from rayembed.training.trainer import Callback, Objective, StageTrainer, Stream
 from rayembed.training.validation.decision import validated_steps
 from rayembed.training.validation.folder import ValidationFolder
-from rayembed.training.weights import check_made_of, load_weights, weights_digest
 
 
 class Job(ABC):

@@ -20,28 +20,20 @@ from rayembed.assets.storage import is_remote, join, open_storage_for_ray
 from rayembed.config.document import NamedRun
 from rayembed.config.evaluation_run import EvaluationPlacement
 from rayembed.config.placement import Placement
-from rayembed.data.on_ray import node_precision, remote_with
+from rayembed.data.engine.on_ray import node_precision, remote_with
+from rayembed.display.progress import doing
 from rayembed.errors import PlacementError, WorkerError
-from rayembed.gpu_check_on_ray import gpu_problems
-from rayembed.hardware import Precision
-from rayembed.progress import doing
+from rayembed.machine.gpu_check_on_ray import gpu_problems
+from rayembed.machine.hardware import Precision
 from rayembed.registry.provenance import node_hardware
-from rayembed.training.capacity import (
-    Node,
-    await_capacity,
-    check_validation_capacity,
-    kind_resource,
-    worker_resources,
-    workers_that_fit,
-)
-from rayembed.training.checkpoint_list import CHECKPOINTS, repair_checkpoint_list
-from rayembed.training.elastic.on_ray import (
+from rayembed.training.checkpoints.checkpoint_list import CHECKPOINTS, repair_checkpoint_list
+from rayembed.training.faults.elastic_on_ray import (
     START_SECONDS,
     ElasticTrainer,
     StoppableTrainer,
     end_with_checkpoint,
 )
-from rayembed.training.failures.on_ray import (
+from rayembed.training.faults.failures_on_ray import (
     AGAIN,
     Torch,
     cause,
@@ -51,13 +43,17 @@ from rayembed.training.failures.on_ray import (
     reason,
 )
 from rayembed.training.job import Job, StageJob
+from rayembed.training.memory.capacity import (
+    Node,
+    await_capacity,
+    check_validation_capacity,
+    kind_resource,
+    worker_resources,
+    workers_that_fit,
+)
 from rayembed.training.metrics_sink import MetricsSink
 from rayembed.training.progress import Progress
-from rayembed.training.train_function.on_ray import (
-    LOG_LEVEL,
-    train_function,
-    worker_environment,
-)
+from rayembed.training.train_function_on_ray import LOG_LEVEL, train_function, worker_environment
 from rayembed.training.validation.on_ray import ValidationOnRay
 from rayembed.training.validation.scoring import Validation
 

@@ -5,9 +5,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rayembed.config.train_loop import TrainLoopConfig
-from rayembed.progress import SILENCE_SECONDS, bar, detail, doing, duration
+from rayembed.display.progress import SILENCE_SECONDS, bar, detail, doing, duration
 from rayembed.registry.metrics_log import MetricsLog
-from rayembed.training.dropped import mean_of_finite
+from rayembed.training.contrastive.dropped import mean_of_finite
 from rayembed.training.trainer import StepRecord
 
 logger = logging.getLogger(__name__)

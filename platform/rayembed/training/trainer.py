@@ -17,17 +17,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from rayembed.ahead import done_ahead
 from rayembed.config.placement import Placement
 from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.data.plan.stream import prefetched, settled_step_processes
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError
-from rayembed.hardware import pass_cost_tokens
+from rayembed.machine.ahead import done_ahead
+from rayembed.machine.hardware import pass_cost_tokens
+from rayembed.models.attention.unpadded import packs
 from rayembed.models.contract import EmbeddingModel, TrainableModel, load_trainable_state
-from rayembed.models.unpadded import packs
-from rayembed.training.checkpoint import (
+from rayembed.training.checkpoints.checkpoint import (
     Checkpoint,
     StatefulEngine,
     expected_position,
@@ -35,14 +35,14 @@ from rayembed.training.checkpoint import (
     seed_worker,
 )
 from rayembed.training.compiling import compiles
-from rayembed.training.dropped import DroppedSteps
+from rayembed.training.contrastive.dropped import DroppedSteps
+from rayembed.training.contrastive.hidden_states import StateErrors
+from rayembed.training.contrastive.step import StepReport, StepSettings
 from rayembed.training.engine import DeepSpeedEngine, expert_group
 from rayembed.training.expert_parallel import spread_experts
-from rayembed.training.graph_room import bytes_to_come
-from rayembed.training.hidden_states import StateErrors
+from rayembed.training.memory.graph_room import bytes_to_come
+from rayembed.training.memory.stage_memory import StageMemory
 from rayembed.training.schedule import learning_rate_factor
-from rayembed.training.stage_memory import StageMemory
-from rayembed.training.step import StepReport, StepSettings
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Objective(ABC):
     """What a stage is trained for: how its batches are made, and how the gradients of one are.
 
     An architecture names its objective by an import string, such as
-    `rayembed.training.contrastive:CONTRASTIVE`.
+    `rayembed.training.contrastive.objective:CONTRASTIVE`.
     """
 
     trace: str = ""

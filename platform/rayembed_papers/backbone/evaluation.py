@@ -8,10 +8,10 @@ from functools import partial
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import check_writable, file_name, join, remove_folder, write_atomic
-from rayembed.device import settled_placement
 from rayembed.errors import ArtifactError, DivergenceError, RayembedError, WorkerError
-from rayembed.hardware import settled
-from rayembed.models.files import check_weight_files, weights_fingerprint
+from rayembed.machine.device import settled_placement
+from rayembed.machine.hardware import settled
+from rayembed.models.loading.files import check_weight_files, weights_fingerprint
 from rayembed.pipeline.storage import absolute_storage
 from rayembed_papers.backbone.catalogue import BENCHMARKS, Plan, plan_of, task_named
 from rayembed_papers.backbone.heads import (
@@ -89,7 +89,7 @@ def evaluate_backbone(run: BackboneRun) -> BackboneScores:
     Raises:
         RayembedError: what is wrong with the run, the backbone, the data or the cluster.
     """
-    from rayembed.pipeline.on_ray import OnRay
+    from rayembed.pipeline.run.on_ray import OnRay
 
     storage = absolute_storage(run.placement.storage_path)
     placement = settled_placement(run.placement, OnRay().gpus(run.placement))
@@ -165,7 +165,7 @@ def _trials(
 
 def _do(groups: Sequence[Sequence[Trial]], scores: BackboneScores) -> None:
     """Do what is missing of the trials."""
-    from rayembed.pipeline.on_ray import connect
+    from rayembed.pipeline.run.on_ray import connect
     from rayembed_papers.backbone.on_ray import run_trials
 
     by_name = {trials[0].finetuning.name: trials for trials in groups if trials}

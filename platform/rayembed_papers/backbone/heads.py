@@ -14,13 +14,13 @@ from torch.nn import functional
 
 from rayembed.assets.sentence_modules import no_pickled_objects
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.backbones import check_backbone, num_positions
-from rayembed.models.files import read_json
+from rayembed.models.loading.backbones import check_backbone, num_positions
+from rayembed.models.loading.files import read_json
+from rayembed.models.loading.saved_folder import part_folder
+from rayembed.models.loading.sentence_folder import read_modules
 from rayembed.models.nomic_moe.checkpoint import load_encoder_weights
 from rayembed.models.nomic_moe.encoder import NomicEncoder
 from rayembed.models.nomic_moe.shape import is_nomic_layout, read_shape
-from rayembed.models.saved_folder import part_folder
-from rayembed.models.sentence_folder import read_modules
 from rayembed_papers.backbone.tasks import Finetuning, Kind
 
 HEAD_FILE = "head.safetensors"

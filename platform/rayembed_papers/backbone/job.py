@@ -2,9 +2,9 @@
 
 import shlex
 
+from rayembed.display.tables import Table, console
 from rayembed.errors import DivergenceError
 from rayembed.pipeline.job import Job, JobContext, Reader, names_in, option
-from rayembed.tables import Table, console
 from rayembed_papers.backbone.settings import BackboneRun
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from statistics import fmean, median
 
-from rayembed.tables import Table, show
+from rayembed.display.tables import Table, show
 from rayembed_papers.backbone.results import Summary
 
 

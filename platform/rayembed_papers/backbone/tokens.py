@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rayembed.errors import ArtifactError
-from rayembed.models.files import read_json
+from rayembed.models.loading.files import read_json
 from rayembed_papers.backbone.heads import IGNORED, family_of
 
 Feature = dict[str, Any]

@@ -17,7 +17,7 @@ from rayembed.assets.storage import join, upload_folder, write_atomic
 from rayembed.config.backbone import Dtype
 from rayembed.config.document import fingerprint
 from rayembed.errors import ArtifactError, DivergenceError
-from rayembed.models.files import weights_fingerprint
+from rayembed.models.loading.files import weights_fingerprint
 from rayembed_papers.backbone.finetune import Grid, finetune, predictor
 from rayembed_papers.backbone.heads import encoder_folder, load_with_head, save_with_head
 from rayembed_papers.backbone.kinds import work_of

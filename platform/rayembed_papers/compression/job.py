@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from rayembed.assets.storage import join, write_atomic
+from rayembed.display.tables import console, show
 from rayembed.pipeline.job import Job, JobContext, at_least, option
 from rayembed.pipeline.storage import absolute_storage
-from rayembed.tables import console, show
 
 if TYPE_CHECKING:
     from rayembed_papers.compression.measure import Cell

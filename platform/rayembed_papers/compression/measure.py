@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rayembed.config.run import Run
-from rayembed.pipeline.compress import compress, ready
-from rayembed.pipeline.train import train
+from rayembed.pipeline.run.train import train
+from rayembed_extras.compression.compress import compress, ready
 from rayembed_papers.compression.figures import METHODS, STRUCTURES
 from rayembed_papers.compression.runs import base_run, compression_run, recovery_run
 

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rayembed.paired import difference
-from rayembed.tables import Table
+from rayembed.display.tables import Table
+from rayembed.evaluation.paired import difference
 from rayembed_papers.compression import figures
 from rayembed_papers.compression.figures import METHODS, STRUCTURES
 from rayembed_papers.compression.measure import BASE, Cell

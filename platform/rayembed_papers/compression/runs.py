@@ -1,7 +1,6 @@
 """The runs of the small measurement: a base, its recoveries, and what is compressed."""
 
 from rayembed.api.calls import assignments_of
-from rayembed.config.compression_run import CalibrationConfig, CompressionPlacement, CompressionRun
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.override import override
 from rayembed.config.run import Run
@@ -9,6 +8,11 @@ from rayembed.config.settings import parse
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.samples.references import RETRIEVAL_TASKS
 from rayembed.samples.wikipedia import Wikipedia, own_sets, sizes_of
+from rayembed_extras.compression.run_settings import (
+    CalibrationConfig,
+    CompressionPlacement,
+    CompressionRun,
+)
 
 NAME = "nvembed-tables6-8-quickstart"
 

@@ -18,7 +18,6 @@ from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
 from rayembed.config.mining import ClusterConfig
-from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.clusters.kmeans import (
     cluster_pairs,
     joined,
@@ -27,10 +26,11 @@ from rayembed.data.clusters.kmeans import (
 )
 from rayembed.data.clusters.packing import pack
 from rayembed.data.clusters.tasks import Sample, sample_vectors
-from rayembed.data.index import read_column
-from rayembed.data.parts import Part
+from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.index import read_column
+from rayembed.data.engine.parts import Part
+from rayembed.data.engine.work_items import Result, run_resumable
 from rayembed.data.vectors.embed import Vectors, embed_parts
-from rayembed.data.work_items import Result, run_resumable
 from rayembed.search.faiss_library import require_faiss
 
 CODE_VERSION = 1

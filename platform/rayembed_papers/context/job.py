@@ -23,8 +23,8 @@ from rayembed.pipeline.job import (
     names_in,
     option,
 )
+from rayembed.pipeline.run.training_job import base_run
 from rayembed.pipeline.storage import placed
-from rayembed.pipeline.training_job import base_run
 from rayembed.recipes.catalogue import recipe_names
 
 RECIPE = "cde-quickstart"
@@ -43,11 +43,11 @@ def analyse_batches(run: Run, job: JobContext) -> None:
     Raises:
         ConfigError: no data set with clusters, or sizes larger than the data.
     """
-    from rayembed.data.on_ray import ray_pipeline_context
+    from rayembed.data.engine.on_ray import ray_pipeline_context
     from rayembed.data.prepare import prepare_datasets
     from rayembed.data.sources.check import check_sources
-    from rayembed.pipeline.checks import check_teachers
-    from rayembed.pipeline.on_ray import connect
+    from rayembed.pipeline.checks.model import check_teachers
+    from rayembed.pipeline.run.on_ray import connect
     from rayembed_papers.context.difficulty import Difficulty, measure_batches
     from rayembed_papers.context.report import deliver, difficulty_report
 
@@ -147,7 +147,7 @@ def analyse_sizes(run: Run, job: JobContext) -> None:
         ArtifactError: a model that takes no context, or no model.
         ConfigError: more documents than the model takes or a task has, or an unknown task.
     """
-    from rayembed.pipeline.on_ray import connect
+    from rayembed.pipeline.run.on_ray import connect
     from rayembed_papers.context.report import deliver, size_report
     from rayembed_papers.context.sizes import (
         check_sizes,
@@ -192,7 +192,7 @@ def analyse_topics(run: Run, job: JobContext) -> None:
         ConfigError: an unknown task.
         DataError: too few topics with enough held-out articles.
     """
-    from rayembed.pipeline.on_ray import connect
+    from rayembed.pipeline.run.on_ray import connect
     from rayembed_papers.context.report import deliver, topic_report
     from rayembed_papers.context.sizes import contextual_folder
     from rayembed_papers.context.topics import topic_scores, topic_tasks

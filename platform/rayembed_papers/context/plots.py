@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from rayembed.display.figures import COLOURS, INK, new_figure, png_of, set_title
 from rayembed.evaluation.tables import heading
-from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
 from rayembed_papers.context.difficulty import Difficulty
 from rayembed_papers.context.topics import TopicScores
 from rayembed_papers.spread import MEAN, SpreadTable

@@ -5,9 +5,9 @@ from statistics import fmean
 from typing import TextIO
 
 from rayembed.assets.storage import join, write_atomic
+from rayembed.display.tables import Cell, Table, console, show
 from rayembed.errors import StorageError
 from rayembed.evaluation.tables import heading
-from rayembed.tables import Cell, Table, console, show
 from rayembed_papers.context.difficulty import RANDOM
 from rayembed_papers.context.plots import (
     Difficulties,

@@ -20,9 +20,9 @@ from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.rayembed_spec import lengths_read
 from rayembed.evaluation.run_scores import decided, prompts_for
 from rayembed.models.cde.model import CDE
-from rayembed.models.encoding import random_documents
-from rayembed.models.files import weights_fingerprint
-from rayembed.models.load import check_loadable, load_model
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.load import check_loadable, load_model
+from rayembed.models.passes.encoding import random_documents
 from rayembed.samples.references import RETRIEVAL_TASKS
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.pooled.encoding_worker import DrawnContext, draw_context
 from rayembed.evaluation.rayembed_spec import lengths_read
 from rayembed.evaluation.run_scores import decided, prompts_for
-from rayembed.models.encoding import encode_context
-from rayembed.models.files import weights_fingerprint
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.passes.encoding import encode_context
 from rayembed.samples.articles import NO_TOPIC
 from rayembed.samples.files import held_out_articles
 from rayembed.samples.references import RETRIEVAL_TASKS

@@ -16,8 +16,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from rayembed.cores import num_cores
 from rayembed.errors import ArtifactError
+from rayembed.machine.cores import num_cores
 from rayembed.models.tokens import padded, pretrained_tokenizer
 
 Conversation = Sequence[Mapping[str, str]]

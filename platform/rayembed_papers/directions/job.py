@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayembed.assets.storage import check_writable, join, write_atomic
+from rayembed.display.tables import Table, console, show
 from rayembed.errors import RayembedError, WorkerError
 from rayembed.pipeline.job import Job, JobContext, at_least, option
 from rayembed.pipeline.storage import absolute_storage
-from rayembed.tables import Table, console, show
 
 if TYPE_CHECKING:
     from rayembed_papers.directions.catalogue import Direction

@@ -15,11 +15,11 @@ from rayembed.config.document import fingerprint
 from rayembed.config.override import override
 from rayembed.config.placement import AUTO_THREADS
 from rayembed.config.run import Run
-from rayembed.device import placed_here
 from rayembed.errors import ArtifactError
-from rayembed.hardware import settled
-from rayembed.pipeline.estimate import estimate, on_gpu_seconds
-from rayembed.pipeline.train import train
+from rayembed.machine.device import placed_here
+from rayembed.machine.hardware import settled
+from rayembed.pipeline.estimate.time import estimate, on_gpu_seconds
+from rayembed.pipeline.run.train import train
 from rayembed.registry.metrics_log import METRICS_FILE
 from rayembed.registry.provenance import collect_provenance, cpu_told, gpus, node_hardware
 from rayembed_papers.directions.catalogue import Direction, Preparation

@@ -2,7 +2,7 @@
 
 SmolLM2-135M-Instruct, whose first layers NV-Embed's small run trains, reads the beginning of
 English articles that the sample trains on. It is too small for the two steps of
-`rayembed.data.synthesis`, which ask for tasks and for JSON; a question is what it can write. The
+`rayembed_extras.synthesis`, which ask for tasks and for JSON; a question is what it can write. The
 pairs are one file in a storage, below which a run names it: neither the run's name nor its
 fingerprint depends on where that is.
 """
@@ -20,12 +20,11 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.settings import changed
-from rayembed.cores import num_cores
 from rayembed.data.hashes import seeded_hash
 from rayembed.data.sources.pairs import PairsSource
-from rayembed.data.synthesis.answers import normalised
+from rayembed.display.progress import bar, doing, duration
 from rayembed.errors import DataError
-from rayembed.progress import bar, doing, duration
+from rayembed.machine.cores import num_cores
 from rayembed.samples.articles import Article
 from rayembed.samples.assets import SMOLLM2
 from rayembed.samples.files import summaries
@@ -33,6 +32,7 @@ from rayembed.samples.references import RowFile
 from rayembed.samples.rows import Rejected
 from rayembed.samples.tasks import cut, words_of_tokens
 from rayembed.samples.wikipedia import Wikipedia
+from rayembed_extras.synthesis.answers import normalised
 from rayembed_papers.directions.small import LENGTH
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def with_questions(run: Run, name: str) -> Run:
 
 def seconds_left(storage: str) -> float:
     """Seconds that `write_pairs` is expected to take on this machine's cores; 0: they are there."""
-    from rayembed.hardware import product_speed  # which imports torch
+    from rayembed.machine.hardware import product_speed  # which imports torch
 
     if exists(join(storage, PAIRS_FILE)):
         return 0.0

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.run import Run
 from rayembed.config.types import expanded_name
+from rayembed.display.tables import Table, console, show
 from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import heading
 from rayembed.pipeline.job import Job, JobContext, Reader, at_least, option
+from rayembed.pipeline.run.training_job import base_run
 from rayembed.pipeline.storage import placed
-from rayembed.pipeline.training_job import base_run
 from rayembed.recipes.catalogue import recipe_names
-from rayembed.tables import Table, console, show
 
 if TYPE_CHECKING:
     from rayembed_papers.noise.scores import NoiseScores
@@ -36,7 +36,7 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
     Raises:
         RayembedError: a model, the tasks or the cluster cannot be had.
     """
-    from rayembed.pipeline.on_ray import connect
+    from rayembed.pipeline.run.on_ray import connect
     from rayembed_papers.measure_on_ray import measured_on_ray
     from rayembed_papers.noise.scores import noise_scores
 

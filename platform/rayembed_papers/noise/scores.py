@@ -26,9 +26,9 @@ from rayembed.evaluation.model_spec import model_meta
 from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.run_scores import decided, prompts_for
-from rayembed.models.backbones import num_positions
-from rayembed.models.files import weights_fingerprint
-from rayembed.models.load import load_model
+from rayembed.models.loading.backbones import num_positions
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.load import load_model
 from rayembed.samples.articles import Article
 from rayembed.samples.files import held_out_articles, summaries
 from rayembed.samples.wikipedia import sizes_of

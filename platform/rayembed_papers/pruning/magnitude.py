@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from rayembed.compression.contract import CalibrationText
+from rayembed_extras.compression.contract import CalibrationText
 from rayembed_papers.pruning.zeros import GROUPS, Pruning, group_mask, smallest_mask
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rayembed.compression.matrices import Matrix
     from rayembed.models.transformer_model import TransformerModel
+    from rayembed_extras.compression.matrices import Matrix
 
 
 class Magnitude(Pruning):

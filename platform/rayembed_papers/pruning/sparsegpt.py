@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from rayembed.compression.contract import Calibrated, CalibrationText
-from rayembed.compression.gptq import Hessian, damping, library
 from rayembed.errors import ConfigError, require_packages
+from rayembed_extras.compression.contract import Calibrated, CalibrationText
+from rayembed_extras.compression.gptq import Hessian, damping, library
 from rayembed_papers.pruning.zeros import GROUPS, Pruning, Structure, share_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rayembed.compression.matrices import Matrix
     from rayembed.models.transformer_model import TransformerModel
+    from rayembed_extras.compression.matrices import Matrix
 
 BLOCK = 128
 """Inputs among which weights are chosen and moved at once (section 3.3)."""
@@ -43,7 +43,7 @@ class SparseGPT(Calibrated, Pruning):
         texts: Sequence[CalibrationText],
     ) -> None:
         """Prune the matrices in place, layer after layer."""
-        from rayembed.compression.calibration import solve_layers
+        from rayembed_extras.compression.calibration import solve_layers
 
         require_packages(self.kind, "compress", "llmcompressor")
         solve_layers(model, matrices, texts, SparseGPTSolver(self.structure, self.sparsity))

@@ -6,7 +6,7 @@ A matrix is (F, H), F outputs and H inputs; N tokens.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from rayembed.compression.contract import Calibrated, CalibrationText
+from rayembed_extras.compression.contract import Calibrated, CalibrationText
 from rayembed_papers.pruning.zeros import (
     GROUPS,
     Pruning,
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from rayembed.compression.matrices import Matrix
     from rayembed.models.transformer_model import TransformerModel
+    from rayembed_extras.compression.matrices import Matrix
 
 
 class Wanda(Calibrated, Pruning):
@@ -40,7 +40,7 @@ class Wanda(Calibrated, Pruning):
         texts: Sequence[CalibrationText],
     ) -> None:
         """Prune the matrices in place, layer after layer."""
-        from rayembed.compression.calibration import solve_layers
+        from rayembed_extras.compression.calibration import solve_layers
 
         solve_layers(model, matrices, texts, WandaSolver(self.structure, self.sparsity))
 

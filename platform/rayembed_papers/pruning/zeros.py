@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from rayembed.compression.contract import CalibrationText, Compressed, Compression, Source
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed_extras.compression.contract import CalibrationText, Compressed, Compression, Source
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rayembed.compression.matrices import Matrix
     from rayembed.models.transformer_model import TransformerModel
+    from rayembed_extras.compression.matrices import Matrix
 
 Structure = Literal["unstructured", "2:4", "4:8"]
 """Where the zeros of pruned weights may stand: anywhere in a matrix, or a number of them in each
@@ -73,9 +73,9 @@ class Pruning(Compression):
 
     def check(self, folder: Path) -> None:
         """Check that groups fill the rows of the model's matrices."""
-        from rayembed.compression.calibration import check_layers
-        from rayembed.compression.matrices import matrices_of
-        from rayembed.models.load import empty_model
+        from rayembed.models.loading.load import empty_model
+        from rayembed_extras.compression.calibration import check_layers
+        from rayembed_extras.compression.matrices import matrices_of
 
         model = empty_model(folder)
         _check_structure(self, matrices_of(model, self.skip))
@@ -85,10 +85,10 @@ class Pruning(Compression):
         """Write the pruned model, with its zeros counted in what was written."""
         import torch
 
-        from rayembed.compression.calibration import check_texts, loaded_as_saved
-        from rayembed.compression.matrices import matrices_of, statistics_of
-        from rayembed.models.export import check_target, new_folder
-        from rayembed.models.saved_prompts import saved_instructions
+        from rayembed.models.loading.saved_prompts import saved_instructions
+        from rayembed.models.saving.export import check_target, new_folder
+        from rayembed_extras.compression.calibration import check_texts, loaded_as_saved
+        from rayembed_extras.compression.matrices import matrices_of, statistics_of
 
         check_target(output)
         check_texts(self, source.texts)
@@ -189,8 +189,8 @@ def _check_zeros(
         ArtifactError: there are fewer than asked for, they stand elsewhere, or an exact way made
             more.
     """
-    from rayembed.compression.matrices import matrices_of
-    from rayembed.models.load import load_model, saved_dtype
+    from rayembed.models.loading.load import load_model, saved_dtype
+    from rayembed_extras.compression.matrices import matrices_of
 
     model = load_model(folder, dtype=saved_dtype(folder))
     found = {matrix.name: matrix for matrix in matrices_of(model, way.skip)}

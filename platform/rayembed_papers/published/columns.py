@@ -10,7 +10,7 @@ from rayembed.evaluation.benchmark_lines import (
     averages,
     sorted_lines,
 )
-from rayembed.evaluation.comparison import Column, Origin
+from rayembed_extras.comparison.compare import Column, Origin
 from rayembed_papers.published.figures import Figure, check_name, figures, labels
 
 AIR_BENCH = "AIR-Bench_24.04"

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from rayembed.errors import ConfigError
-from rayembed.pipeline.compare_job import (
+from rayembed.pipeline.job import Job, JobContext, names_in, option
+from rayembed_extras.comparison.job import (
     COMPARISON_OPTIONS,
     ComparisonRequest,
     InPrint,
     compare_models,
     comparison_request,
 )
-from rayembed.pipeline.job import Job, JobContext, names_in, option
 from rayembed_papers.published.columns import lines_of_air_bench, published
 from rayembed_papers.published.figures import check_name, figures, labels
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from rayembed.config.run import Run
 from rayembed.config.settings import changed
-from rayembed.config.sweep import MetricConfig, Sweep
 from rayembed.config.validation import MtebValidation, ValidationConfig
-from rayembed.pipeline.sweep_job import PrintedSweep, Sweeps, named_sweep, sweep_job
 from rayembed.samples.references import TASK_NAMES
+from rayembed_extras.sweeps.job import PrintedSweep, Sweeps, named_sweep, sweep_job
+from rayembed_extras.sweeps.settings import MetricConfig, Sweep
 from rayembed_papers.tables import encoder_rows, llm_rows
 
 SEEDS = {"seed": ("0", "1", "2")}

@@ -16,9 +16,9 @@ from rayembed.distributed.collectives import largest, rank, read_together, summe
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import ConfigError
 from rayembed.models.contract import Tokens, cost, to_device
-from rayembed.models.micro_batches import cut_by_length, padded_tokens
-from rayembed.training.contrastive import EmbeddingObjective
-from rayembed.training.step import StepReport, StepSettings
+from rayembed.models.passes.micro_batches import cut_by_length, padded_tokens
+from rayembed.training.contrastive.objective import EmbeddingObjective
+from rayembed.training.contrastive.step import StepReport, StepSettings
 
 
 @dataclass(frozen=True)

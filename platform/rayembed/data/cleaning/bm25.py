@@ -25,8 +25,8 @@ from scipy.sparse import csc_array, csr_array
 from rayembed.assets.array_files import load_arrays, save_arrays
 from rayembed.assets.arrow_files import parquet_bytes, read_sealed
 from rayembed.assets.storage import exists, join, write_atomic
+from rayembed.data.engine.parts import remedy
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import remedy
 from rayembed.data.words import normalised, words
 from rayembed.search.bm25_library import bm25s
 

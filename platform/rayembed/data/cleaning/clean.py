@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from rayembed.config.data import DatasetConfig
-from rayembed.data.artifacts import ArtifactWriter, PipelineContext
 from rayembed.data.cleaning.near_duplicates import find_near_duplicates
 from rayembed.data.cleaning.overlap import find_overlap
 from rayembed.data.cleaning.rows import (
@@ -30,10 +29,11 @@ from rayembed.data.cleaning.rows import (
     first_of_each,
     rows_of_parts,
 )
-from rayembed.data.index import read_column
-from rayembed.data.parts import Part
+from rayembed.data.engine.artifacts import ArtifactWriter, PipelineContext
+from rayembed.data.engine.index import read_column
+from rayembed.data.engine.parts import Part
+from rayembed.data.engine.work_items import run_resumable
 from rayembed.data.plan.scratch import mapped, scratch_folder
-from rayembed.data.work_items import run_resumable
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)

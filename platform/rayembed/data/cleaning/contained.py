@@ -21,8 +21,8 @@ from rayembed.assets.array_files import load_arrays, save_arrays
 from rayembed.assets.storage import join
 from rayembed.config.mining import Containment
 from rayembed.data.cleaning.signatures import GRAM_FACTOR, hashed_words
+from rayembed.data.engine.parts import remedy
 from rayembed.data.hashes import mixed
-from rayembed.data.parts import remedy
 
 _TEXTS_AT_ONCE = 1024
 """Texts whose words are hashed at a time, with some 100 bytes a word."""

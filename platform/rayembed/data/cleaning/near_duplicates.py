@@ -39,11 +39,11 @@ from rayembed.data.cleaning.verified import (
     SendRows,
     read_similar,
 )
-from rayembed.data.exchange import exchange
-from rayembed.data.parts import Part
+from rayembed.data.engine.exchange import exchange
+from rayembed.data.engine.parts import Part
+from rayembed.data.engine.shuffle import Bucket
+from rayembed.data.engine.work_items import Execute, run_resumable
 from rayembed.data.plan.scratch import scratch_folder
-from rayembed.data.shuffle import Bucket
-from rayembed.data.work_items import Execute, run_resumable
 
 log = logging.getLogger(__name__)
 

@@ -33,9 +33,9 @@ from rayembed.data.cleaning.rows import (
     some,
     write_removed,
 )
+from rayembed.data.engine.parts import Part, PartItem, read_table
+from rayembed.data.engine.work_items import Execute, Result, run_resumable
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import Part, PartItem, read_table
-from rayembed.data.work_items import Execute, Result, run_resumable
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ import xxhash
 
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
+from rayembed.data.engine.parts import Part, read_table, write_table
+from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import nth_smallest, seeded_keys
-from rayembed.data.parts import Part, read_table, write_table
 from rayembed.data.plan.scratch import Runs, num_runs, run_of_hash
-from rayembed.data.work_items import Result
 
 DUPLICATE = "duplicate"
 NOT_DRAWN = "not drawn (num_samples)"

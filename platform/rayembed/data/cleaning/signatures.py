@@ -17,12 +17,12 @@ from rayembed.assets.array_files import load_array, save_array
 from rayembed.assets.storage import join
 from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.rows import RowsOfPart
-from rayembed.data.exchange import Buckets, Sent
+from rayembed.data.engine.exchange import Buckets, Sent
+from rayembed.data.engine.parts import read_table, remedy
+from rayembed.data.engine.shuffle import Bucket
+from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import mixed, text_hash
-from rayembed.data.parts import read_table, remedy
-from rayembed.data.shuffle import Bucket
 from rayembed.data.words import words
-from rayembed.data.work_items import Result
 
 _MISSED_RATHER_THAN_COMPARED = (0.02, 0.98)
 """Weights of false positives and false negatives in the choice of bands. A false positive costs one

@@ -15,10 +15,10 @@ from rayembed.assets.storage import join, write_atomic
 from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.rows import NEAR_DUPLICATE, shown, write_removed
 from rayembed.data.cleaning.signatures import grams_of, sides
-from rayembed.data.exchange import Buckets, Sent
-from rayembed.data.parts import Part, read_table, remedy
-from rayembed.data.shuffle import Bucket
-from rayembed.data.work_items import Result
+from rayembed.data.engine.exchange import Buckets, Sent
+from rayembed.data.engine.parts import Part, read_table, remedy
+from rayembed.data.engine.shuffle import Bucket
+from rayembed.data.engine.work_items import Result
 
 _SIDES = ("first", "second")
 

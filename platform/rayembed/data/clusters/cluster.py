@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rayembed.ahead import done_ahead
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
-from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.clusters import packing
 from rayembed.data.clusters.cost import ClusterCost
 from rayembed.data.clusters.kmeans import order_clusters
@@ -32,16 +30,18 @@ from rayembed.data.clusters.tasks import (
     load_made,
 )
 from rayembed.data.clusters.two_levels import Groups, tour_of_groups
-from rayembed.data.exchange import exchange
-from rayembed.data.index import read_column
-from rayembed.data.parts import Part, PartItem, rows_per_part
+from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.engine.exchange import exchange
+from rayembed.data.engine.index import read_column
+from rayembed.data.engine.parts import Part, PartItem, rows_per_part
+from rayembed.data.engine.work_items import Needs, Result, Task, WorkItem, run_resumable
 from rayembed.data.plan.files import blocks_of, num_blocks
 from rayembed.data.plan.places import BYTES_OF_A_PLACE, PlaceWriter
 from rayembed.data.plan.scratch import mapped, scratch_folder
 from rayembed.data.vectors.embed import Vectors, embed_parts
-from rayembed.data.work_items import Needs, Result, Task, WorkItem, run_resumable
+from rayembed.display.figures import COLOURS, INK, new_figure, png_of, set_title
 from rayembed.errors import DataError
-from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
+from rayembed.machine.ahead import done_ahead
 from rayembed.models.versions import VECTORS
 from rayembed.search.faiss_library import require_faiss
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rayembed.cores import num_cores
+from rayembed.machine.cores import num_cores
 from rayembed.search.faiss_library import require_faiss
 
 _TILE_PAIRS = 65_536

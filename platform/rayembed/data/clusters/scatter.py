@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from rayembed.data.clusters.tasks import false_negatives, mean_similarity, vectors_of_positives
-from rayembed.data.exchange import Buckets, Sent
-from rayembed.data.parts import SCHEMA, read_table, records_table, write_table
+from rayembed.data.engine.exchange import Buckets, Sent
+from rayembed.data.engine.parts import SCHEMA, read_table, records_table, write_table
+from rayembed.data.engine.work_items import Result
 from rayembed.data.plan.files import Block, placed_rows, read_block
 from rayembed.data.plan.places import PartPlaces
 from rayembed.data.vectors.embed import Vectors
 from rayembed.data.words import normalised_hash
-from rayembed.data.work_items import Result
 
 _QUERY, _DOCUMENTS = "query_vector", "document_vectors"
 

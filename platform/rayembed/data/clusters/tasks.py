@@ -24,11 +24,11 @@ from rayembed.assets.array_files import (
 from rayembed.assets.storage import is_remote, join, open_storage, with_ending
 from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest
 from rayembed.data.clusters.two_levels import Groups, cluster_in_groups, nearest_in_groups
+from rayembed.data.engine.index import read_column
+from rayembed.data.engine.parts import Part, PartItem, remedy
+from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import nth_smallest, seeded_keys
-from rayembed.data.index import read_column
-from rayembed.data.parts import Part, PartItem, remedy
 from rayembed.data.vectors.embed import Vectors
-from rayembed.data.work_items import Result
 
 _READ_AT_ONCE = 8
 """Parts whose vectors are read at a time while a sample is taken."""

@@ -20,8 +20,12 @@ import pyarrow.compute as pc
 from rayembed.assets.array_files import load_arrays, save_arrays
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
-from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
-from rayembed.data.exchange import Buckets, exchange
+from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.engine.exchange import Buckets, exchange
+from rayembed.data.engine.index import index_chunks
+from rayembed.data.engine.parts import Part, PartItem, read_table, remedy, table_of, write_table
+from rayembed.data.engine.shuffle import Bucket
+from rayembed.data.engine.work_items import Result, run_resumable
 from rayembed.data.filtering.shards import (
     NOT_THERE,
     CountLanguages,
@@ -32,14 +36,10 @@ from rayembed.data.filtering.shards import (
     Shards,
     gather,
 )
-from rayembed.data.index import index_chunks
-from rayembed.data.parts import Part, PartItem, read_table, remedy, table_of, write_table
 from rayembed.data.plan.teacher_scores import scores_of_positives
 from rayembed.data.records import Record
-from rayembed.data.shuffle import Bucket
 from rayembed.data.vectors.embed import embed_parts
 from rayembed.data.words import normalised_hash
-from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import DataError
 from rayembed.models.versions import VECTORS
 from rayembed.search.exact import count_above

@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayembed.data.exchange import Buckets, Sent
+from rayembed.data.engine.exchange import Buckets, Sent
+from rayembed.data.engine.index import read_column
+from rayembed.data.engine.parts import Part, PartItem, read_table
+from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import seeded_keys
-from rayembed.data.index import read_column
-from rayembed.data.parts import Part, PartItem, read_table
 from rayembed.data.vectors.embed import Vectors
-from rayembed.data.work_items import Result
 
 Language = str | None
 

@@ -14,7 +14,7 @@ import numpy as np
 from rayembed.assets.storage import below, read_bytes
 from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import HeldOut, HeldOutFraction, HeldOutGroups, HeldOutIds
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.hashes import NO_HASH, seeded_keys, text_hash
 from rayembed.data.sources.rows import lines_of
 from rayembed.data.sources.tasks import ConvertedRows, HeldOutRows

@@ -29,16 +29,21 @@ from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.document import fingerprint
 from rayembed.config.held_out import HeldOut, HeldOutGroups, HeldOutIds
 from rayembed.config.sources import Source
-from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext, open_artifact
+from rayembed.data.engine.artifacts import (
+    ArtifactWriter,
+    DatasetArtifact,
+    PipelineContext,
+    open_artifact,
+)
+from rayembed.data.engine.parts import Part, read_records, remedy
+from rayembed.data.engine.work_items import Result, run_resumable
 from rayembed.data.hashes import seeded_keys, text_hash
 from rayembed.data.held_out.choice import choose, listed_values
-from rayembed.data.parts import Part, read_records, remedy
 from rayembed.data.records import Record
 from rayembed.data.sources.convert import converted_rows, make_converted, rejected_before
 from rayembed.data.sources.file_rows import ResolvedDataset
 from rayembed.data.sources.tasks import ConvertedRows, HeldOutRows, RecordWriter
 from rayembed.data.words import normalised_hash, same_text_form
-from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import ArtifactError, ConfigError
 
 log = logging.getLogger(__name__)

@@ -26,13 +26,13 @@ from rayembed.assets.array_files import load_array, map_array, save_array
 from rayembed.assets.cache import cache_folder, filled, mark_used, remove_unused
 from rayembed.assets.local_copies import UNUSED_SECONDS, read_copied
 from rayembed.assets.storage import file_name
+from rayembed.data.engine.index import read_column
+from rayembed.data.engine.parts import Part, read_table
 from rayembed.data.hashes import mixed
-from rayembed.data.index import read_column
-from rayembed.data.parts import Part, read_table
 from rayembed.data.vectors.embed import PartTexts, Vectors
 from rayembed.data.words import normalised_hash
 from rayembed.errors import PlacementError
-from rayembed.hardware import free_memory
+from rayembed.machine.hardware import free_memory
 
 MOST_SHARED = 1000
 """Maximum number of positives that rows with the same query share. A query with more ("Untitled")

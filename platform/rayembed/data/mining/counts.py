@@ -8,11 +8,11 @@ import numpy as np
 
 from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import join
+from rayembed.data.engine.parts import remedy
+from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import mixed, text_hash
 from rayembed.data.mining.candidates import EMPTY, REASONS, Candidates
-from rayembed.data.parts import remedy
 from rayembed.data.records import Record
-from rayembed.data.work_items import Result
 
 EXAMPLES = 20
 """Examples shown in the audit, over all rows."""

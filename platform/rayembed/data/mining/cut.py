@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayembed.data.parts import ROWS_PER_PART, rows_per_part
+from rayembed.data.engine.parts import ROWS_PER_PART, rows_per_part
 from rayembed.search.exact import SHARD_STEP
 
 UNIT_QUERIES = 131_072

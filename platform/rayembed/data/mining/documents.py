@@ -17,9 +17,10 @@ from rayembed.config import mining as settings
 from rayembed.config.document import fingerprint
 from rayembed.config.sources import DEFAULT_REJECTED_SHARE
 from rayembed.config.types import has_content
-from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import Part, PartItem, read_table
+from rayembed.data.engine.work_items import Result, add_up, run_resumable
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import Part, PartItem, read_table
 from rayembed.data.sources.cells import read_column
 from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import BadRow, Row, read_rows
@@ -27,7 +28,6 @@ from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
 from rayembed.data.vectors.embed import PartTexts, Vectors, finite
 from rayembed.data.vectors.teacher import Encoder, load_teacher
 from rayembed.data.words import normalised_hash
-from rayembed.data.work_items import Result, add_up, run_resumable
 from rayembed.errors import DataError
 
 CODE_VERSION = 1

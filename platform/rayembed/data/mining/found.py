@@ -19,13 +19,13 @@ from rayembed.assets.array_files import load_array, load_arrays, save_array, sav
 from rayembed.assets.local_copies import read_copied
 from rayembed.assets.storage import file_name, join
 from rayembed.config.mining_search import MiningSearch
+from rayembed.data.engine.index import read_column
+from rayembed.data.engine.parts import Part, remedy
+from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import seeded_keys
-from rayembed.data.index import read_column
 from rayembed.data.mining.corpus import CorpusFiles, open_corpus
 from rayembed.data.mining.cut import Shard
-from rayembed.data.parts import Part, remedy
 from rayembed.data.vectors.embed import Vectors
-from rayembed.data.work_items import Result
 from rayembed.search.exact import TopK, merged_top_k, top_k, top_k_of_blocks
 from rayembed.search.order import NO_RESULT
 

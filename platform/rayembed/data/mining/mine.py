@@ -10,8 +10,10 @@ from rayembed.assets.array_files import save_array
 from rayembed.assets.storage import file_name, join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import MiningConfig, Teacher
-from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.cleaning.overlap import find_in_documents, overlap_identity
+from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import Part
+from rayembed.data.engine.work_items import Execute, Needs, run_resumable, run_tasks
 from rayembed.data.mining.corpus import MOST_SHARED, CorpusFiles
 from rayembed.data.mining.counts import add_up_mining
 from rayembed.data.mining.cut import cut_mining
@@ -27,10 +29,8 @@ from rayembed.data.mining.found import (
 )
 from rayembed.data.mining.queries import EmbedGiven
 from rayembed.data.mining.tasks import MineParts, MiningTeacher
-from rayembed.data.parts import Part
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.vectors.embed import Vectors, embed_parts
-from rayembed.data.work_items import Execute, Needs, run_resumable, run_tasks
 from rayembed.models.versions import VECTORS
 
 log = logging.getLogger(__name__)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayembed.config.mining import Teacher
+from rayembed.data.engine.parts import PartItem, read_records
+from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import label_hash, text_hash
 from rayembed.data.mining.corpus import Corpus
-from rayembed.data.parts import PartItem, read_records
 from rayembed.data.records import Record
 from rayembed.data.vectors.embed import Vectors, finite
 from rayembed.data.vectors.teacher import Encoder, load_teacher
 from rayembed.data.words import normalised_hash
-from rayembed.data.work_items import Result
 from rayembed.search.order import NO_RESULT
 
 

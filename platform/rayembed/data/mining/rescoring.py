@@ -21,12 +21,12 @@ from rayembed.config.mining import CrossEncoder
 from rayembed.data.mining.candidates import Candidates, without_near_duplicates
 from rayembed.data.mining.selection import copies_among
 from rayembed.data.vectors.teacher import narrow_linear_layers, take_free_threads
+from rayembed.display.shares import piece, pieces, tell
 from rayembed.errors import AssetError, DataError
-from rayembed.hardware import auto_precision
-from rayembed.models.backbones import num_positions
-from rayembed.models.fitting import room_for
-from rayembed.models.passes import ahead, passes
-from rayembed.shares import piece, pieces, tell
+from rayembed.machine.hardware import auto_precision
+from rayembed.models.loading.backbones import num_positions
+from rayembed.models.passes.fitting import room_for
+from rayembed.models.passes.passes import ahead, passes
 
 Scorer = Callable[[Sequence[tuple[str, str]]], np.ndarray]
 """Scores n query-document pairs: (n,) float32 in [0, 1]."""

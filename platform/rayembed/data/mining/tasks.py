@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from rayembed.config.mining import CrossEncoder, MiningConfig
+from rayembed.data.engine.parts import Part, read_records, write_part
+from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import text_hash
 from rayembed.data.mining.candidates import (
     RULE,
@@ -48,14 +50,12 @@ from rayembed.data.mining.queries import (
 )
 from rayembed.data.mining.rescoring import Scorer, load_cross_encoder, rescore
 from rayembed.data.mining.selection import SelectedNegative, copies_among, select_negatives
-from rayembed.data.parts import Part, read_records, write_part
 from rayembed.data.plan.teacher_scores import scores_of_positives
 from rayembed.data.records import Negative, Record
 from rayembed.data.vectors.embed import Vectors
 from rayembed.data.words import same_text_form
-from rayembed.data.work_items import Result
+from rayembed.display.shares import piece, pieces
 from rayembed.search.exact import TopK
-from rayembed.shares import piece, pieces
 
 _REFUSED_SHOWN = 3
 """Best refused candidates shown in an example."""

@@ -15,16 +15,16 @@ from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.assets.store import MANIFEST
 from rayembed.config.data_steps import step_folders
 from rayembed.config.sources import SOURCES
-from rayembed.data.artifacts import DatasetArtifact, open_artifact, root_of
 from rayembed.data.audit import AUDIT
+from rayembed.data.engine.artifacts import DatasetArtifact, open_artifact, root_of
+from rayembed.data.engine.parts import Part, read_records
 from rayembed.data.epochs import many_passes
-from rayembed.data.parts import Part, read_records
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.records import Negative, Record
 from rayembed.data.sources.tasks import NOT_BAD, counts_of
 from rayembed.data.sources.unread import unread_warning
+from rayembed.display.tables import Table, show
 from rayembed.errors import ArtifactError
-from rayembed.tables import Table, show
 
 _EXAMPLES = 3
 _SHOWN_CHARACTERS = 240

@@ -19,8 +19,8 @@ from rayembed.assets.json_files import read_json
 from rayembed.assets.names import check_inside
 from rayembed.assets.storage import exists, file_sizes, join, write_atomic
 from rayembed.assets.store import MANIFEST, Entry
-from rayembed.data.artifacts import root_of
-from rayembed.data.parts import SCHEMA, remedy
+from rayembed.data.engine.artifacts import root_of
+from rayembed.data.engine.parts import SCHEMA, remedy
 from rayembed.data.records import Record
 from rayembed.errors import ArtifactError, DataError
 

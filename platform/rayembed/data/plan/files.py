@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 import xxhash
 
 from rayembed.assets.storage import file_name
-from rayembed.data.exchange import Buckets, Sent
-from rayembed.data.parts import NEGATIVE, OPTIONAL, SCHEMA, read_table
+from rayembed.data.engine.exchange import Buckets, Sent
+from rayembed.data.engine.parts import NEGATIVE, OPTIONAL, SCHEMA, read_table
+from rayembed.data.engine.work_items import Result
 from rayembed.data.plan.balance import balanced_steps
 from rayembed.data.plan.batch_plan import write_steps
 from rayembed.data.plan.places import PartPlaces
@@ -25,7 +26,6 @@ from rayembed.data.plan.teacher_scores import (
     SCORES_OF_POSITIVES,
     score_counts,
 )
-from rayembed.data.work_items import Result
 from rayembed.errors import ArtifactError
 
 PLAN_SCHEMA = pa.schema([("step", pa.int64()), ("slot", pa.int32()), *SCHEMA])

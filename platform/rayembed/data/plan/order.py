@@ -11,8 +11,8 @@ import numpy as np
 
 from rayembed.config.loss import LossConfig, Need
 from rayembed.config.stage import steps_of
-from rayembed.data.index import PartIndex, index_chunks
-from rayembed.data.parts import Part, read_table
+from rayembed.data.engine.index import PartIndex, index_chunks
+from rayembed.data.engine.parts import Part, read_table
 from rayembed.data.plan.policies import blended, clustered, homogeneous
 from rayembed.data.plan.sampling import DatasetRows
 from rayembed.data.plan.sorted_rows import SortedRows, sorted_rows

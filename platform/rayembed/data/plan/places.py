@@ -16,8 +16,8 @@ import pyarrow as pa
 import xxhash
 
 from rayembed.assets.storage import join
-from rayembed.data.parts import ROWS_PER_PART, Part
-from rayembed.data.shuffle import read_bucket, write_buckets
+from rayembed.data.engine.parts import ROWS_PER_PART, Part
+from rayembed.data.engine.shuffle import read_bucket, write_buckets
 
 _PARTS_OF_FILE = 32
 _MOST_FILES = 256

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rayembed.data.index import PartIndex
+from rayembed.data.engine.index import PartIndex
 from rayembed.data.plan.scratch import Runs, mapped, num_runs, run_of_hash
 
 _RUN = np.dtype([("id", "<i8"), ("query", "<i8"), ("language", "<i8"), ("place", "<i8")])

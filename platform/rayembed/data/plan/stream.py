@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from rayembed.ahead import CannotSendError, done_ahead, done_by_processes
 from rayembed.config.placement import Placement
-from rayembed.cores import num_cores
 from rayembed.data.hashes import text_hash
 from rayembed.data.plan.batch_plan import TRAINING, BatchPlan, Pair
 from rayembed.data.plan.step_batch import StepBatch, make_step_batch
 from rayembed.data.records import Record
 from rayembed.data.vectors.lookup import StoredVectors
 from rayembed.data.words import same_text_form
-from rayembed.hardware import step_processes
+from rayembed.machine.ahead import CannotSendError, done_ahead, done_by_processes
+from rayembed.machine.cores import num_cores
+from rayembed.machine.hardware import step_processes
 from rayembed.models.contract import InContextTokenizer, Tokenizer, TrainableModel
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from rayembed.errors import ConfigError
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
+    from rayembed.data.engine.work_items import Result
     from rayembed.data.sources.files import FilePiece
-    from rayembed.data.work_items import Result
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class BeirSource(FileRows):
     def convert(self, conversion: Conversion) -> list[Result]:
         """Scatter judgements and texts by query, and make the records of each bucket."""
         from rayembed.assets.storage import join
-        from rayembed.data.shuffle import Bucket, number_of_buckets
+        from rayembed.data.engine.shuffle import Bucket, number_of_buckets
         from rayembed.data.sources import beir_join as tasks
 
         dataset, writer, files = conversion.dataset, conversion.writer, conversion.files

@@ -20,17 +20,17 @@ import xxhash
 from rayembed.assets.array_files import load_array, save_array
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
-from rayembed.data.exchange import Buckets
+from rayembed.data.engine.exchange import Buckets
+from rayembed.data.engine.parts import remedy
+from rayembed.data.engine.shuffle import Bucket, Scatter, bucket_of
+from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import remedy
 from rayembed.data.records import reject_reason
-from rayembed.data.shuffle import Bucket, Scatter, bucket_of
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import BadRow, read_rows
 from rayembed.data.sources.tasks import HeldOut, RecordWriter
-from rayembed.data.work_items import Result
 
 NO_QUERY = "query is not among the queries"
 NO_DOCUMENT = "document is not in the corpus"

@@ -19,14 +19,14 @@ import xxhash
 
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import file_name, join, write_atomic
+from rayembed.data.engine.parts import read_table
+from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import seeded_hash
-from rayembed.data.parts import read_table
 from rayembed.data.sources.cells import RowError
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import Row, read_rows
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.words import normalised_hash
-from rayembed.data.work_items import Result
 
 TextAndClass = Callable[[Mapping[str, Any]], tuple[str, str]]
 """Text and class of a row; raises `RowError` where it has none."""

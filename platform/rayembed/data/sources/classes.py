@@ -17,9 +17,9 @@ from rayembed.data.sources.file_rows import Conversion, NamedRows
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
+    from rayembed.data.engine.work_items import Result
     from rayembed.data.sources.class_examples import ExampleFiles
     from rayembed.data.sources.rows import Row
-    from rayembed.data.work_items import Result
 
 LabelForm = Literal["example", "label"]
 

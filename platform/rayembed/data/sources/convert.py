@@ -11,16 +11,17 @@ from rayembed.assets.names import check_inside
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
-from rayembed.data.artifacts import (
+from rayembed.data.cleaning.clean import clean
+from rayembed.data.cleaning.overlap import overlap_identity
+from rayembed.data.cleaning.rows import DUPLICATE
+from rayembed.data.engine.artifacts import (
     ArtifactWriter,
     DatasetArtifact,
     PipelineContext,
     held_out_entry,
 )
-from rayembed.data.cleaning.clean import clean
-from rayembed.data.cleaning.overlap import overlap_identity
-from rayembed.data.cleaning.rows import DUPLICATE
-from rayembed.data.parts import Part
+from rayembed.data.engine.parts import Part
+from rayembed.data.engine.work_items import Result, run_resumable
 from rayembed.data.sources.file_rows import Conversion, ResolvedDataset
 from rayembed.data.sources.tasks import (
     ConvertedRows,
@@ -30,7 +31,6 @@ from rayembed.data.sources.tasks import (
     counts_of,
     told_of,
 )
-from rayembed.data.work_items import Result, run_resumable
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from rayembed.errors import ArtifactError, DataError, StorageError
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
-    from rayembed.data.artifacts import DatasetArtifact
-    from rayembed.data.parts import Part
+    from rayembed.data.engine.artifacts import DatasetArtifact
+    from rayembed.data.engine.parts import Part
+    from rayembed.data.engine.work_items import Result
     from rayembed.data.sources.tasks import HeldOut
-    from rayembed.data.work_items import Result
 
 
 class RecordsSource(Source):
@@ -77,7 +77,7 @@ class RecordsSource(Source):
                 job's.
         """
         from rayembed.assets.store import MANIFEST
-        from rayembed.data.artifacts import open_artifact
+        from rayembed.data.engine.artifacts import open_artifact
 
         try:
             # The folder may be anyone's: nothing here may advise to remove it.
@@ -119,7 +119,7 @@ class TakeRecords:
 
     def __call__(self, item: EarlierPart) -> Result:
         """Report `parts`, counts and examples of rejected records."""
-        from rayembed.data.parts import read_records
+        from rayembed.data.engine.parts import read_records
         from rayembed.data.sources.tasks import RecordWriter
 
         writer = RecordWriter(self.folder, self.held_out, indexed=self.indexed)

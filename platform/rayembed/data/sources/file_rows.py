@@ -13,13 +13,13 @@ from rayembed.errors import ConfigError
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
-    from rayembed.data.artifacts import ArtifactWriter, PipelineContext
-    from rayembed.data.exchange import Buckets
+    from rayembed.data.engine.artifacts import ArtifactWriter, PipelineContext
+    from rayembed.data.engine.exchange import Buckets
+    from rayembed.data.engine.work_items import Result, Task, WorkItem
     from rayembed.data.records import Record
     from rayembed.data.sources.files import FilePiece
     from rayembed.data.sources.rows import Row
     from rayembed.data.sources.tasks import HeldOut
-    from rayembed.data.work_items import Result, Task, WorkItem
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Conversion:
         self, what: str, folder: str, results: Sequence[Result], num_buckets: int
     ) -> Buckets:
         """Rows by bucket that tasks have written into `folder` and report as `scattered`."""
-        from rayembed.data.exchange import Buckets, forward
-        from rayembed.data.shuffle import Route
+        from rayembed.data.engine.exchange import Buckets, forward
+        from rayembed.data.engine.shuffle import Route
 
         names = tuple(name for result in results for name in result["scattered"])
         buckets = Buckets(folder, len(names), Route.to(num_buckets), names)
@@ -92,7 +92,7 @@ class Conversion:
         return drop_overlap(working, name, overlap, root, path, self.context.execute)
 
     def _run(self, folder: str, what: str, task: Task, items: Sequence[WorkItem]) -> list[Result]:
-        from rayembed.data.work_items import run_resumable
+        from rayembed.data.engine.work_items import run_resumable
 
         named = f"{what} {self.dataset.name}"
         return run_resumable(folder, named, task, items, self.context.execute)

@@ -16,8 +16,8 @@ from rayembed.errors import ArtifactError, DataError
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
+    from rayembed.data.engine.work_items import Result
     from rayembed.data.sources.mteb_tasks import SplitOfTask
-    from rayembed.data.work_items import Result
 
 _SIMILAR = 0.8
 """Relative similarity threshold within a task's score range: at least 4 of 5 (NV-Embed, section
@@ -68,10 +68,10 @@ class MtebSource(Source):
     def convert(self, conversion: Conversion) -> list[Result]:
         """Write the split as Parquet files, and convert them as their kind of source does."""
         from rayembed.assets.storage import join
-        from rayembed.data.parts import remedy
+        from rayembed.data.engine.parts import remedy
+        from rayembed.data.engine.work_items import in_process
         from rayembed.data.sources.files import list_pieces
         from rayembed.data.sources.mteb_tasks import StageTask
-        from rayembed.data.work_items import in_process
 
         folder = join(conversion.writer.working_folder, "staged")
         # In this process, where the check has loaded the task.

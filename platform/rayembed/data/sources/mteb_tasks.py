@@ -19,9 +19,9 @@ from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.hub_client import limit_hub
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.document import fingerprint
-from rayembed.data.parts import ROWS_PER_PART
+from rayembed.data.engine.parts import ROWS_PER_PART
+from rayembed.data.engine.work_items import Result
 from rayembed.data.sources.cells import RowError, name_in
-from rayembed.data.work_items import Result
 from rayembed.errors import ConfigError, DataError
 
 Rows = Literal["pairs", "translations", "sts", "alike", "classes", "clusters"]

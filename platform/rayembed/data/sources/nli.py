@@ -16,13 +16,13 @@ from rayembed.data.sources.file_rows import Conversion, FileRows
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
-    from rayembed.data.exchange import Buckets
+    from rayembed.data.engine.exchange import Buckets
+    from rayembed.data.engine.shuffle import Bucket
+    from rayembed.data.engine.work_items import Result
     from rayembed.data.records import Record
-    from rayembed.data.shuffle import Bucket
     from rayembed.data.sources.files import FilePiece
     from rayembed.data.sources.rows import Row
     from rayembed.data.sources.tasks import HeldOut
-    from rayembed.data.work_items import Result
 
 Relation = Literal["entailment", "contradiction", "other"]
 
@@ -61,7 +61,7 @@ class NLISource(FileRows):
     def convert(self, conversion: Conversion) -> list[Result]:
         """Scatter the rows by premise, and make a record of each premise."""
         from rayembed.assets.storage import join
-        from rayembed.data.shuffle import Bucket, number_of_buckets
+        from rayembed.data.engine.shuffle import Bucket, number_of_buckets
 
         dataset, writer = conversion.dataset, conversion.writer
         folder = join(writer.working_folder, "scattered")
@@ -90,7 +90,7 @@ class ScatterPremises:
         """
         import pyarrow as pa
 
-        from rayembed.data.shuffle import Scatter, bucket_of
+        from rayembed.data.engine.shuffle import Scatter, bucket_of
         from rayembed.data.sources.rows import BadRow, read_rows
         from rayembed.data.sources.tasks import RecordWriter
 

@@ -22,7 +22,7 @@ import yaml
 from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.reading import open_source, reading_errors
 from rayembed.config.settings import nearest
-from rayembed.data.parts import remedy
+from rayembed.data.engine.parts import remedy
 from rayembed.data.sources.cells import level_of
 from rayembed.data.sources.csv_rows import NOT_UTF8, csv_rows
 from rayembed.data.sources.files import FilePiece, array_error

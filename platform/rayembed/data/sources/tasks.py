@@ -12,14 +12,14 @@ import numpy as np
 from rayembed.assets.array_files import load_arrays, save_arrays
 from rayembed.assets.storage import file_name, join
 from rayembed.config.data import DatasetConfig
+from rayembed.data.engine.parts import Part, read_records, remedy, rows_per_part, write_part
+from rayembed.data.engine.work_items import Result, add_up
 from rayembed.data.hashes import label_hash
-from rayembed.data.parts import Part, read_records, remedy, rows_per_part, write_part
 from rayembed.data.records import Record
 from rayembed.data.sources.cells import RowError, name_in
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.words import normalised_hash
-from rayembed.data.work_items import Result, add_up
 from rayembed.errors import DataError
 
 _BYTES_OF_A_ROW = 1024

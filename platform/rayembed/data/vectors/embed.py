@@ -18,15 +18,15 @@ from rayembed.assets.local_copies import read_copied
 from rayembed.assets.storage import exists, file_name, join, list_files
 from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
-from rayembed.data.artifacts import PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.parts import Part, PartItem, read_records, remedy
+from rayembed.data.engine.work_items import Result, run_tasks
 from rayembed.data.hashes import NO_HASH, label_hash, text_hash
-from rayembed.data.parts import Part, PartItem, read_records, remedy
 from rayembed.data.records import Record
 from rayembed.data.vectors.teacher import Encoder, embedding_settings, load_teacher
-from rayembed.data.work_items import Result, run_tasks
+from rayembed.display.shares import pieces
 from rayembed.errors import ArtifactError, DataError
 from rayembed.models.versions import versions, warn_of_other_versions
-from rayembed.shares import pieces
 
 log = logging.getLogger(__name__)
 

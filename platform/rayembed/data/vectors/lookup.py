@@ -22,7 +22,7 @@ from rayembed.assets.names import check_inside
 from rayembed.assets.sealing import SEAL_BYTES, check_seal
 from rayembed.assets.storage import file_name, is_remote, join, open_storage, read_bytes
 from rayembed.config.types import Role
-from rayembed.data.artifacts import open_artifact, root_of
+from rayembed.data.engine.artifacts import open_artifact, root_of
 from rayembed.data.vectors.text_index import TextIndex
 from rayembed.errors import ArtifactError, AssetError, DataError
 

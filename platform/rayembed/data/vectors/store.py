@@ -34,14 +34,11 @@ from rayembed.assets.store import MANIFEST
 from rayembed.config.document import fingerprint
 from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
-from rayembed.data.artifacts import (
-    ArtifactWriter,
-    DatasetArtifact,
-    PipelineContext,
-)
+from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.engine.index import read_column
+from rayembed.data.engine.parts import Part, PartItem, read_records
+from rayembed.data.engine.work_items import Result, run_tasks
 from rayembed.data.hashes import text_hash
-from rayembed.data.index import read_column
-from rayembed.data.parts import Part, PartItem, read_records
 from rayembed.data.records import Record
 from rayembed.data.vectors.embed import (
     TEXTS,
@@ -54,7 +51,6 @@ from rayembed.data.vectors.embed import (
 from rayembed.data.vectors.lookup import CODE_VERSION, KIND, ROLES
 from rayembed.data.vectors.teacher import Encoder
 from rayembed.data.vectors.text_index import TextIndex
-from rayembed.data.work_items import Result, run_tasks
 from rayembed.models.versions import VECTORS
 
 log = logging.getLogger(__name__)

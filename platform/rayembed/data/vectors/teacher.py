@@ -16,16 +16,16 @@ from rayembed.config.document import fingerprint
 from rayembed.config.instructions import instruction_in
 from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
-from rayembed.cores import free_threads, num_cores
+from rayembed.display.shares import tell
 from rayembed.errors import ArtifactError
-from rayembed.hardware import Precision, auto_precision, say_once, settled
-from rayembed.models.encoding import encode
-from rayembed.models.files import weights_fingerprint
-from rayembed.models.fitting import room_for
-from rayembed.models.load import load_as_saved, load_model
+from rayembed.machine.cores import free_threads, num_cores
+from rayembed.machine.hardware import Precision, auto_precision, say_once, settled
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.load import load_as_saved, load_model
+from rayembed.models.passes.encoding import encode
+from rayembed.models.passes.fitting import room_for
 from rayembed.models.tokens import PrefixTokenizer
 from rayembed.models.versions import VECTORS, warn_of_other_versions
-from rayembed.shares import tell
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ import xxhash
 from rayembed.errors import DataError
 from rayembed.evaluation.model_spec import EmbedInContext, EmbedTexts, ModelSpec, Similarity
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore, TextUnit, hashes_of
-from rayembed.hardware import rounded_products
-from rayembed.models.encoding import random_documents
+from rayembed.machine.hardware import rounded_products
+from rayembed.models.passes.encoding import random_documents
 from rayembed.search.stored import best_by_bits, codes, pair_scores, score_of_code_product
 from rayembed.search.tiles import Above, Best, best_documents, documents_above, tiles_of
 

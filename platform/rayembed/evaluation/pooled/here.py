@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import datasets
 
+from rayembed.display.progress import doing
 from rayembed.errors import RayembedError, WorkerError
 from rayembed.evaluation.jobs import Done, Job, longest_first
 from rayembed.evaluation.model_spec import ModelSpec
@@ -18,7 +19,6 @@ from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import OneWorker, Workers
 from rayembed.evaluation.pooled.progress import ProgressLog
-from rayembed.progress import doing
 
 if TYPE_CHECKING:
     from rayembed.evaluation.jobs import Job

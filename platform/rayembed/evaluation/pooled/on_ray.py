@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from rayembed.display.progress import doing
 from rayembed.errors import PlacementError, RayembedError, WorkerError
 from rayembed.evaluation.jobs import Done, Job, longest_first
 from rayembed.evaluation.model_spec import ModelSpec
@@ -22,7 +23,6 @@ from rayembed.evaluation.pooled.here import Progress, finish, run_here
 from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import Workers
 from rayembed.evaluation.pooled.progress import PoolProgress, ProgressLog
-from rayembed.progress import doing
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rayembed.progress import duration
+from rayembed.display.progress import duration
 
 if TYPE_CHECKING:
     from rayembed.evaluation.jobs import Job

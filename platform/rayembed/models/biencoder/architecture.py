@@ -17,13 +17,6 @@ from rayembed.models.architecture import (
     SentenceModule,
     Shapes,
 )
-from rayembed.models.backbones import (
-    empty_backbone,
-    first_position,
-    load_backbone,
-    row_positions,
-    torch_dtype,
-)
 from rayembed.models.biencoder.checkpoint import (
     EncoderFolder,
     published_width,
@@ -33,9 +26,16 @@ from rayembed.models.biencoder.checkpoint import (
 )
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.contract import PromptTokenizer
+from rayembed.models.loading.backbones import (
+    empty_backbone,
+    first_position,
+    load_backbone,
+    row_positions,
+    torch_dtype,
+)
+from rayembed.models.loading.saved_folder import SETTINGS_FILE
+from rayembed.models.loading.sentence_folder import load_projections, read_modules, read_stated
 from rayembed.models.pooling import ProjectedPooling, build_pooling
-from rayembed.models.saved_folder import SETTINGS_FILE
-from rayembed.models.sentence_folder import load_projections, read_modules, read_stated
 from rayembed.models.tokens import (
     PrefixTokenizer,
     append_stated_eos,

@@ -8,10 +8,10 @@ from rayembed.config.backbone import BackboneConfig, Dtype
 from rayembed.config.pooling import MeanPooling, ProjectionConfig
 from rayembed.errors import ArtifactError
 from rayembed.models.architecture import SentenceModule
-from rayembed.models.backbones import check_backbone, empty_backbone, num_positions
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.models.files import read_header, read_json, weight_paths, write_json
-from rayembed.models.sentence_folder import (
+from rayembed.models.loading.backbones import check_backbone, empty_backbone, num_positions
+from rayembed.models.loading.files import read_header, read_json, weight_paths, write_json
+from rayembed.models.loading.sentence_folder import (
     ACTIVATIONS,
     POOLING_KEYS,
     Modules,

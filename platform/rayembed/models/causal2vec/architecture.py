@@ -10,7 +10,6 @@ from rayembed.models.architecture import (
     check_positions,
     check_word_width,
 )
-from rayembed.models.backbones import Mask, check_bidirectional
 from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.causal2vec.contextual_tokens import (
     ContextualTokens,
@@ -20,6 +19,7 @@ from rayembed.models.causal2vec.contextual_tokens import (
 from rayembed.models.causal2vec.model import Causal2Vec
 from rayembed.models.causal2vec.tokens import Causal2VecTokenizer
 from rayembed.models.contract import PromptTokenizer
+from rayembed.models.loading.backbones import Mask, check_bidirectional
 from rayembed.models.tokens import plain_tokenizer, pretrained_tokenizer, special_ids
 
 

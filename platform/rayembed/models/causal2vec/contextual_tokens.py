@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayembed.models.attention.packed import Packed
+from rayembed.models.attention.varlen import varlen_attention
 from rayembed.models.causal2vec.config import Causal2VecConfig
-from rayembed.models.packed import Packed
 from rayembed.models.pooling import Layout, States, every_token, masked_mean
-from rayembed.models.varlen import varlen_attention
 
 _TEXTS_TO_MEASURE = (16, 32)
 """Shape of the random batch for measuring: texts and tokens of each."""

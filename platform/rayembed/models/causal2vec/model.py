@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rayembed.models.backbones import first_position
+from rayembed.models.attention.packed import Packed, counted_positions, packed_states
 from rayembed.models.causal2vec.config import Causal2VecConfig, Representation
 from rayembed.models.causal2vec.contextual_tokens import ContextualTokens
 from rayembed.models.causal2vec.tokens import Causal2VecTokenizer
 from rayembed.models.contract import EmbedOutput, Tokens
-from rayembed.models.packed import Packed, counted_positions, packed_states
-from rayembed.models.passes import passes
+from rayembed.models.loading.backbones import first_position
+from rayembed.models.passes.passes import passes
 from rayembed.models.pooling import Layout, eos, masked_mean
 from rayembed.models.transformer_model import TransformerModel
 

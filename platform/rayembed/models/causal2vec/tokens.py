@@ -15,9 +15,9 @@ from torch import Tensor
 from rayembed.config.instructions import instruction_with_examples
 from rayembed.config.types import Role
 from rayembed.errors import ConfigError
+from rayembed.models.attention.packed import joined, pack
 from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.contract import Tokens
-from rayembed.models.packed import joined, pack
 from rayembed.models.tokens import (
     PaddingSide,
     SpecialIds,

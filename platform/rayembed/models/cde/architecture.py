@@ -14,7 +14,6 @@ from rayembed.models.architecture import (
     check_positions,
     check_word_width,
 )
-from rayembed.models.backbones import check_bidirectional
 from rayembed.models.cde.checkpoint import (
     CORPUS_FILE,
     is_published_cde,
@@ -30,6 +29,7 @@ from rayembed.models.cde.model import CDE
 from rayembed.models.cde.positions import SequenceLayout
 from rayembed.models.cde.tokens import make_tokenizer
 from rayembed.models.contract import PromptTokenizer
+from rayembed.models.loading.backbones import check_bidirectional
 from rayembed.models.tokens import PrefixTokenizer
 
 

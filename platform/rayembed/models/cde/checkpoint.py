@@ -10,12 +10,12 @@ from torch import Tensor
 
 from rayembed.config.backbone import BackboneConfig, Dtype
 from rayembed.errors import ArtifactError
-from rayembed.models.backbones import finish_backbone, torch_dtype
 from rayembed.models.cde.config import CDEConfig, FirstStageConfig
 from rayembed.models.cde.layers import ContextLayers
 from rayembed.models.cde.model import CDE
 from rayembed.models.cde.tokens import make_tokenizer
-from rayembed.models.files import load_weights, read_header, read_json
+from rayembed.models.loading.backbones import finish_backbone, torch_dtype
+from rayembed.models.loading.files import load_weights, read_header, read_json
 
 CORPUS_FILE = "corpus.safetensors"
 """File of a corpus's context vectors in a saved model's folder."""

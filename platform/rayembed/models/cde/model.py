@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayembed.errors import DataError
-from rayembed.models.backbones import first_position
+from rayembed.models.attention.packed import Packed, counted_positions, packed_states
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.cde.layers import ContextLayers
 from rayembed.models.cde.positions import SequenceLayout
 from rayembed.models.contract import EmbedOutput
-from rayembed.models.packed import Packed, counted_positions, packed_states
+from rayembed.models.loading.backbones import first_position
 from rayembed.models.pooling import Layout, every_token, masked_mean
 from rayembed.models.tokens import PrefixTokenizer
 from rayembed.models.transformer_model import TransformerModel

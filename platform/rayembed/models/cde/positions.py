@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rayembed.errors import ConfigError
-from rayembed.models.backbones import first_position, num_positions
 from rayembed.models.cde.config import CDEConfig
+from rayembed.models.loading.backbones import first_position, num_positions
 
 
 @dataclass(frozen=True)

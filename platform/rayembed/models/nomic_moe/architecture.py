@@ -11,11 +11,10 @@ from torch import nn
 from rayembed.config.backbone import Dtype
 from rayembed.errors import ConfigError
 from rayembed.models.architecture import Architecture, Folders, Parts, Published, Shapes
-from rayembed.models.backbones import torch_dtype
 from rayembed.models.contract import PromptTokenizer
-from rayembed.models.cutting import keep_rows
-from rayembed.models.files import write_json
 from rayembed.models.layers import replace_layers
+from rayembed.models.loading.backbones import torch_dtype
+from rayembed.models.loading.files import write_json
 from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.models.nomic_moe.encoder import NomicEncoder
 from rayembed.models.nomic_moe.model import NomicMoe, dimensions_of
@@ -29,6 +28,7 @@ from rayembed.models.nomic_moe.start import (
     published_nomic_config,
 )
 from rayembed.models.nomic_moe.tokens import NomicMoeTokenizer
+from rayembed.models.saving.cutting import keep_rows
 from rayembed.models.tokens import pretrained_tokenizer
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rayembed.assets.sentence_modules import no_pickled_objects
 from rayembed.errors import ArtifactError
-from rayembed.models.files import load_weights, read_header, weight_paths
+from rayembed.models.loading.files import load_weights, read_header, weight_paths
 from rayembed.models.nomic_moe.encoder import NomicEncoder
 from rayembed.models.nomic_moe.shape import EncoderShape, read_shape
 

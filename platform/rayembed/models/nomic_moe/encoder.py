@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from rayembed.models.attention import attention
+from rayembed.models.attention.packed import Packed
+from rayembed.models.attention.short_texts import attention
 from rayembed.models.experts import MoeMlp
-from rayembed.models.files import write_json
+from rayembed.models.loading.files import write_json
 from rayembed.models.nomic_moe.shape import EncoderShape, published_settings
-from rayembed.models.packed import Packed
 from rayembed.models.pooling import Layout
 
 

@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayembed.errors import ConfigError
+from rayembed.models.attention.packed import Packed
+from rayembed.models.attention.unpadded import why_not_alike
 from rayembed.models.contract import EmbedOutput
 from rayembed.models.nomic_moe.config import BalanceConfig, NomicMoeConfig
 from rayembed.models.nomic_moe.encoder import NomicEncoder, Statistics
 from rayembed.models.nomic_moe.shape import EncoderShape
 from rayembed.models.nomic_moe.tokens import NomicMoeTokenizer
-from rayembed.models.packed import Packed
 from rayembed.models.pooling import masked_mean
 from rayembed.models.transformer_model import TransformerModel
-from rayembed.models.unpadded import why_not_alike
 
 
 class NomicMoe(TransformerModel):

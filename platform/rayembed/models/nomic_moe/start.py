@@ -7,7 +7,7 @@ import torch
 
 from rayembed.config.backbone import BackboneConfig, Dtype
 from rayembed.errors import ConfigError
-from rayembed.models.files import read_json
+from rayembed.models.loading.files import read_json
 from rayembed.models.nomic_moe.checkpoint import (
     check_encoder_names,
     filled,

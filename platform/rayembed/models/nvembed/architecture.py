@@ -6,14 +6,14 @@ from pathlib import Path
 from torch import nn
 
 from rayembed.models.architecture import Architecture, Folders, Parts, Published, Shapes
-from rayembed.models.backbones import Mask
 from rayembed.models.contract import PromptTokenizer
+from rayembed.models.loading.backbones import Mask
+from rayembed.models.loading.saved_folder import SETTINGS_FILE, read_settings
 from rayembed.models.nvembed import checkpoint
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.models.nvembed.model import NVEmbed
 from rayembed.models.nvembed.pooling import build_pooling
 from rayembed.models.nvembed.tokens import NVEmbedTokenizer, make_tokenizer
-from rayembed.models.saved_folder import SETTINGS_FILE, read_settings
 
 
 class NVEmbedArchitecture(Architecture):

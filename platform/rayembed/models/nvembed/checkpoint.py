@@ -9,8 +9,8 @@ from torch import Tensor
 from rayembed.config.backbone import BackboneConfig, Dtype
 from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.errors import ArtifactError
-from rayembed.models.backbones import finish_backbone, remove_causal_mask, torch_dtype
-from rayembed.models.files import load_weights, read_json, weight_paths
+from rayembed.models.loading.backbones import finish_backbone, remove_causal_mask, torch_dtype
+from rayembed.models.loading.files import load_weights, read_json, weight_paths
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.models.nvembed.model import NVEmbed
 from rayembed.models.nvembed.pooling import LatentAttention

@@ -13,10 +13,10 @@ from torch.nn import functional
 from rayembed.config.pooling import LatentAttentionPooling, SelfAttentionPooling
 from rayembed.errors import ConfigError
 from rayembed.models import pooling
+from rayembed.models.attention.packed import Packed
+from rayembed.models.attention.varlen import varlen_attention
 from rayembed.models.nvembed.config import NVEmbedPooling
-from rayembed.models.packed import Packed
 from rayembed.models.pooling import Layout, Pooled, PoolMask, States, masked_mean
-from rayembed.models.varlen import varlen_attention
 
 OUTPUT_STD = 1e-3
 """Standard deviation of the initial output projections in residual branches.

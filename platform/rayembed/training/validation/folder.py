@@ -24,7 +24,7 @@ from rayembed.assets.storage import (
     write_atomic,
 )
 from rayembed.errors import ArtifactError
-from rayembed.training.weights import tensors_digest, weights_digest, write_weights
+from rayembed.training.checkpoints.weights import tensors_digest, weights_digest, write_weights
 
 FOLDER = "validation"
 

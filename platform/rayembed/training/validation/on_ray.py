@@ -17,7 +17,7 @@ import ray
 
 from rayembed.config.run import Run
 from rayembed.errors import RayembedError
-from rayembed.training.capacity import validation_resources
+from rayembed.training.memory.capacity import validation_resources
 from rayembed.training.validation.folder import ValidationFolder
 from rayembed.training.validation.scoring import Scoring, Validation
 

@@ -1,0 +1,1 @@
+"""Work items, parts, exchange and shuffle: how steps of data preparation run."""

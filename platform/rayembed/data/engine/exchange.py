@@ -1,0 +1,171 @@
+"""The shuffle of rows between tasks: each sends its rows to buckets, others take a bucket each.
+
+Files and their ranges grow with the rows, not with their square: a level of the route (`shuffle`)
+writes as many files as there are tasks, and a task reads `FAN_OUT` ranges, many at a time.
+
+    folder/<digest of task and items>/1/000000.arrow            of each item of the first task
+                                 2/000000/000000.arrow     coarse bucket, then its files
+                                 units/                    results of the tasks
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from rayembed.assets.storage import join
+from rayembed.data.engine.shuffle import Route, forward_rows, read_bucket, send_rows
+from rayembed.data.engine.work_items import Execute, Needs, Result, WorkItem, run_resumable
+
+
+class Sent(NamedTuple):
+    """Rows of one item and where they go."""
+
+    table: pa.Table
+    bucket: np.ndarray
+    """(rows,) integer bucket of each row."""
+    result: Result
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Rows that have reached their buckets."""
+
+    folder: str
+    files: int
+    """Number of files of the first level; or their names, in `names`."""
+    route: Route
+    names: tuple[str, ...] = ()
+
+    def read(self, bucket: int) -> list[pa.Table]:
+        """Rows of a bucket in their order: item after item, each in the order that it sent.
+
+        Raises:
+            ArtifactError: a file is missing or broken.
+        """
+        return self.rows(self.route.levels, bucket)
+
+    def records(self, bucket: int) -> list[dict[str, Any]]:
+        """Rows of a bucket as `read` orders them, each by column.
+
+        Raises:
+            ArtifactError: as `read`.
+        """
+        return [row for table in self.read(bucket) for row in table.to_pylist()]
+
+    def rows(
+        self, level: int, number: int, first: int = 0, last: int | None = None
+    ) -> list[pa.Table]:
+        """Rows of a coarse bucket of a level, of the files `first` to `last` (exclusive) of it."""
+        above, segment = (0, number) if level == 1 else divmod(number, self.route.fan)
+        count = self.groups(level)
+        numbers = range(first, count if last is None else min(last, count))
+        paths = (self.path(level, above, file) for file in numbers)
+        return [table for table in read_bucket(paths, segment) if table is not None]
+
+    def groups(self, level: int) -> int:
+        """Number of files of a level that have rows of one coarse bucket of the level above."""
+        count = self.files
+        for _ in range(level - 1):
+            count = -(-count // self.route.fan)
+        return count
+
+    def path(self, level: int, above: int, file: int) -> str:
+        """Path of a file of a level, by its coarse bucket of the level above and its number."""
+        if level > 1:
+            return join(self.folder, str(level), f"{above:06d}", f"{file:06d}.arrow")
+        name = self.names[file] if self.names else join("1", f"{file:06d}.arrow")
+        return join(self.folder, name)
+
+
+def exchange(
+    folder: str,
+    what: str,
+    task: Callable[[Any], Sent],
+    items: Sequence[WorkItem],
+    num_buckets: int,
+    execute: Execute,
+    needs: Needs = "cpu",
+) -> tuple[Buckets, list[Result]]:
+    """Rows of all items by bucket, and the results of the task for each item.
+
+    Args:
+        folder: scratch folder; what an earlier try has sent of the same items stands there.
+        what: names the task, in the log and among others in the folder.
+        task: picklable.
+    """
+    digest = xxhash.xxh3_64(f"{what}\0".encode())
+    for item in items:
+        digest.update(f"{item.key}\0".encode())
+    below = join(folder, f"{digest.hexdigest()}-{num_buckets}")
+    buckets = Buckets(below, len(items), Route.to(num_buckets))
+    numbered = [_Numbered(number, item) for number, item in enumerate(items)]
+    results = run_resumable(below, what, _Send(task, buckets), numbered, execute, needs)
+    forward(buckets, what, execute)
+    return buckets, results
+
+
+def forward(buckets: Buckets, what: str, execute: Execute) -> None:
+    """Send rows of the first level over all others; nothing for a route of one level."""
+    for level in range(1, buckets.route.levels):
+        items = [
+            _Coarse(number, file)
+            for number in range(buckets.route.count(level))
+            for file in range(buckets.groups(level + 1))
+        ]
+        task = _Forward(buckets, level)
+        run_resumable(buckets.folder, f"{what} {level + 1}", task, items, execute)
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    number: int
+    item: WorkItem
+
+    @property
+    def key(self) -> str:
+        return f"{self.number:06d}"
+
+
+@dataclass(frozen=True)
+class _Send:
+    """Task: write an item's rows, cut as the first level is."""
+
+    task: Callable[[Any], Sent]
+    buckets: Buckets
+
+    def __call__(self, item: _Numbered, *device: str) -> Result:
+        sent = self.task(item.item, *device)
+        send_rows(self.buckets.path(1, 0, item.number), *sent[:2], self.buckets.route)
+        return sent.result
+
+
+@dataclass(frozen=True)
+class _Coarse:
+    """Work item: some files of a coarse bucket."""
+
+    number: int
+    file: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.number:06d}-{self.file:06d}"
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """Task: read rows of a coarse bucket from some files and write them cut more finely."""
+
+    buckets: Buckets
+    level: int
+
+    def __call__(self, item: _Coarse) -> Result:
+        fan = self.buckets.route.fan
+        first = item.file * fan
+        tables = self.buckets.rows(self.level, item.number, first, first + fan)
+        path = self.buckets.path(self.level + 1, item.number, item.file)
+        forward_rows(path, tables, self.buckets.route, self.level)
+        return {"rows": sum(map(len, tables))}

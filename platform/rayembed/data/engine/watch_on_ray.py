@@ -1,0 +1,186 @@
+"""Guard over the processes that do units of data work: slow units are told, hanging ones ended.
+
+A process of its own, the watch, hears from all workers what they begin. The driver asks it now and
+then. A stopped or hanging process cannot end itself, so a task on its node kills it, and Ray runs
+its units in another process.
+"""
+
+import logging
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayembed.data.engine.watched import TRIES, Place, Running, Watch, name_of, too_late
+from rayembed.display.progress import duration
+from rayembed.display.shares import Listener, hearing
+from rayembed.errors import WorkerError
+
+log = logging.getLogger(__name__)
+
+_SECONDS_BETWEEN_LOOKS = 10.0
+
+_TELLING_SECONDS = 60.0
+"""Age in seconds from which a unit is told of, and seconds between two lines about the oldest."""
+
+_NOTE_SECONDS = 5.0
+"""Seconds between two notes of a process about its unit."""
+
+_KILL_SECONDS = 60.0
+"""Seconds that a task on a worker's node may take to kill it."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What workers need to tell the watch what they do."""
+
+    watch: Any
+    execution: str
+    limit_seconds: float
+
+    def told(self, units: Sequence[tuple[int, Any]]) -> Iterator[Any]:
+        """The items of numbered units, each told to the watch before it is given.
+
+        Raises:
+            WorkerError: a unit was too late too often.
+        """
+        place: Place = (ray.get_runtime_context().get_node_id(), os.getpid())
+        numbers, first = [number for number, _ in units], name_of(units[0][1])
+        # An answer is waited for: a process that stops at once would have told nothing.
+        late = _late(self.watch.take.remote(self.execution, numbers, first, place), len(numbers))
+        try:
+            for (number, item), times in zip(units, late, strict=True):
+                name = name_of(item)
+                if times >= TRIES:
+                    raise WorkerError(too_late(name, self.limit_seconds))
+                if number != numbers[0]:
+                    self.watch.begin.remote(self.execution, number, name, place)
+                with hearing(self._noting(place)):
+                    yield item
+        finally:
+            self.watch.end.remote(self.execution, place)
+
+    def _noting(self, place: Place) -> Listener:
+        """What tells the watch now and then how far a unit is."""
+        last, pause = time.monotonic(), _pause(_NOTE_SECONDS, self.limit_seconds)
+
+        def note(share: float) -> None:
+            nonlocal last
+            if time.monotonic() - last >= pause:
+                last = time.monotonic()
+                self.watch.note.remote(self.execution, place, share)
+
+        return note
+
+
+def _late(answer: Any, number: int) -> list[int]:
+    try:
+        found: list[int] = ray.get(answer)
+    except ray.exceptions.RayError as error:
+        # Work goes on without a watch.
+        log.warning("the watch over units of data work is away: %s", error)
+        return [0] * number
+    return found
+
+
+@contextmanager
+def watching(limit_seconds: float, listener: Listener | None = None) -> Iterator[Guard]:
+    """A guard for one execution; inside the block slow units are told and hanging ones ended.
+
+    Args:
+        listener: hears how much of the units that run is done, as a number of units.
+    """
+    context = ray.get_runtime_context()
+    watch = _watch(context.gcs_address, context.get_job_id())
+    guard, stop = Guard(watch, uuid.uuid4().hex, limit_seconds), threading.Event()
+    thread = threading.Thread(target=_look, args=(guard, stop, listener), name="watch", daemon=True)
+    thread.start()
+    try:
+        yield guard
+    finally:
+        stop.set()
+        watch.forget.remote(guard.execution)
+
+
+@lru_cache(maxsize=1)
+def _watch(*driver: str) -> Any:
+    """The watch of a driver, on its node: whoever loses this has lost the driver too."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    watch = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+    return watch(Watch).remote()
+
+
+def _look(guard: Guard, stop: threading.Event, listener: Listener | None) -> None:
+    told = 0.0
+    pause = _pause(_SECONDS_BETWEEN_LOOKS, guard.limit_seconds)
+    while not stop.wait(pause):
+        try:
+            running: list[Running] = ray.get(guard.watch.running.remote(guard.execution))
+        except (ray.exceptions.RayError, RuntimeError) as error:
+            # Whoever waits for results hears what the cluster has.
+            log.debug("units are not watched: %s", error)
+            continue
+        if listener is not None:
+            listener(sum(unit.share for unit in running))
+        for unit in running:
+            if unit.seconds > guard.limit_seconds and not stop.is_set():
+                try:
+                    _end(guard, unit)
+                except (ray.exceptions.RayError, RuntimeError) as error:
+                    log.warning("the process of unit %s cannot be ended: %s", unit.name, error)
+        told += pause
+        if running and running[0].seconds >= _TELLING_SECONDS and told >= _TELLING_SECONDS:
+            told = 0.0
+            log.info("%s", _line(running, guard.limit_seconds))
+
+
+def _pause(usual: float, limit_seconds: float) -> float:
+    return min(usual, limit_seconds / 4)
+
+
+def _line(running: Sequence[Running], limit_seconds: float) -> str:
+    oldest = ", ".join(f"{unit.name} for {duration(unit.seconds)}" for unit in running[:3])
+    return (
+        f"{len(running)} units are at work; the longest: {oldest} (placement.unit_seconds is "
+        f"{duration(limit_seconds)})"
+    )
+
+
+def _end(guard: Guard, unit: Running) -> None:
+    """Kill the process of a unit that took too long."""
+    node, process = unit.place
+    on_node = NodeAffinitySchedulingStrategy(node, soft=False)
+    kill = ray.remote(num_cpus=0, max_retries=0)(_kill).options(scheduling_strategy=on_node)
+    killing = kill.remote(guard, unit)
+    try:
+        ended = bool(ray.get(killing, timeout=_KILL_SECONDS))
+    except ray.exceptions.GetTimeoutError:
+        ray.cancel(killing, force=True)
+        raise
+    ray.get(guard.watch.count_late.remote(guard.execution, unit, ended=ended))
+    if ended:
+        log.warning(
+            "the unit %s took longer than placement.unit_seconds=%g; its process %d on node %s is "
+            "ended and another one does it again",
+            *(unit.name, guard.limit_seconds, process, node[:8]),
+        )
+
+
+def _kill(guard: Guard, unit: Running) -> bool:
+    now: list[Running] = ray.get(guard.watch.running.remote(guard.execution))
+    if (unit.number, unit.place) not in {(one.number, one.place) for one in now}:
+        return False  # it has ended meanwhile, and its process has another one
+    try:
+        os.kill(unit.place[1], signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,1 +1,0 @@
-"""Guard over processes that do units of data work on Ray."""

@@ -1,0 +1,1 @@
+"""Attention over texts without padding, and over short texts on CPUs."""

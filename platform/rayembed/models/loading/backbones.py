@@ -1,0 +1,404 @@
+"""Pretrained transformers of any family: dtype, attention mask, dropout, complete weights."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from rayembed.assets.sentence_modules import is_own_format, no_pickled_objects
+from rayembed.config.backbone import BackboneConfig, DtypeSetting
+from rayembed.config.model import architecture_classes
+from rayembed.config.table import load
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.machine.hardware import auto_precision, settled
+from rayembed.models.attention.short_texts import use_products
+
+logger = logging.getLogger(__name__)
+
+Mask = Literal["bidirectional", "causal", "own"]
+"""Attention mask. `own`: the family's default, which for encoders is bidirectional."""
+
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,  # of weights on their way to another type; no model computes in it
+    "float32": torch.float32,
+}
+
+_ATTENTION_DROPOUT = (
+    "attention_dropout",  # Llama, Mistral, Qwen, Gemma, ModernBERT, DistilBERT
+    "attention_probs_dropout_prob",  # BERT, XLM-R, MPNet
+    "attn_pdrop",  # GPT-2
+)
+_HIDDEN_DROPOUT = (
+    "hidden_dropout_prob",  # BERT, XLM-R, MPNet
+    "hidden_dropout",
+    "dropout",  # DistilBERT
+    "embedding_dropout",  # ModernBERT
+    "mlp_dropout",  # ModernBERT
+    "resid_pdrop",  # GPT-2, Phi-3
+    "embd_pdrop",  # GPT-2, Phi-3
+    "activation_dropout",
+)
+
+
+def torch_dtype(dtype: DtypeSetting | Literal["float16"]) -> torch.dtype:
+    """Torch dtype of a setting; `auto` is the type that this machine computes fast."""
+    return _DTYPES[auto_precision().dtype if dtype == "auto" else dtype]
+
+
+def settled_backbone(config: BackboneConfig) -> BackboneConfig:
+    """Settings with `auto` replaced by this machine's number type."""
+    return config.model_copy(update={"dtype": settled(config.dtype)})
+
+
+def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
+    """Load a pretrained model from a folder, without language-model head, in the config's dtype.
+
+    Attention is SDPA or, in training on CPUs, `attention.attention`; no key-value cache is kept. An
+    encoder's own pooler, which no embedding uses, is frozen. The state of the random generators
+    stays as it was.
+
+    Raises:
+        ArtifactError: no such model, damaged, or weights missing.
+        ConfigError: a dropout or a mask that the family does not have.
+    """
+    import safetensors
+    import transformers
+
+    settings = _settings(folder, config, mask)
+    try:
+        with (
+            torch.random.fork_rng(devices=[]),
+            _without_loading_report(),
+            no_pickled_objects(folder),
+        ):
+            model, report = transformers.AutoModel.from_pretrained(
+                str(folder),
+                config=settings,
+                trust_remote_code=False,
+                dtype=torch_dtype(config.dtype),
+                attn_implementation="sdpa",
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise ArtifactError(f"cannot load the model in {str(folder)!r}: {error}") from error
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise ArtifactError(
+            f"the model in {str(folder)!r} lacks {len(missing)} weights, such as {missing[0]!r}"
+        )
+    _unpack(model)
+    return finish_backbone(model, mask=mask)
+
+
+def _unpack(model: Any) -> None:
+    """Unpack quantised weights at once, not in the first pass, which several threads may begin."""
+    if getattr(model, "ct_decompress_hook", None) is not None:
+        model.hf_quantizer.compressor.decompress_model(model)
+
+
+def is_quantised(settings: Any) -> bool:
+    """Whether a transformers configuration is of weights in compressed-tensors format."""
+    stated = getattr(settings, "quantization_config", None)
+    method = "quant_method"
+    found = stated.get(method) if isinstance(stated, dict) else getattr(stated, method, None)
+    return bool(found == "compressed-tensors")
+
+
+def check_not_quantised(parts: Mapping[str, Any]) -> None:
+    """Check that no part has quantised weights, which are for use alone.
+
+    Raises:
+        ConfigError: one has.
+    """
+    for name, part in parts.items():
+        # Once weights are unpacked, their layers alone tell of it.
+        packed = is_quantised(part.config)
+        if packed or any(hasattr(module, "quantization_scheme") for module in part.modules()):
+            raise ConfigError(
+                f"the weights of the {name} are quantised: such a model is neither trained nor "
+                "compressed nor saved again; take the model that it was made from"
+            )
+
+
+@contextmanager
+def _without_loading_report() -> Iterator[None]:
+    """Suppress transformers' report of weights that are left out (heads, cut layers), and its list
+    of weights without tensor parallelism, which is all of them.
+
+    Missing ones are refused here.
+    """
+    names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel")
+    told = [logging.getLogger(name) for name in names]
+
+    def errors(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    # Not a level: each time one is set, Python empties the caches of all loggers, thousands here.
+    for logger in told:
+        logger.addFilter(errors)
+    try:
+        yield
+    finally:
+        for logger in told:
+            logger.removeFilter(errors)
+
+
+def empty_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
+    """Model of a folder on the meta device: layers and shapes, no weights.
+
+    Raises:
+        ArtifactError: no such model.
+        ConfigError: a dropout that the family does not have.
+    """
+    import transformers
+
+    settings = _settings(folder, config, mask)
+    with torch.device("meta"):
+        return transformers.AutoModel.from_config(
+            settings, attn_implementation="sdpa", trust_remote_code=False
+        )
+
+
+_LEARNT_POSITIONS = ("position_embeddings", "wpe", "embed_positions")
+"""Names of learnt positions in BERT, GPT-2 and OPT."""
+
+
+def num_positions(model: Any) -> int | None:
+    """Maximum tokens with learnt positions; None if positions are computed or unlimited."""
+    learnt = _learnt_positions(model)
+    if learnt is None:
+        return None
+    # OPT counts positions from an offset within the layer.
+    return learnt.num_embeddings - max(_unused(learnt), int(getattr(learnt, "offset", 0)))
+
+
+def row_positions(model: Any) -> int | None:
+    """Number of learnt positions that are counted from a row's start, with padding before a text.
+
+    None if positions are computed, or counted over a text's own tokens, as RoBERTa and OPT do.
+    """
+    learnt = _learnt_positions(model)
+    counts_tokens = learnt is None or _unused(learnt) > 0 or hasattr(learnt, "offset")
+    return None if learnt is None or counts_tokens else learnt.num_embeddings
+
+
+def first_position(model: Any) -> int:
+    """Position id of a text's first token; RoBERTa and XLM-R count from the padding's id on."""
+    learnt = _learnt_positions(model)
+    return 0 if learnt is None else _unused(learnt)
+
+
+def _learnt_positions(model: Any) -> torch.nn.Embedding | None:
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in _LEARNT_POSITIONS and isinstance(module, torch.nn.Embedding):
+            return module
+    return None
+
+
+def _unused(learnt: torch.nn.Embedding) -> int:
+    return 0 if learnt.padding_idx is None else learnt.padding_idx + 1
+
+
+def _settings(folder: Path, config: BackboneConfig, mask: Mask) -> Any:
+    settings = check_backbone(folder)
+    set_dropout(settings, config)
+    if config.num_layers is not None:
+        cut_layers(settings, config.num_layers)
+    settings.use_cache = False
+    settings.chunk_size_feed_forward = 0  # saves memory, and fails for most lengths of a text
+    if mask == "bidirectional":
+        remove_causal_mask(settings)
+    return settings
+
+
+def check_for_transformers(folder: Path) -> None:
+    """Check that transformers computes what the folder's config.json says.
+
+    Raises:
+        ArtifactError: it is of an architecture's own layout, which transformers would take without
+            a word and compute as another model.
+    """
+    for known in loaded_architectures():
+        known.check_for_transformers(folder)
+
+
+def loaded_architectures() -> Iterator[Any]:
+    """The object of every architecture; one of another package that fails is left out."""
+    for settings in architecture_classes():
+        try:
+            yield load(settings.architecture)
+        except ImportError as error:  # models of other kinds need it not
+            if settings.__module__.startswith("rayembed."):
+                raise
+            logger.warning("%s cannot be imported: %s", settings.architecture, error)
+
+
+def check_for_sentence_transformers(folder: Path) -> None:
+    """Check that sentence-transformers computes the same as the folder's transformers.
+
+    Raises:
+        ArtifactError: one of them is misread, see `check_for_transformers`.
+    """
+    if not is_own_format(folder):
+        for path in sorted(folder.rglob("config.json")):
+            check_for_transformers(path.parent)
+
+
+def check_backbone(folder: Path) -> Any:
+    """Transformers configuration of a folder, whose architecture transformers must support.
+
+    Raises:
+        ArtifactError: no configuration, an unknown architecture, or an encoder with a decoder.
+    """
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    check_for_transformers(folder)
+    if (folder / "adapter_config.json").is_file():
+        raise ArtifactError(
+            f"the model in {str(folder)!r} has adapters of PEFT (adapter_config.json), which are "
+            "not read; merge them (merge_and_unload in PEFT) and save the whole model"
+        )
+    try:
+        # Unsaid, a terminal would be asked whether to run the folder's own code.
+        settings = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        raise ArtifactError(f"no transformers model in {str(folder)!r}: {error}") from error
+    if getattr(settings, "is_encoder_decoder", False):
+        raise ArtifactError(
+            f"the model in {str(folder)!r} (family {settings.model_type!r}) has an encoder and a "
+            "decoder; supported are encoders and decoders alone"
+        )
+    if is_quantised(settings) and find_spec("compressed_tensors") is None:
+        raise ArtifactError(
+            f"the model in {str(folder)!r} is quantised, and the package compressed-tensors that "
+            "reads it is not installed: pip install 'rayembed[compress]'"
+        )
+    return settings
+
+
+def finish_backbone(model: Any, *, mask: Mask) -> Any:
+    """The model with its mask set on each attention layer and verified by a forward pass.
+
+    Raises:
+        ConfigError: the family does not attend as `mask` says.
+    """
+    if mask == "bidirectional":
+        # Without padding there is no mask tensor, and SDPA and flash attention go by the layers.
+        for module in model.modules():
+            if hasattr(module, "is_causal"):
+                module.is_causal = False
+    use_products(model)
+    pooler = getattr(model, "pooler", None)
+    if isinstance(pooler, torch.nn.Module):
+        pooler.requires_grad_(False)
+    if mask != "own" and model.device.type != "meta":
+        found = "bidirectional" if sees_later_tokens(model) else "causal"
+        if found != mask:
+            raise ConfigError(
+                f"model.mask is {mask!r}, but a backbone of the family "
+                f"{model.config.model_type!r} attends {found} whatever its configuration says; "
+                f"set model.mask={found} or take another backbone"
+            )
+    return model
+
+
+def remove_causal_mask(settings: Any) -> None:
+    """Make a decoder's configuration attend to all tokens at all distances, in place.
+
+    A sliding window would otherwise stay, as a two-sided one. Families whose layers are of
+    several types keep them, since Gemma 3 has other rotary frequencies in its sliding layers;
+    there the window is opened to the longest text that the model takes.
+    """
+    settings.is_causal = False
+    if getattr(settings, "sliding_window", None) is None:
+        return
+    by_layer = "sliding_attention" in (getattr(settings, "layer_types", None) or ())
+    always = settings.model_type.startswith(("gemma", "t5gemma"))
+    settings.sliding_window = settings.max_position_embeddings if by_layer or always else None
+
+
+def cut_layers(settings: Any, number: int) -> None:
+    """Keep only the first layers of a transformers configuration, in place.
+
+    Raises:
+        ConfigError: the model has fewer.
+    """
+    if number > settings.num_hidden_layers:
+        raise ConfigError(
+            f"model.backbone.num_layers is {number}, but the model has "
+            f"{settings.num_hidden_layers}; take fewer, or null for all"
+        )
+    settings.num_hidden_layers = number
+    # Families whose layers are of several types name the type of each.
+    if getattr(settings, "layer_types", None):
+        settings.layer_types = settings.layer_types[:number]
+
+
+def set_dropout(settings: Any, config: BackboneConfig) -> None:
+    """Set the config's dropout in a transformers configuration, under its family's names, in place.
+
+    Raises:
+        ConfigError: a dropout above zero that the family has no setting for.
+    """
+    for value, names, setting in (
+        (config.attention_dropout, _ATTENTION_DROPOUT, "attention_dropout"),
+        (config.hidden_dropout, _HIDDEN_DROPOUT, "hidden_dropout"),
+    ):
+        present = [name for name in names if hasattr(settings, name)]
+        if value > 0 and not present:
+            raise ConfigError(
+                f"model.backbone.{setting} is {value}, but models of the family "
+                f"{settings.model_type!r} have no such dropout; set it to 0"
+            )
+        for name in present:
+            setattr(settings, name, value)
+
+
+def attention_dropout(settings: Any) -> float:
+    """Dropout of attention probabilities in a transformers configuration, 0 where it has none."""
+    return max(float(getattr(settings, name, 0.0) or 0.0) for name in _ATTENTION_DROPOUT)
+
+
+@torch.no_grad()
+def sees_later_tokens(model: Any) -> bool:
+    """Whether the first token's hidden state depends on the third token; tested by two forward
+    passes.
+
+    Two passes of equal shape are equal to the bit where nothing differs, so no tolerance is
+    needed and a difference of any size counts.
+    """
+    was_training = model.training
+    model.eval()
+    last = model.config.vocab_size - 1
+    first, second = (
+        model(input_ids=torch.tensor([[last, last - 1, token]], device=model.device))
+        for token in (last - 2, last - 3)
+    )
+    model.train(was_training)
+    return not torch.equal(first.last_hidden_state[:, 0], second.last_hidden_state[:, 0])
+
+
+def check_bidirectional(setting: str, model: Any, folder: Path) -> None:
+    """Check that an encoder is no causal model, by its layers where it has no weights.
+
+    Args:
+        setting: that names it, for the message.
+
+    Raises:
+        ConfigError: its tokens do not see later ones.
+    """
+    if model.device.type == "meta":
+        causal = any(getattr(module, "is_causal", False) for module in model.modules())
+    else:
+        causal = not sees_later_tokens(model)
+    if causal:
+        raise ConfigError(
+            f"{setting} {str(folder)!r} is a model of the family {model.config.model_type!r}, "
+            "whose tokens do not see later ones; take a bidirectional encoder"
+        )

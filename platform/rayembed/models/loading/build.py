@@ -1,0 +1,100 @@
+"""Models from settings: pretrained parts, a head, fresh adapters."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayembed.config.model import ModelConfig
+from rayembed.models.adapters.lora import add_lora
+from rayembed.models.architecture import Parts, architecture_of
+from rayembed.models.kept_zeros import keep_zeros
+from rayembed.models.loading.backbones import check_not_quantised, settled_backbone, torch_dtype
+from rayembed.models.loading.start import find_start
+from rayembed.models.transformer_model import TransformerModel
+from rayembed.models.vocabulary import check_words
+
+Folders = Path | Mapping[str, Path]
+"""Folder of the backbone, or of each pretrained part by its setting (`backbone`, `encoder`)."""
+
+
+def build_model(config: ModelConfig, folders: Folders, *, seed: int) -> TransformerModel:
+    """Build the model to train: pretrained parts, a head, fresh adapters, in training mode.
+
+    The head is fresh too, unless the backbone's folder has a trained one of the same kind (see
+    `start`). Everything is in the config's dtype, on the CPU; the model's own settings name it. The
+    same seed gives the same weights whatever the state of the random generators, and leaves that
+    state as it was.
+
+    Raises:
+        ArtifactError: no usable model or tokenizer in a folder.
+        ConfigError: settings that do not fit a pretrained part.
+    """
+    config = config.model_copy(update={"backbone": settled_backbone(config.backbone)})
+    architecture = architecture_of(config)
+    start = find_start(folders, config)
+    tokenizer = architecture.tokenizer(config, start.folders)
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed, which would seed GPUs too, and their state is not put back.
+        torch.default_generator.manual_seed(seed)
+        parts = {
+            name: architecture.load_part(config, name, folder)
+            for name, folder in start.folders.items()
+        }
+        check_not_quantised(parts)
+        architecture.check_parts(config, parts, start.folders)
+        head = architecture.build_head(config, shapes_of(parts))
+        if start.load_head is not None:
+            start.load_head(head)
+        head.to(torch_dtype(config.backbone.dtype))
+        if start.load_head is None:
+            architecture.start_head(config, head, parts)
+        choose_trained(config, parts)
+    model: TransformerModel = architecture.assemble(config, parts, head, tokenizer)
+    check_words(model)
+    if config.keep_zeros:
+        keep_zeros(model, folders, head=start.load_head is not None)
+    return model.train()
+
+
+def check_buildable(config: ModelConfig, folders: Folders) -> TransformerModel:
+    """Check that `build_model` is possible without reading weights; the model on the meta device.
+
+    Raises:
+        ArtifactError: no usable model or tokenizer in a folder.
+        ConfigError: settings that do not fit a pretrained part.
+    """
+    architecture = architecture_of(config)
+    start = find_start(folders, config)
+    tokenizer = architecture.tokenizer(config, start.folders)
+    parts = {
+        name: architecture.empty_part(config, name, folder)
+        for name, folder in start.folders.items()
+    }
+    check_not_quantised(parts)
+    architecture.check_parts(config, parts, start.folders)
+    architecture.check_lengths(config, parts)
+    with torch.device("meta"):
+        head = architecture.build_head(config, shapes_of(parts))
+        choose_trained(config, parts)
+        model: TransformerModel = architecture.assemble(config, parts, head, tokenizer)
+    check_words(model)
+    if config.keep_zeros:
+        keep_zeros(model, folders, head=start.load_head is not None)
+    return model
+
+
+def shapes_of(parts: Parts) -> dict[str, Any]:
+    """The parts' transformers configurations."""
+    return {name: part.config for name, part in parts.items()}
+
+
+def choose_trained(config: ModelConfig, parts: Parts) -> None:
+    """Add adapters to parts and freeze those that are not trained, in place."""
+    for name, part in parts.items():
+        if name in config.frozen:
+            part.requires_grad_(False)
+        elif name in config.adapters:
+            adapters = config.adapters[name]
+            add_lora(part, adapters.config, setting=adapters.setting)

@@ -1,0 +1,285 @@
+"""Loading of a model folder: rayembed's own, a published one, or an encoder in a usual format."""
+
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+from rayembed.config.backbone import Dtype, DtypeSetting, Tf32
+from rayembed.config.model import ModelConfig
+from rayembed.config.types import Role
+from rayembed.errors import ArtifactError
+from rayembed.machine.hardware import Precision, auto_precision, settled, wide_enough
+from rayembed.models.architecture import Published, architecture_of, published_in
+from rayembed.models.loading.backbones import torch_dtype
+from rayembed.models.loading.build import check_buildable, shapes_of
+from rayembed.models.loading.files import read_json
+from rayembed.models.loading.saved_folder import (
+    POOLING_FILE,
+    SETTINGS_FILE,
+    default_instructions,
+    load_head,
+    part_folders,
+    read_graph,
+    read_settings,
+    saved_dimensions,
+)
+from rayembed.models.loading.sentence_folder import Stated, check_default_prompt, read_stated
+from rayembed.models.passes.fitting import room_for
+from rayembed.models.passes.runtime_model import check_graph, load_runtime_model
+from rayembed.models.transformer_model import TransformerModel
+from rayembed.models.vocabulary import check_vocabulary, check_words
+
+
+def load_model(
+    folder: str | Path, *, dtype: Dtype | None = None, device: str | torch.device = "cpu"
+) -> TransformerModel:
+    """Load the model in a folder for embedding, in evaluation mode.
+
+    The folder is one that `save` wrote, a copy of what an architecture's authors have published, or
+    an encoder in sentence-transformers format (transformer, pooling by one mode, Dense and
+    Normalize modules) or in transformers format (taken with mean pooling). A decoder keeps its
+    causal mask. Embeddings are always of unit length.
+
+    Args:
+        dtype: of weights and activations; None: what `computed_dtype` gives for the device. Graphs
+            of a CPU runtime keep their own.
+        device: that computes, such as `cuda:1`. Graphs of a CPU runtime stay on the CPU.
+
+    Raises:
+        ArtifactError: nothing of the kind, damaged, or with parts that are not supported.
+        ConfigError: a graph whose runtime is not installed.
+        DeviceMemoryError: the device has no room for it.
+    """
+    folder = Path(folder)
+    _check_is_model(folder)
+    if read_graph(folder) is not None:
+        _check_saved(folder)
+        return load_runtime_model(folder)
+    dtype = dtype or computed_dtype(folder, on=str(device))
+    model: TransformerModel
+    if (folder / SETTINGS_FILE).is_file():
+        _check_saved(folder)
+        model = load_saved(folder, dtype=dtype)
+    else:
+        model = published(folder).load(dtype)
+        check_words(model)
+    with room_for(f"the model {str(folder)!r}"):
+        return model.to(device)
+
+
+def load_as_saved(folder: Path) -> TransformerModel:
+    """Load a model to be cast by the caller, with the memory that its saved weights take.
+
+    As `load_model` in the type of `saved_dtype`, but weights saved in float16 come in that, in
+    which no model of ours computes.
+
+    Raises:
+        ArtifactError: as `load_model`.
+    """
+    dtype = saved_dtype(folder)
+    if dtype == "float32" and not (folder / SETTINGS_FILE).is_file():
+        found: TransformerModel | None = published(folder).in_float16()
+        if found is not None:
+            return found
+    return load_model(folder, dtype=dtype)
+
+
+def load_saved(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
+    """Load a model written by `TransformerModel.save`, in evaluation mode.
+
+    Raises:
+        ArtifactError: files are missing, damaged or do not fit each other.
+    """
+    config = read_settings(folder, dtype=dtype)
+    architecture = architecture_of(config)
+    folders = part_folders(config, folder)
+    parts = {name: architecture.load_part(config, name, at) for name, at in folders.items()}
+    architecture.check_parts(config, parts, folders)
+    with torch.device("meta"):
+        head = architecture.build_head(config, shapes_of(parts))
+    load_head(head, folder / POOLING_FILE, torch_dtype(config.backbone.dtype))
+    tokenizer = architecture.tokenizer(config, folders)
+    model: TransformerModel = architecture.assemble(config, parts, head, tokenizer).eval()
+    check_words(model)
+    architecture.read_more(model, folder)
+    model.default_instructions = default_instructions(folder)
+    return model
+
+
+def published(folder: Path) -> Published:
+    """The model in a folder that rayembed did not write.
+
+    Raises:
+        ArtifactError: nothing that any architecture reads.
+    """
+    found = published_in(folder)
+    if found is None:
+        raise ArtifactError(f"no architecture reads the model in {str(folder)!r}")
+    if (folder / "modules.json").is_file():
+        _check_stated(folder, found.config)
+    return found
+
+
+def _check_saved(folder: Path) -> None:
+    """Raise where files for sentence-transformers say other things than rayembed.json.
+
+    Both are written at once, and sentence-transformers reads its own alone.
+    """
+    config = read_settings(folder)
+    if not (folder / "modules.json").is_file():
+        return
+    stated = _check_stated(folder, config)
+    defaults = default_instructions(folder)
+    for role in get_args(Role):
+        prompt = config.prompt(defaults.get(role, ""), role)
+        if stated.prompts.get(role, prompt) != prompt:
+            raise ArtifactError(
+                f"config_sentence_transformers.json in {str(folder)!r} has the prompt "
+                f"{stated.prompts[role]!r} of {role} texts, and {SETTINGS_FILE} {prompt!r}; one of "
+                "them was changed: export the model again, or make both the same"
+            )
+    architecture_of(config).check_sentence_files(config, folder)
+
+
+def _check_stated(folder: Path, config: ModelConfig) -> Stated:
+    """Raise where config_sentence_transformers.json asks for what the settings do not."""
+    stated = read_stated(folder)
+    check_default_prompt(folder, stated, config.prompt("", "document"))
+    width: int | None = getattr(config, "width", None)
+    if stated.width not in (None, width):
+        raise ArtifactError(
+            f"config_sentence_transformers.json in {str(folder)!r} has truncate_dim={stated.width},"
+            f" and the model's vectors are {'whole' if width is None else f'{width} wide'}; set "
+            "truncate_dim to null, and name the width where vectors are used (`dimensions`)"
+        )
+    return stated
+
+
+def computed_dtype(
+    folder: Path,
+    asked: DtypeSetting | Tf32 | Literal["saved"] = "auto",
+    on: Precision | str | None = None,
+) -> Dtype:
+    """Number type in which a saved model computes, whoever loads, serves or scores it.
+
+    Args:
+        asked: `auto`: as saved (float16 becomes float32), but float32 where bfloat16 is emulated.
+            `saved`: as saved, whatever computes. `tf32`: float32. Else this type.
+        on: what will compute, as in `hardware.settled`.
+
+    Raises:
+        ArtifactError: as `load_model`, as far as settings tell.
+    """
+    if asked == "auto":
+        return wide_enough(saved_dtype(folder), on)
+    if asked == "tf32":
+        return "float32"
+    return saved_dtype(folder) if asked == "saved" else settled(asked, on)
+
+
+def saved_dtype(folder: Path) -> Dtype:
+    """Number type of the saved weights; float32 for float16.
+
+    Reads JSON alone; of a folder that states none the first weight's header. `auto`, which settings
+    written by hand may have, is what this machine computes fast.
+
+    Raises:
+        ArtifactError: as `load_model`, as far as settings tell.
+    """
+    saved = settings_of(folder).backbone.dtype
+    return auto_precision().dtype if saved == "auto" else saved
+
+
+def settings_of(folder: Path) -> ModelConfig:
+    """Settings of the model in a folder; no weights are read.
+
+    Raises:
+        ArtifactError: as `load_model`, as far as settings tell.
+    """
+    _check_is_model(folder)
+    own = (folder / SETTINGS_FILE).is_file()
+    return read_settings(folder) if own else published(folder).config
+
+
+def saved_widths(folder: Path) -> tuple[int, ...]:
+    """Widths at which the model's vectors may be cut, the full one first; no weights are read.
+
+    Raises:
+        ArtifactError: as `load_model`, as far as settings tell.
+    """
+    _check_is_model(folder)
+    if (folder / SETTINGS_FILE).is_file():
+        return saved_dimensions(folder / SETTINGS_FILE)
+    found = published(folder)
+    return (found.width(), *(found.config.offered_dimensions or ()))
+
+
+def check_loadable(folder: Path) -> ModelConfig:
+    """Settings of the model, after checking by its files that `load_model` can load it.
+
+    Architecture, pooling and tokenizer are known, and there are weights, which are not read.
+
+    Raises:
+        ArtifactError: as `load_model`.
+    """
+    _check_is_model(folder)
+    if (folder / SETTINGS_FILE).is_file():
+        _check_saved(folder)
+        config = read_settings(folder)
+        folders = part_folders(config, folder)
+        if read_graph(folder) is not None:
+            check_graph(folder)
+            architecture_of(config).tokenizer(config, folders)
+            return config
+        for name, at in folders.items():
+            architecture_of(config).check_part(config, name, at)
+        if config.has_head and not (folder / POOLING_FILE).is_file():
+            raise ArtifactError(
+                f"the model in {str(folder)!r} is incomplete: {POOLING_FILE} is missing, the "
+                "weights behind its pretrained parts; copy or export the folder again"
+            )
+    else:
+        found = published(folder)
+        config, folders = found.config, {"backbone": found.transformer}
+        found.check()
+    tokenizer = architecture_of(config).tokenizer(config, folders)
+    stated = read_json(folders["backbone"] / "config.json")
+    words = (stated.get("text_config") or stated).get("vocab_size")
+    if isinstance(words, int):
+        check_vocabulary(tokenizer.pretrained, words, f"the model in {str(folder)!r}")
+    for at in folders.values():
+        if not any(path.suffix in (".safetensors", ".bin") for path in at.iterdir()):
+            raise ArtifactError(
+                f"no weights in {str(at)!r}; expected *.safetensors or pytorch_model.bin"
+            )
+    return config
+
+
+def empty_model(folder: Path) -> TransformerModel:
+    """The model of a folder without weights, or with them where it is in a publisher's own layout,
+    which its loader alone knows.
+
+    Raises:
+        ArtifactError: no model that can be loaded.
+    """
+    config = check_loadable(folder)
+    architecture = architecture_of(config)
+    if not (folder / SETTINGS_FILE).is_file():
+        if architecture.takes_any_encoder:
+            return check_buildable(config, dict.fromkeys(config.parts, folder))
+        return load_model(folder, dtype=saved_dtype(folder))
+    folders = part_folders(config, folder)
+    parts = {name: architecture.empty_part(config, name, at) for name, at in folders.items()}
+    tokenizer = architecture.tokenizer(config, folders)
+    with torch.device("meta"):
+        head = architecture.build_head(config, shapes_of(parts))
+        model: TransformerModel = architecture.assemble(config, parts, head, tokenizer)
+    return model
+
+
+def _check_is_model(folder: Path) -> None:
+    if not any((folder / n).is_file() for n in (SETTINGS_FILE, "modules.json", "config.json")):
+        raise ArtifactError(
+            f"no model in {str(folder)!r}: neither {SETTINGS_FILE}, modules.json nor config.json"
+        )

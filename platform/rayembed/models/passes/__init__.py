@@ -1,0 +1,1 @@
+"""Passes of a model over many texts, without gradient."""

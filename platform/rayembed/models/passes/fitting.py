@@ -1,0 +1,107 @@
+"""Passes without gradient that a GPU has no room for: smaller ones from then on.
+
+Other processes may take memory at any time, and texts differ in length, so that no budget is right
+for all. What a pass computes does not depend on the others.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from rayembed.errors import DeviceMemoryError
+from rayembed.machine.hardware import (
+    default_device,
+    memory_in_use,
+    ran_out,
+    release_memory,
+    say_once,
+)
+
+T = TypeVar("T")
+
+_fitting: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""Tokens of a pass that a model is left with after memory ran out."""
+
+
+def fitting_tokens(model: nn.Module, budget: int) -> int:
+    """Tokens of a pass: the budget, or fewer where memory ran out in this process."""
+    return min(budget, _fitting.get(model, budget))
+
+
+def fewer_tokens(model: nn.Module, texts: int, tokens: int, says: str) -> None:
+    """Halve the tokens of the model's passes, after one ran out of memory.
+
+    Args:
+        texts: in that pass.
+        tokens: in that pass, padding included.
+        says: message of the error.
+
+    Raises:
+        DeviceMemoryError: the pass had a single text.
+    """
+    if texts == 1:
+        raise _no_room(f"a text of {tokens:,} tokens", "lower the model's max_length", says)
+    _fitting[model] = fitting_tokens(model, tokens) // 2
+    _say(f"{tokens:,} tokens", f"{_fitting[model]:,}", says)
+
+
+class TextsAtOnce:
+    """Number of texts that a library embeds at a time, halved whenever memory runs out."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, work: Callable[[int], T]) -> T:
+        """Result of `work` of the number; called with half of it until memory suffices.
+
+        Raises:
+            DeviceMemoryError: memory does not suffice for one text.
+        """
+        while True:
+            try:
+                return work(self.number)
+            except RuntimeError as error:
+                if not ran_out(error):
+                    raise
+                says = first_line(error)
+            before, self.number = self.number, self.number // 2
+            if not self.number:
+                self.number = 1
+                raise _no_room("one text", "lower its max_length", says)
+            _say(f"{before:,} texts", f"{self.number:,}", says)
+
+
+@contextmanager
+def room_for(what: str) -> Iterator[None]:
+    """Raise DeviceMemoryError when memory runs out while `what` is loaded within the block."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not ran_out(error):
+            raise
+        raise _no_room(what, "take a smaller model or bfloat16", first_line(error)) from error
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an error's message, or its type."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _say(before: str, after: str, says: str) -> None:
+    say_once(
+        logging.WARNING,
+        f"memory ran out in a pass of {before}; the passes of this process have {after} at most "
+        f"from now on. PyTorch says: {says}",
+    )
+    release_memory()
+
+
+def _no_room(what: str, advice: str, says: str) -> DeviceMemoryError:
+    return DeviceMemoryError(
+        f"{what} does not fit into memory: {memory_in_use(default_device())}. End what else uses "
+        f"the GPU, {advice}, or take a GPU with more memory. PyTorch says: {says}"
+    )

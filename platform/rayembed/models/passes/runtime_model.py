@@ -1,0 +1,211 @@
+"""Models whose passes are graphs of a CPU runtime, behind the contract of every other model.
+
+B texts of a micro-batch, D embedding width, C width of context vectors.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayembed.config.graph import GraphConfig
+from rayembed.config.model import ModelConfig
+from rayembed.errors import ArtifactError, ConfigError, DataError, require_packages
+from rayembed.models.architecture import architecture_of
+from rayembed.models.contract import EmbedOutput, PromptTokenizer
+from rayembed.models.loading.saved_folder import (
+    SETTINGS_FILE,
+    default_instructions,
+    part_folders,
+    read_graph,
+    read_settings,
+    saved_dimensions,
+)
+from rayembed.models.loading.saved_prompts import saved_instructions
+from rayembed.models.passes.graphs import PACKAGES, Graph
+from rayembed.models.transformer_model import TransformerModel
+
+GRAPH_SUFFIXES = (".onnx", ".xml", ".bin", ".data")
+"""Endings of the files that hold graphs and their weights."""
+
+
+class RuntimeModel(TransformerModel):
+    """A model without torch weights: tokens and lengths as of its architecture, passes by graphs.
+
+    It computes on the CPU wherever it is moved to, in the number types of its graphs, and cannot be
+    trained.
+    """
+
+    unpadded = "never"
+    corpus: Tensor | None = None
+    """(n, C) float32 context vectors of a corpus; None without one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        graph: GraphConfig,
+        tokenizer: PromptTokenizer,
+        dimensions: tuple[int, ...],
+    ) -> None:
+        super().__init__()
+        self.folder, self.config, self.graph = folder, config, graph
+        self.tokenizer, self.dimensions = tokenizer, dimensions
+        self.added_tokens, self.max_context = graph.added_tokens, graph.max_context
+        self.uses_context = graph.context_file is not None
+        self._embed = Graph(folder / graph.file, graph)
+        self._context = None
+        if graph.context_file is not None:
+            self._context = Graph(folder / graph.context_file, graph)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """None: the pretrained models are within the graph."""
+        return {}
+
+    @property
+    def head(self) -> nn.Module:
+        """Module without weights: the head is within the graph."""
+        return nn.Identity()
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
+        """Unit vectors (B, D) of a padded micro-batch, on the CPU.
+
+        Raises:
+            DataError: more context vectors than the model takes, or of another width.
+        """
+        if self.uses_context:
+            batch = {**batch, "context": self._checked(self._known(context))}
+        return EmbedOutput(_of_graph(self._embed, batch))
+
+    def embed_context(self, batch: dict[str, Tensor]) -> Tensor:
+        """(B, C) context vectors of a padded micro-batch of documents."""
+        if self._context is None:
+            return super().embed_context(batch)
+        return _of_graph(self._context, batch)
+
+    def set_corpus(self, vectors: Tensor | None) -> None:
+        """Set the context of all texts that come without one; raises as `forward`."""
+        if not self.uses_context:
+            super().set_corpus(vectors)
+        self.corpus = None if vectors is None else self._checked(vectors.detach().clone().float())
+
+    def no_context(self) -> Tensor:
+        """(0, C) context of no documents."""
+        if not self.uses_context:
+            return super().no_context()
+        return torch.empty(0, self.graph.context_width)
+
+    def _known(self, context: Tensor | None) -> Tensor:
+        if context is not None:
+            return context
+        return self.no_context() if self.corpus is None else self.corpus
+
+    def _checked(self, context: Tensor) -> Tensor:
+        most, width = self.max_context, self.graph.context_width
+        if context.ndim != 2 or context.shape[1] != width or len(context) > (most or len(context)):
+            raise DataError(
+                f"context of shape {tuple(context.shape)}; this model takes at most {most} vectors "
+                f"of width {width} (model.num_context)"
+            )
+        return context
+
+    def train(self, mode: bool = True) -> "RuntimeModel":
+        """The model, in evaluation mode whatever is asked."""
+        return super().train(False)
+
+    def recompute_layers(self, number: int | None = None, between_products: int = 0) -> None:
+        """Refuse, as there are none."""
+        raise ConfigError(no_training(self.folder, self.graph))
+
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """Do nothing: the runtime has compiled the graph."""
+        return None
+
+    def load_state_dict(self, *_: Any, **__: Any) -> Any:
+        """Refuse, as there are no weights.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(no_training(self.folder, self.graph))
+
+    def save(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
+        """Write the graphs and all beside them to another folder, atomically, with the corpus.
+
+        Raises:
+            ArtifactError: the folder holds something else than a model of rayembed.
+            ConfigError: other instructions than those of the model that the graph was made of.
+            StorageFullError: there is no room for it.
+        """
+        from rayembed.models.saving.export import new_folder
+
+        own = saved_instructions(self.folder, self.config)
+        if instructions and dict(instructions) != own:
+            raise ConfigError("a graph keeps its prompts; give them to the model it is made of")
+        with new_folder(folder) as written:
+            self.write_files(written)
+
+    def write_files(self, folder: Path) -> None:
+        """Write the model's files into a folder, which may exist."""
+        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        architecture_of(self.config).write_more(self, folder)
+
+
+def load_runtime_model(folder: Path) -> RuntimeModel:
+    """The model of graphs in a folder; the graphs are opened when they are first run.
+
+    Raises:
+        ArtifactError: no such model, or files are missing.
+        ConfigError: the runtime is not installed.
+    """
+    graph = check_graph(folder)
+    require_packages(f"the graph in {str(folder)!r}", "compress", *PACKAGES[graph.runtime])
+    config = read_settings(folder)
+    architecture = architecture_of(config)
+    tokenizer = architecture.tokenizer(config, part_folders(config, folder))
+    widths = saved_dimensions(folder / SETTINGS_FILE)
+    model = RuntimeModel(folder.absolute(), config, graph, tokenizer, widths).eval()
+    architecture.read_more(model, folder)
+    model.default_instructions = default_instructions(folder)
+    return model
+
+
+def check_graph(folder: Path) -> GraphConfig:
+    """Settings of the graphs in a folder, after checking that their files are there.
+
+    Raises:
+        ArtifactError: one is missing, or the folder is that of another model.
+    """
+    graph = read_graph(folder)
+    if graph is None:
+        raise ArtifactError(f"{str(folder)!r} holds no graph")
+    named = [name for name in (graph.file, graph.context_file) if name is not None]
+    named += [name.removesuffix(".xml") + ".bin" for name in named if name.endswith(".xml")]
+    missing = [name for name in named if not (folder / name).is_file()]
+    if missing:
+        raise ArtifactError(
+            f"the model in {str(folder)!r} is incomplete: {', '.join(missing)} of its graphs "
+            "missing; copy or make the folder again"
+        )
+    return graph
+
+
+def no_training(folder: Path, graph: GraphConfig) -> str:
+    """Why nothing starts from the model of graphs in a folder."""
+    return (
+        f"{str(folder)!r} is a graph for {graph.runtime} ({graph.precision}) without weights that "
+        "could be trained or changed; take the model that it was made of"
+    )
+
+
+def _of_graph(graph: Graph, batch: Mapping[str, Tensor]) -> Tensor:
+    return torch.from_numpy(graph({name: value.numpy() for name, value in batch.items()})).float()

@@ -1,0 +1,1 @@
+"""Model folders: written, merged, cut, in the format of sentence-transformers."""

@@ -1,0 +1,48 @@
+"""A model's own folder: written beside its place, and moved there whole."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rayembed.assets.room import room_for
+from rayembed.errors import ArtifactError
+from rayembed.models.loading.saved_folder import SETTINGS_FILE
+
+
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """A path to write a model to, which becomes `output` at the end, or vanishes after an error.
+
+    Raises:
+        ArtifactError: the folder `output` holds something else than a model of rayembed.
+        StorageFullError: there is no room for the model.
+    """
+    output = check_target(output)
+    with room_for(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+        try:
+            yield temporary / "model"
+            if output.exists():
+                output.rename(temporary / "replaced")
+            (temporary / "model").rename(output)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_target(folder: Path) -> Path:
+    """Absolute path of the folder, after checking that a model may be saved to it.
+
+    Raises:
+        ArtifactError: it holds something else than a model of rayembed.
+    """
+    folder = Path(folder).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise ArtifactError(f"cannot save to {str(folder)!r}: it is a file")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / SETTINGS_FILE).is_file():
+        raise ArtifactError(
+            f"cannot save to {str(folder)!r}: it holds files of something else; name a new folder"
+        )
+    return folder

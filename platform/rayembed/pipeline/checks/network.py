@@ -1,0 +1,58 @@
+"""Short looks over the network before anything starts: the tracking server, models of the hub,
+endpoints of language models.
+"""
+
+from collections.abc import Iterable
+
+from rayembed.assets.hub import look_at_hub
+from rayembed.config.data import DatasetConfig
+from rayembed.config.run import Run
+from rayembed.errors import AssetError, ConfigError, TrackingError
+from rayembed.pipeline.checks.files import models_of
+from rayembed.registry.tracking_uri import check_reachable
+
+
+def unreachable(run: Run) -> list[str]:
+    """What the run names over the network and is not there, or does not answer within seconds.
+
+    A tracking server has `tracking_uri.PROBE_SECONDS`, a model of the hub `hub.LOOK_SECONDS`; those
+    of the hub that this machine has in its cache are not asked for.
+    """
+    found = []
+    if run.placement.tracking_uri is not None:
+        try:
+            check_reachable(run.placement.tracking_uri)
+        except TrackingError as error:
+            found.append(f"placement.tracking_uri: {error}")
+    settings = {reference: setting for setting, reference in models_of(run)}
+    for reference, setting in settings.items():
+        if reference.startswith("hf://") and "*" not in reference:
+            try:
+                look_at_hub(reference)
+            except AssetError as error:
+                found.append(f"{setting} cannot be used: {error}")
+    used = {name for stage in run.stages for name in stage.datasets}
+    for dataset in run.data.datasets:
+        if dataset.name in used:
+            try:
+                check_asked([dataset], run.placement.storage_path)
+            except ConfigError as error:
+                found.append(str(error))
+    return found
+
+
+def check_asked(datasets: Iterable[DatasetConfig], storage: str) -> None:
+    """Return when every language model that writes or judges rows of the data sets can be asked.
+
+    Args:
+        datasets: of which some may ask one.
+        storage: where answers of earlier jobs lie. One that has answered before is not looked for.
+
+    Raises:
+        ConfigError: a key is not in the environment, or nothing answers at an address.
+    """
+    for dataset in datasets:
+        at = f"data.datasets.{dataset.name}"
+        dataset.source.check_asked(f"{at}.source", storage)
+        for step in dataset.steps:
+            step.check_asked(f"{at}.{step.kind}", storage)

@@ -1,0 +1,150 @@
+"""The corpus job: a contextual model gets the corpus in whose context it embeds texts."""
+
+import argparse
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from rayembed.config.types import expanded_name
+from rayembed.errors import ArtifactError, DataError
+from rayembed.pipeline.job import Job, JobContext, option
+
+logger = logging.getLogger(__name__)
+
+_DOCUMENTS_BETWEEN_LOGS = 100_000
+_SECONDS_BETWEEN_LOGS = 5.0
+
+
+def save_with_corpus(
+    reference: str, documents: Iterable[str], output: Path, *, pick: str, seed: int
+) -> int:
+    """Save the model with context documents of a corpus in `output`, and return their number.
+
+    Args:
+        reference: asset reference of a saved contextual model, or a copy of a published one.
+        pick: `random` reads the documents once; `clusters` holds and embeds all of them.
+
+    Raises:
+        ArtifactError: the model takes no context, or `output` holds something else than a model.
+        AssetError: the reference leads nowhere.
+        DataError: the corpus has no document.
+    """
+    from rayembed.assets.resolver import resolve_model
+    from rayembed.data.clusters.corpus import clustered_context
+    from rayembed.machine.hardware import default_device
+    from rayembed.models.loading.load import check_loadable, load_model, saved_dtype
+    from rayembed.models.loading.saved_prompts import saved_instructions
+    from rayembed.models.passes.encoding import corpus_context
+    from rayembed.models.saving.compressed import read_compression, write_compression
+    from rayembed.models.saving.export import check_target
+
+    check_target(output)
+    folder = resolve_model(reference)
+    config = check_loadable(folder)
+    if not config.context_places:
+        raise ArtifactError(
+            f"{reference!r} is a model of kind {config.kind!r}, which takes no corpus; models do "
+            "whose vectors depend on documents of it"
+        )
+    model = load_model(folder, device=default_device())
+    documents = _counted(documents)
+    if pick == "clusters":
+        context = clustered_context(model, documents, seed=seed, progress=_progress())
+    else:
+        context = corpus_context(model, documents, seed=seed)
+    if context is None:
+        raise DataError("the corpus has no document that is not empty")
+    model = load_model(folder, dtype=saved_dtype(folder))  # another may have embedded
+    model.set_corpus(context)
+    model.save(output, instructions=saved_instructions(folder, model.config))
+    if (told := read_compression(folder)) is not None:
+        write_compression(output, told)  # its weights are the same
+    return len(context)
+
+
+def _counted(documents: Iterable[str]) -> Iterator[str]:
+    """The documents; tells now and then how many were read."""
+    number = 0
+    for number, text in enumerate(documents, start=1):
+        if number % _DOCUMENTS_BETWEEN_LOGS == 0:
+            logger.info("%s documents read", f"{number:,}")
+        yield text
+    logger.info("%s documents read, that is all", f"{number:,}")
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Tells now and then how many documents are embedded."""
+    told = time.monotonic()
+
+    def progress(done: int, of: int) -> None:
+        nonlocal told
+        if done == of or time.monotonic() - told > _SECONDS_BETWEEN_LOGS:
+            told = time.monotonic()
+            logger.info("%s of %s documents embedded", f"{done:,}", f"{of:,}")
+
+    return progress
+
+
+def documents_in(path: str, column: str) -> Iterator[str]:
+    """All texts of a column of Parquet, JSONL or CSV files, in their order.
+
+    Raises:
+        ConfigError: no such column; at once.
+        DataError: nothing there, at once; later a row without a text there.
+    """
+    from rayembed.data.mining.documents import documents_of
+    from rayembed.data.sources.files import list_pieces
+    from rayembed.data.sources.rows import check_columns, read_rows
+
+    pieces = list_pieces(path)
+    check_columns(pieces[0], {"--column": column})
+
+    def texts() -> Iterator[str]:
+        rows = itertools.chain.from_iterable(read_rows(piece, (column,)) for piece in pieces)
+        for row in rows:
+            found = documents_of(row, column)
+            if isinstance(found, str):
+                if found == "no text":
+                    continue  # an empty document stands for nothing
+                raise DataError(f"{row.origin}: {found}; leave the row out")
+            yield from found
+
+    return texts()
+
+
+def _give_corpus(args: argparse.Namespace, context: JobContext) -> None:
+    documents = documents_in(args.documents, args.column)
+    output = Path(args.output)
+    number = save_with_corpus(args.model, documents, output, pick=args.pick, seed=args.seed)
+    context.out.write(f"Model with a corpus of {number} context documents: {args.output}\n")
+
+
+run_corpus_job = Job(
+    options=(
+        option(
+            "--model REFERENCE",
+            "a saved contextual model (CDE)",
+            required=True,
+            type=expanded_name,
+        ),
+        option(
+            "--documents PATH",
+            "the corpus: a file, folder, prefix or pattern of Parquet, JSONL or CSV files",
+            required=True,
+        ),
+        option("--column NAME", "column of the documents", default="text"),
+        option(
+            "--pick {random,clusters}",
+            "context documents: a random draw, or one of each cluster",
+            default="random",
+        ),
+        option("--seed SEED", "seed of the draw; default: 0", type=int, default=0),
+        option("--output FOLDER", "where the model goes", required=True),
+    ),
+    read=lambda args: args,
+    run=_give_corpus,
+    stopped="stopped; nothing was written",
+)
+"""The job that saves a contextual model with context documents of a corpus."""

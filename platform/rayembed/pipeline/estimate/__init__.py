@@ -1,0 +1,1 @@
+"""Time, memory and sizes of a run before it starts."""

@@ -1,0 +1,339 @@
+"""Needs of a run: parameters, memory, disk, texts a step; counted without loading weights.
+
+Models are built on torch's meta device from the configuration of their backbone alone. Ray is not
+imported.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayembed.config.document import NamedRun
+from rayembed.config.lora import LoraConfig
+from rayembed.config.model import ModelConfig
+from rayembed.config.placement import Placement
+from rayembed.config.run import Run
+from rayembed.config.stage import StageConfig
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.machine.device import gpus_here, placed_here
+from rayembed.machine.hardware import Precision, auto_precision
+from rayembed.pipeline.estimate.published_shapes import PUBLISHED
+
+_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Numbers of parameters."""
+
+    total: int
+    """Pretrained parts, adapters and head, without a language-model head."""
+    trainable: int
+    """Parameters that the optimiser changes."""
+    adapters: int = 0
+    """Parameters of LoRA, which are merged into the others when a model is exported."""
+    active: int | None = None
+    """Parameters that work on one token, where experts are chosen; None: all."""
+    experts: int = 0
+    """Parameters of experts, which may be shared out among workers."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes for each padded token of a micro-batch."""
+
+    kept: float
+    """Bytes of a graph."""
+    kept_recomputing: float
+    """Bytes of a graph whose layers are recomputed in the backward pass."""
+    of_layer: float
+    """Bytes of one layer of the backbone, while it is recomputed."""
+
+
+@dataclass(frozen=True)
+class WorkerMemory:
+    """Bytes that one worker holds besides activations, a lower bound of its memory."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    teacher: int = 0
+    """Weights of a teacher of hidden states, which every worker has whole."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of weights, gradients, optimiser and teacher together."""
+        return self.weights + self.gradients + self.optimizer + self.teacher
+
+
+@dataclass(frozen=True)
+class StepLoad:
+    """Most texts and tokens that one step of a stage processes over all workers."""
+
+    texts: int
+    """Queries, positives and hard negatives; equal texts are encoded once."""
+    tokens: int
+    """Tokens if each text had its full length."""
+
+
+def known_settings(reference: str, setting: str) -> dict[str, Any] | None:
+    """A model's configuration as far as this machine knows it; None where only the hub does.
+
+    Args:
+        setting: that names the model, for messages.
+
+    Raises:
+        ConfigError: a local path without a model.
+    """
+    import json
+
+    published = PUBLISHED.get(reference) or PUBLISHED.get(reference.partition("@")[0])
+    if published is not None:
+        return published
+    if "://" in reference:
+        return None
+    from rayembed.models.loading.saved_folder import part_folder
+
+    path = part_folder(Path(reference).expanduser(), "backbone") / "config.json"
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{setting} {reference!r}: no model there: {error}") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{setting} {reference!r}: config.json is no JSON object")
+    return settings
+
+
+def model_size(model: ModelConfig) -> ModelSize | None:
+    """Numbers of parameters of a model; None where a part's shape is not known here.
+
+    Raises:
+        ConfigError: a family that transformers lacks, heads that do not fit the hidden size,
+            adapters on layers that a part does not have, texts longer than a part takes.
+    """
+    import torch
+
+    from rayembed.models.architecture import architecture_of
+
+    parts: dict[str, Any] = {}
+    for name, reference in model.parts.items():
+        part = empty_part(model, name, reference)
+        if part is None:
+            return None
+        parts[name] = part
+    architecture_of(model).check_lengths(model, parts)
+    with torch.device("meta"):
+        shapes = {name: part.config for name, part in parts.items()}
+        head = architecture_of(model).build_head(model, shapes)
+    sizes = [_part_size(model, name, part) for name, part in parts.items()]
+    added = sum(p.numel() for p in head.parameters())
+    experts, idle = _expert_sizes(parts["backbone"])
+    total = sum(size.total for size in sizes) + added
+    return ModelSize(
+        total,
+        sum(size.trainable for size in sizes) + added,
+        sum(size.adapters for size in sizes),
+        active=total - idle if experts else None,
+        experts=experts,
+    )
+
+
+def flops_per_token(model: ModelConfig) -> float | None:
+    """Floating-point operations of a forward pass for each token; None where shapes are not known.
+
+    Two for each weight that works on a token: embeddings are looked up, idle experts rest.
+
+    Raises:
+        ConfigError: as `model_size`.
+    """
+    size = model_size(model)
+    if size is None:
+        return None
+    parts = model.parts.items()
+    embeddings = (known_settings(path, f"model.{name}.path") or {} for name, path in parts)
+    return 2.0 * ((size.active or size.total) - sum(map(looked_up, embeddings)))
+
+
+def looked_up(settings: dict[str, Any]) -> int:
+    """Parameters of the words' embeddings, of a model's configuration."""
+    width = settings.get("hidden_size") or settings.get("n_embd") or 0
+    return int(width * settings.get("vocab_size", 0))
+
+
+def _expert_sizes(part: Any) -> tuple[int, int]:
+    """Parameters of a part's experts, and of those among them that rest on each token."""
+    from rayembed.models.experts import MoeMlp
+
+    mixtures = [module for module in part.modules() if isinstance(module, MoeMlp)]
+    sizes = [sum(p.numel() for p in one.experts.mlp.parameters()) for one in mixtures]
+    idle = [
+        size - size * one.top_k // one.experts.num_experts
+        for size, one in zip(sizes, mixtures, strict=True)
+    ]
+    return sum(sizes), sum(idle)
+
+
+def empty_part(model: ModelConfig, name: str, reference: str) -> Any | None:
+    """A pretrained part on the meta device; None where its shape is not known here."""
+    setting = f"model.{name}.path"
+    settings = known_settings(reference, setting)
+    if settings is None:
+        return None
+    import torch
+    import transformers
+
+    from rayembed.models.architecture import architecture_of, part_settings
+    from rayembed.models.loading.backbones import cut_layers, set_dropout
+
+    try:
+        own = architecture_of(model).empty_of_settings(model, name, settings, reference)
+    except ArtifactError as error:
+        raise ConfigError(f"{setting}: {error}") from None
+    if own is not None:
+        return own
+    num_layers = model.backbone.num_layers if name == "backbone" else None
+    family = dict(settings)
+    kind = str(family.pop("model_type", ""))
+    try:
+        config = transformers.AutoConfig.for_model(kind, **family)
+        if num_layers is not None:
+            cut_layers(config, num_layers)
+        set_dropout(config, part_settings(model, name, Path(reference)))
+        with torch.device("meta"):
+            return transformers.AutoModel.from_config(config, trust_remote_code=False)
+    except (ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{setting} {reference!r}: transformers {transformers.__version__} builds no model of "
+            f"the family {kind!r}: {error}"
+        ) from None
+
+
+def _part_size(model: ModelConfig, name: str, part: Any) -> ModelSize:
+    """Size of a pretrained part: trained whole, by its adapters, or not at all."""
+    total = sum(p.numel() for p in part.parameters())
+    if name in model.frozen:
+        return ModelSize(total, 0)
+    if name in model.adapters:
+        lora, setting = model.adapters[name]
+        adapters = _adapter_parameters(part, lora, setting)
+        return ModelSize(total + adapters, adapters, adapters)
+    fixed = sum(p.numel() for name, p in part.named_parameters() if name.startswith("pooler."))
+    return ModelSize(total, total - fixed)
+
+
+def expected_precision(run: NamedRun) -> Precision:
+    """The number type of a run; of `auto` what workers on machines like this one take."""
+    asked = run.model.backbone.dtype
+    if asked == "auto":
+        return auto_precision("cuda" if placed_here(run.placement).on_gpu else "cpu")
+    return Precision(asked, "as set")
+
+
+def worker_memory(
+    size: ModelSize,
+    dtype: str,
+    placement: Placement,
+    state_bytes: int = 12,
+    *,
+    teaches: bool = False,
+) -> WorkerMemory:
+    """Bytes of a worker under the placement's ZeRO stage (arXiv 1910.02054, figure 1).
+
+    Of an elastic run at its fewest workers, when each holds most. Of what ZeRO does not partition a
+    worker has all but the experts of the others of its group; what it partitions is cut into as
+    many parts as there are workers either way.
+
+    Args:
+        state_bytes: of the optimiser for each trainable parameter, 12 for AdamW: a master weight in
+            fp32 and two moments.
+        teaches: whether a teacher of hidden states runs in the step; it is counted as large as the
+            model, and may be larger.
+    """
+    zero, workers, width = placement.zero_stage, placement.fewest_workers, _BYTES[dtype]
+    elsewhere = size.experts - size.experts // placement.expert_parallel
+
+    def share(parameters: int, each: int, partitioned_from: int) -> int:
+        if zero >= partitioned_from:
+            return -(-parameters * each // workers)
+        return (parameters - elsewhere) * each
+
+    each_reduced = not placement.reduce_once  # else every worker has whole ones, in fp32
+    return WorkerMemory(
+        weights=share(size.total, width, 3),
+        gradients=share(size.trainable, _BYTES["float32"], 2 if each_reduced else 4),
+        optimizer=share(size.trainable, state_bytes, 1),
+        teacher=(size.total - size.adapters) * width if teaches else 0,
+    )
+
+
+def machines(placement: Placement) -> str:
+    """Number of workers, with their CPUs and GPUs in all, as a table shows them."""
+
+    def of_all(each: float) -> str:
+        numbers = (placement.fewest_workers, placement.workers)
+        return " to ".join(f"{number * each:g}" for number in sorted({*numbers}))
+
+    gpus = f", {of_all(1)} GPUs" if placed_here(placement).on_gpu else ", no GPU"
+    return f"{of_all(1)} workers with {of_all(placement.cpus_per_worker)} CPUs{gpus}"
+
+
+def auto_device(placement: Placement) -> dict[str, str]:
+    """Row of a table that says what `use_gpu: auto` is on this machine; none where it is set."""
+    if placement.use_gpu != "auto":
+        return {}
+    settled = "GPU" if placed_here(placement).on_gpu else "CPU"
+    return {"device": f"auto, on this machine {settled}: {gpus_here().text}"}
+
+
+def checkpoint_bytes(run: Run, size: ModelSize) -> int:
+    """Bytes of the checkpoints and the trained weights that lie in storage at the end of training.
+
+    A checkpoint holds what the optimiser has; of each stage the newest `keep_checkpoints` stay
+    until the run is done, and with `keep_states` for good. The
+    weights, in the model's dtype, stay as well.
+    """
+    states = sum(
+        min(run.placement.keep_checkpoints, -(-stage.steps // stage.checkpoint_every_steps))
+        * stage.optimizer.state_bytes
+        for stage in run.stages
+    )
+    weights = len(run.stages) * _BYTES[expected_precision(run).dtype]
+    return size.trainable * (states + weights)
+
+
+def export_bytes(run: Run, size: ModelSize) -> int:
+    """Bytes of the models that the run exports, adapters merged.
+
+    One after each stage, the untrained one where it is scored, and mixtures of a guard.
+    """
+    further = (run.takes_scores and run.evaluation.before_training) + run.evaluation.num_mixtures
+    width = _BYTES[expected_precision(run).dtype]
+    return (size.total - size.adapters) * width * (len(run.stages) + further)
+
+
+def step_load(run: Run, stage: StageConfig) -> StepLoad:
+    """Texts and tokens of one step, at most; what stands before a text counts, and its context."""
+    documents, pairs = 1 + stage.batch.num_negatives, stage.batch.global_pairs
+    query = stage.query_max_length or run.model.query_max_length
+    document = stage.document_max_length or run.model.document_max_length
+    texts = pairs * (1 + documents)
+    tokens = pairs * (query + documents * document)
+    tokens += texts * run.model.added_tokens
+    tokens += min(run.model.context_places, pairs) * document
+    return StepLoad(texts=texts, tokens=tokens)
+
+
+def _adapter_parameters(part: Any, lora: LoraConfig, setting: str) -> int:
+    """Parameters of A (rank, in) and B (out, rank) over all layers that the adapters name."""
+    shapes: dict[str, list[int]] = {}
+    for name, module in part.named_modules():
+        weight = getattr(module, "weight", None)
+        if weight is not None and weight.ndim == 2 and not name.startswith("pooler."):
+            shapes.setdefault(name.rpartition(".")[2], []).append(sum(weight.shape))
+    missing = [target for target in lora.target_modules if target not in shapes]
+    if len(missing) == len(lora.target_modules):
+        raise ConfigError(
+            f"{setting}.target_modules {list(lora.target_modules)}: the model has no such layers; "
+            f"it has {', '.join(sorted(shapes))}. Name some of them, or set {setting}=null"
+        )
+    return lora.rank * sum(sum(shapes.get(target, [])) for target in lora.target_modules)

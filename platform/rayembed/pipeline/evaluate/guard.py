@@ -1,0 +1,356 @@
+"""The guard of a run: which of a trained model, its base and their mixtures is kept, and how sure
+its gain is.
+
+The base is the model before training, the start.
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.assets.storage import join, list_files, read_bytes, remove_folder
+from rayembed.config.guard import GuardConfig
+from rayembed.config.held_out import held_out_set
+from rayembed.config.run import Run
+from rayembed.config.run_evaluation import own_sets_of
+from rayembed.display.progress import doing
+from rayembed.display.tables import Table
+from rayembed.evaluation.score import ModelScores
+from rayembed.evaluation.tables import MERGED, UNTRAINED, ScoreKey
+from rayembed.models.saving.compressed import read_compression, write_compression
+from rayembed.models.saving.merge import Method
+from rayembed.pipeline.evaluate.merge import merge_models
+from rayembed.pipeline.evaluate.run_scorer import RunScorer
+from rayembed.pipeline.evaluate.variants import ROUNDING, Variant, choose, score_all, variants_table
+from rayembed.pipeline.run.folders import RunFolders
+from rayembed.pipeline.run.runtime import Runtime
+from rayembed.registry.model_card import CARD_FILE
+from rayembed.training.checkpoints.export import MADE_OF_FILE, upload_model
+
+_DRAWS = 2_000
+_LIKELY = (2.5, 97.5)
+"""Percentiles of a 95 % interval."""
+_NAMED = 3
+"""Losing tasks that a verdict names at most."""
+_NOTED = 0.003
+"""Loss of a single general task above which the verdict names it."""
+_MOST_LOSS = 0.03
+"""General loss from which on no gain on own data makes up for it."""
+_LEAST_GAIN = 0.001
+"""Own gain from which on a model counts as better where no task has scores of queries, so that
+nothing says what chance does: what a table of points shows."""
+_LEAST_OF_BEST = 0.8
+"""Share of the best own gain below which no smaller loss makes up for the rest: with few queries
+half the gain may be within noise."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A mean score less that of the base."""
+
+    mean: float
+    interval: tuple[float, float] | None
+    """95 % interval over draws of queries; None where no task has any."""
+    drawn: str = ""
+    """Which tasks queries were drawn of, where not of all."""
+
+    def __str__(self) -> str:
+        """`+0.034 (95 %: +0.021 to +0.047)`."""
+        if self.interval is None:
+            return f"{self.mean:+.3f}"
+        low, high = self.interval
+        return f"{self.mean:+.3f} (95 %: {low:+.3f} to {high:+.3f}{self.drawn})"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A candidate beside the base, on own and on general tasks."""
+
+    key: ScoreKey
+    own: Gain
+    general: Gain | None
+    """None: the run has no general tasks."""
+    lost: Mapping[str, float]
+    """General task → score less that of the base, where it is lower by more than `_NOTED`; the
+    greatest loss first."""
+
+    @property
+    def loss(self) -> float:
+        """By how much the mean of general tasks is lower than the base's; 0 where it is not."""
+        return 0.0 if self.general is None or self.general.mean > 0 else -self.general.mean
+
+    @property
+    def gains(self) -> bool:
+        """Whether own data gain beyond chance; without scores of queries, by at least 0.001."""
+        if self.own.interval is None:
+            return self.own.mean >= _LEAST_GAIN - ROUNDING
+        return self.own.mean > ROUNDING and self.own.interval[0] > ROUNDING
+
+    def is_affordable(self, most_loss: float | None) -> bool:
+        """Whether the general loss is within the budget; without one, smaller than the own gain
+        and than 0.03.
+        """
+        if most_loss is not None:
+            return self.loss <= most_loss + ROUNDING
+        return self.loss < min(self.own.mean, _MOST_LOSS) - ROUNDING
+
+    @property
+    def name(self) -> str:
+        """`trained`, or the share of it in a mixture: `75 %`."""
+        return "trained" if self.key.share is None else f"{100 * self.key.share:g} %"
+
+    def in_general(self) -> str:
+        """The general gain, and what the mean of tasks hides: `+0.009; but Topics -0.034`, or
+        `-0.009; of these Topics -0.034`.
+        """
+        if self.general is None:
+            return "none"
+        worst = ", ".join(f"{task} {apart:+.3f}" for task, apart in self.lost.items())
+        link = "but" if self.general.mean > 0 else "of these"
+        return f"{self.general}; {link} {worst}" if worst else str(self.general)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the guard found."""
+
+    judged: tuple[Judged, ...]
+    """The trained model, then mixtures."""
+    kept: ScoreKey
+    """Model that is kept; `UNTRAINED`: none is better than the base."""
+    note: str = ""
+    """What a reader of the general gains should know; empty: nothing."""
+
+    @property
+    def summary(self) -> str:
+        """The trade in points of 100, and what it hides.
+
+        `trained: own +5.1, general -1.0; 75 %: +5.2, -0.7 ← kept; 50 %: +3.9, -0.4`.
+        """
+        shown = [self._trade(number, one) for number, one in enumerate(self.judged)]
+        note = f" ({self.note})" if self.note else ""
+        if self.kept == UNTRAINED:
+            return (
+                f"{'; '.join(shown)}; start ← kept: no candidate gains on own data beyond chance "
+                "at a small enough loss in general. Use the start, or train with more pairs, fewer "
+                f"steps or a lower rate{note}"
+            )
+        (found,) = (one for one in self.judged if one.key == self.kept)
+        worst = [f"{task} {100 * apart:+.1f}" for task, apart in found.lost.items()]
+        named = worst[:_NAMED]
+        if len(named) < len(worst):
+            named.append(f"{len(worst) - len(named)} more")
+        lost = f" ({found.name} loses most on {', '.join(named)})" if worst else ""
+        return "; ".join(shown) + lost + note
+
+    def _trade(self, number: int, one: Judged) -> str:
+        own, general = ("own ", "general ") if number == 0 else ("", "")
+        elsewhere = "" if one.general is None else f", {general}{100 * one.general.mean:+.1f}"
+        mark = " ← kept" if one.key == self.kept else ""
+        return f"{one.name}: {own}{100 * one.own.mean:+.1f}{elsewhere}{mark}"
+
+    def table(self, stages: Sequence[str]) -> Table:
+        """Gains on the base, a row for each model."""
+        rows = [
+            (one.key.label(stages), {"own data": one.own, "general tasks": one.in_general()})
+            for one in self.judged
+        ]
+        kept = [one.key == self.kept for one in self.judged]
+        return variants_table("Gains on the untrained model, mean over tasks", rows, kept)
+
+
+def verdict(
+    models: Mapping[ScoreKey, ModelScores],
+    trained: ScoreKey,
+    own: Collection[str],
+    guard: GuardConfig,
+) -> Verdict:
+    """The model to keep, by `choice`, or the share that the guard is to take.
+
+    Args:
+        models: the untrained model, the trained one and mixtures, all scored on the same tasks.
+        own: names of the own tasks; all others are general.
+    """
+    base = models[UNTRAINED]
+    mine = [task for task in base.scores if task in own]
+    general = [task for task in base.scores if task not in own]
+    mixtures = [key for key in models if key.share is not None and key.stage == trained.stage]
+    judged = tuple(
+        Judged(
+            key,
+            gain(models[key], base, mine),
+            gain(models[key], base, general) if general else None,
+            _lost(models[key], base, general),
+        )
+        for key in (trained, *mixtures)
+    )
+
+    def near(one: Judged, other: Judged) -> bool:
+        apart = gain(models[one.key], models[other.key], mine).interval
+        return apart is not None and apart[0] <= ROUNDING
+
+    if guard.take is not None:
+        share = guard.take if guard.take < 1 else None
+        return Verdict(judged, ScoreKey(trained.stage, share=share))
+    kept = choice(judged, near, guard.most_loss)
+    return Verdict(judged, UNTRAINED if kept is None else kept.key)
+
+
+def choice(
+    candidates: Sequence[Judged], near: Callable[[Judged, Judged], bool], most_loss: float | None
+) -> Judged | None:
+    """The candidate that is kept; None: the base is.
+
+    Left are those that gain on own data beyond chance (without scores of queries: by at least
+    0.001) and whose general loss is smaller than that
+    gain and than 0.03, or with `most_loss` at most that. Of these the highest own gain is the best.
+    Of the best and all that queries do not tell from it and that have at least 0.8 of its gain, the
+    smallest general loss is kept; of equal losses the highest own gain, of equal gains the first.
+
+    Args:
+        candidates: in an order that decides between equal ones.
+        near: whether queries do not tell a candidate from another one with a lower own gain.
+    """
+    left = [one for one in candidates if one.gains and one.is_affordable(most_loss)]
+    if not left:
+        return None
+
+    def is_near(best: Judged, one: Judged) -> bool:
+        enough = _LEAST_OF_BEST * best.own.mean - ROUNDING
+        return one.own.mean >= enough and near(best, one)
+
+    return choose(left, lambda one: one.own.mean, near=is_near, cost=lambda one: one.loss)
+
+
+def _lost(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> dict[str, float]:
+    """Task → score less the base's, of several tasks that lose more than `_NOTED`, the worst first:
+    what a single one loses is the mean.
+    """
+    if len(tasks) == 1:
+        return {}
+    apart = {task: model.scores[task] - base.scores[task] for task in tasks}
+    lost = [task for task in tasks if apart[task] < -(_NOTED + ROUNDING)]
+    return {task: apart[task] for task in sorted(lost, key=apart.__getitem__)}
+
+
+def gain(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> Gain:
+    """Mean over tasks of a model's score less the base's, with a bootstrap's interval.
+
+    Both models answer the same queries, so these are drawn in pairs, with replacement and within
+    each subset of a task (Efron and Tibshirani, An Introduction to the Bootstrap, chapter 13).
+    Tasks without scores of queries stay as they are in all draws.
+    """
+    mean = fmean(model.scores[task] - base.scores[task] for task in tasks)
+    queries, of_base = model.queries, base.queries
+    drawn = [task for task in tasks if task in queries and task in of_base]
+    if not drawn:
+        return Gain(mean, None)
+    part = f", queries of {len(drawn)} of {len(tasks)} tasks" if len(drawn) < len(tasks) else ""
+    generator = np.random.default_rng(0)
+    rest = sum(model.scores[task] - base.scores[task] for task in tasks if task not in drawn)
+    draws = np.full(_DRAWS, float(rest))
+    for task in drawn:
+        parts = list(zip(queries[task], of_base[task], strict=True))
+        for mine, other in parts:
+            apart = np.asarray(mine) - np.asarray(other)
+            # How often a draw has each difference, of which there are few.
+            values, counts = np.unique(apart, return_counts=True)
+            numbers = generator.multinomial(len(apart), counts / len(apart), size=_DRAWS)
+            draws += numbers @ values / len(apart) / len(parts)
+    low, high = np.percentile(draws / len(tasks), _LIKELY)
+    return Gain(mean, (float(low), float(high)), part)
+
+
+def mixtures(
+    run: Run, folders: RunFolders, scorer: RunScorer, runtime: Runtime
+) -> dict[ScoreKey, ModelScores]:
+    """Scores of the mixtures of the last stage's model and the untrained one, which are made first;
+    none for a run without a guard.
+
+    Raises:
+        RayembedError: the models do not fit each other, or a mixture cannot be saved or scored.
+    """
+    guard, last = run.evaluation.guard, run.stages[-1].name
+    if guard is None:
+        return {}
+
+    def make(key: ScoreKey) -> ScoreKey:
+        base = folders.model(UNTRAINED.model)
+        mix = partial(save_mixture, base, guard.method, share_of(key))
+        with doing(f"merging, {key.share:.0%} of {last}"):
+            runtime.export(mix, run, folders.model(last), folders.model(key.model))
+        return key
+
+    keys = [ScoreKey(last, share=share) for share in guard.mixed]
+    variants = [Variant(key.model, partial(make, key)) for key in keys]
+    scored = score_all(variants, lambda _, key: scorer.score(key))
+    return {one.made: one.result for one in scored if one.result is not None}
+
+
+def remove_mixtures(run: Run, folders: RunFolders, kept: ScoreKey) -> None:
+    """Remove all mixtures of the run, also those of former calls, but the one that is kept now and
+    those that were kept before, which have a card; others are made again where asked for.
+    """
+    place = join(folders.storage, "models")
+    files = [Path(name) for name in list_files(place, recursive=True)]
+    begin = f"{run.stages[-1].name}{MERGED}"
+    made = {file.parts[0] for file in files if file.parts[0].startswith(begin)}
+    carded = {file.parts[0] for file in files if file.parts[1:] == (CARD_FILE,)}
+    for name in sorted(made - carded - {kept.model}):
+        remove_folder(join(place, name))
+
+
+def share_of(key: ScoreKey) -> float:
+    """Share of the trained model in a model of a guarded run: 0 of the untrained one."""
+    if key.stage is None:
+        return 0.0
+    return 1.0 if key.share is None else key.share
+
+
+def save_mixture(
+    base: str, method: Method, share: float, run: Run, trained: str | None, folder: str
+) -> None:
+    """Save the mixture of two models of the run in a storage folder, unless it is there.
+
+    Args:
+        base, trained: folders of the models, in storage.
+        method, share: how they are mixed, and the share of the trained one.
+    """
+    assert trained is not None
+    made_of = [read_bytes(join(place, MADE_OF_FILE)).decode() for place in (base, trained)]
+    note = json.dumps({"mixture_of": made_of, "method": method, "share": share}, indent=1).encode()
+    shares = (share,) if method == "slerp" else (1 - share, share)
+
+    def save(place: Path) -> None:
+        merge_models([base, trained], place, method=method, shares=shares)
+        # Both have the same zeros, so the mixture has them too.
+        if run.model.keep_zeros and (told := read_compression(resolve_model(trained))):
+            write_compression(place, told)
+
+    upload_model(folder, note, save)
+
+
+def judge(run: Run, scores: Mapping[ScoreKey, ModelScores], note: str = "") -> Verdict | None:
+    """The verdict on a run's models; None for a run without a guard.
+
+    Args:
+        note: what a reader of its general gains should know.
+    """
+    guard = run.evaluation.guard
+    if guard is None:
+        return None
+    models = {k: scored for k, scored in scores.items() if k == ScoreKey(k.stage, share=k.share)}
+    trained = ScoreKey(run.stages[-1].name)
+    return replace(verdict(models, trained, own_tasks(run), guard), note=note)
+
+
+def own_tasks(run: Run) -> tuple[str, ...]:
+    """Names of the tasks on the user's own data; all others are general."""
+    held_out = (held_out_set(dataset.name) for dataset in run.held_out_datasets)
+    return (*held_out, *own_sets_of(run.evaluation.guard or GuardConfig(), run.evaluation))

@@ -1,0 +1,251 @@
+"""Several trained models of one architecture become one in a folder, by shares or by scores."""
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from torch import Tensor
+
+from rayembed.assets.clients import split_options
+from rayembed.assets.resolver import resolve, resolve_model
+from rayembed.assets.storage import exists, join, write_atomic
+from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.run import Run
+from rayembed.config.scores import Scores
+from rayembed.config.settings import parse
+from rayembed.display.progress import doing
+from rayembed.display.tables import Table, console
+from rayembed.errors import ArtifactError
+from rayembed.evaluation.score import ModelScores
+from rayembed.models.loading.load import load_model, saved_dtype
+from rayembed.models.loading.saved_prompts import saved_instructions
+from rayembed.models.saving.export import check_target
+from rayembed.models.saving.merge import Method, check_shares, merge
+from rayembed.pipeline.evaluate.variants import (
+    Scored,
+    Variant,
+    choose,
+    report_files,
+    report_tables,
+    score_all,
+    score_saved,
+)
+from rayembed.registry.run_folder import RUN_FILE
+from rayembed.training.checkpoints.checkpoint import (
+    checkpoint_on_disk,
+    checkpoint_weights,
+    is_checkpoint,
+)
+from rayembed.training.checkpoints.export import export
+from rayembed.training.checkpoints.weights import write_weights
+
+MERGE_FILE = "merge.json"
+"""File of a merged model's folder: method, models and shares, and scores where it was chosen."""
+
+_PLACE = re.compile(r"(?P<run>.+)/(?P<stage>[^/]+)/train/(?P<checkpoint>[^/]+)/?")
+"""Folder of a checkpoint within its run's."""
+
+_STORAGE = re.compile(r"(?:s3|gs)://|(?!\w+:)")
+"""Beginning of references that may name a folder of storage, unlike those of the hub, of a package
+and of the registry."""
+
+
+class Merged(NamedTuple):
+    """A candidate of a merge, or one of the models."""
+
+    reference: str
+    shares: tuple[float, ...] | None = None
+    """None: one of the models."""
+
+
+@dataclass(frozen=True)
+class MergeChoice:
+    """The models in their order, then the candidates, and the candidate that is kept."""
+
+    scored: tuple[Scored[Merged], ...]
+    kept: Scored[Merged]
+
+    @property
+    def tables(self) -> list[Table]:
+        """The report."""
+        return report_tables("Candidates of the merge", self.scored, kept=self.kept)
+
+
+def merge_models(
+    references: Sequence[str],
+    output: Path,
+    *,
+    method: Method = "linear",
+    shares: Sequence[float] | None = None,
+) -> None:
+    """Save the merged model in `output`, with what it was made of beside it.
+
+    Its settings, tokenizer and prompts are those of the last model, for a base that is merged with
+    its fine-tuned model stands first. One model is in memory at a time, beside the sum, both in
+    float32.
+
+    Args:
+        references: asset references of models, in the order of the shares; checkpoints of stages
+            are exported first, see `models_of`.
+        method, shares: see `rayembed.models.saving.merge.merge`.
+
+    Raises:
+        ArtifactError: models that do not fit each other, or `output` holds something else.
+        AssetError: a reference leads nowhere.
+        ConfigError: shares that the method cannot take.
+    """
+    shares = check_shares(method, len(references), shares)
+    check_target(output)
+    references = models_of(references)
+    folders = [resolve_model(reference) for reference in references]
+    words: dict[str, int] = {}
+
+    def read(reference: str, folder: Path) -> dict[str, Tensor]:
+        with doing(f"reading {reference}"):
+            model = load_model(folder, dtype="float32")
+        own = model.tokenizer.pretrained.get_vocab()
+        if words and own != words:
+            raise ArtifactError(
+                f"{reference} cannot be merged with {references[0]}: their tokenizers have other "
+                "vocabularies, so that equal places of their embeddings stand for other words"
+            )
+        words.update(own)
+        return model.state_dict()
+
+    # No model has a name here, under which it would outlive its turn.
+    weights = (read(*each) for each in zip(references, folders, strict=True))
+    merged = merge(method, weights, shares)
+    last = load_model(folders[-1], dtype=saved_dtype(folders[-1]))
+    last.load_state_dict(merged)
+    last.save(output, instructions=saved_instructions(folders[-1], last.config))
+    made_of = {"method": method, "models": list(references), "shares": list(shares)}
+    (output / MERGE_FILE).write_text(json.dumps(made_of, indent=2) + "\n")
+
+
+def models_of(references: Sequence[str]) -> list[str]:
+    """References of models; for a checkpoint that of its model, which is exported beside those of
+    its run's stages, as `<run>/models/<stage>-<checkpoint>`.
+
+    Raises:
+        ArtifactError: a checkpoint is damaged, lies in no run's folder, or is of other settings
+            than the run's file tells.
+        RayembedError: a model is not there, or as `rayembed.training.checkpoints.export.export`.
+    """
+    found = {one: _STORAGE.match(one) is not None and is_checkpoint(one) for one in references}
+    for reference, has_checkpoint in found.items():
+        if not has_checkpoint:
+            _check_no_removed_checkpoint(reference)
+            resolve_model(reference)  # before anything is exported
+    return [_exported(one) if found[one] else one for one in references]
+
+
+def _check_no_removed_checkpoint(reference: str) -> None:
+    """Raise where the reference names a checkpoint that went when its run was done."""
+    named = _PLACE.fullmatch(reference) if _STORAGE.match(reference) else None
+    if named is None or exists(reference) or not exists(join(named["run"], RUN_FILE)):
+        return
+    raise ArtifactError(
+        f"there is no checkpoint {reference!r}: a run that is done keeps its models and weights "
+        "alone. Train it with placement.keep_states=true under another --name to merge its "
+        f"checkpoints, or name its model, {join(named['run'], 'models', named['stage'])}"
+    )
+
+
+def _exported(checkpoint: str) -> str:
+    place, options = str(Path(checkpoint).expanduser().absolute()), ""
+    if "://" in checkpoint:
+        place, options = split_options(checkpoint)
+    named = _PLACE.fullmatch(place)
+    folder = "" if named is None else named["run"] + options
+    if named is None or not exists(join(folder, RUN_FILE)):
+        raise ArtifactError(
+            f"the checkpoint {checkpoint!r} does not lie where its run has put it, "
+            "<run>/<stage>/train/<checkpoint>, so its settings are not known; name it there"
+        )
+    run = Run.read(resolve(join(folder, RUN_FILE)))
+    model = join(folder, "models", f"{named['stage']}-{named['checkpoint']}")
+    with (
+        checkpoint_on_disk(place + options) as files,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        weights = join(scratch, "weights.safetensors")
+        write_weights(weights, checkpoint_weights(files, run), {"checkpoint": checkpoint})
+        export(run, weights, model)
+    return model
+
+
+def merge_best(
+    references: Sequence[str],
+    output: Path,
+    *,
+    method: Method,
+    candidates: Sequence[tuple[float, ...] | None],
+    scores: Scores,
+    storage: str,
+) -> MergeChoice:
+    """Save the candidate with the highest mean score in `output`, with all scores beside it; of
+    equal ones the first.
+
+    One candidate is on disk at a time; what is scored already is not scored again.
+
+    Args:
+        candidates: shares of each, see `rayembed.models.saving.merge.check_shares`.
+        storage: where scores are kept.
+
+    Raises:
+        RayembedError: as `merge_models`, or a task cannot be scored.
+    """
+    wanted = [check_shares(method, len(references), shares) for shares in candidates]
+    check_target(output)
+    references = models_of(references)
+    placement = parse(EvaluationPlacement, {"storage_path": storage})
+    output.parent.mkdir(parents=True, exist_ok=True)
+
+    def score(label: str, made: Merged) -> ModelScores:
+        model = parse(ModelUnderTest, {"reference": made.reference})
+        return score_saved(label, model, scores, placement)
+
+    with tempfile.TemporaryDirectory(prefix=".candidate-", dir=output.parent) as folder:
+
+        def candidate(label: str, shares: tuple[float, ...]) -> Merged:
+            place = Path(folder) / output.name
+            shutil.rmtree(place, ignore_errors=True)
+            with doing(f"merging, {label}"):
+                merge_models(references, place, method=method, shares=shares)
+            return Merged(str(place), shares)
+
+        variants = []
+        for shares in dict.fromkeys(wanted):
+            label = f"{method} {', '.join(f'{share:g}' for share in shares)}"
+            variants.append(Variant(label, partial(candidate, label, shares)))
+        merged = list(score_all(variants, score))
+    # After the candidates, so that models which do not fit each other are seen before any score.
+    models = [Variant(f"model {n}", partial(Merged, one)) for n, one in enumerate(references, 1)]
+    kept = choose(merged, lambda one: one.mean)
+    choice = MergeChoice((*score_all(models, score), *merged), kept)
+    merge_models(references, output, method=method, shares=kept.made.shares)
+    note: dict[str, Any] = json.loads((output / MERGE_FILE).read_text())
+    note["scores"] = {one.label: {**one.scores, "mean": one.mean} for one in choice.scored}
+    write_atomic(output / MERGE_FILE, (json.dumps(note, indent=2) + "\n").encode())
+    for name, data in report_files("merge", choice.tables).items():
+        write_atomic(output / name, data)
+    return choice
+
+
+def print_choice(choice: MergeChoice, references: Sequence[str], output: Path, out: TextIO) -> None:
+    """Print the tables, what is kept, and a model that is better than every candidate."""
+    for table in choice.tables:
+        console(out).print(table)
+    for number, reference in enumerate(references, 1):
+        out.write(f"model {number}:      {reference}\n")
+    kept, best = choice.kept, choose(choice.scored, lambda one: one.mean)
+    out.write(f"Merged model: {output} ({kept.label}, mean {kept.mean:.4f})\n")
+    if (best.mean or 0.0) > (kept.mean or 0.0):
+        out.write(f"Better:       {best.label} ({best.mean:.4f}), which is no mixture; take it\n")

@@ -1,0 +1,99 @@
+"""The report of an evaluation that is done."""
+
+import shlex
+from typing import TextIO
+
+from rayembed.config.named_benchmarks import job_benchmark
+from rayembed.display.tables import Cell, Table, console
+from rayembed.evaluation.averages import averages, miracl_averages
+from rayembed.evaluation.benchmark_lines import BY_LANGUAGE
+from rayembed.evaluation.benchmarks import benchmark_tasks
+from rayembed.pipeline.evaluate.evaluate import EvaluationResult
+
+
+def benchmark_averages(evaluated: EvaluationResult) -> dict[str, dict[str, float]]:
+    """Benchmark → category or mean → average, of those of mteb's benchmarks that were run.
+
+    Of MIRACL: the languages that are scored, then the means over all 18 and over 16 of them.
+    """
+    found = {
+        name: _by_language(name, evaluated)
+        if name in BY_LANGUAGE
+        else averages(name, _scores_in(name, evaluated))
+        for name in evaluated.run.benchmarks
+        if name not in evaluated.further
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+def _by_language(benchmark: str, evaluated: EvaluationResult) -> dict[str, float]:
+    names = {task.name for task in benchmark_tasks(benchmark)}
+    scores: dict[str, float] = {}
+    for scoring in evaluated.scored.tasks:
+        if scoring.name in names:
+            scores |= scoring.by_subset()
+    return scores | miracl_averages(scores)
+
+
+def _scores_in(benchmark: str, evaluated: EvaluationResult) -> dict[str, float]:
+    """Score by task on the benchmark's own splits and subsets, of those that were asked for."""
+    tasks = {task.name: task for task in benchmark_tasks(benchmark)}
+    found = {}
+    for scoring in evaluated.scored.tasks:
+        task = tasks.get(scoring.name)
+        score = scoring.score if task is None else scoring.score_in(task)
+        if score is not None:
+            found[scoring.name] = score
+    return found
+
+
+def print_evaluated(evaluated: EvaluationResult, out: TextIO, *, tracking_uri: str) -> None:
+    """Print scores by task, averages, what failed, where the files are, what to run next."""
+    printer = console(out, soft_wrap=True)
+    if evaluated.scored.tasks:
+        printer.print(_scores_table(evaluated))
+    for benchmark, values in benchmark_averages(evaluated).items():
+        heads = ["Language" if benchmark in BY_LANGUAGE else "Category", "Average"]
+        rows = [[name, Cell(value, digits=4)] for name, value in values.items()]
+        title = f"Averages of {benchmark}"
+        printer.print(Table(heads, rows, title=title, align="lr", look="open"))
+    for name, done in evaluated.further.items():
+        for text in job_benchmark(name).report(evaluated.run, done):
+            printer.print(text)
+    if evaluated.failed:
+        printer.print(
+            Table(["Task", "Reason"], evaluated.failed, title="Without a score", look="open")
+        )
+    printer.print(
+        f"Model      {evaluated.scored.meta.name} at revision {evaluated.scored.meta.revision}"
+    )
+    printer.print(f"Results    {evaluated.scored.results}")
+    if tracking_uri.startswith("http"):
+        printer.print(f"MLflow     {tracking_uri}")
+    else:
+        printer.print(f"MLflow     mlflow ui --backend-store-uri {shlex.quote(tracking_uri)}")
+    if evaluated.failed:
+        printer.print("Next       the same command again does what is missing, and nothing else")
+        return
+    results = shlex.quote(evaluated.scored.results.rsplit("/results/", 1)[0])
+    complete = list(benchmark_averages(evaluated))
+    chosen = f" --benchmark {shlex.quote(complete[0])}" if complete else ""
+    printer.print(f"Next       rayembed compare --results {results}{chosen}")
+
+
+def _scores_table(evaluated: EvaluationResult) -> Table:
+    rows = []
+    for scoring in evaluated.scored.tasks:
+        metadata = scoring.factory.load().metadata
+        seconds = Cell(scoring.seconds or None, gap="kept", digits=1)
+        if scoring.score is None:
+            seconds = Cell(None)
+        score = Cell(scoring.score, digits=4)
+        rows.append([scoring.name, metadata.type, metadata.main_score, score, seconds])
+    return Table(
+        ["Task", "Type", "Metric", "Score", "Seconds"],
+        rows,
+        title=f"Scores of {evaluated.scored.meta.name}",
+        align="lllr",
+        look="open",
+    )

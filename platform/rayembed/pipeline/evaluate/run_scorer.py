@@ -1,0 +1,119 @@
+"""Scores of the models of a training run: by the one road, on the run's workers."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+
+from rayembed.assets.resolver import resolve
+from rayembed.assets.storage import join, remove_folder
+from rayembed.config.document import published_values
+from rayembed.config.run import Run
+from rayembed.config.small_vectors import Precision
+from rayembed.config.yaml_text import write_yaml
+from rayembed.display.progress import doing
+from rayembed.evaluation.plan import task_factories
+from rayembed.evaluation.pooled.pool import Workers
+from rayembed.evaluation.run_scores import run_model
+from rayembed.evaluation.score import ModelScores, Store, score
+from rayembed.evaluation.tables import UNTRAINED, ScoreKey
+from rayembed.machine import hardware
+from rayembed.models.loading.saved_folder import SETTINGS_FILE, saved_dimensions
+from rayembed.pipeline.run.folders import RunFolders
+from rayembed.pipeline.run.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+
+class RunScorer:
+    """Takes the scores of a run's models. Results lie in the run's folder.
+
+    Args:
+        runtime: whose workers take them.
+    """
+
+    def __init__(self, run: Run, folders: RunFolders, runtime: Runtime) -> None:
+        self._run, self._folders, self._runtime = run, folders, runtime
+        self._tasks = task_factories(run.scores)
+        placement = run.placement
+        self._pool = runtime.pool(
+            Workers(
+                number=placement.fewest_workers,
+                cpus=placement.cpus_per_worker,
+                threads=placement.threads if placement.threads_per_worker else None,
+                gpu=placement.on_gpu,
+            )
+        )
+
+    def score(self, key: ScoreKey, *, keep_embeddings: bool = False) -> ModelScores:
+        """Scores of a saved model on the run's tasks.
+
+        Args:
+            keep_embeddings: whether what is embedded is scored in another number type next.
+
+        Raises:
+            RayembedError: a task cannot be scored; those that are done are kept.
+        """
+        logger.info("scoring %s", key.model)
+        run, is_own = self._run, key.baseline is None
+        in_float32 = run.model.backbone.dtype == "float32" and is_own
+        model = run_model(
+            run,
+            key.baseline or self._folders.model(key.model),
+            name=f"rayembed/{f'{run.name}-' if is_own else ''}{key.model}",
+            dimensions=key.dimension,
+            precision=key.precision,
+            without_context=key.without_context,
+            on=None if in_float32 else self._computed,
+        )
+        published = published_values(run.scores, run.placement.storage_path)
+        about = {"scores.yaml": write_yaml(published)}
+        embeddings = join(self._folders.storage, "embeddings")
+        store = Store(self._folders.results, embeddings)
+        with doing(f"scoring {key.model}"):
+            scored = score(model, self._tasks, self._pool, store, about=about)
+        for _, error in scored.failed:
+            raise error
+        # They were for tasks with the same texts, and for a run that is killed meanwhile.
+        if not keep_embeddings:
+            remove_folder(embeddings)
+        return scored
+
+    @cached_property
+    def _computed(self) -> hardware.Precision:
+        """What the workers' nodes compute fast; asked where a model may be in bfloat16."""
+        return self._runtime.precision(self._run.placement)
+
+    def further(self, tell: Callable[[str, dict[str, float]], None]) -> dict[ScoreKey, ModelScores]:
+        """Scores of the last stage's model at smaller widths, in the number types that any stage
+        trains and without context, and of the baselines.
+
+        Args:
+            tell: takes the name of a curve in MLflow and its scores.
+        """
+        run, whole = self._run, ScoreKey(self._run.stages[-1].name)
+        settings = resolve(join(self._folders.model(whole.model), SETTINGS_FILE))
+        small = dict.fromkeys(p for stage in run.stages for p in stage.loss.precisions)
+        precisions: tuple[Precision, ...] = ("float32", *small)
+        keys = [
+            replace(whole, dimension=dimension, precision=precision)
+            for dimension in (None, *saved_dimensions(settings)[1:])
+            for precision in precisions
+        ][1:]
+        if run.model.context_places:
+            keys.append(replace(whole, without_context=True))
+        keys += [ScoreKey(baseline=reference) for reference in run.evaluation.baselines]
+        scores = {}
+        for key, following in zip(keys, [*keys, UNTRAINED][1:], strict=True):
+            same_vectors = replace(key, precision=following.precision) == following
+            scores[key] = self.score(key, keep_embeddings=same_vectors)
+            if key.baseline is None:
+                tell(_curve(key), scores[key].scores)
+        return scores
+
+
+def _curve(key: ScoreKey) -> str:
+    """Name in MLflow of further scores: `eval_256`, `eval_256_binary`, `eval_no_context`."""
+    width = [] if key.dimension is None else [str(key.dimension)]
+    small = [] if key.precision == "float32" else [key.precision]
+    return "_".join(["eval", *width, *small, *(["no_context"] if key.without_context else [])])

@@ -1,0 +1,169 @@
+"""Variants of a model: each is made and scored, one is chosen, and one table shows them all."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Generic, TypeVar
+
+from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
+from rayembed.config.scores import Scores
+from rayembed.display.progress import doing
+from rayembed.display.tables import MISSING, Cell, Table, show
+from rayembed.evaluation.score import ModelScores
+from rayembed.evaluation.tables import ScoreTable, score_table
+from rayembed.pipeline.evaluate.evaluate import evaluate
+
+MEGABYTE = 1e6
+
+ROUNDING = 1e-9
+"""Error of a float that a difference of scores, which have five decimals, may have."""
+
+T = TypeVar("T")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Variant(Generic[Made]):
+    """One of several models that are compared."""
+
+    label: str
+    """Name for readers; nothing is looked up by it."""
+    make: Callable[[], Made]
+    """Makes the model unless it is there, and returns what the caller knows it by."""
+
+
+@dataclass(frozen=True)
+class Scored(Generic[Made]):
+    """A variant that is made, with its scores."""
+
+    label: str
+    made: Made
+    result: ModelScores | None = None
+    """None: it is not scored."""
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Main score by task."""
+        return {} if self.result is None else self.result.scores
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the tasks' scores; None without any."""
+        return fmean(self.scores.values()) if self.scores else None
+
+
+def score_all(
+    variants: Iterable[Variant[Made]], score: Callable[[str, Made], ModelScores | None]
+) -> Iterator[Scored[Made]]:
+    """Make and score the variants one after the other.
+
+    Args:
+        score: scores a variant, of which it gets the label and what was made.
+    """
+    for variant in variants:
+        made = variant.make()
+        yield Scored(variant.label, made, score(variant.label, made))
+
+
+def score_saved(
+    label: str, model: ModelUnderTest, scores: Scores, placement: EvaluationPlacement
+) -> ModelScores:
+    """Score a saved model on all tasks, as an evaluation does.
+
+    Raises:
+        RayembedError: a task has no score.
+    """
+    tasks = {name: getattr(scores, name) for name in Scores.model_fields}
+    with doing(f"scoring {label}"):
+        result = evaluate(EvaluationRun(model=model, placement=placement, **tasks))
+    for _, error in result.failed:
+        raise error
+    return result.scored
+
+
+def choose(
+    candidates: Sequence[T],
+    gain: Callable[[T], float | None],
+    *,
+    near: Callable[[T, T], bool] = lambda best, other: False,
+    cost: Callable[[T], float] = lambda candidate: 0.0,
+) -> T:
+    """Choose the cheapest of the best candidate and those near it.
+
+    Of equal costs the highest gain decides, of equal gains the order.
+
+    Args:
+        gain: higher is better; None and NaN are below every number.
+        near: whether another candidate counts as good as the best.
+        cost: lower is better.
+    """
+    best = _first_highest(candidates, gain)
+    left = [one for one in candidates if one is best or near(best, one)]
+    least = min(map(cost, left))
+    return _first_highest([one for one in left if cost(one) <= least + ROUNDING], gain)
+
+
+def _first_highest(candidates: Sequence[T], gain: Callable[[T], float | None]) -> T:
+    gains = [-math.inf if (x := gain(one)) is None or math.isnan(x) else x for one in candidates]
+    return candidates[next(i for i, x in enumerate(gains) if x >= max(gains) - ROUNDING)]
+
+
+def variants_table(
+    title: str, rows: Sequence[tuple[str, Mapping[str, object]]], kept: Sequence[bool] = ()
+) -> Table:
+    """Make a table with a row for each variant; the one that is kept says so.
+
+    Args:
+        rows: label of each variant, and its cells by their headings.
+        kept: of each row whether its variant is kept; empty: none is chosen.
+    """
+    heads = list(dict.fromkeys(head for _, figures in rows for head in figures))
+    cells: list[list[object]] = [
+        [label, *(figures.get(head, MISSING) for head in heads)] for label, figures in rows
+    ]
+    if kept:
+        heads.append("")
+        cells = [[*row, "kept" if one else ""] for row, one in zip(cells, kept, strict=True)]
+    return Table(["variant", *heads], cells, title=title, align="lr")
+
+
+def report_tables(
+    title: str,
+    scored: Sequence[Scored[Made]],
+    figures: Callable[[Made], Mapping[str, object]] = lambda made: {},
+    *,
+    kept: Scored[Made] | None = None,
+) -> list[Table]:
+    """Make the table of scored variants, and with several tasks one of their scores.
+
+    The first variant is what the others are compared with.
+
+    Args:
+        figures: heading → cell, of what was made.
+    """
+    first = scored[0]
+    rows: list[tuple[str, Mapping[str, object]]] = []
+    for one in scored:
+        means: dict[str, object] = {}
+        if first.scores:
+            share = math.nan if one.mean is None or not first.mean else one.mean / first.mean
+            of_first = MISSING if math.isnan(share) else f"{share:.1%}"
+            means = {"mean": Cell(one.mean, digits=4), f"of {first.label}": of_first}
+        rows.append((one.label, {**figures(one.made), **means}))
+    table = variants_table(title, rows, [] if kept is None else [one is kept for one in scored])
+    tasks = ScoreTable({one.label: one.scores for one in scored}, base=first.label)
+    return [table, *([score_table(tasks)] if len(tasks.tasks) > 1 else [])]
+
+
+def report_files(name: str, tables: Sequence[Table]) -> dict[str, bytes]:
+    """`NAME.md` with all tables and `NAME.csv` with the first, by their names."""
+    text = "\n".join(show(table, "markdown") for table in tables)
+    return {f"{name}.md": text.encode(), f"{name}.csv": show(tables[0], "csv").encode()}
+
+
+def folder_bytes(folder: Path) -> int:
+    """Sum the bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,1 @@
+"""The way of a model into the registry."""

@@ -1,0 +1,139 @@
+"""The report of a run that is done."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from rayembed.assets.storage import is_remote
+from rayembed.config.run import Run
+from rayembed.display.tables import console
+from rayembed.evaluation.score import ModelScores
+from rayembed.evaluation.tables import UNTRAINED, ScoreKey, ScoreTable, run_table, score_table
+from rayembed.pipeline.evaluate.guard import Verdict, own_tasks
+from rayembed.pipeline.register.registration import RegisteredVersion
+from rayembed.registry.card_parts import how_to_score
+from rayembed.registry.metrics_log import METRICS_FILE
+
+MLFLOW_AWAY = (
+    "MLflow     is away; when it is back, the same command with --send-metrics sends the rest"
+)
+"""Last line of the driver where MLflow has not got everything."""
+
+TAKE_ANOTHER = (
+    "Another share without training again: the same command with --set evaluation.guard.take=0.5 "
+    "(1: the trained model), in Python trained.take(0.5)"
+)
+"""What to do where the guard's trade is not the one that is wanted."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a run: its folders, scores, registered version and warnings."""
+
+    run: Run
+    scores: Mapping[ScoreKey, ModelScores]
+    """Scores of the run's models and of baselines; empty: the run takes none."""
+    model_folder: str
+    """Folder of the model in storage, as `run_folder`: a path or an address of object storage."""
+    run_folder: str
+    version: RegisteredVersion
+    tracking_uri: str
+    dropped_steps: int
+    """Number of steps, of all stages, that changed no weights."""
+    data_warnings: tuple[str, ...] = ()
+    """Warnings about settings that ask for what the data do not give."""
+    rejected: tuple[str, ...] = ()
+    """Data sets of which rows were rejected, with their share and where examples lie."""
+    held_out: tuple[str, ...] = ()
+    """Held-out parts: how many texts the scores are over, and where these lie."""
+    verdict: Verdict | None = None
+    """What the guard found; None: the run has none."""
+
+    @property
+    def trained(self) -> ModelScores | None:
+        """Scores of the last stage's model, whichever is kept; None: the run takes none."""
+        return self.scores.get(ScoreKey(self.run.stages[-1].name))
+
+    @cached_property
+    def table(self) -> ScoreTable | None:
+        """Table of scores by labels for readers; None: the run takes none."""
+        return scores_table(self.run, self.scores) if self.scores else None
+
+
+def scores_table(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> ScoreTable:
+    """Table of the scores of a run's models, by labels for readers."""
+    by_model = {key: scored.scores for key, scored in scores.items()}
+    return run_table(by_model, [stage.name for stage in run.stages], own_tasks(run))
+
+
+def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
+    """Print the score table, where the model lies, and what to run next."""
+    out = console(soft_wrap=True)
+    if outcome.table is not None:
+        out.print(score_table(outcome.table, title="Held-out scores", with_mean=True))
+    for line in outcome.held_out:
+        out.print(f"Held out   {line}")
+    verdict = outcome.verdict
+    if verdict is not None:
+        out.print(verdict.table([stage.name for stage in outcome.run.stages]))
+    if outcome.dropped_steps:
+        out.print(dropped_line(outcome.dropped_steps))
+    out.print(f"Model      {outcome.model_folder}")
+    out.print(f"           {_how_to_load(outcome)}")
+    if choices := outcome.run.query_choices:
+        out.print(
+            "           queries were trained with different instructions and get none by default; "
+            f"name one, prompt_name={' or '.join(map(repr, choices))}"
+        )
+    version = outcome.version
+    out.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
+    if why := _why_no_candidate(outcome):
+        out.print(f"           {why}")
+    further = "" if outcome.table is None else ", scores.png; table: scores.md"
+    out.print(f"Plots      {outcome.run_folder}/loss.png{further}")
+    for line in outcome.rejected:
+        out.print(f"Rejected   {line}")
+    for warning in outcome.data_warnings:
+        out.print(f"Data       {warning}")
+    if not mlflow_complete:
+        out.print(MLFLOW_AWAY)
+    if outcome.tracking_uri.startswith("http"):
+        out.print(f"MLflow     {outcome.tracking_uri}")
+    else:
+        out.print(f"MLflow     mlflow ui --backend-store-uri {shlex.quote(outcome.tracking_uri)}")
+    if verdict is not None:  # last, where it is seen
+        out.print(f"Guard      {verdict.summary}. {TAKE_ANOTHER}")
+
+
+def _why_no_candidate(outcome: Outcome) -> str | None:
+    """Why the registered version is no candidate; None: it is one."""
+    version, placement = outcome.version, outcome.run.placement
+    if outcome.verdict is not None and outcome.verdict.kept == UNTRAINED:
+        return "the start, no candidate: the guard found no better model"
+    if version.alias_uri != version.uri:
+        return None
+    how = how_to_score(
+        version.uri, storage=placement.storage_path, tracking_uri=placement.tracking_uri
+    )
+    return f"without scores, so no candidate; {how}"
+
+
+def dropped_line(steps: int) -> str:
+    """Line of the report about dropped steps."""
+    were = "step was" if steps == 1 else "steps were"
+    return (
+        f"Dropped    {steps} {were} without effect: loss or gradient were not finite "
+        f"({METRICS_FILE} says which)"
+    )
+
+
+def _how_to_load(outcome: Outcome) -> str:
+    """One line of Python."""
+    loader = "SentenceTransformer"
+    if not outcome.run.model.has_plain_format:
+        loader = "rayembed.models.sentence_module.as_sentence_transformer"
+    if is_remote(outcome.model_folder):
+        # From rayembed.assets.resolver: sentence-transformers reads no object storage.
+        return f"{loader}(str(resolve_model({outcome.model_folder!r})))"
+    return f"{loader}({outcome.model_folder!r})"

@@ -1,0 +1,167 @@
+"""Where the work of a run is done: in this process, or on a Ray cluster."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from rayembed.config.data_run import DataRun
+from rayembed.config.document import NamedRun
+from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
+from rayembed.config.placement import Placement, RuntimeSettings
+from rayembed.config.settings import Settings
+from rayembed.data.engine.work_items import Execute
+from rayembed.machine.cores import Threads, free_threads
+from rayembed.machine.device import SeenGpus, settled_placement
+from rayembed.pipeline.checks.precision import AnyRun, run_settled
+
+if TYPE_CHECKING:
+    from rayembed.data.engine.artifacts import PipelineContext
+    from rayembed.evaluation.pooled.pool import Workers
+    from rayembed.evaluation.score import Pool
+    from rayembed.machine.hardware import Precision
+    from rayembed.training.job import Job, StageJob
+    from rayembed.training.validation.scoring import Validation
+
+logger = logging.getLogger(__name__)
+
+PlacedRun = TypeVar("PlacedRun", bound=NamedRun | EvaluationRun)
+
+
+class Runtime(Protocol):
+    """What a run asks of the place where it is done."""
+
+    @property
+    def execute(self) -> Execute:
+        """Runs a data step's tasks that need no teacher."""
+        ...
+
+    def start(self) -> None:
+        """Be ready for work."""
+
+    def gpus(self, placement: Settings) -> SeenGpus:
+        """GPUs of the machines that will compute, on which torch computes; joins the cluster that
+        is named.
+        """
+        ...
+
+    def check_now(self, placement: Placement, *, validates: bool = False) -> None:
+        """Check the placement before data is prepared, unless nodes are still to come.
+
+        Raises:
+            PlacementError: what was asked is not there.
+        """
+
+    def check(self, placement: Placement, *, validates: bool = False) -> None:
+        """Check the placement before training; may wait for nodes. Raises as `check_now`."""
+
+    def precision(self, placement: Placement | EvaluationPlacement) -> "Precision":
+        """Number type that a worker computes fast; joins the cluster that is named."""
+        ...
+
+    def is_here(self) -> bool:
+        """Whether all work is done on this machine."""
+        ...
+
+    def hardware(self, placement: Placement) -> dict[str, Any] | None:
+        """Hardware of a worker; None if unknown."""
+        ...
+
+    def data_context(self, run: DataRun) -> "PipelineContext":
+        """Context of the preparation of data."""
+        ...
+
+    def train_stage(
+        self,
+        job: "StageJob",
+        folder: str,
+        metrics_log: Path,
+        offset: int,
+        *,
+        metrics_place: str | None = None,
+        validation: "Validation | None" = None,
+    ) -> None:
+        """Train a stage; arguments and errors are those of `training.here.train_stage_here`."""
+
+    def train(
+        self,
+        job: "Job",
+        folder: str,
+        metrics_log: Path,
+        offset: int,
+        *,
+        metrics_place: str | None = None,
+    ) -> None:
+        """Train a job without validation, as `train_stage`."""
+
+    def export(
+        self, export: Callable[..., None], run: Any, weights: str | None, folder: str
+    ) -> None:
+        """Call `export(run, weights, folder)`, which needs memory for the whole model."""
+
+    def pool(self, workers: "Workers") -> "Pool":
+        """Pool that does jobs of an evaluation."""
+        ...
+
+
+def with_device(run: PlacedRun, runtime: Runtime) -> PlacedRun:
+    """Return the run with the device that `placement.use_gpu=auto` stands for, said in one line.
+
+    Raises:
+        PlacementError: a GPU is asked for and none is there, or `auto` cannot be decided.
+    """
+    placement = settled_placement(run.placement, runtime.gpus(run.placement))
+    return cast(PlacedRun, run.model_copy(update={"placement": placement}))
+
+
+def started(
+    run: AnyRun, runtime: Runtime, *, validates: bool = False, is_trial: bool = False
+) -> AnyRun:
+    """Return the run with device, number type and threads settled, on a runtime that can train it.
+
+    Each is said in one line, and so is the time that the run takes; a sweep says that of its
+    trials.
+
+    Raises:
+        RayembedError: what was asked for is not there.
+    """
+    from rayembed.pipeline.estimate.time import estimate, gpu_hours
+
+    runtime.start()
+    run = with_device(run, runtime)
+    runtime.check_now(run.placement, validates=validates)
+    if not is_trial and (expected := estimate(run) or gpu_hours([run])):
+        logger.info("%s", expected)
+    return with_threads(run_settled(run, runtime.precision), runtime)
+
+
+def with_threads(run: AnyRun, runtime: Runtime) -> AnyRun:
+    """The run with the number of threads that `auto` stands for, said in one line."""
+    placement = run.placement
+    if placement.threads_per_worker != "auto":
+        return run
+    chosen = Threads(placement.threads, "the workers are on other machines")
+    if runtime.is_here():
+        chosen = free_threads(placement.threads)
+    number, why = chosen
+    logger.info("%d thread(s) a worker: %s (placement.threads_per_worker=auto)", number, why)
+    update = {"placement": placement.model_copy(update={"threads_per_worker": number})}
+    return run.model_copy(update=update)
+
+
+def runtime_of(placement: RuntimeSettings) -> Runtime:
+    """The runtime that a placement asks for; `auto` is decided here."""
+    named = os.environ.get("RAY_ADDRESS")
+    local = placement.runtime == "local" or (
+        placement.runtime == "auto" and not named and not placement.needs_ray
+    )
+    if local:
+        from rayembed.pipeline.run.here import Here
+
+        logger.info("this process does the work, without Ray (placement.runtime)")
+        may_use_gpu = getattr(placement, "use_gpu", False) is not False
+        return Here(deterministic=may_use_gpu and getattr(placement, "deterministic", False))
+    from rayembed.pipeline.run.on_ray import OnRay
+
+    return OnRay()

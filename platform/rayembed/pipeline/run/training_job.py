@@ -1,0 +1,192 @@
+"""The training job: from its arguments to a run.
+
+Each of the functions below imports what it needs: `--help` takes no second, a dry run no Ray.
+"""
+
+import argparse
+import logging
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from rayembed.assets.storage import is_remote
+from rayembed.config.document import NamedRun
+from rayembed.config.run import Run, of_stages
+from rayembed.errors import ConfigError
+from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
+from rayembed.recipes.catalogue import (
+    OWN_CORPUS,
+    OWN_PAIRS,
+    check_job,
+    get_recipe,
+    recipe_names,
+)
+
+logger = logging.getLogger(__name__)
+
+A_RECIPE = "a recipe (see --list) or a file that --dry-run printed"
+
+SEND_METRICS = option(
+    "--send-metrics",
+    "send MLflow what it has not got of the run of that name, because it was away; start nothing",
+)
+
+STAGE = option(
+    "--stage NAME",
+    "run only this stage; hard negatives that only others take are not mined. It starts from "
+    "model.backbone.path, which may be the model of an earlier run",
+    often=True,
+    dest="stages",
+)
+
+
+PAIRS = option(
+    "--pairs FILE",
+    "train on this JSONL, CSV or Parquet file with a query and a positive a row: "
+    f"data.datasets.pairs.source.path of the recipe, {OWN_PAIRS} where none is named",
+)
+
+
+def training_job(default_recipe: str | None) -> Job[Run]:
+    """The job that trains recipes, evaluates the model and registers it.
+
+    Args:
+        default_recipe: where the command names none; its architecture is the only one that the job
+            trains. None: a command names a recipe of any architecture, or pairs.
+    """
+    kind = None if default_recipe is None else get_recipe(default_recipe).model.kind
+    read = Reader(
+        kind=Run,
+        base=base_run,
+        recipe=A_RECIPE,
+        default=default_recipe,
+        names=recipe_names,
+        examples="elements of lists go by their name, as in stages.blend.steps=10",
+        named=True,
+    )
+    trace = option(
+        "--trace-batch STAGE:STEP",
+        "print which rows of which sources that step of the run trains on (from 0), and what was "
+        "done with them; start nothing",
+        type=_stage_and_step,
+    )
+
+    def run_of(args: argparse.Namespace) -> Run:
+        if kind is None:
+            _take_pairs(args)
+        run = read(args)
+        if kind is not None:
+            check_job(run, kind)
+        return of_stages(run, args.stages)
+
+    return Job(
+        options=(*([PAIRS] if kind is None else []), *read.options, STAGE),
+        read=run_of,
+        run=_train,
+        lists=("the recipes", partial(_list, kind)),
+        shows=("the resolved run", "what it needs", _show),
+        instead=[(SEND_METRICS, send_metrics), (trace, _trace)],
+        example="--recipe biencoder-quickstart" if kind is None else "",
+    )
+
+
+def _take_pairs(args: argparse.Namespace) -> None:
+    """Turn `--pairs` into a recipe and a setting, which each `--set` may still change.
+
+    Raises:
+        ConfigError: neither pairs nor a recipe is named.
+    """
+    if args.pairs is None and args.recipe is None:
+        raise ConfigError(
+            "name a recipe to train, --recipe NAME (--list prints all), or a file with a query and "
+            "a positive a row, --pairs FILE"
+        )
+    if args.pairs is not None:
+        args.recipe = args.recipe or OWN_PAIRS
+        path = args.pairs if is_remote(args.pairs) else Path(args.pairs).expanduser().absolute()
+        args.assignments = [f"data.datasets.pairs.source.path={path}", *args.assignments]
+
+
+def _train(run: Run, _: JobContext) -> None:
+    from rayembed.pipeline.checks.files import check_at_hand
+
+    found = check_at_hand(run)  # in a second; what follows imports torch, and perhaps Ray
+    for warning in found.warnings:
+        logger.warning("%s", warning)
+    from rayembed.pipeline.checks.network import unreachable
+
+    run = found.run
+    if problems := unreachable(run):
+        raise ConfigError("\n".join(problems))
+    from rayembed.pipeline.run.train import train
+
+    train(run)
+
+
+def _list(kind: str | None, context: JobContext) -> None:
+    from rayembed.pipeline.estimate.dry_run import print_recipes
+
+    runs = map(get_recipe, recipe_names())
+    print_recipes((run for run in runs if kind in (None, run.model.kind)), out=context.out)
+
+
+def _show(run: Run, context: JobContext) -> None:
+    from rayembed.pipeline.checks.files import look_at
+    from rayembed.pipeline.estimate.dry_run import print_dry_run
+
+    found = look_at(run)
+    run = found.run
+    typed = {name for name in found.absent if _is_typed(name, context.args.assignments)}
+    problems = [*found.problems, *(found.absent[name] for name in sorted(typed))]
+    if not problems:
+        print_dry_run(run, found, out=context.out, tables=context.err)
+    from rayembed.pipeline.checks.network import unreachable
+
+    absent = [why for name, why in found.absent.items() if name not in typed]
+    absent += [] if problems else unreachable(run)  # which the cluster may reach
+    for warning in (*absent, *found.warnings, *([found.room] if found.room else [])):
+        context.err.write(f"warning: {warning}\n")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _is_typed(dataset: str, assignments: Iterable[str]) -> bool:
+    """Whether the command names the files of a data set, which a recipe takes from elsewhere."""
+    return any(text.strip().startswith(f"data.datasets.{dataset}.source") for text in assignments)
+
+
+def _trace(run: Run, context: JobContext) -> None:
+    from rayembed.pipeline.run.batch_trace import print_trace
+
+    stage, step = context.args.trace_batch
+    print_trace(run, stage, step, context.out)
+
+
+def send_metrics(run: NamedRun, context: JobContext) -> None:
+    """Send MLflow what it has not got of a run."""
+    from rayembed.pipeline.run.pending_metrics import send_pending
+
+    send_pending(run, context.out)
+
+
+def base_run(recipe: str) -> Run:
+    """The run of a recipe's name or of a YAML file.
+
+    Raises:
+        ConfigError: no such recipe, or a file that is no run.
+    """
+    return named_or_read(recipe, recipe_names(), get_recipe, Run.read)
+
+
+def _stage_and_step(text: str) -> tuple[str, int]:
+    stage, colon, step = text.rpartition(":")
+    if not colon or not stage or not step.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not STAGE:STEP, such as blend:12")
+    return stage, int(step)
+
+
+run_training_job = training_job(None)
+"""The job that trains recipes of all architectures."""
+
+run_corpus_adaptation = training_job(OWN_CORPUS)
+"""The job that adapts a bi-encoder to documents without a label."""

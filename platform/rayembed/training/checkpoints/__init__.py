@@ -1,0 +1,1 @@
+"""Checkpoints, weights and exports of a stage."""

@@ -1,0 +1,85 @@
+"""Export of a stage's model as one storage folder, with a record of its inputs."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.assets.room import room_for
+from rayembed.assets.storage import (
+    exists,
+    is_remote,
+    join,
+    read_bytes,
+    remove_file,
+    remove_folder,
+    upload_folder,
+    write_atomic,
+)
+from rayembed.config.run import Run
+from rayembed.models.kept_zeros import carry_compression
+from rayembed.training.checkpoints.weights import load_weights, weights_digest
+
+MADE_OF_FILE = "made-of.json"
+"""Record of an exported model's inputs; written last, so that a partial export has none."""
+
+
+def export(run: Run, weights: str | None, folder: str) -> None:
+    """Export the model with the given weights (None: untrained) to a storage folder.
+
+    One that is there whole, of the same run, weights and instructions, stays; another is replaced.
+
+    Raises:
+        RayembedError: the backbone or the weights cannot be had, or the storage refuses the model.
+    """
+    instructions = run.instructions
+    defaults = run.default_instructions()
+    values: dict[str, Any] = {"run": run.fingerprint, "weights": "untrained"}
+    values["instructions"] = instructions
+    if defaults:
+        values["default_instructions"] = defaults
+    if weights is not None:
+        values["weights"] = weights_digest(weights)
+    made_of = json.dumps(values, indent=1, sort_keys=True).encode()
+
+    def save(place: Path) -> None:
+        model = load_weights(run, weights)
+        model.default_instructions = defaults
+        model.save(place, instructions=instructions)
+        if run.model.keep_zeros:
+            starts = {name: resolve_model(at) for name, at in run.model.parts.items()}
+            carry_compression(starts, model, place)
+
+    upload_model(folder, made_of, save)
+
+
+def upload_model(folder: str, made_of: bytes, save: Callable[[Path], None]) -> None:
+    """Upload what `save` writes into a local folder to a storage folder.
+
+    One that is there whole, made of the same, stays; another is replaced.
+
+    Args:
+        made_of: content of the note by which a whole model is known.
+        save: makes the folder that it is given, or replaces the model in it.
+
+    Raises:
+        RayembedError: what `save` raises, or the storage refuses the model.
+        StorageFullError: there is no room for it.
+    """
+    note = join(folder, MADE_OF_FILE)
+    if exists(note):
+        if read_bytes(note) == made_of:
+            return
+        remove_file(note)  # before the rest: what is removed or replaced in part is not whole
+    if is_remote(folder):
+        with tempfile.TemporaryDirectory(prefix="export-") as scratch:
+            with room_for(scratch, "or set TMPDIR to a folder on another disk"):
+                save(Path(scratch) / "model")
+            remove_folder(folder)
+            upload_folder(Path(scratch) / "model", folder)
+    else:
+        with room_for(folder):
+            save(Path(folder))
+    write_atomic(note, made_of)

@@ -1,0 +1,113 @@
+"""Trained weights of a stage as one safetensors file in storage, with a record of their inputs."""
+
+from collections.abc import Mapping
+
+import safetensors.torch
+import torch
+import xxhash
+from safetensors import SafetensorError
+from torch import Tensor
+
+from rayembed.assets.finite import check_finite
+from rayembed.assets.resolver import resolve_model
+from rayembed.assets.storage import read_bytes, write_atomic
+from rayembed.config.run import Run
+from rayembed.errors import ArtifactError, StorageError
+from rayembed.models.contract import EmbeddingModel, load_trainable_state
+from rayembed.models.loading.build import build_model
+from rayembed.training.checkpoints.safetensors_header import read_header
+
+_CONTENT = "content"
+
+
+def write_weights(path: str, state: dict[str, Tensor], made_of: Mapping[str, str]) -> None:
+    """Write a file whose header holds the inputs' record and a digest of the tensors.
+
+    Raises:
+        ArtifactError: a weight is not finite.
+        StorageError: as `write_atomic`.
+    """
+    check_finite(state.items(), f"the weights {path!r}")
+    metadata = {**made_of, _CONTENT: tensors_digest(state)}
+    write_atomic(path, safetensors.torch.save(state, metadata=metadata))
+
+
+def tensors_digest(state: Mapping[str, Tensor]) -> str:
+    """Digest of CPU tensors and their names, twelve hexadecimal digits."""
+    digest = xxhash.xxh3_128()
+    for name in sorted(state):
+        digest.update(name.encode())
+        digest.update(state[name].contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:12]
+
+
+def read_made_of(path: str) -> dict[str, str]:
+    """Record of a weight file's inputs; only the header is read.
+
+    Raises:
+        ArtifactError: there is no such file, or it is not one of `write_weights`.
+        StorageError: the storage does not give it.
+    """
+    try:
+        found = read_header(path)
+        if _CONTENT not in found:
+            raise ArtifactError("it does not tell what it was made of")
+    except StorageError:
+        raise
+    except ArtifactError as error:
+        raise ArtifactError(
+            f"{path!r} holds no weights of a stage ({error}); remove it to train the stage again"
+        ) from error
+    return found
+
+
+def check_made_of(path: str, wanted: Mapping[str, str]) -> None:
+    """Check that the weights in storage were made from the wanted inputs.
+
+    Raises:
+        ArtifactError: they were made of something else.
+    """
+    found = read_made_of(path)
+    if {name: found.get(name) for name in wanted} != wanted:
+        raise ArtifactError(
+            f"{path!r} was made of {found}, this run would make it of {wanted}: settings, data "
+            "or the stage before have changed since. Go on with what it was, give this run "
+            "another --name, or remove the stage's folder."
+        )
+
+
+def weights_digest(path: str) -> str:
+    """Digest of the tensors in a weight file, from its header; twelve hexadecimal digits."""
+    return read_made_of(path)[_CONTENT]
+
+
+def load_weights(run: Run, weights: str | None) -> EmbeddingModel:
+    """The run's model on the CPU with trained weights from storage, or untrained for None.
+
+    Raises:
+        RayembedError: a pretrained part or the weights cannot be had or do not fit.
+    """
+    folders = {name: resolve_model(at) for name, at in run.model.parts.items()}
+    model = build_model(run.model, folders, seed=run.seed)
+    if weights is not None:
+        load_trainable_state(model, read_weights(weights))
+    return model
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """Tensors of a file written by `write_weights`, by name.
+
+    Raises:
+        ArtifactError: there is no such file, or it is not what was written.
+        StorageError: the storage does not give it.
+    """
+    content = weights_digest(path)
+    try:
+        state = safetensors.torch.load(read_bytes(path))
+        if (seen := tensors_digest(state)) != content:
+            raise ValueError(f"their header tells the content {content}, and it is {seen}")
+    except (ValueError, SafetensorError) as error:
+        raise ArtifactError(
+            f"the weights {path!r} are broken: {error}; remove the file to train the stage again"
+        ) from error
+    return state

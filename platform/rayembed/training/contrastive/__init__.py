@@ -1,0 +1,1 @@
+"""The contrastive objective and its step."""

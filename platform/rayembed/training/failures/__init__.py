@@ -1,1 +1,0 @@
-"""Failure handling: which failures of a training run are retried, and how others are reported."""

@@ -1,0 +1,1 @@
+"""Hanging, failing and leaving workers."""

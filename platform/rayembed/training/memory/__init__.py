@@ -1,0 +1,1 @@
+"""Memory that a stage needs, keeps and runs out of."""

@@ -1,0 +1,345 @@
+"""What of a step's forward passes is kept for its backward passes, by the memory that is there."""
+
+import logging
+import math
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from rayembed.config.placement import Placement
+from rayembed.distributed.collectives import largest, rank
+from rayembed.distributed.random_state import capture, replayed
+from rayembed.machine.hardware import free_memory, packed_tokens
+from rayembed.models.contract import TrainableModel
+from rayembed.models.layers import keeps_products, recomputable_layers
+from rayembed.training.memory.live_bytes import LiveBytes
+
+logger = logging.getLogger(__name__)
+
+_FLOAT32 = 4
+
+_SHARES = {"cpu": 0.5, "cuda": 0.9}
+"""Share of the memory left that graphs may take. The rest is for the loss, what kernels take while
+they work, buffers in which gradients are reduced, and on CPUs for other processes. Where a GPU's
+does not suffice, the next start keeps less."""
+
+_LESS = 0.75
+"""Share of the bytes of a step that ran out of memory which the next start may keep."""
+_WORTH = 0.1
+"""Least share of a layer's bytes for which it keeps its products alone."""
+
+Choice = bool | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Padded tokens that graphs are made of."""
+
+    of_step: int
+    """Padded tokens of all passes of a step, on the worker with the most."""
+    of_pass: int
+    """Padded tokens of the largest forward pass on any worker."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What is kept of a step's forward passes."""
+
+    graphs: bool
+    """Whether the graphs of all passes are; else GradCache makes them again one by one."""
+    recomputed: int
+    """Layers whose activations are computed again in the backward pass."""
+    between_products: int = 0
+    """Further layers that are computed again but for their matrix products and attention."""
+
+
+def ways(
+    grad_cache: Choice, recompute: Choice, layers: int, *, products: bool = False
+) -> list[Way]:
+    """What may be kept, in the order of what the backward pass costs then.
+
+    A layer that is computed again costs its share of the second forward pass that GradCache makes;
+    one that keeps its products costs element-wise work.
+
+    Args:
+        products: whether layers may keep their products alone, as compiled ones may.
+    """
+    graphs = [True, False] if grad_cache == "auto" else [not grad_cache]
+    numbers = range(layers + 1) if recompute == "auto" else [layers if recompute else 0]
+    layers_of = [(number, 0) for number in numbers]
+    if recompute == "auto" and products:
+        layers_of = [(0, number) for number in numbers]
+        layers_of += [(number, layers - number) for number in numbers[1:]]
+    return [Way(all_of_them, *numbers) for all_of_them in graphs for numbers in layers_of]
+
+
+class GraphRoom:
+    """Measures once what the graph of a token takes and what memory is left for graphs, and says
+    what to keep of each step.
+
+    Measured is the pass of the longest texts, whose tokens take the most. Every number that decides
+    is reduced over the workers, which measure passes of different sizes: so all of them decide
+    alike, and measure and reduce at the same moments. Results do not depend on what is kept.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        model: TrainableModel,
+        *,
+        grad_cache: Choice = "auto",
+        recompute: Choice = "auto",
+        to_come: Callable[[], int] | None = None,
+        limit: int | None = None,
+    ) -> None:
+        """Recompute the model's layers, where that is settled.
+
+        Args:
+            grad_cache: whether to use GradCache; `auto`: where graphs do not fit.
+            recompute: whether to recompute the layers; `auto`: as many as do not fit.
+            to_come: `bytes_to_come` of the training, asked when memory is measured; None: that of
+                AdamW on one worker.
+            limit: bytes that graphs may take at most, whatever memory is left; None: no limit.
+        """
+        self._device, self._model = device, model
+        self._grad_cache: Choice = grad_cache
+        self._layers = len(recomputable_layers(model.trained_parts))
+        # A model without layers that know how has nothing to choose.
+        self._recompute: Choice = recompute if self._layers or recompute is True else False
+        if self._recompute is True:
+            model.recompute_layers()
+        alone = partial(bytes_to_come, model, Placement(zero_stage=0), 1, 12)
+        self._to_come = to_come or alone
+        self._limit = limit
+        self.tokens: Tokens | None = None
+        """Tokens of the step that was planned last."""
+        self._needed: float | None = None
+        self._is_last = True
+        self._left: float | None = None
+        self._whole: float | None = None
+        self._bare: float | None = None
+        self._saved_by_products: float | None = None
+        """Bytes a token that a layer takes less where it keeps its products alone."""
+
+    def keeps_graphs(
+        self, forward: Callable[[], Any], measured: int, tokens: Tokens, *, several: bool = True
+    ) -> bool:
+        """Whether all graphs of a step are kept; as many of the model's layers are recomputed as
+        must be.
+
+        Args:
+            forward: the pass of the longest texts.
+            measured: its padded tokens on this worker.
+            tokens: the same on all workers.
+            several: whether there are passes for GradCache to tell apart.
+        """
+        self.tokens = tokens
+        grad_cache = self._grad_cache if several else False
+        found = ways(grad_cache, self._recompute, self._layers)
+        way = found[0]
+        if len(found) > 1 and not self._fits(way, tokens, forward, measured):
+            products = self._recompute == "auto" and self._products_are_less(forward, measured)
+            found = ways(grad_cache, self._recompute, self._layers, products=products)
+            fitting = (one for one in found[1:] if self._fits(one, tokens, forward, measured))
+            way = next(fitting, found[-1])
+        self._is_last = way == found[-1]
+        if self._recompute == "auto":
+            self._model.recompute_layers(way.recomputed, way.between_products)
+        return way.graphs
+
+    def less(self) -> int | None:
+        """Limit under which less is kept of the step that was planned last; None: nothing is.
+
+        Three quarters of what the step was planned to keep; where it had a limit already, 0.
+        """
+        if self._is_last or self._needed is None or self._limit == 0:
+            return None
+        return int(_LESS * self._needed) if self._limit is None else 0
+
+    def pass_tokens(self, forward: Callable[[], Any], measured: int) -> int:
+        """Tokens of a packed forward pass by the memory that is left; see `packed_tokens`.
+
+        A collective, which does not affect what `keeps_graphs` measures.
+
+        Args:
+            forward: a pass through the engine.
+            measured: its tokens.
+        """
+        if self._recompute is True:  # a layer that is computed again has its whole graph
+            self._model.recompute_layers(0)
+        with torch.compiler.set_stance("force_eager"):
+            taken = saved_bytes(forward, self._model)
+        if self._recompute is True:
+            self._model.recompute_layers()
+        a_token = largest(max(1, math.ceil(taken / measured)), self._device)
+        left = -largest(-int(self._room()), self._device)
+        tokens = packed_tokens(left, a_token)
+        if not rank():
+            logger.info(
+                "%s tokens in a forward pass: the graph of a token takes %.3g MB, and %.1f GiB are "
+                "left for graphs (placement.micro_batch_tokens)",
+                *(f"{tokens:,}", a_token / 1e6, left / 2**30),
+            )
+        return tokens
+
+    def _products_are_less(self, forward: Callable[[], Any], measured: int) -> bool:
+        """Whether a layer that keeps its products alone is worth it and takes less than the whole
+        one; measured once, by a collective.
+
+        Where a compiler cuts the layer. Eager layers are cut operation by operation in Python,
+        which costs the host more than to launch the whole layer again.
+        """
+        parts, layers = self._model.trained_parts, self._layers
+        if any(layer._compiled_call_impl is None for layer in recomputable_layers(parts)):
+            return False
+        # Weights that an engine partitions are gathered by operations that must not be left out.
+        partitioned = any(hasattr(p, "ds_numel") for p in self._model.parameters())
+        if partitioned or not keeps_products(parts):
+            return False
+        if self._saved_by_products is None:
+            self._model.recompute_layers(0, layers)
+            taken = saved_bytes(forward, self._model)
+            of_products = self._of_token(taken, measured, " with the products of layers")
+            self._saved_by_products = ((self._whole or 0.0) - of_products) / layers
+        return self._saved_by_products > _WORTH * self._of_layer(forward, measured)
+
+    def _of_layer(self, forward: Callable[[], Any], measured: int) -> float:
+        """Bytes a token that a layer takes more than one that is recomputed."""
+        if self._bare is None:
+            self._model.recompute_layers()
+            self._bare = self._of_token(graph_bytes(forward), measured, " with layers recomputed")
+        return ((self._whole or 0.0) - self._bare) / self._layers
+
+    def _fits(self, way: Way, tokens: Tokens, forward: Callable[[], Any], measured: int) -> bool:
+        if self._left is None:
+            self._left = -largest(-int(self._room()), self._device)
+            if self._limit is not None:
+                self._left = min(self._left, self._limit)
+        kept = tokens.of_step if way.graphs else tokens.of_pass
+        if way.recomputed and self._bare is None:
+            self._model.recompute_layers()
+            self._bare = self._of_token(graph_bytes(forward), measured, " with layers recomputed")
+        if self._recompute is True:
+            return self._holds(kept * (self._bare or 0.0))
+        if self._whole is None:
+            if self._recompute == "auto":
+                self._model.recompute_layers(0)
+            self._whole = self._of_token(saved_bytes(forward, self._model), measured)
+        if not (way.recomputed or way.between_products):
+            return self._holds(kept * self._whole)
+        of_layer = self._of_layer(forward, measured)
+        by_products = self._saved_by_products or 0.0
+        saved = way.recomputed * of_layer + way.between_products * by_products
+        # While a layer is computed again its graph is there too.
+        again = of_layer if way.recomputed else by_products
+        return self._holds(kept * (self._whole - saved) + tokens.of_pass * again)
+
+    def _holds(self, needed: float) -> bool:
+        self._needed = needed
+        return self._left is not None and needed <= self._left
+
+    def _of_token(self, taken: int, measured: int, how: str = "") -> float:
+        """Bytes of a token's graph on the worker where it takes the most; a collective."""
+        # The ratio, not the bytes: workers' first passes have different tokens.
+        a_token = largest(max(1, math.ceil(taken / measured)), self._device)
+        left = self._left or 0.0
+        if not rank():
+            beyond = "GradCache is used"
+            if self._grad_cache is not True:
+                beyond = (
+                    "layers are recomputed" if self._recompute == "auto" and not how else beyond
+                )
+            logger.info(
+                "the graph of a token takes %.3g MB%s, and %.1f GiB are left for graphs: %s above "
+                "%s tokens of a worker",
+                a_token / 1e6,
+                how,
+                left / 2**30,
+                beyond,
+                f"{int(left / a_token):,}",
+            )
+        return a_token
+
+    def _room(self) -> float:
+        free = free_memory(self._device.type)
+        if self._device.type == "cpu":
+            free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return max(0.0, free - self._to_come()) * _SHARES[self._device.type]
+
+
+def bytes_to_come(
+    model: nn.Module, placement: Placement, workers: int, state_bytes: int, *, states: bool = True
+) -> int:
+    """Bytes of gradients and optimiser states that this worker will hold beside a step's graphs and
+    does not hold when the step begins, with an engine that is there.
+
+    They are counted as `pipeline.requirements.worker_memory` does. Master weights are there.
+
+    Args:
+        model: with this worker's share of the experts; its weights may be partitioned.
+        state_bytes: of the optimiser for each trained weight, master weight included.
+        states: whether the optimiser's states are still to come.
+    """
+    held = whole = 0
+    for p in model.parameters():
+        if p.requires_grad:
+            # What ZeRO-3 has partitioned is empty between its uses.
+            size = int(getattr(p, "ds_numel", p.numel()))
+            held += size
+            # Experts that are shared out, and only these, are marked so.
+            whole += size if getattr(p, "allreduce", True) else size * placement.expert_parallel
+    part = -(-whole // workers)
+    gradients = held
+    if placement.zero_stage >= 2 and not placement.reduce_once:
+        # Stage 3 has made the buffer of its part when the engine is there.
+        gradients = part if placement.zero_stage == 2 else 0
+    moments = (part if placement.zero_stage else held) if states else 0
+    return _FLOAT32 * gradients + (state_bytes - _FLOAT32) * moments
+
+
+def graph_bytes(forward: Callable[[], Any]) -> int:
+    """Bytes that a forward pass holds until its backward pass, its result among them.
+
+    Compiled layers run uncompiled. Random numbers are those that the next forward pass draws as
+    well.
+    """
+    # A compiler that meets a mode like `LiveBytes` leaves the layers' code alone from then on.
+    with replayed(capture()), torch.compiler.set_stance("force_eager"), LiveBytes() as live:
+        kept = forward()
+        taken: int = live.now
+    del kept
+    return taken
+
+
+def saved_bytes(forward: Callable[[], Any], model: nn.Module) -> int:
+    """Bytes that operations save for the backward pass, without keeping them: it takes no more
+    memory than a pass without gradient.
+
+    What is recomputed does not count, though its input would be held. Weights do not count. Random
+    numbers are those that the next forward pass draws as well.
+    """
+    known = weakref.WeakSet[torch.UntypedStorage]()
+    taken = 0
+
+    def dropped(tensor: Tensor) -> None:
+        nonlocal taken
+        storage = tensor.untyped_storage()
+        if storage not in known:
+            known.add(storage)
+            # Asked now: an engine that partitions gathers weights for the time of their use.
+            if all(storage is not weight.untyped_storage() for weight in model.parameters()):
+                taken += storage.nbytes()
+
+    def never(_: None) -> Tensor:
+        raise RuntimeError("a pass that was only measured has no backward pass")
+
+    with replayed(capture()), saved_tensors_hooks(dropped, never):
+        forward()
+    return taken

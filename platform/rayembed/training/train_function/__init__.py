@@ -1,1 +1,0 @@
-"""The function that Ray Train runs in each worker."""

@@ -1,1 +1,0 @@
-"""Search and early stopping: which trial is next, and which one ends."""

@@ -1,0 +1,291 @@
+"""Search results of one model in AIR-Bench's own layout, and what we keep beside them.
+
+    <folder>/<version>/<retriever>/NoReranker/<task>/<domain>/<language>_<data set>_<split>.json
+    <folder>/<version>/<retriever>/made_by.json
+    <folder>/<version>/<retriever>/<task>_<domain>_<language>_<data set>_<split>.json
+    <folder>/<version>/<retriever>/dev.csv
+
+The first are AIR-Bench's files, with its fields and no others, so its own tools read
+`<folder>/<version>`; they pass over files in a retriever's folder. `made_by.json` names the model
+and its revision. Then records: where a result comes from, what proves that it is whole, and the
+scores of dev splits, of which `dev.csv` is the table (`scores.py`). A result without its record
+counts as not made.
+
+All of it may lie in object storage (`assets/storage.py`).
+"""
+
+import hashlib
+import json
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version as version_of
+
+from mteb.models import ModelMeta
+
+from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed_extras.air_bench.catalogue import AirBenchDataset, Split
+
+logger = logging.getLogger(__name__)
+
+DEPTH = 1000
+"""Documents for each query, at most; what the leaderboard evaluates."""
+
+NO_RERANKER = "NoReranker"
+MADE_BY = "made_by.json"
+
+Found = Mapping[str, Mapping[str, float]]
+"""Query id → document id → score, higher is better."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True)
+class Record:
+    """Origin of a result file: model, data, versions and scores."""
+
+    revision: str
+    """Revision of the model."""
+    instruction: str
+    """Offered to the model for the queries; whether it uses one is the model's affair."""
+    dataset_revision: str
+    mteb: str
+    """Version of mteb."""
+    num_documents: int
+    num_queries: int
+    queries_sha256: str
+    """SHA-256 of the sorted ids of all queries of the split."""
+    result_sha256: str
+    """SHA-256 of the result file, whose documents were all found in the corpus."""
+    scores: Mapping[str, float]
+    """Scores of dev splits, named as on the leaderboard (`ndcg_at_10`); empty for test splits."""
+
+
+@dataclass(frozen=True)
+class AirBenchResults:
+    """The results of a model for a version, by data set and split.
+
+    Jobs get them from `open_results`, which makes sure whose they are.
+    """
+
+    folder: str
+    version: str
+    retriever: str
+    revision: str
+
+    def path(self, dataset: AirBenchDataset, split: Split) -> str:
+        """The result file."""
+        return join(self._place, NO_RERANKER, dataset.result_path(split))
+
+    def read(self, dataset: AirBenchDataset, split: Split) -> bytes:
+        """The result file's content.
+
+        Raises:
+            ArtifactError: it is not there.
+        """
+        return read_bytes(self.path(dataset, split))
+
+    def record(self, dataset: AirBenchDataset, split: Split) -> Record | None:
+        """The record of a result file; None where either of the two is missing."""
+        path = self._record_path(dataset, split)
+        if not exists(path) or not exists(self.path(dataset, split)):
+            return None
+        try:
+            values = json.loads(read_bytes(path))
+            return Record(**{field.name: values[field.name] for field in fields(Record)})
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("%s cannot be read, its result is made again: %s", path, error)
+            return None
+
+    def finished(self, dataset: AirBenchDataset, split: Split, instruction: str) -> Record | None:
+        """The record of a result that need not be made again; None where it must be.
+
+        It was made by this model at this revision with this instruction, it holds every query
+        that it was made for, and it is byte for byte what was written.
+        """
+        record = self.record(dataset, split)
+        if record is None or (record.revision, record.instruction) != (self.revision, instruction):
+            return None
+        content = self.read(dataset, split)
+        if content_hash(content) != record.result_sha256:
+            logger.warning("%s was changed and is made again", self.path(dataset, split))
+            return None
+        return record
+
+    def save(
+        self,
+        dataset: AirBenchDataset,
+        split: Split,
+        found: Found,
+        *,
+        instruction: str,
+        dataset_revision: str,
+        num_documents: int,
+        scores: Mapping[str, float],
+    ) -> Record:
+        """Write a result, then its record.
+
+        Args:
+            found: complete and checked, with `DEPTH` documents at most for each query.
+        """
+        content = json.dumps(
+            self.header(dataset, split) | {"search_results": found},
+            ensure_ascii=False,
+            allow_nan=False,
+        ).encode()
+        record = Record(
+            revision=self.revision,
+            instruction=instruction,
+            dataset_revision=dataset_revision,
+            mteb=version_of("mteb"),
+            num_documents=num_documents,
+            num_queries=len(found),
+            queries_sha256=hash_of_ids(found),
+            result_sha256=content_hash(content),
+            scores=dict(scores),
+        )
+        write_atomic(self.path(dataset, split), content)
+        write_atomic(
+            self._record_path(dataset, split),
+            json.dumps(self.header(dataset, split) | asdict(record), indent=2).encode(),
+        )
+        return record
+
+    def header(self, dataset: AirBenchDataset, split: Split) -> dict[str, str]:
+        """The fields of a result file besides the search results, in AIR-Bench's order."""
+        return {
+            "model_name": self.retriever,
+            "reranker_name": NO_RERANKER,
+            "benchmark_version": self.version,
+            "task_type": dataset.task,
+            "domain": dataset.domain,
+            "language": dataset.language,
+            "dataset_name": dataset.name,
+            "split": split,
+        }
+
+    @property
+    def _place(self) -> str:
+        return join(self.folder, self.version, self.retriever)
+
+    def _record_path(self, dataset: AirBenchDataset, split: Split) -> str:
+        return join(self._place, f"{dataset.label}_{split}.json")
+
+
+def open_results(
+    folder: str, version: str, meta: ModelMeta, retriever: str = ""
+) -> AirBenchResults:
+    """The results of a model below `folder`, which from then on are this model's alone.
+
+    Args:
+        folder: local or in object storage.
+        retriever: names the folder and the submission; empty: the model's name.
+
+    Raises:
+        ConfigError: a name that cannot be a folder's.
+        ArtifactError: the folder has results of another model, of another revision, or of
+            nobody knows which.
+    """
+    name = retriever or retriever_name(meta)
+    check_retriever_name(name)
+    revision = meta.revision or "no_revision_available"
+    results = AirBenchResults(folder, version, name, revision)
+    place = join(folder, version, name)
+    path = join(place, MADE_BY)
+    maker = {"model": str(meta.name), "revision": revision, "benchmark_version": version}
+    if not exists(path):
+        if exists(join(place, NO_RERANKER)):
+            raise ArtifactError(
+                f"{place!r} has results, but no {MADE_BY} that says of which model; move them away "
+                "or choose another folder or name of a retriever"
+            )
+        write_atomic(path, json.dumps(maker, indent=2).encode())
+    seen = made_by(folder, version, name)
+    if seen != maker:
+        raise ArtifactError(
+            f"{path!r} says that the results there are those of {seen.get('model')!r} at revision "
+            f"{seen.get('revision')!r}, not of {maker['model']!r} at {revision!r}; give this model "
+            "another name of a retriever or another folder, or move the old results away"
+        )
+    return results
+
+
+def made_by(folder: str, version: str, retriever: str) -> dict[str, str]:
+    """`model`, `revision` and `benchmark_version` of the results in a retriever's folder.
+
+    Raises:
+        ArtifactError: there is no such folder, or its `made_by.json` is broken.
+    """
+    path = join(folder, version, retriever, MADE_BY)
+    if not exists(path):
+        raise ArtifactError(
+            f"there are no results of {version} for the retriever {retriever!r} in {folder!r}: "
+            f"no file {path!r}"
+        )
+    try:
+        values = json.loads(read_bytes(path))
+    except ValueError as error:
+        raise ArtifactError(f"{path!r} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ArtifactError(f"{path!r} does not name a model")
+    return values
+
+
+def retriever_name(meta: ModelMeta) -> str:
+    """The model's name as one folder, as mteb writes it: `org__model`."""
+    return str(meta.name or "").replace("/", "__")
+
+
+def check_retriever_name(name: str) -> None:
+    """Return when `name` can name a folder, a zip file and a row of the leaderboard.
+
+    The leaderboard puts names into paths, table cells and HTML, and its search splits at
+    semicolons, so only letters, digits, `.`, `_` and `-` pass.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not _NAME.fullmatch(name) or name == NO_RERANKER:
+        raise ConfigError(
+            f"the retriever's name {name!r} does not fit AIR-Bench's files: allowed are 1 to 128 "
+            f"letters, digits, '.', '_' and '-', a letter or digit first, and not {NO_RERANKER!r}"
+        )
+
+
+def checked(found: Found, queries: Iterable[str], where: str) -> dict[str, dict[str, float]]:
+    """The `DEPTH` best documents of every query, best first, in the order of `queries`.
+
+    Raises:
+        ArtifactError: the model left a query out, found nothing for one or answered one that was
+            not asked, or a score is not a finite number.
+    """
+    asked = list(queries)
+    if unasked := sorted(set(found) - set(asked)):
+        raise ArtifactError(
+            f"{where}: the model answers queries that were not asked: {unasked[:5]}"
+        )
+    if lost := [query for query in asked if not found.get(query)]:
+        raise ArtifactError(
+            f"{where}: the model finds nothing for {len(lost)} of {len(asked)} queries: {lost[:5]}"
+        )
+    best: dict[str, dict[str, float]] = {}
+    for query in asked:
+        hits = [(float(score), str(name)) for name, score in found[query].items()]
+        if any(not math.isfinite(score) for score, _ in hits):
+            raise ArtifactError(f"{where}: a score of query {query!r} is not a finite number")
+        hits.sort(key=lambda hit: (-hit[0], hit[1]))
+        best[query] = {name: score for score, name in hits[:DEPTH]}
+    return best
+
+
+def hash_of_ids(ids: Iterable[str]) -> str:
+    """SHA-256 of the ids, whatever their order."""
+    return content_hash(json.dumps(sorted(ids)).encode())
+
+
+def content_hash(content: bytes) -> str:
+    """SHA-256 of a result file."""
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,333 @@
+"""Removal of what a user names: all checks first, then steps that a killed process leaves whole."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+from rayembed.assets.storage import (
+    exists,
+    is_remote,
+    join,
+    move_file,
+    read_bytes,
+    remove_file,
+    remove_folder,
+    write_atomic,
+)
+from rayembed.config.settings import nearest
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.pipeline.run.folders import RUNS, SWEEPS, locked_place
+from rayembed_extras.clean_runs.contents import (
+    CHECKPOINTS,
+    MADE_OF,
+    MANIFEST,
+    RUN_FILE,
+    STATE_FOLDER,
+    SWEEP_FILE,
+    StoredRun,
+)
+from rayembed_extras.clean_runs.inventory import REMOVED, REMOVED_ENDING, Inventory
+from rayembed_extras.clean_runs.mlflow_entries import MlflowEntries, Version
+from rayembed_extras.clean_runs.request import DATA, FOLDER, RUN, STATES, TEMPORARY, CleanRequest
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Step:
+    """One removal, which is whole or is finished by the next call."""
+
+    what: str
+    num_bytes: int
+    remove: Callable[[], None]
+
+
+def steps_of(asked: CleanRequest, inventory: Inventory, entries: MlflowEntries) -> list[Step]:
+    """The removals that are asked for, in order; nothing is removed yet.
+
+    Raises:
+        ConfigError: no such run, or options that do not go together.
+        ArtifactError: a job is at work, a registered version or another run needs what would go.
+        TrackingError: MLflow is away.
+    """
+    chosen = named_runs(inventory, asked.runs)
+    steps: list[Step] = []
+    going: list[StoredRun] = []
+    if FOLDER in asked.free or RUN in asked.free:
+        going = _with_trials(inventory, chosen)
+    elif STATES in asked.free:
+        steps += _of_states(inventory, chosen)
+    if going:
+        _check_free(inventory, going)
+        for run in going:
+            tracked = run.tracked if RUN in asked.free else None
+            versions: list[Version] = [] if tracked is None else entries.versions(tracked)
+            if versions and not asked.delete_versions:
+                raise ArtifactError(
+                    f"the {_kind(run)} {run.name!r} has registered models: "
+                    f"{', '.join(map(str, versions))}. Without its files MLflow could not load "
+                    "them; --free folder leaves all of MLflow, --delete-versions removes them too"
+                )
+            if tracked is None and not run.is_sent and run.tracked is not None:
+                raise ArtifactError(
+                    f"MLflow has not got everything of the {_kind(run)} {run.name!r}, and what is "
+                    "missing lies in its folder: give its command with --send-metrics first, or "
+                    "remove both (--free run)"
+                )
+            _check_versions_free(inventory, going, run, versions)
+            steps.append(_of_run(inventory, run, entries, versions, in_mlflow=tracked is not None))
+    if DATA in asked.free:
+        steps += _of_data(inventory, going)
+    if TEMPORARY in asked.free and (files := inventory.temporary):
+        gone = {f"{run.kind}/{run.name}/" for run in going}
+        left = {p: n for p, n in files.items() if not p.startswith(tuple(gone))}
+        if left:
+            do = partial(_remove_files, inventory.storage, left)
+            steps.append(Step(f"{len(left)} half-written files", sum(left.values()), do))
+    return steps
+
+
+def named_runs(inventory: Inventory, names: Sequence[str]) -> list[StoredRun]:
+    """The runs and sweeps of the names, each once.
+
+    Raises:
+        ConfigError: there is none of a name, or a run and a sweep have it.
+    """
+    found: dict[tuple[str, str], StoredRun] = {}
+    for name in names:
+        fits = [run for run in inventory.runs if name in (run.name, f"{run.kind}/{run.name}")]
+        if not fits:
+            raise ConfigError(
+                f"--run {name!r}: {inventory.storage!r} has no run or sweep of that name that "
+                f"rayembed made; {nearest(name, [run.name for run in inventory.runs])}"
+            )
+        if len(fits) > 1:
+            raise ConfigError(
+                f"--run {name!r}: a run and a sweep have that name; write {RUNS}/{name} or "
+                f"{SWEEPS}/{name}"
+            )
+        found[fits[0].kind, fits[0].name] = fits[0]
+    return list(found.values())
+
+
+def _with_trials(inventory: Inventory, chosen: Iterable[StoredRun]) -> list[StoredRun]:
+    """The runs and sweeps with the sweeps' trials before them, each once."""
+    found: dict[tuple[str, str], StoredRun] = {}
+    for run in chosen:
+        for one in (*inventory.trials(run), run):
+            found[one.kind, one.name] = one
+    return list(found.values())
+
+
+def _of_states(inventory: Inventory, chosen: Sequence[StoredRun]) -> list[Step]:
+    """Removal of the checkpoints of runs that are over; of the chosen ones each must be."""
+    for run in chosen:
+        if run.kind == RUNS and not run.is_over:
+            raise ArtifactError(
+                f"the run {run.name!r} is {run.state}, and its checkpoints are what it goes on "
+                "from. Give its command again to finish it, or remove all of it (--free run)"
+            )
+    runs = _with_trials(inventory, chosen) if chosen else inventory.runs
+    steps = []
+    for run in runs:
+        if run.kind != RUNS or not run.is_over or (run.keeps_states and not chosen):
+            continue
+        place = f"{run.kind}/{run.name}"
+        tops = {path.partition("/")[0] for path in inventory.below(place) if _is_state(path)}
+        if tops:
+            folders = [join(inventory.storage, place, top, STATE_FOLDER) for top in sorted(tops)]
+            do = partial(_locked, inventory.storage, run, partial(_remove_folders, folders))
+            steps.append(Step(f"checkpoints of {run.name}", run.parts[CHECKPOINTS], do))
+    return steps
+
+
+def _is_state(path: str) -> bool:
+    return path.split("/")[1:2] == [STATE_FOLDER]
+
+
+def _check_free(inventory: Inventory, going: Sequence[StoredRun]) -> None:
+    """Raise where a job works on one of the runs, or another run or sweep needs it."""
+    staying = _staying(inventory, going)
+    for run in going:
+        if run.state == "running":
+            raise ArtifactError(
+                f"a job works on the {_kind(run)} {run.name!r} right now; stop it or wait for it"
+            )
+        sweep = [one for one in staying if one.kind == SWEEPS and one.name == run.sweep]
+        if sweep and sweep[0].state != "done":
+            raise ArtifactError(
+                f"the run {run.name!r} is a trial of the sweep {run.sweep!r}, which is "
+                f"{sweep[0].state} and reads it when it goes on; finish the sweep, or remove it "
+                f"with all of its trials (--run {run.sweep})"
+            )
+        place = f"{run.kind}/{run.name}"
+        if users := [one.name for one in staying if _leads_to(one.text, inventory.storage, place)]:
+            raise ArtifactError(
+                f"{_listed(users)} of this storage name a model of the run {run.name!r}; "
+                "name them with --run too, or keep it"
+            )
+
+
+def _staying(inventory: Inventory, going: Sequence[StoredRun]) -> list[StoredRun]:
+    keys = {(run.kind, run.name) for run in going}
+    return [run for run in inventory.runs if (run.kind, run.name) not in keys]
+
+
+def _leads_to(text: str, storage: str, place: str) -> bool:
+    """Whether settings name what lies in a folder of the storage: by the folder's own name, from
+    wherever that counts, or on disk by another path to it.
+    """
+    plain = re.sub(r"(?<!:)/(\.?/)+", "/", text)
+    if re.search(rf"(?<![\w.-]){re.escape(place)}(?![\w.-])", plain):
+        return True
+    if is_remote(storage):
+        return False
+    folder = os.path.realpath(join(storage, place)) + os.sep
+    words = {word for word in re.findall(r"""[^\s'"\[\]{},]+""", text) if "/" in word}
+    return any(f"{os.path.realpath(word)}/".startswith(folder) for word in words)
+
+
+def _check_versions_free(
+    inventory: Inventory, going: Sequence[StoredRun], run: StoredRun, versions: Sequence[Version]
+) -> None:
+    """Raise where a run or sweep that stays names a version that would go."""
+    staying = _staying(inventory, going)
+    for version in versions:
+        ends = [f"/{version.number}", *(f"@{alias}" for alias in version.aliases)]
+        names = "|".join(re.escape(f"models:/{version.name}{end}") for end in ends)
+        named = re.compile(rf"(?:{names})(?![\w.-])")
+        if users := [one.name for one in staying if named.search(one.text)]:
+            raise ArtifactError(
+                f"{_listed(users)} of this storage name {version}, of the {_kind(run)} "
+                f"{run.name!r}; name them with --run too, or keep it"
+            )
+
+
+def _of_run(
+    inventory: Inventory,
+    run: StoredRun,
+    entries: MlflowEntries,
+    versions: list[Version],
+    *,
+    in_mlflow: bool,
+) -> Step:
+    """Removal of a run's folder, after that of MLflow's entries, which it names."""
+    place, tracked = f"{run.kind}/{run.name}", run.tracked if in_mlflow else None
+    note = RUN_FILE if run.kind == RUNS else SWEEP_FILE
+
+    def remove() -> None:
+        if tracked is not None:
+            entries.remove(tracked, versions)
+        _remove_run(join(inventory.storage, place), inventory.below(place), note)
+
+    artifacts = None if tracked is None else entries.num_bytes(tracked)
+    what = f"{_kind(run)} {run.name}"
+    if in_mlflow:
+        what += " with MLflow's entries" if tracked is not None else ", which MLflow does not know"
+    what += "".join(f", {version}" for version in versions)
+    do = partial(_locked, inventory.storage, run, remove)
+    return Step(what, run.num_bytes + (artifacts or 0), do)
+
+
+def _of_data(inventory: Inventory, going: Sequence[StoredRun]) -> list[Step]:
+    """Removal of the prepared data that none of the runs that stay uses; new data that no run that
+    goes used either is left.
+    """
+    staying = _staying(inventory, going)
+    if busy := [*inventory.at_work(), *inventory.being_made()]:
+        raise ArtifactError(
+            f"--free data: jobs are at work in this storage ({_listed(busy)}), and which data they "
+            "are about to read is not known; wait for them or stop them"
+        )
+    if silent := [run.name for run in staying if not run.names_data]:
+        raise ArtifactError(
+            f"--free data: the folder of {_listed(silent)} does not say which data it uses, as it "
+            "was ended before it could; give its command again, which writes that "
+            "down, or remove it (--free run)"
+        )
+    unused, steps = inventory.unused(staying, going), []
+    vectors = sorted(path for path in unused if path in inventory.vectors)
+    for folder, paths in groupby(vectors, lambda path: path.rpartition("/")[0]):
+        files = {path: unused[path] for path in paths}
+        do = partial(_remove_files, inventory.storage, files)
+        steps.append(Step(f"{len(files)} files of {folder}", sum(files.values()), do))
+    for place in unused.keys() - inventory.vectors.keys():
+        do = partial(_remove_prepared, join(inventory.storage, place), inventory.below(place))
+        steps.append(Step(place, unused[place], do))
+    return sorted(steps, key=lambda step: step.what)
+
+
+def _locked(storage: str, run: StoredRun, remove: Callable[[], None]) -> None:
+    """Remove under the lock and the lease of the run, which no job has meanwhile."""
+    what = f"works on the {_kind(run)} {run.name!r}"
+    with locked_place(storage, run.kind, run.name, what) as files:
+        remove()
+        if is_remote(storage) and not exists(files.place):
+            shutil.rmtree(files.local, ignore_errors=True)
+
+
+def _remove_run(place: str, below: Mapping[str, int], note: str) -> None:
+    """Remove a run's folder: first what says that a model is whole, last what says that it is one.
+
+    A run whose removal was cut off is trained again by its command, and removed by the next call.
+    """
+    for path in below:
+        if path.endswith(f"/{MADE_OF}"):
+            remove_file(join(place, path))
+    _remove_tops(place, [path for path in below if path != note])
+    remove_folder(place)
+
+
+def _remove_prepared(place: str, below: Mapping[str, int]) -> None:
+    """Remove a folder of data or a plan, so that no job takes what a killed removal leaves for
+    whole, and the next removal knows it.
+
+    On disk it gets another name first. Object storage knows no renaming: there its manifest goes
+    first, then the results of units, which say that parts are there.
+    """
+    if not is_remote(place):
+        aside = place.removesuffix(REMOVED_ENDING) + REMOVED_ENDING
+        if aside != place:
+            remove_folder(aside)
+            move_file(place, aside)
+        remove_folder(aside)
+        return
+    if MANIFEST in below:
+        write_atomic(join(place, REMOVED), read_bytes(join(place, MANIFEST)))
+        remove_file(join(place, MANIFEST))
+    _remove_tops(place, [path for path in below if path.startswith("units/")])
+    rest = [p for p in below if not p.startswith("units/") and p not in (MANIFEST, REMOVED)]
+    _remove_tops(place, rest)
+    remove_folder(place)
+
+
+def _remove_tops(place: str, paths: Collection[str]) -> None:
+    """Remove the files of a folder, those below it with their folders."""
+    for top in sorted({path.partition("/")[0] for path in paths}):
+        if top in paths:
+            remove_file(join(place, top))
+        else:
+            remove_folder(join(place, top))
+
+
+def _remove_files(storage: str, paths: Iterable[str]) -> None:
+    for path in paths:
+        remove_file(join(storage, path))
+
+
+def _remove_folders(folders: Iterable[str]) -> None:
+    for folder in folders:
+        remove_folder(folder)
+
+
+def _kind(run: StoredRun) -> str:
+    return "run" if run.kind == RUNS else "sweep"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more

@@ -1,0 +1,331 @@
+"""The comparison of models: from its arguments to tables, plots and what to run next."""
+
+import argparse
+import fnmatch
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from rayembed.assets.storage import join, write_atomic
+from rayembed.config.settings import nearest
+from rayembed.display.tables import console
+from rayembed.errors import ConfigError, StorageError
+from rayembed.evaluation.benchmark_lines import Line, benchmark_lines, found_lines
+from rayembed.pipeline.job import Job, JobContext, names_in, option
+from rayembed.results.files import StoredModel, read_model, stored_models
+from rayembed.results.scores import OTHER, Place, TaskScore
+from rayembed_extras.comparison.compare import Column, Comparison, compare, measured
+from rayembed_extras.comparison.plots import category_bars, difference_dots
+from rayembed_extras.comparison.tables import (
+    category_table,
+    comparison_csv,
+    comparison_markdown,
+    task_tables,
+)
+
+ALL_TASKS = "all tasks with results"
+"""Stands for a benchmark where none is named."""
+
+Results = Mapping[StoredModel, Mapping[str, TaskScore]]
+
+
+@dataclass(frozen=True)
+class InPrint:
+    """Models with figures in print, to stand beside those that were measured."""
+
+    labels: tuple[str, ...] = ()
+    """Labels of the models in tables."""
+    columns: Callable[[str, Sequence[Line]], list[Column]] = lambda _benchmark, _lines: []
+    """Columns with the models' figures on the lines of a benchmark."""
+    benchmarks: Mapping[str, tuple[Line, ...]] = field(default_factory=dict)
+    """Benchmarks that mteb does not have → their lines."""
+
+
+@dataclass(frozen=True)
+class ComparisonRequest:
+    """Results to compare, their tasks, and the folder of the tables."""
+
+    results: tuple[str, ...]
+    """Folders with result files."""
+    models: tuple[str, ...]
+    """Names or globs, with `@revision` where a model has several; none: all."""
+    benchmark: str | None
+    """None: every task of which a model has a result."""
+    baseline: str | None
+    output: str
+    tasks: bool
+    """Whether the terminal shows every task."""
+
+
+def compare_models(
+    asked: ComparisonRequest, out: TextIO, in_print: InPrint | None = None
+) -> Comparison:
+    """The comparison, after its tables were printed and its files written.
+
+    Args:
+        in_print: models to show beside those of the results; None: none.
+
+    Raises:
+        ConfigError: nothing to compare, or a model, a benchmark or a baseline that is not there.
+        ArtifactError: a results folder cannot be read, or the output not be written.
+    """
+    in_print = in_print or InPrint()
+    results = _results(asked)
+    if asked.benchmark is None:
+        lines = found_lines(_places(results), _measures(results))
+        benchmark = ALL_TASKS
+    else:
+        lines = benchmark_lines(asked.benchmark, in_print.benchmarks)
+        benchmark = asked.benchmark
+    labelled = zip(_labels(list(results), in_print.labels), results.items(), strict=True)
+    columns = [
+        measured(model, files, benchmark, lines, label=label) for label, (model, files) in labelled
+    ]
+    columns += in_print.columns(benchmark, lines)
+    comparison = compare(benchmark, lines, columns, asked.baseline)
+    written = write_comparison(comparison, asked.output)
+    _print(comparison, asked, written, out)
+    return comparison
+
+
+def _places(results: Results) -> dict[str, list[Place]]:
+    """Task → the splits and subsets on which any of the models is scored."""
+    places: dict[str, list[Place]] = {}
+    for files in results.values():
+        for task, file in files.items():
+            places.setdefault(task, []).extend(file.finite_scores)
+    return places
+
+
+def _measures(results: Results) -> dict[str, tuple[str, str]]:
+    """Category and main score of each task that the evaluations of the models describe."""
+    scores = [score for files in results.values() for score in files.values()]
+    return {s.task: (s.category, s.metric) for s in scores if s.category != OTHER}
+
+
+def write_comparison(comparison: Comparison, folder: str) -> tuple[str, ...]:
+    """Addresses of the files written: `scores.md`, `scores.csv`, `categories.png`, and
+    `differences.png` where there is a baseline that shares tasks with a model.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    files = {
+        "scores.md": comparison_markdown(comparison).encode(),
+        "scores.csv": comparison_csv(comparison).encode(),
+        "categories.png": category_bars(comparison),
+        "differences.png": difference_dots(comparison),
+    }
+    written = []
+    for name, data in files.items():
+        if data is None:
+            continue
+        try:
+            write_atomic(join(folder, name), data)
+        except StorageError as error:
+            raise StorageError(
+                f"cannot write the comparison to {folder!r}: {error}; or choose another --output"
+            ) from error
+        written.append(join(folder, name))
+    return tuple(written)
+
+
+def comparison_request(args: argparse.Namespace) -> ComparisonRequest:
+    """Comparison that the arguments of `COMPARISON_OPTIONS` ask for.
+
+    Raises:
+        ConfigError: models are chosen, and there is nothing to choose among.
+    """
+    if args.models and not args.results:
+        raise ConfigError("--models chooses among results; name their folders with --results")
+    return ComparisonRequest(
+        results=tuple(args.results),
+        models=args.models,
+        benchmark=args.benchmark,
+        baseline=args.baseline,
+        output=args.output,
+        tasks=args.tasks,
+    )
+
+
+def _results(asked: ComparisonRequest) -> dict[StoredModel, dict[str, TaskScore]]:
+    """The chosen models with what their files say, in the order in which they were named."""
+    if not asked.results:
+        return {}
+    stored = stored_models(asked.results)
+    if not stored:
+        raise ConfigError(
+            f"--results: no results of mteb's below {', '.join(asked.results)}; expected "
+            "FOLDER/results/<org>__<model>/<revision>/<Task>.json, as rayembed evaluate "
+            "writes them"
+        )
+    results = {model: read_model(model) for model in choose(stored, asked.models)}
+    _check_one_revision(results, asked.models)
+    empty = [model for model, files in results.items() if not files]
+    if empty:
+        raise ConfigError(f"--results: {empty[0].name} has no result that can be read")
+    return results
+
+
+def choose(stored: Sequence[StoredModel], wanted: Sequence[str]) -> list[StoredModel]:
+    """The models that names or globs choose, each once, in the order of the names.
+
+    A name is `<org>/<model>`, the model alone, or either with `@` and the beginning of a revision.
+
+    Raises:
+        ConfigError: a name chooses none; names the nearest.
+    """
+    if not wanted:
+        return list(stored)
+    chosen: dict[StoredModel, None] = {}
+    for name in wanted:
+        found = [model for model in stored if _matches(model, name)]
+        if not found:
+            known = {known for model in stored for known in _names_of(model)}
+            if "@" in name and any(_matches(model, name.partition("@")[0]) for model in stored):
+                known = {f"{model.name}@{model.revision}" for model in stored}
+            raise ConfigError(f"--models: no results of {name!r}; {nearest(name, known)}")
+        chosen |= dict.fromkeys(found)
+    return list(chosen)
+
+
+def _matches(model: StoredModel, wanted: str) -> bool:
+    name, _, revision = wanted.lower().partition("@")
+    right_name = any(fnmatch.fnmatchcase(one.lower(), name) for one in _names_of(model))
+    return right_name and fnmatch.fnmatchcase(model.revision.lower(), f"{revision}*")
+
+
+def _names_of(model: StoredModel) -> tuple[str, str]:
+    """Names of a model with the organisation and without."""
+    return model.name, model.name.rpartition("/")[2]
+
+
+def _check_one_revision(results: Results, wanted: Sequence[str]) -> None:
+    """Return when no model has a second revision that was not asked for by its name.
+
+    Raises:
+        ConfigError: it has; lists them with the dates of their results.
+    """
+    named = [name for name in wanted if "@" in name]
+    by_name: dict[str, list[StoredModel]] = {}
+    for model in results:
+        if not any(_matches(model, name) for name in named):
+            by_name.setdefault(model.name, []).append(model)
+    for name, revisions in by_name.items():
+        if len(revisions) < 2:
+            continue
+        lines = []
+        for model in revisions:
+            dates = [score.date for score in results[model].values() if score.date is not None]
+            date = max(dates, default=None)
+            when = "no date" if date is None else f"{date:%Y-%m-%d %H:%M}"
+            lines.append(f"  {name}@{model.revision}  {len(results[model])} tasks, last {when}")
+        raise ConfigError(
+            f"{name} has results of {len(revisions)} revisions; choose with --models "
+            f"{name}@REVISION (several, separated by commas, to compare them):\n" + "\n".join(lines)
+        )
+
+
+def _labels(models: Sequence[StoredModel], taken: Collection[str]) -> list[str]:
+    """Labels of the models in tables: as short as tells them apart, and from the labels taken."""
+    short = [model.name.rpartition("/")[2] for model in models]
+    labels = []
+    for model, name in zip(models, short, strict=True):
+        alike = [other for other, one in zip(models, short, strict=True) if one == name]
+        ambiguous = name in taken or len({other.name for other in alike}) > 1
+        label = model.name if ambiguous else name
+        revisions = [other.revision for other in alike if other.name == model.name]
+        shown = f"@{model.revision[: _telling(revisions)]}" if len(revisions) > 1 else ""
+        labels.append(f"{label}{shown}")
+    return labels
+
+
+def _telling(revisions: Sequence[str]) -> int:
+    """Number of characters that tell the revisions apart, at least ten."""
+    longest = max(map(len, revisions))
+    lengths = range(10, longest)
+    return next((n for n in lengths if len({r[:n] for r in revisions}) == len(revisions)), longest)
+
+
+def _print(
+    comparison: Comparison, asked: ComparisonRequest, written: Sequence[str], out: TextIO
+) -> None:
+    printer = console(out)
+    for table in (category_table(comparison), *(task_tables(comparison) if asked.tasks else ())):
+        printer.print(table)
+        printer.print()
+    for note in comparison.notes:
+        printer.print(note)
+    for address in written:
+        printer.print(f"Written  {address}", soft_wrap=True)
+    for command in _next(comparison, asked):
+        printer.print(f"Next     {command}", soft_wrap=True)
+
+
+def _next(comparison: Comparison, asked: ComparisonRequest) -> list[str]:
+    """Commands that complete the comparison, or that show more of it."""
+    commands = []
+    for column in comparison.columns:
+        missing = comparison.missing(column)
+        if column.published or not missing:
+            continue
+        parts = ["rayembed", "evaluate", "--model", column.name]
+        parts += (
+            ["--benchmark", asked.benchmark]
+            if asked.benchmark
+            else ["--tasks", ",".join(dict.fromkeys(line.task for line in missing))]
+        )
+        commands.append(
+            f"{shlex.join(parts)}  # {len(missing)} of {len(comparison.lines)} tasks are missing"
+        )
+    if not asked.tasks:
+        commands.append("the same command with --tasks shows every task")
+    return commands
+
+
+def _read(args: argparse.Namespace) -> ComparisonRequest:
+    if not args.results:
+        raise ConfigError("nothing to compare: name folders with results (--results)")
+    return comparison_request(args)
+
+
+def _compare(request: ComparisonRequest, context: JobContext) -> None:
+    compare_models(request, context.out)
+
+
+COMPARISON_OPTIONS = (
+    option(
+        "--results FOLDER",
+        "folders or addresses of object storage with mteb's result files",
+        nargs="+",
+        default=[],
+    ),
+    option(
+        "--models A,B",
+        "names or globs of models that have results, as org/name@revision, where org/ and "
+        "@revision may be left out; default: all",
+        type=names_in,
+        default=(),
+    ),
+    option(
+        "--benchmark NAME",
+        'one of mteb\'s benchmarks, as "MTEB(eng, v1)" or BEIR, or MIRACL; default: every task '
+        "that has results",
+    ),
+    option(
+        "--baseline NAME",
+        "model from which differences are taken; default: the first one in print, else the first "
+        "model",
+    ),
+    option(
+        "--output FOLDER",
+        "where scores.md, scores.csv, categories.png and differences.png go",
+        default="outputs/comparison",
+    ),
+    option("--tasks", "print every task, not categories only"),
+)
+"""Options of a comparison of results."""
+
+run_compare_job = Job(options=COMPARISON_OPTIONS, read=_read, run=_compare)
+"""The job that compares models by their results."""

@@ -1,0 +1,215 @@
+"""Tables of a comparison: by category and by task, for the terminal, Markdown and CSV."""
+
+from collections.abc import Mapping, Sequence
+
+from rayembed.display.tables import MISSING, Cell, Table, best_of, show
+from rayembed.evaluation.benchmark_lines import MEAN, MEAN_OF_16, Line
+from rayembed_extras.comparison.compare import Column, Comparison, value
+
+DIGITS = 2
+"""Decimals, as the papers print them."""
+
+MODELS_A_TABLE = 5
+"""Models side by side in the terminal's table of tasks: with the longest name of a task of
+`MTEB(eng, v1)` they fill 120 columns."""
+
+_SHORT: Mapping[str, str] = {
+    "PairClassification": "Pair\nclassif.",
+    "Classification": "Classi-\nfication",
+    "Summarization": "Summari-\nzation",
+    MEAN_OF_16: f"\n{MEAN}",
+}
+"""Names of categories for the terminal."""
+
+_METRICS: Mapping[str, str] = {
+    "ndcg_at_10": "nDCG@10",
+    "map_at_1000": "MAP",
+    "max_over_subqueries_map_at_1000": "MAP",
+    "v_measure": "V-measure",
+    "max_ap": "AP",
+    "accuracy": "accuracy",
+    "cosine_spearman": "Spearman",
+}
+"""mteb's names of main scores → how the papers call them; others are shown as they are."""
+
+
+_CSV_COLUMNS = (
+    *("model", "name", "published", "level", "category", "task", "metric"),
+    *("score", "difference", "baseline"),
+    *("source", "dataset_revision", "mteb_version", "date"),
+)
+
+
+def metric_of(lines: Sequence[Line]) -> str:
+    """The main score of several tasks as the papers call it; empty where they have several."""
+    metrics = {_METRICS.get(line.metric, line.metric) for line in lines}
+    return metrics.pop() if len(metrics) == 1 else ""
+
+
+def category_table(comparison: Comparison) -> Table:
+    """Models in rows, categories in columns, with the difference from the baseline.
+
+    An average that is not complete shows how many of its tasks are scored.
+    """
+    names = comparison.averages
+    narrow = [
+        "\n".join((_SHORT.get(name, f"\n{name}"), metric_of(lines), f"({len(lines)})"))
+        for name, lines in names.items()
+    ]
+    return Table(
+        ["Model", *(f"{name} ({len(lines)})" for name, lines in names.items())],
+        [
+            [_row_label(comparison, column), *(_average(comparison, column, n) for n in names)]
+            for column in comparison.columns
+        ],
+        title=f"{comparison.benchmark}, by category",
+        align="lr",
+        narrow=["\n\n\nModel", *narrow],
+        look="lined",
+        folds=True,
+    )
+
+
+def task_tables(comparison: Comparison) -> list[Table]:
+    """Tasks in rows and models in columns, below each category's average; several tables where
+    there are more models than fit, each with the baseline.
+    """
+    return [_task_table(comparison, columns) for columns in _side_by_side(comparison)]
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """The tables by category and by task in Markdown, with the notes below."""
+    text = [f"# {comparison.benchmark}", "", _about(comparison), ""]
+    text.append(show(category_table(comparison), "markdown"))
+    text += ["## Tasks", "", show(_tasks_for_markdown(comparison), "markdown")]
+    if comparison.notes:
+        text += ["## Notes", "", *(f"- {note}" for note in comparison.notes), ""]
+    return "\n".join(text)
+
+
+def _tasks_for_markdown(comparison: Comparison) -> Table:
+    rows: list[list[object]] = []
+    columns = comparison.columns
+    for name, lines in comparison.categories.items():
+        averages = [_heading_cell(comparison, column, name) for column in columns]
+        rows.append([f"**{name} ({len(lines)})**", "", *averages])
+        for line in lines:
+            cells = [_score(comparison, column, line.name) for column in columns]
+            rows.append([line.name, metric_of([line]), *cells])
+    labels = [_row_label(comparison, column) for column in columns]
+    return Table(["Task", "Score", *labels], rows, align="llr")
+
+
+def comparison_csv(comparison: Comparison) -> str:
+    """One row for each score and average of each model, with where it comes from.
+
+    Columns: model (label), name, published (true, false), level (task, category, benchmark),
+    category (or which mean), task, metric, score (percent, full precision), difference (from the
+    baseline), baseline, source, dataset_revision, mteb_version, date.
+    """
+    rows = []
+    for column in comparison.columns:
+        for category, lines in comparison.categories.items():
+            for line in lines:
+                place = ("task", category, line.name, metric_of([line]))
+                rows += _csv_row(comparison, column, line.name, place)
+        for name, lines in comparison.averages.items():
+            level = "benchmark" if name in (MEAN, MEAN_OF_16) else "category"
+            rows += _csv_row(comparison, column, name, (level, name, "", metric_of(lines)))
+    return show(Table(_CSV_COLUMNS, rows), "csv")
+
+
+def _csv_row(
+    comparison: Comparison, column: Column, name: str, place: tuple[str, str, str, str]
+) -> list[list[object]]:
+    """One row, or none where the model has no such score."""
+    score = value(column, name)
+    if score is None:
+        return []
+    difference = comparison.difference(column, name)
+    origin = column.origins.get(name)
+    row: list[object] = [
+        column.label,
+        column.name,
+        str(column.published).lower(),
+        *place,
+        score,
+        "" if difference is None else difference,
+        comparison.baseline or "",
+        "mean of the tasks" if origin is None else origin.source,
+        "" if origin is None else " ".join(origin.dataset_revisions),
+        "" if origin is None else " ".join(origin.mteb_versions),
+        "" if origin is None else origin.date,
+    ]
+    return [row]
+
+
+def _task_table(comparison: Comparison, columns: Sequence[Column]) -> Table:
+    rows: list[list[object]] = []
+    sections = []
+    for name, lines in comparison.categories.items():
+        sections.append(len(rows))
+        head = f"{name} ({len(lines)}) {metric_of(lines)}".strip()
+        rows.append([head, *(_heading_cell(comparison, column, name) for column in columns)])
+        rows += [
+            [f" {line.name}", *(_score(comparison, column, line.name) for column in columns)]
+            for line in lines
+        ]
+    return Table(
+        ["Task", *(_row_label(comparison, column) for column in columns)],
+        rows,
+        title=f"{comparison.benchmark}, by task",
+        align="lr",
+        look="open",
+        sections=sections,
+    )
+
+
+def _side_by_side(comparison: Comparison) -> list[tuple[Column, ...]]:
+    """The models of each table of the terminal, the baseline in each."""
+    base = [column for column in comparison.columns if column is comparison.base]
+    others = [column for column in comparison.columns if column is not comparison.base]
+    if len(comparison.columns) <= MODELS_A_TABLE:
+        return [comparison.columns]
+    size = MODELS_A_TABLE - len(base)
+    return [(*base, *others[i : i + size]) for i in range(0, len(others), size)]
+
+
+def _heading_cell(comparison: Comparison, column: Column, category: str) -> Cell:
+    """Average beside a category's name, above its lines."""
+    return _average(comparison, column, category if category in comparison.averages else MEAN)
+
+
+def _average(comparison: Comparison, column: Column, name: str) -> Cell:
+    lines = comparison.averages.get(name, ())
+    scored = comparison.scored(column, lines)
+    begun = not column.published and scored < len(lines)
+    gap = f"{scored} of {len(lines)}" if begun else MISSING
+    score = column.averages.get(name)
+    best = best_of((other.averages.get(name) for other in comparison.columns), DIGITS)
+    return _cell(score, comparison.difference(column, name), best, gap)
+
+
+def _score(comparison: Comparison, column: Column, name: str) -> Cell:
+    score = column.scores.get(name)
+    best = best_of((other.scores.get(name) for other in comparison.columns), DIGITS)
+    return _cell(score, comparison.difference(column, name), best, MISSING)
+
+
+def _cell(score: float | None, difference: float | None, best: float | None, gap: str) -> Cell:
+    is_best = score is not None and round(score, DIGITS) == best
+    return Cell(score, difference, is_best, gap, DIGITS)
+
+
+def _row_label(comparison: Comparison, column: Column) -> str:
+    marks = ["paper"] if column.published else []
+    marks += ["baseline"] if column is comparison.base else []
+    return f"{column.label} [{', '.join(marks)}]" if marks else column.label
+
+
+def _about(comparison: Comparison) -> str:
+    less = f" In brackets: less {comparison.baseline}." if comparison.baseline else ""
+    return (
+        f"Main scores times 100, {len(comparison.lines)} tasks; the best of a line is bold; an "
+        f"average over tasks of which some are not scored shows how many are.{less}"
+    )

@@ -1,0 +1,308 @@
+"""Layer after layer: what calibration texts feed into a model's matrices, and the matrices solved.
+
+The first layer's inputs are caught for all texts. Each layer is then run on its inputs, which gives
+statistics of what its matrices multiply; these are solved; and the layer is run again, so that the
+next one meets inputs as the compressed model makes them (SparseGPT, arXiv 2301.00774; Wanda, arXiv
+2306.11695; GPTQ, arXiv 2210.17323). A model of several transformers goes through that one by one,
+the one whose output another reads first.
+
+Texts of one micro-batch have the same number of tokens, so that there is no padding that could
+count. B texts, T tokens, H inputs of a matrix, N rows of them.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rayembed.config.types import Role
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.machine.hardware import default_device, warn_of_saved
+from rayembed.models.contract import Tokens, to_device
+from rayembed.models.layers import layers_of
+from rayembed.models.loading.load import load_model, saved_dtype
+from rayembed.models.passes.encoding import corpus_context, default_budget
+from rayembed.models.transformer_model import TransformerModel
+from rayembed_extras.compression.contract import Calibrated, CalibrationText, Compression
+from rayembed_extras.compression.matrices import Matrix, inputs_of
+
+logger = logging.getLogger(__name__)
+
+_CHAIN_TOLERANCE = 1e-2
+"""Largest relative error of a layer's input that is made again, which bfloat16's rounding reaches
+where another kernel is taken."""
+
+
+class Statistic(Protocol):
+    """What is kept of a matrix's inputs."""
+
+    rows: int
+    """Number of inputs N so far."""
+
+    def add(self, rows: Tensor) -> None:
+        """Count further inputs (N, H)."""
+        ...
+
+
+class Solver(Protocol):
+    """A way to change a matrix, given what it multiplies."""
+
+    def begin(self, weight: Tensor) -> Statistic:
+        """Empty statistic of the inputs of a matrix (F, H)."""
+        ...
+
+    def solve(self, weight: Tensor, statistic: Any, name: str) -> None:
+        """Change the matrix in place; `name` is for messages."""
+        ...
+
+
+Run = Callable[[], object]
+"""One pass of the model that goes through a transformer."""
+
+
+def check_texts(way: Compression, texts: Sequence[CalibrationText]) -> None:
+    """Check that there are enough texts for a calibrated way.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    if isinstance(way, Calibrated) and len(texts) < way.minimum_texts:
+        raise ConfigError(
+            f"{way.kind} asks for minimum_texts = {way.minimum_texts} calibration texts and got "
+            f"{len(texts)}; "
+            "give more texts of the kind that the model embeds, or lower minimum_texts"
+        )
+
+
+def check_layers(way: Compression, model: TransformerModel) -> None:
+    """Check that each layer of the transformers is used once, as a calibrated way needs it.
+
+    Raises:
+        ConfigError: a family that runs the same layer several times, such as ALBERT.
+    """
+    if not isinstance(way, Calibrated):
+        return
+    for name, part in model.parts.items():
+        found = len(layers_of([part]))
+        stated = int(getattr(part.config, "num_hidden_layers", found))
+        if found != stated:
+            raise ConfigError(
+                f"{way.kind} solves layer after layer, but the {name} has {found} layers and runs "
+                f"them {stated} times; only ways without texts, such as int8, take it"
+            )
+
+
+def loaded_as_saved(way: Compression, folder: Path) -> TransformerModel:
+    """The model of a folder in the type in which it will be saved again, on a GPU where there is
+    one. Calibration that will be slow in that type is warned of.
+    """
+    device, saved = default_device(), saved_dtype(folder)
+    if isinstance(way, Calibrated):
+        warn_of_saved(saved, device, f"calibration of {way.kind}")
+    return load_model(folder, dtype=saved, device=device)
+
+
+@torch.no_grad()
+def solve_layers(
+    model: TransformerModel,
+    matrices: Sequence[Matrix],
+    texts: Sequence[CalibrationText],
+    solver: Solver,
+) -> None:
+    """Solve all matrices of a model in place, layer after layer.
+
+    Raises:
+        ConfigError: a family whose layers do not simply follow one another.
+    """
+    model.eval()
+    names = sorted(model.parts, key=lambda name: name == "backbone")
+    solved: set[str] = set()
+    for name in names:
+        layers = layers_of([model.parts[name]])
+        inside = [
+            [matrix for matrix in matrices if any(matrix.module is one for one in layer.modules())]
+            for layer in layers
+        ]
+        if any(inside):
+            _solve_part(name, layers, inside, _runs(model, name, texts), solver)
+            solved.update(matrix.name for own in inside for matrix in own)
+    outside = [matrix for matrix in matrices if matrix.name not in solved]
+    if outside:
+        parts = names if model.uses_context else ["backbone"]
+        runs = [run for name in parts for run in _runs(model, name, texts)]
+        with _watching(outside, solver) as statistics:
+            for run in runs:
+                run()
+        _solve(outside, statistics, solver)
+
+
+def equal_batches(model: TransformerModel, tokens: Sequence[Tokens]) -> Iterator[dict[str, Tensor]]:
+    """Collated micro-batches of texts with the same number of tokens, on the model's device."""
+    device = next(model.parameters()).device
+    by_lengths: dict[tuple[tuple[str, int], ...], list[Tokens]] = defaultdict(list)
+    for one in tokens:
+        by_lengths[tuple(sorted((name, len(value)) for name, value in one.items()))].append(one)
+    for lengths in sorted(by_lengths):
+        alike = by_lengths[lengths]
+        number = max(1, default_budget(device) // max(length for _, length in lengths))
+        for start in range(0, len(alike), number):
+            batch = model.tokenizer.collate(alike[start : start + number])
+            masks = [value for name, value in batch.items() if name.endswith("attention_mask")]
+            assert all(bool(mask.all()) for mask in masks)
+            yield to_device(batch, device)
+
+
+def tokens_of(model: TransformerModel, texts: Sequence[CalibrationText]) -> list[Tokens]:
+    """Tokens of the texts, each in its role and with its instruction or the model's default."""
+    by_role: dict[Role, list[CalibrationText]] = defaultdict(list)
+    for text in texts:
+        by_role[text.role].append(text)
+    tokens: list[Tokens] = []
+    for role, own in by_role.items():
+        told = [model.instruction_of(role, one.instruction) for one in own]
+        given = told if any(told) else None
+        tokens += model.tokenizer([one.text for one in own], role, given)
+    return tokens
+
+
+def _runs(model: TransformerModel, name: str, texts: Sequence[CalibrationText]) -> list[Run]:
+    """Passes through a part: of all texts, or of corpus documents where it reads these alone."""
+    context: tuple[Tensor, ...] = ()
+    if model.uses_context:
+        documents = [text.text for text in texts if text.role == "document"]
+        documents = documents or [text.text for text in texts]
+        if name != "backbone":
+            read = model.tokenizer(documents, "document", None)
+            return [partial(model.embed_context, batch) for batch in equal_batches(model, read)]
+        of_corpus = corpus_context(model, documents)
+        assert of_corpus is not None
+        context = (of_corpus,)
+    batches = equal_batches(model, tokens_of(model, texts))
+    return [partial(model, batch, *context) for batch in batches]
+
+
+class _Call:
+    """Arguments of one layer in one pass: hidden states, and what goes beside them."""
+
+    def __init__(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        self.by_place = bool(given)
+        self.states: Any = given[0] if given else named["hidden_states"]
+        self.given = given[1:]
+        self.named = {key: value for key, value in named.items() if key != "hidden_states"}
+
+    def run(self, layer: nn.Module, states: Tensor) -> Tensor:
+        """Output states of the layer for these input states."""
+        if self.by_place:
+            made = layer(states, *self.given, **self.named)
+        else:
+            made = layer(hidden_states=states, **self.named)
+        output: Tensor = made[0] if isinstance(made, tuple) else made
+        return output
+
+
+def _solve_part(
+    name: str,
+    layers: Sequence[nn.Module],
+    inside: Sequence[Sequence[Matrix]],
+    runs: Sequence[Run],
+    solver: Solver,
+) -> None:
+    calls: list[list[_Call]] = []
+    states: list[Tensor] = []
+    for run in runs:
+        found = _calls(layers, run)
+        if len(found) != len(layers):
+            raise ConfigError(
+                f"the {name} has {len(layers)} layers and calls them {len(found)} times; only ways "
+                "without texts, such as int8, take a model whose layers are used several times"
+            )
+        if not calls:
+            _check_chain(name, layers, found)
+        states.append(found[0].states)
+        for call in found:
+            call.states = None
+        calls.append(found)
+    for place, (layer, own) in enumerate(zip(layers, inside, strict=True)):
+        if own:
+            with _watching(own, solver) as statistics:
+                for of_pass, given in zip(calls, states, strict=True):
+                    of_pass[place].run(layer, given)
+            _solve(own, statistics, solver)
+        for number, of_pass in enumerate(calls):
+            states[number] = of_pass[place].run(layer, states[number])
+        logger.info("%s: layer %d of %d solved", name, place + 1, len(layers))
+
+
+def _calls(layers: Sequence[nn.Module], run: Run) -> list[_Call]:
+    """Arguments of all layers in one pass."""
+    calls: list[_Call] = []
+
+    def note(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        calls.append(_Call(given, named))
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.callback(layer.register_forward_pre_hook(note, with_kwargs=True).remove)
+        run()
+    return calls
+
+
+def _check_chain(name: str, layers: Sequence[nn.Module], calls: Sequence[_Call]) -> None:
+    """Check that a layer's output is the next one's input."""
+    for place, (call, after) in enumerate(pairwise(calls)):
+        made, met = call.run(layers[place], call.states), after.states
+        apart = made.shape != met.shape or (made - met).norm() > _CHAIN_TOLERANCE * met.norm()
+        if bool(apart):
+            raise ConfigError(
+                f"layer {place + 2} of the {name} does not read what layer {place + 1} gives, so "
+                "that layers cannot be solved one after the other; only ways without texts, such "
+                "as int8, take this model"
+            )
+
+
+@contextmanager
+def _watching(
+    matrices: Sequence[Matrix], solver: Solver
+) -> Iterator[dict[tuple[str, int], Statistic]]:
+    """Statistics of the matrices' inputs, of all that is run meanwhile."""
+    statistics = {
+        (matrix.name, place): solver.begin(weight)
+        for matrix in matrices
+        for place, weight in enumerate(matrix.slices)
+    }
+    by_module: dict[nn.Module, dict[str, str]] = defaultdict(dict)
+    for matrix in matrices:
+        by_module[matrix.module][matrix.attribute] = matrix.name
+
+    def count(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        names = by_module[module]
+        for attribute, place, rows in inputs_of(module, given, named):
+            if attribute in names and len(rows):
+                statistics[names[attribute], place].add(rows)
+
+    with ExitStack() as hooks:
+        for module in by_module:
+            hooks.callback(module.register_forward_pre_hook(count, with_kwargs=True).remove)
+        yield statistics
+
+
+def _solve(
+    matrices: Sequence[Matrix], statistics: Mapping[tuple[str, int], Any], solver: Solver
+) -> None:
+    for matrix in matrices:
+        for place, weight in enumerate(matrix.slices):
+            name, statistic = matrix.told(place), statistics[matrix.name, place]
+            if statistic.rows == 0:
+                # All inputs alike: the matrix is judged by its weights alone.
+                logger.warning("no calibration text reached %s: judged by its weights", name)
+                statistic.add(torch.eye(weight.shape[1], device=weight.device))
+            solver.solve(weight, statistic, name)
+            if not bool(weight.isfinite().all()):
+                raise ArtifactError(f"solving {name} gave weights that are not finite")

@@ -1,0 +1,119 @@
+"""Base class of the ways to compress a model: what each gets, and what it gives back.
+
+Importing this module or that of a way loads no torch, for settings are read where there is none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import PositiveInt
+
+from rayembed.config.types import Role
+from rayembed_extras.compression.settings import CompressionConfig
+
+
+class CalibrationText(NamedTuple):
+    """A text as the model meets it in use."""
+
+    text: str
+    role: Role = "document"
+    instruction: str | None = None
+    """None: the model's default of the role; "": none at all."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The model that is compressed."""
+
+    folder: Path
+    """One that `models.load.load_model` reads."""
+    texts: Sequence[CalibrationText] = ()
+    """Calibration texts, of the model's training data if these are known; a way that does not need
+    them may get none."""
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """Statistics of a compressed model."""
+
+    by_part: dict[str, tuple[int, int]]
+    """Weights before, and those of them that were pruned (their matrix, not its zeros), quantised
+    or removed, of each part of the model, such as `embeddings`, `attention`, `mlp`, `experts`,
+    `norms` and `head`, so that what was left alone is seen."""
+    matrices: tuple[str, ...] = ()
+    """Names of the pruned matrices among the saved model's parameters; their zeros are the mask
+    that a later training can keep."""
+
+    @property
+    def weights(self) -> int:
+        """Weights of the model before: all parameters, embeddings and heads included."""
+        return sum(whole for whole, _ in self.by_part.values())
+
+    @property
+    def compressed(self) -> int:
+        """Weights that were pruned, quantised or removed."""
+        return sum(changed for _, changed in self.by_part.values())
+
+    def write(self, way: CompressionConfig, source: Path, folder: Path, **more: Any) -> None:
+        """Write compression.json, keeping the source model's own record under `before`.
+
+        It names the matrices too that were pruned in the source.
+
+        Args:
+            more: further entries.
+        """
+        from rayembed.models.contract import settings_of
+        from rayembed.models.saving.compressed import read_compression, write_compression
+
+        before = read_compression(source)
+        earlier = () if before is None or not self.matrices else before.get("matrices", ())
+        record = {
+            **({} if before is None else {"before": before}),
+            "settings": settings_of(way),
+            "weights": self.weights,
+            "compressed": self.compressed,
+            "by_part": self.by_part,
+            "matrices": list(dict.fromkeys([*self.matrices, *earlier])),
+        }
+        write_compression(folder, {**record, **more})
+
+
+class Compression(CompressionConfig):
+    """A way to compress a model."""
+
+    def check(self, folder: Path) -> None:
+        """Check by the files of a model, without its weights, that this way can take it.
+
+        Raises:
+            ConfigError: it cannot, with the reason; or a package is missing, with its command.
+            ArtifactError: no model that can be loaded.
+        """
+        raise TypeError(f"{type(self).__name__} checks no model")
+
+    def compress(self, source: Source, output: Path) -> Compressed:
+        """Write the compressed model into the folder `output`, which `load_model` reads.
+
+        The folder appears whole or not at all.
+
+        Raises:
+            ConfigError: as `check`; or too few calibration texts.
+            ArtifactError: the model is damaged, or the result is not what was asked.
+        """
+        raise TypeError(f"{type(self).__name__} compresses no model")
+
+
+class Calibrated(Compression):
+    """A way that looks at what calibration texts do in the model."""
+
+    needs_texts: ClassVar[bool] = True
+
+    minimum_texts: PositiveInt = 128
+    """Minimum calibration texts; with fewer the compression is refused. They should be of the kind
+    that the model embeds, queries and documents."""
+
+    @property
+    def fewest_texts(self) -> int:
+        """`minimum_texts`."""
+        return self.minimum_texts

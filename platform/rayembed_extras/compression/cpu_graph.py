@@ -1,0 +1,302 @@
+"""Graphs for runtimes of CPUs: settings, and from a model to a folder of its graphs.
+
+A model is traced, converted, compared with its graph, and written.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, PositiveInt
+
+from rayembed.config.graph import Floats, GraphConfig, GraphPrecision, Runtime
+from rayembed.errors import ArtifactError, ConfigError, require_packages
+from rayembed_extras.compression.contract import CalibrationText, Compressed, Compression, Source
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from rayembed.models.contract import Tokens
+    from rayembed.models.transformer_model import TransformerModel
+    from rayembed_extras.compression.matrices import Matrix
+
+logger = logging.getLogger(__name__)
+
+LEAST_TEXTS = 8
+"""Fewest calibration texts for static ranges."""
+
+LARGEST_BYTES = 2_000_000_000
+"""Maximum weights of a model in float32: one file of ONNX holds 2 GiB."""
+
+_FLOAT_ERROR = 1e-4
+"""Maximum difference of a float32 graph's unit vectors from the model's, number by number."""
+
+
+class CpuGraph(Compression):
+    """A graph that a runtime for CPUs computes, from token ids and masks to unit vectors."""
+
+    runtime: ClassVar[Runtime]
+    suffix: ClassVar[str]
+    """Ending of the graph's file."""
+    packages: ClassVar[tuple[str, ...]]
+    """Modules that make the graph."""
+    needs_texts: ClassVar[bool] = True
+    """Ranges of activations are taken from texts, and all are compared with the model on some."""
+
+    precision: GraphPrecision = "int8-dynamic"
+    """Numbers of linear layers and experts. `float32`: as the model computes. `int8-dynamic`: int8
+    weights, and activations scaled to int8 by what each batch holds. `int8-static`: activations
+    scaled by what calibration texts showed. All but linear layers and experts stays float."""
+    skip: tuple[str, ...] | None = None
+    """Patterns of names of parameters that stay float32, such as `*.output.dense.weight`; null: all
+    that stands outside of the transformers' layers. Routers of experts always do."""
+    max_texts: PositiveInt = 128
+    """Calibration texts that are used, of all that there are."""
+    least_cosine: float = Field(default=0.9, ge=-1, le=1)
+    """Lowest mean cosine between vectors of the graph and of the model over calibration texts; a
+    graph below it is not written."""
+
+    @property
+    def label(self) -> str:
+        """Runtime and precision, such as `onnx-int8-static`."""
+        return f"{self.kind}-{self.precision}"
+
+    @property
+    def fewest_texts(self) -> int:
+        """Ranges need some, a comparison of vectors one."""
+        return LEAST_TEXTS if self.precision == "int8-static" else 1
+
+    @property
+    def floats(self) -> Floats:
+        """Number type of what is not int8."""
+        return "float32"
+
+    def check(self, folder: Path) -> None:
+        """Check that packages are there and that the model's passes can be traced.
+
+        Raises:
+            ConfigError: they cannot, with the reason; or a package is missing, with its command.
+            ArtifactError: no model that can be loaded.
+        """
+        from rayembed.models.loading.load import empty_model
+        from rayembed.models.loading.saved_folder import SETTINGS_FILE
+        from rayembed_extras.compression.matrices import matrices_of
+        from rayembed_extras.compression.trace import trace
+
+        require_packages(self.kind, "compress", "onnx", "onnxscript", *self.packages)
+        _check_weights(folder)
+        model = empty_model(folder).eval()
+        _check_size(model)
+        if self.precision != "float32":
+            matrices_of(model, self.skip)
+        if (folder / SETTINGS_FILE).is_file():
+            trace(model)  # one in a published layout is traced when it is loaded, before all else
+
+    def compress(self, source: Source, output: Path) -> Compressed:
+        """Write the graph and what stands beside it.
+
+        Raises:
+            ConfigError: as `check`; or calibration texts too few for static ranges.
+            ArtifactError: the graph gives other vectors than the model, or a weight is not finite,
+                or what the model gives for a text.
+        """
+        from rayembed.assets.finite import check_finite
+        from rayembed.models.loading.load import load_model
+        from rayembed.models.loading.saved_prompts import saved_instructions
+        from rayembed.models.saving.export import check_target, new_folder
+        from rayembed.models.transformer_model import write_graph_files
+        from rayembed_extras.compression.matrices import matrices_of, statistics_of
+
+        require_packages(self.kind, "compress", "onnx", "onnxscript", *self.packages)
+        check_target(output)
+        _check_weights(source.folder)
+        if self.precision == "int8-static" and len(source.texts) < self.fewest_texts:
+            raise ConfigError(
+                "precision = 'int8-static' takes ranges from calibration texts; "
+                f"{len(source.texts)} are given and {self.fewest_texts} are the least. "
+                "Give more, or take int8-dynamic"
+            )
+        model = load_model(source.folder, dtype="float32").eval()
+        check_finite(model.state_dict().items(), f"the model {str(source.folder)!r}")
+        model.check_passes(f"the model {str(source.folder)!r}")
+        _check_size(model)
+        chosen = [] if self.precision == "float32" else matrices_of(model, self.skip)
+        tokens = _tokens(model, source.texts[: self.max_texts])
+        made = statistics_of(model, chosen)
+        graph = GraphConfig(
+            runtime=self.runtime,
+            precision=self.precision,
+            floats=self.floats,
+            file=f"graph{self.suffix}",
+            context_file=f"context{self.suffix}" if model.uses_context else None,
+            context_width=model.no_context().shape[1] if model.uses_context else 0,
+            max_context=model.max_context,
+            added_tokens=model.added_tokens,
+        )
+        context = _context(model, source.texts) if model.uses_context else None
+        instructions = saved_instructions(source.folder, model.config)
+        with new_folder(output) as written:
+            written.mkdir()
+            write_graph_files(model, written, graph, instructions=instructions)
+            _write_graph(self, model, chosen, written / graph.file, _inputs(model, tokens, context))
+            if graph.context_file is not None:
+                batches = _inputs(model, tokens, None)
+                _write_graph(
+                    self, model, chosen, written / graph.context_file, batches, context=True
+                )
+            _check_number(self, written, graph, made.compressed)
+            apart = _compare(self, model, load_model(written), tokens, context)
+            made.write(self, source.folder, written, **apart)
+        return made
+
+    def convert(
+        self,
+        plain: Path,
+        target: Path,
+        products: Sequence[str],
+        batches: "Sequence[Mapping[str, np.ndarray]]",
+    ) -> None:
+        """Write the runtime's graph of a float32 ONNX graph.
+
+        Args:
+            plain: the ONNX graph.
+            target: file to write.
+            products: names of the graph's nodes whose weights become int8.
+            batches: calibration texts, one in each.
+        """
+        raise TypeError(f"{type(self).__name__} converts no graph")
+
+    def int8_weights(self, target: Path) -> int:
+        """Number of int8 weights in a written graph."""
+        raise TypeError(f"{type(self).__name__} counts no weights")
+
+
+def _check_weights(folder: Path) -> None:
+    from rayembed.models.loading.saved_folder import read_graph
+    from rayembed.models.passes.runtime_model import no_training
+
+    graph = read_graph(folder)
+    if graph is not None:
+        raise ConfigError(no_training(folder, graph))
+
+
+def _check_size(model: "TransformerModel") -> None:
+    size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    if size > LARGEST_BYTES:
+        raise ConfigError(
+            f"the model has {size / 1e9:.1f} GB in float32, and a graph's file holds "
+            f"{LARGEST_BYTES / 1e9:.1f}; take a smaller model, or int8 weights for torch"
+        )
+
+
+def _write_graph(
+    way: CpuGraph,
+    model: "TransformerModel",
+    chosen: "Sequence[Matrix]",
+    target: Path,
+    batches: "Sequence[Mapping[str, np.ndarray]]",
+    *,
+    context: bool = False,
+) -> None:
+    """Write one graph beside which nothing is left of the way to it."""
+    from rayembed_extras.compression.trace import prepare, write_onnx
+
+    plain = target.with_name(f"plain-{target.stem}.onnx")
+    write_onnx(model, plain, context=context)
+    products = prepare(plain, chosen, model)
+    way.convert(plain, target, products, batches)
+    for left in target.parent.glob(f"{plain.stem}*"):
+        left.unlink()
+
+
+def _tokens(model: "TransformerModel", texts: Sequence[CalibrationText]) -> "list[Tokens]":
+    from rayembed.models.passes.encoding import PROBES
+
+    given = texts or [CalibrationText(text) for text in PROBES]
+    return [
+        model.tokenizer(
+            [one.text],
+            one.role,
+            [model.instruction_of(one.role, one.instruction)],
+            allow_empty=True,
+        )[0]
+        for one in given
+    ]
+
+
+def _context(model: Any, texts: Sequence[CalibrationText]) -> "Tensor":
+    """(n, C) context of the model's corpus, or of the calibration texts' documents."""
+    from rayembed.models.passes.encoding import PROBES, corpus_context
+
+    if model.corpus is not None and len(model.corpus):
+        corpus: Tensor = model.corpus
+        return corpus
+    documents = [one.text for one in texts if one.role == "document"] or list(PROBES)
+    found = corpus_context(model, documents)
+    return model.no_context() if found is None else found
+
+
+def _inputs(
+    model: "TransformerModel", tokens: "Sequence[Tokens]", context: "Tensor | None"
+) -> "list[dict[str, np.ndarray]]":
+    """Each text as a graph's micro-batch; without padding, which is no part of any text."""
+    more = {} if context is None else {"context": context.numpy()}
+    return [
+        {name: value.numpy() for name, value in model.tokenizer.collate([one]).items()} | more
+        for one in tokens
+    ]
+
+
+def _check_number(way: CpuGraph, folder: Path, graph: GraphConfig, asked: int) -> None:
+    """Count the int8 weights of what was written.
+
+    Raises:
+        ArtifactError: they are not those that were asked for.
+    """
+    files = [name for name in (graph.file, graph.context_file) if name is not None]
+    found = sum(way.int8_weights(folder / name) for name in files)
+    if found != asked:
+        raise ArtifactError(
+            f"{way.label}: {asked} weights were to become int8, and {found} of the written graph "
+            "are; nothing is left of the attempt"
+        )
+
+
+def _compare(
+    way: CpuGraph,
+    model: "TransformerModel",
+    graph: "TransformerModel",
+    tokens: "Sequence[Tokens]",
+    context: "Tensor | None",
+) -> dict[str, float]:
+    """Mean and lowest cosine between both models' vectors, over micro-batches of many sizes.
+
+    Raises:
+        ArtifactError: they are further apart than the way allows.
+    """
+    import numpy as np
+
+    from rayembed.models.passes.encoding import encode_tokens
+
+    before = encode_tokens(model, tokens, context=context)
+    after = encode_tokens(graph, tokens, context=context)
+    cosines = (before * after).sum(axis=1)
+    apart = {"cosine_mean": float(cosines.mean()), "cosine_lowest": float(cosines.min())}
+    largest = float(np.abs(before - after).max())
+    exact = way.precision == "float32" and way.floats == "float32"
+    # Written so that NaN fails.
+    if not (largest <= _FLOAT_ERROR if exact else apart["cosine_mean"] >= way.least_cosine):
+        raise ArtifactError(
+            f"{way.label}: the graph's vectors have a mean cosine of {apart['cosine_mean']:.4f} "
+            f"with the model's over {len(tokens)} texts, and differ by up to {largest:.2g}; "
+            + (
+                f"allowed is {_FLOAT_ERROR:g}"
+                if exact
+                else f"asked is least_cosine={way.least_cosine:g}. Leave sensitive matrices alone "
+                "by skip, or take another precision"
+            )
+        )
+    logger.info("%s: mean cosine with the model %.5f", way.label, apart["cosine_mean"])
+    return apart

@@ -1,0 +1,94 @@
+"""A compression: which model is made smaller in which ways, and what the variants are scored on."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, PositiveInt, model_validator
+
+from rayembed.config.document import Document
+from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.scores import Scores
+from rayembed.config.settings import Settings
+from rayembed.config.sources import Column
+from rayembed.config.types import FileName, Reference, Seed
+from rayembed_extras.compression.settings import COMPRESSIONS, CompressionConfig
+
+# Members import the base class, so that the table is read here and not where that stands.
+if TYPE_CHECKING:
+    AnyCompression = CompressionConfig
+else:
+    AnyCompression = COMPRESSIONS.union()
+
+
+class CalibrationConfig(Settings):
+    """Texts by which ways see what a model does; of several ways all see the same ones."""
+
+    path: Reference | None = None
+    """A file, folder, prefix or pattern of Parquet, JSONL, CSV or TSV files. None: the batch plan
+    of the run that trained the model, whose `run.yaml` stands in the run's folder or in MLflow."""
+    documents: Column | None = "text"
+    """Column of documents in the files at `path`; None: there are none."""
+    queries: Column | None = None
+    """Column of queries in the files at `path`; None: there are none."""
+    number: PositiveInt = 256
+    """Texts that are drawn."""
+    seed: Seed = 0
+    """Seed of the draw."""
+
+
+class SpeedConfig(Settings):
+    """How the speed of each variant is measured."""
+
+    documents: PositiveInt = 256
+    """Documents among the calibration texts that are embedded in a round; all where these are
+    fewer, and all kinds of texts where there are none."""
+    rounds: PositiveInt = 3
+    """Rounds, in each of which every variant has its turn in a process of its own; the fastest
+    counts."""
+    threads: PositiveInt | None = None
+    """Threads of a process; None: as many as the machine has cores."""
+
+
+class CompressionPlacement(EvaluationPlacement):
+    """Placement of a compression. Nothing here changes a variant."""
+
+    experiment: str = "rayembed-compression"
+    """MLflow experiment."""
+    registered_model: str | None = None
+    """Name in MLflow's registry under which each variant becomes a version; None: none does."""
+
+
+class CompressionRun(Scores, Document):
+    """A model, the ways in which it is compressed, and the tasks that score each variant."""
+
+    name: FileName | None = None
+    """Name of the run and of the folder of its variants; None: `compressed-` and the
+    fingerprint."""
+    model: ModelUnderTest
+    """The model; its number type, lengths and prompts hold for every variant."""
+    ways: Annotated[tuple[AnyCompression, ...], Field(min_length=1)]
+    """Ways to compress it, each from the whole model."""
+    calibration: CalibrationConfig = CalibrationConfig()
+    speed: SpeedConfig | None = SpeedConfig()
+    """None: speed and memory are not measured."""
+    placement: CompressionPlacement = CompressionPlacement()
+
+    def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
+        """Settings on which variants and scores depend; how speed is measured is none of them."""
+        return {name: value for name, value in super().identity(write).items() if name != "speed"}
+
+    @property
+    def title(self) -> str:
+        """Name of the run."""
+        return self.name or f"compressed-{self.fingerprint}"
+
+    @model_validator(mode="after")
+    def _no_way_twice(self) -> "CompressionRun":
+        labels = [way.label for way in self.ways]
+        if twice := sorted({label for label in labels if labels.count(label) > 1}):
+            raise ValueError(
+                f"two ways are called {twice[0]!r}; variants that differ in other settings than "
+                "their label shows need runs of their own"
+            )
+        return self

@@ -1,0 +1,9 @@
+"""Jobs of sweeps, as `rayembed` lists them."""
+
+from rayembed.jobs.table import TRAIN, Command
+
+SWEEP = Command(
+    TRAIN,
+    "Search the settings of a recipe over the cluster.",
+    "rayembed_extras.sweeps.job:run_sweep_job",
+)

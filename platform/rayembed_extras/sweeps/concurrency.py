@@ -1,0 +1,79 @@
+"""Number of concurrent trials on a cluster, and the resources of each. Independent of Ray."""
+
+from collections.abc import Sequence
+
+from rayembed.config.placement import Placement
+from rayembed.errors import PlacementError
+from rayembed.training.memory.capacity import (
+    Node,
+    validation_resources,
+    with_named_gpu,
+    worker_resources,
+)
+from rayembed_extras.sweeps.settings import Sweep
+
+
+def trials_at_once(placement: Placement, free: Sequence[Node], *, validates: bool) -> int:
+    """Number of trials that fit into each node's free resources, including their validation.
+
+    Ray Tune counts only what its own small actor of a trial takes. Trials that Ray Train then
+    cannot place would wait for each other's workers for ever, so the number must be said. An
+    elastic trial counts with the most workers that it may grow to.
+
+    Args:
+        free: resources of each node that nobody holds.
+
+    Raises:
+        PlacementError: not even one trial fits.
+    """
+    workers = [worker_resources(placement)] * placement.workers
+    beside = [validation_resources(placement)] * placement.validations_at_once if validates else []
+    free = with_named_gpu(placement, free)
+    found = _that_fit([*workers, *beside], free)
+    if found:
+        return found
+    # One trial alone may begin with its fewest workers, and score its weights when they are done;
+    # two would wait for each other.
+    if _that_fit(workers[: placement.fewest_workers], free):
+        return 1
+    setting = "min_workers" if placement.is_elastic else "workers"
+    raise PlacementError(
+        f"no trial fits into what is free: placement.{setting}={placement.fewest_workers} of "
+        f"{workers[0]} each, and the nodes have {[dict(node) for node in free]} free. Most likely "
+        "other jobs hold their CPUs and GPUs: free them (`ray status` shows what is taken), or "
+        f"lower placement.{setting} or placement.cpus_per_worker"
+    )
+
+
+def with_cores_of_their_own(sweep: Sweep, at_once: int) -> Sweep:
+    """Sweep whose workers use no more threads than reserved CPUs, if trials run side by side.
+
+    A recipe for a small machine may give its one worker all cores while it reserves one of them.
+    Two such trials at a time on two cores were measured at a fifth of the speed of one: threads
+    that wait for each other's turn.
+    """
+    placement = sweep.base.placement
+    cpus = max(1, int(placement.cpus_per_worker))
+    if at_once == 1 or placement.threads <= cpus:
+        return sweep
+    return sweep.placed(threads_per_worker=cpus)
+
+
+def _that_fit(bundles: Sequence[Node], free: Sequence[Node]) -> int:
+    """Number of times that all bundles fit, each on one node, largest first."""
+    left = [dict(node) for node in free]
+    ordered = sorted(bundles, key=lambda b: (b.get("GPU", 0.0), b.get("CPU", 0.0)), reverse=True)
+    count = 0
+    while True:
+        for bundle in ordered:
+            node = next((node for node in left if _holds(node, bundle)), None)
+            if node is None:
+                return count
+            for kind, amount in bundle.items():
+                node[kind] = node.get(kind, 0.0) - amount
+        count += 1
+
+
+def _holds(node: Node, bundle: Node) -> bool:
+    # 0.9 - 0.3 - 0.3 is a little less than 0.3.
+    return all(node.get(kind, 0.0) + 1e-9 >= amount for kind, amount in bundle.items())

@@ -1,0 +1,342 @@
+"""The job of a sweep, from its arguments on. Its functions import what they need."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TextIO
+
+from rayembed.config.document import read_mapping
+from rayembed.config.named_benchmarks import with_named_benchmarks
+from rayembed.config.override import check_together, override
+from rayembed.config.run import Run, of_stages
+from rayembed.config.settings import nearest, parse
+from rayembed.config.stage import StageConfig
+from rayembed.errors import ConfigError
+from rayembed.pipeline.job import Job, JobContext, named_or_read, option
+from rayembed.pipeline.run.training_job import SEND_METRICS, STAGE
+from rayembed.recipes.catalogue import get_recipe, recipe_names
+from rayembed_extras.adaptation.recipes import adaptation_names, get_adaptation
+from rayembed_extras.adaptation.settings import AnyRun, kind_of_run
+from rayembed_extras.sweeps.settings import Sweep
+from rayembed_extras.sweeps.space import (
+    as_text,
+    is_domain,
+    is_nearly_domain,
+    parse_domain,
+    parse_space,
+)
+
+
+@dataclass(frozen=True)
+class PrintedSweep:
+    """A sweep with figures in print to stand beside its own."""
+
+    sweep: Sweep
+    printed: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Row of the sweep → column → figure, of 100. Rows that the sweep leaves out have figures
+    alone."""
+    source: str = ""
+    """The paper and the table."""
+    about: str = ""
+    """Description of what the sweep compares."""
+
+
+Sweeps = Mapping[str, Callable[[], PrintedSweep]]
+"""Sweeps that are asked for by name."""
+
+NO_SWEEPS: Sweeps = MappingProxyType({})
+
+_RECIPE = "nvembed-quickstart"
+"""Recipe that is searched where none is named."""
+
+
+def sweep_job(sweeps: Sweeps = NO_SWEEPS) -> Job[PrintedSweep]:
+    """The job that searches the settings of a recipe.
+
+    Args:
+        sweeps: what `--sweep` takes beside files.
+    """
+    named = "a sweep by its name (see --list) or a file" if sweeps else "a file that is a sweep"
+    return Job(
+        options=(option("--sweep NAME|sweep.yaml", named), *_OPTIONS),
+        read=lambda args: _read(args, sweeps),
+        run=_sweep,
+        lists=("what can be named", lambda context: _print_list(sweeps, context.out)),
+        shows=("the sweep", "its trials, their data and how many run at once", _show),
+        instead=[(SEND_METRICS, _send_metrics)],
+        example="--sweep " + next(iter(sweeps)) if sweeps else "--set 'seed=grid(1, 2)'",
+    )
+
+
+def _send_metrics(asked: PrintedSweep, context: JobContext) -> None:
+    from rayembed_extras.sweeps.folder import send_pending_sweep
+
+    send_pending_sweep(asked.sweep, context.out)
+
+
+def _show(asked: PrintedSweep, context: JobContext) -> None:
+    from rayembed.data.epochs import unknown_records
+    from rayembed.pipeline.checks.files import look_at
+    from rayembed_extras.sweeps.dry_run import print_sweep
+    from rayembed_extras.sweeps.trials import check_sweep
+
+    check_sweep(asked.sweep)
+    base = asked.sweep.base
+    if isinstance(base, Run) and (problems := look_at(base, unknown_records).problems):
+        raise ConfigError("\n".join(problems))
+    print_sweep(asked.sweep, out=context.out, tables=context.err)
+
+
+def _sweep(asked: PrintedSweep, _: JobContext) -> None:
+    # What is asked wrongly is told without Ray and torch.
+    from rayembed_extras.sweeps.trials import check_sweep
+
+    check_sweep(asked.sweep)
+    if isinstance(asked.sweep.base, Run):
+        from rayembed.data.epochs import unknown_records
+        from rayembed.pipeline.checks.files import check_at_hand
+
+        check_at_hand(asked.sweep.base, unknown_records)
+    from rayembed_extras.sweeps.sweep import sweep_runs
+
+    sweep_runs(asked.sweep, asked.printed, asked.source)
+
+
+def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
+    """The sweep that the arguments describe: first its name, file or recipe, then each
+    `--set` in its order, the search, each `--with`, the name.
+    """
+    given, printed, source = _given(args, sweeps)
+    fixed = [text for text in args.assignments if not is_domain(text.partition("=")[2])]
+    set_here = {path for path, _, value in map(_parted, args.assignments) if value != "null"}
+    space: dict[str, Any] = {
+        path: domain
+        for path, domain in dict(given.get("space", {})).items()
+        if _said_otherwise(path) not in set_here
+    }
+    for text in args.assignments:
+        path, equals, domain = _parted(text)
+        if equals and is_domain(domain):
+            space[path] = domain
+        else:
+            space.pop(path, None)  # set in all trials, it is searched no more
+    runs = {
+        label: _of_stages(_fixed(run, fixed), args.stages) for label, run in given["runs"].items()
+    }
+    domains = parse_space(space)
+    for run in given["runs"].values():
+        check_together(run, [*fixed, *_lengths(space)])
+    search = dict(given.get("search", {"kind": _usual_search(domains)}))
+    if args.search is not None and args.search != search.get("kind"):
+        search = {"kind": args.search}
+    if args.trials is not None:
+        if search["kind"] == "grid":
+            raise ConfigError(
+                f"--trials {args.trials} is a number of draws, and a grid takes every combination; "
+                "add --search random or optuna, or leave --trials out"
+            )
+        search["trials"] = args.trials
+    scheduler = given.get("scheduler", {})
+    if args.scheduler is not None and args.scheduler != scheduler.get("kind"):
+        scheduler = {"kind": args.scheduler}
+    _check_options(args.options, search["kind"], scheduler.get("kind", "none"))
+    values: dict[str, Any] = {
+        **{name: given[name] for name in given if name not in ("space", "runs", "scheduler")},
+        "name": args.name or given["name"],
+        "runs": {label: run.model_dump(mode="json") for label, run in runs.items()},
+        "space": {
+            path: entry if isinstance(entry, str) else tuple(as_text(value) for value in entry)
+            for path, entry in space.items()
+        },
+        "search": search,
+    }
+    if scheduler:
+        values["scheduler"] = scheduler
+    return PrintedSweep(override(parse(Sweep, values), args.options), printed, source)
+
+
+def _fixed(run: AnyRun, assignments: Sequence[str]) -> AnyRun:
+    """The run with settings of all trials.
+
+    Raises:
+        ConfigError: as `override`; of a value that was meant for a domain, what is wrong with it.
+    """
+    try:
+        return override(run, assignments)
+    except ConfigError:
+        for text in assignments:
+            path, _, value = text.partition("=")
+            if is_nearly_domain(value):
+                parse_domain(path, value)
+        raise
+
+
+def _parted(assignment: str) -> tuple[str, str, str]:
+    return assignment.partition("=")
+
+
+def _said_otherwise(path: str) -> str | None:
+    """Path of the setting that says the same as one of a stage in another way; None: none does."""
+    pairs = StageConfig.replaces
+    other = {**pairs, **{second: first for first, second in pairs.items()}}
+    stage, _, name = path.rpartition(".")
+    return f"{stage}.{other[name]}" if name in other else None
+
+
+def _lengths(space: Mapping[str, Any]) -> list[str]:
+    """An assignment of each searched setting that another one may replace."""
+    chosen = {path: domain for path, domain in space.items() if _said_otherwise(path)}
+    return [f"{path}={domain.ends[0]}" for path, domain in parse_space(chosen).items()]
+
+
+def _check_options(options: Sequence[str], search: str, scheduler: str) -> None:
+    """Return when each `--with` has what it is a setting of."""
+    kinds = {path: value for path, _, value in (option.partition("=") for option in options)}
+    for part, kind, none, instead in (
+        ("search", search, "grid", "--search random or optuna"),
+        ("scheduler", scheduler, "none", "--scheduler asha"),
+    ):
+        given = [path for path in kinds if path.startswith(f"{part}.") and path != f"{part}.kind"]
+        if given and kinds.get(f"{part}.kind", kind) == none:
+            raise ConfigError(f"--with {given[0]}: {part} {none!r} has no settings; add {instead}")
+
+
+def named_sweep(name: str, sweeps: Sweeps) -> PrintedSweep:
+    """The sweep of that name.
+
+    Raises:
+        ConfigError: no such sweep; the message names the nearest one.
+    """
+    if name not in sweeps:
+        raise ConfigError(f"no sweep {name!r}; {nearest(name, sweeps)}")
+    return sweeps[name]()
+
+
+def _given(
+    args: argparse.Namespace, sweeps: Sweeps
+) -> tuple[dict[str, Any], Mapping[str, Mapping[str, float]], str]:
+    """The settings to begin with, and the figures of a paper."""
+    if args.sweep is not None and args.recipe is not None:
+        raise ConfigError("--sweep names its own runs; leave out --recipe, or --sweep")
+    if args.sweep is None:
+        run = _base_run(args.recipe or _RECIPE)
+        return {"name": f"{run.name}-sweep", "runs": {"": run}}, {}, ""
+    if not sweeps or args.sweep.endswith((".yaml", ".yml")):
+        return _of_file(args.sweep), {}, ""
+    table = named_sweep(args.sweep, sweeps)
+    values = table.sweep.model_dump(mode="json", exclude={"runs"})
+    return {**values, "runs": dict(table.sweep.runs)}, table.printed, table.source
+
+
+def _of_file(path: str) -> dict[str, Any]:
+    """The settings in a file; its runs are whole ones, or recipes with settings."""
+    values = read_mapping(path)
+    if "recipe" in values:
+        entry = {"recipe": values.pop("recipe"), "set": values.pop("set", [])}
+        values["runs"] = {"": entry}
+    runs = values.get("runs")
+    if not isinstance(runs, dict) or not runs:
+        raise ConfigError(
+            f"the sweep {path!r} has no runs: write recipe: <name>, or runs: with a recipe each "
+            "(label: {recipe: <name>, set: [path=value]})"
+        )
+    space = values.get("space")
+    lengths = _lengths(space) if isinstance(space, dict) else []
+    values["runs"] = {label: _run_of(path, label, entry, lengths) for label, entry in runs.items()}
+    values.setdefault("name", "sweep")
+    return values
+
+
+def _names() -> tuple[str, ...]:
+    return (*recipe_names(), *adaptation_names())
+
+
+def _base_run(recipe: str) -> AnyRun:
+    return named_or_read(recipe, _names(), _recipe, lambda path: _parsed(read_mapping(path)))
+
+
+def _recipe(name: str) -> AnyRun:
+    return get_adaptation(name) if name in adaptation_names() else get_recipe(name)
+
+
+def _parsed(values: Any) -> AnyRun:
+    return parse(kind_of_run(values), values)
+
+
+def _of_stages(run: AnyRun, names: Sequence[str]) -> AnyRun:
+    if isinstance(run, Run):
+        return of_stages(with_named_benchmarks(run), names)
+    if names:
+        raise ConfigError(f"--stage {names[0]}: an adaptation has no stages; leave it out")
+    return run
+
+
+def _run_of(path: str, label: str, entry: Any, searched: Sequence[str]) -> AnyRun:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"the run {label!r} of {path!r} must be a mapping with recipe, or a run")
+    if "recipe" not in entry:
+        return _parsed(entry)
+    unknown = sorted(set(entry) - {"recipe", "set"})
+    if unknown:
+        raise ConfigError(
+            f"the run {label!r} of {path!r} has {unknown[0]!r}; beside recipe there is only set"
+        )
+    changes = entry.get("set", [])
+    if not isinstance(changes, list):
+        raise ConfigError(f"set of the run {label!r} of {path!r} must be a list of path=value")
+    base, changes = _base_run(str(entry["recipe"])), [str(change) for change in changes]
+    check_together(base, [*changes, *searched])
+    return override(base, changes)
+
+
+def _usual_search(domains: Mapping[str, Any]) -> str:
+    return "grid" if all(domain.is_finite for domain in domains.values()) else "random"
+
+
+def _print_list(sweeps: Sweeps, out: TextIO) -> None:
+    """Write a line for each named sweep, or for each recipe that can be searched."""
+    if not sweeps:
+        from rayembed.pipeline.estimate.dry_run import print_recipes
+        from rayembed_extras.adaptation.tables import print_adaptations
+
+        print_recipes(map(get_recipe, recipe_names()), out=out)
+        print_adaptations(map(get_adaptation, adaptation_names()), out=out)
+        return
+    from rayembed.display.tables import Table, console
+    from rayembed_extras.sweeps.trials import known_trials
+
+    named = {name: named_sweep(name, sweeps) for name in sweeps}
+    rows = [[name, s.about, s.source, len(known_trials(s.sweep))] for name, s in named.items()]
+    console(out).print(Table(["sweep", "what it compares", "source", "trials"], rows))
+
+
+_OPTIONS = (
+    option(
+        "--recipe NAME|run.yaml",
+        f"run whose settings are searched; default: {_RECIPE}",
+        names=_names,
+    ),
+    option(
+        "--set path=value|domain",
+        "change a setting of all runs, or search it: path=grid(a, b), choice(a, b), "
+        "uniform(low, high), loguniform(low, high), integers(low, high)",
+        often=True,
+        dest="assignments",
+    ),
+    STAGE,
+    option("--search {grid,random,optuna}", "how values are drawn"),
+    option("--trials N", "draws of random and optuna", type=int),
+    option("--scheduler {none,asha}", "what ends trials early"),
+    option(
+        "--with path=value",
+        "a setting of the sweep itself: metric.of=evaluation, scheduler.grace_steps=100, "
+        "trials_at_once=2",
+        often=True,
+        dest="options",
+    ),
+    option("--name NAME", "name of the sweep; one submitted again under its name goes on"),
+)
+
+run_sweep_job = sweep_job()
+"""The job that searches the settings of a recipe."""

@@ -1,0 +1,210 @@
+"""Plots of a sweep: parallel coordinates of its trials, and importance of settings."""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayembed.display.figures import COLOURS, GRID, INK, new_figure, set_title, write_png
+from rayembed.evaluation.paired import Difference, paired
+from rayembed_extras.sweeps.results import Row, short_names
+from rayembed_extras.sweeps.settings import Sweep
+from rayembed_extras.sweeps.space import Domain
+from rayembed_extras.sweeps.trial_store import TrialRecord
+
+
+def parallel_coordinates(
+    sweep: Sweep, records: Mapping[str, TrialRecord], path: str | Path
+) -> None:
+    """Write a PNG of parallel coordinates: axes for the settings and the score, a line for each
+    trial.
+
+    Finished trials are coloured by their score, those that were ended early are grey.
+    """
+    import matplotlib as mpl
+
+    shown = [r for r in records.values() if r.score is not None and math.isfinite(r.score)]
+    axes_of = list(sweep.domains.items())
+    labels = list(sweep.runs)
+    names = (["run"] if len(labels) > 1 else []) + list(short_names(sweep.domains).values())
+    apart = max(2.2, 0.8 + _INCHES_A_SIGN * max(map(len, names), default=0))
+    figure, axes = new_figure(width=max(6.0, apart * (len(names) + 1)))
+    scores = [r.score for r in shown if r.score is not None]
+    low, high = (min(scores), max(scores)) if scores else (0.0, 1.0)
+    wide = (high - low) or 1.0
+    colours = mpl.colormaps["viridis"]
+    for record in sorted(shown, key=lambda r: r.score or 0.0):
+        assert record.score is not None
+        places = [_place(domain, record.values.get(p, "")) for p, domain in axes_of]
+        if len(labels) > 1:
+            places.insert(0, _of_list(labels, record.label))
+        height = (record.score - low) / wide
+        ended = record.state != "finished"
+        axes.plot(
+            range(len(places) + 1),
+            [*places, height],
+            color=COLOURS[0] if ended else colours(height),
+            alpha=0.5 if ended else 0.95,
+            linewidth=1.0 if ended else 1.6,
+            zorder=1 if ended else 2,
+        )
+    for number, ticks in enumerate(
+        [*([_list_ticks(labels)] if len(labels) > 1 else []), *(_ticks(d) for _, d in axes_of)]
+    ):
+        axes.axvline(number, color=GRID, zorder=0)
+        for place, text in ticks:
+            axes.annotate(text, (number, place), ha="center", va="bottom", **_OVER_LINES)
+    axes.axvline(len(names), color=GRID, zorder=0)
+    for place in (0.0, 0.5, 1.0):
+        text = f"{low + place * wide:.3f}"
+        axes.annotate(text, (len(names) + 0.03, place), ha="left", va="center", **_OVER_LINES)
+    axes.set_xticks(range(len(names) + 1), [*names, "score"], fontsize=8)
+    axes.set_yticks([])
+    axes.set_ylim(-0.08, 1.12)
+    set_title(axes, f"Trials of {sweep.name}")
+    write_png(figure, path)
+
+
+def importance_bars(shares: Mapping[str, float], path: str | Path) -> None:
+    """Write a PNG with a bar for each setting, the most important one on top."""
+    ordered = sorted(shares.items(), key=lambda item: item[1])
+    figure, axes = _figure_of_rows([name for name, _ in ordered])
+    places = range(len(ordered))
+    bars = axes.barh(places, [share for _, share in ordered], color=COLOURS[2], zorder=2)
+    axes.bar_label(bars, [f"{share:.0%}" for _, share in ordered], fontsize=8, padding=2)
+    axes.set_xlim(0.0, 1.05)
+    axes.set_xlabel("share of the variance of the score (fANOVA)", fontsize=9)
+    set_title(axes, "What decides the score")
+    write_png(figure, path)
+
+
+def rows_with_spread(rows: Sequence[Row], path: str | Path) -> None:
+    """Write a PNG of each row's mean score, its standard deviation and every seed as a point."""
+    shown = [row for row in rows if "score" in row.scores][::-1]
+    figure, axes = _figure_of_rows([row.name for row in shown])
+    for number, row in enumerate(shown):
+        found = row.scores["score"]
+        points = [r.final.score for r in row.records if r.state == "finished" and r.final]
+        axes.scatter(points, [number] * len(points), s=14, color=COLOURS[0], zorder=2)
+        axes.errorbar(
+            found.mean, number, xerr=found.deviation or 0.0, fmt="o", color=COLOURS[2], zorder=3
+        )
+    _set_label(figure, "score: mean and standard deviation over seeds")
+    write_png(figure, path)
+
+
+def differences_by_seed(rows: Sequence[Row], reference: Row, path: str | Path) -> None:
+    """Write a PNG of each row's differences to the reference: every seed as a point, the mean, and
+    its 95 % interval where there are seeds.
+
+    The axis holds all points and the intervals of three and more seeds. Those of two are some ten
+    times as wide: an arrow stands where they go on.
+    """
+    apart = [
+        (row, found) for row in rows if row is not reference and (found := row.apart(reference))
+    ]
+    figure, axes = _figure_of_rows([row.name for row, _ in apart[::-1]])
+    low, high = difference_limits([(found, _points(row, reference)) for row, found in apart])
+    cut = False
+    for number, (row, found) in enumerate(apart[::-1]):
+        points = _points(row, reference)
+        axes.scatter(points, [number] * len(points), s=14, color=COLOURS[0], zorder=2)
+        half = None if found.half is None else 100 * found.half
+        mean = 100 * found.mean
+        axes.errorbar(mean, number, xerr=half, fmt="o", color=COLOURS[2], capsize=3, zorder=3)
+        for end, beyond, sign in (
+            (low, half is not None and mean - half < low, "<"),
+            (high, half is not None and mean + half > high, ">"),
+        ):
+            if beyond:
+                axes.plot(end, number, sign, color=COLOURS[2], markersize=6, clip_on=False)
+                cut = True
+    axes.axvline(0.0, color=INK, linewidth=0.8, zorder=1)
+    axes.set_xlim(low, high)
+    told = "; an arrow: the interval goes on" if cut else ""
+    to = reference.name or "the recipe"
+    _set_label(figure, f"difference to {to}, of 100, by seed: mean, 95 % interval{told}")
+    write_png(figure, path)
+
+
+def difference_limits(found: Sequence[tuple[Difference, Sequence[float]]]) -> tuple[float, float]:
+    """Ends of the axis of differences, of 100.
+
+    Args:
+        found: each row's difference and its points, of 100. Intervals of three and more seeds lie
+            on the axis, or all where no row has as many.
+    """
+    most = max((one.number for one, _ in found), default=0)
+    ends = [0.0]
+    for one, points in found:
+        whole = one.half is not None and one.number >= min(3, most)
+        half = one.half if whole and one.half is not None else 0.0
+        ends += [*points, 100 * (one.mean - half), 100 * (one.mean + half)]
+    room = 0.06 * (max(ends) - min(ends)) or 1.0
+    return min(ends) - room, max(ends) + room
+
+
+def _points(row: Row, reference: Row) -> list[float]:
+    return [100 * value for value in paired(row.by_seed, reference.by_seed)]
+
+
+_INCHES_A_SIGN = 0.075
+"""Width of a letter of a row's name."""
+
+_SIGNS_A_LINE = 60
+"""Letters of a row's name in a line, unless one of its settings is longer."""
+
+_OVER_LINES = {
+    "fontsize": 7,
+    "color": INK,
+    "zorder": 4,
+    "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.0},
+}
+"""The look of values that lines may run through."""
+
+
+def _figure_of_rows(names: Sequence[str]) -> tuple[Any, Any]:
+    """A figure with room for rows and their names, which stand at 0, 1, … from the bottom."""
+    wrapped = [textwrap.wrap(name, _SIGNS_A_LINE, break_long_words=False) for name in names]
+    longest = max((len(line) for lines in wrapped for line in lines), default=0)
+    most = max(map(len, wrapped), default=1)
+    figure, axes = new_figure(
+        width=max(7.0, 4.5 + _INCHES_A_SIGN * longest),
+        height=1.2 + (0.2 + 0.14 * most) * max(len(names), 2),
+    )
+    axes.set_yticks(range(len(names)), ["\n".join(lines) for lines in wrapped], fontsize=8)
+    axes.set_ylim(-0.6, max(len(names), 1) - 0.4)
+    return figure, axes
+
+
+def _set_label(figure: Any, text: str) -> None:
+    """Write what the x axis shows below the whole figure, which is wider than the axis."""
+    signs = int(figure.get_size_inches()[0] / (1.1 * _INCHES_A_SIGN))
+    figure.supxlabel(textwrap.fill(text, signs), fontsize=9, color=INK)
+
+
+def _place(domain: Domain, text: str) -> float:
+    """Position of a value between the ends of its axis, from 0 to 1."""
+    if domain.is_finite:
+        return _of_list(domain.values, text)
+    value, low, high = float(text), domain.low, domain.high
+    if domain.kind == "loguniform":
+        value, low, high = np.log([value, low, high])
+    return float((value - low) / (high - low))
+
+
+def _of_list(values: Sequence[str], text: str) -> float:
+    return list(values).index(text) / max(1, len(values) - 1) if text in values else 0.0
+
+
+def _list_ticks(values: Sequence[str]) -> list[tuple[float, str]]:
+    return [(_of_list(values, value), value) for value in values]
+
+
+def _ticks(domain: Domain) -> list[tuple[float, str]]:
+    if domain.is_finite:
+        return _list_ticks(domain.values)
+    return [(0.0, f"{domain.low:g}"), (1.0, f"{domain.high:g}")]

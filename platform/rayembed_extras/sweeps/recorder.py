@@ -1,0 +1,101 @@
+"""Recorder of a running sweep: turns trial events into records. Independent of Ray."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rayembed_extras.sweeps.trial_store import Report, TrialRecord, TrialStore, best
+
+logger = logging.getLogger(__name__)
+
+
+class TrialRecorder:
+    """Writes trial events to the trial store.
+
+    Args:
+        past: records of earlier submissions.
+    """
+
+    def __init__(self, trial_store: TrialStore, past: Mapping[str, TrialRecord]) -> None:
+        self._trial_store = trial_store
+        self.records = dict(past)
+        self._told: set[str] = set()
+        self._ended: set[str] = set()
+
+    @property
+    def num_ended(self) -> int:
+        """Number of Ray Tune trials that have ended here, for any reason."""
+        return len(self._ended)
+
+    def record_start(self, given: TrialRecord) -> None:
+        """Record the start of a trial, so that one without scores is not lost.
+
+        Args:
+            given: a record of what it was given.
+        """
+        if given.key not in self.records:
+            self._put(given)
+
+    def record(self, trial_id: str, given: TrialRecord, result: Mapping[str, Any]) -> None:
+        """Record a score or the end of a trial.
+
+        Args:
+            trial_id: Ray Tune's.
+            given: a record of what it was given.
+            result: the values of an event.
+        """
+        self._told.add(trial_id)
+        if result["kind"] != "score":
+            self._ended.add(trial_id)
+        if result["kind"] == "known":
+            logger.info("%s  had ended before with %.4f", given.key, result["score"])
+            return
+        report = Report(result["global_step"], result["score"], result["scores"], time.time())
+        record = self.records.get(given.key, given)
+        match result["kind"]:
+            case "score":
+                record = record.reported(report)
+            case "final":
+                evaluation = dict(result["evaluation"])
+                record = replace(
+                    record, state="finished", final=report, evaluation=evaluation, problem=""
+                )
+            case "problem":
+                record = replace(record, state="failed", problem=result["problem"])
+        self._put(record)
+        if record.state == "failed":
+            logger.warning("%s  failed: %s", record.key, record.problem)
+        else:
+            self._tell(record, report)
+
+    def record_end(self, trial_id: str, key: str) -> None:
+        """Record the end of a trial; one that has not finished was stopped by the scheduler."""
+        if trial_id not in self._told or trial_id in self._ended:
+            return
+        self._ended.add(trial_id)
+        if self.records[key].state == "begun":
+            self._put(replace(self.records[key], state="stopped"))
+            logger.info("%s  ended by the scheduler", key)
+
+    def record_failure(self, trial_id: str, given: TrialRecord, problem: str) -> None:
+        """Record the error that ended a trial for good."""
+        self._ended.add(trial_id)
+        record = self.records.get(given.key, given)
+        logger.warning("%s  failed: %s", record.key, problem)
+        self._put(replace(record, state="failed", problem=problem))
+
+    def _put(self, record: TrialRecord) -> None:
+        self.records[record.key] = record
+        self._trial_store.write(record)
+
+    def _tell(self, record: TrialRecord, report: Report) -> None:
+        values = ", ".join(f"{path}={value}" for path, value in record.values.items())
+        top = best(self.records)
+        told = "" if top is None or top.final is None else f"; best so far {top.final.score:.4f}"
+        state = "" if record.state == "begun" else f"{record.state} "
+        logger.info(
+            "%s  step %d  %s%.4f  (%s)%s",
+            *(record.key, report.global_step, state, report.score, values, told),
+        )

@@ -1,0 +1,313 @@
+"""A sweep from its settings to a report and a registered model: check, prepare, run, compare."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from rayembed.assets.storage import exists, file_name, join, read_bytes, write_atomic
+from rayembed.assets.stored_folder import StoredFolder
+from rayembed.config.document import without_places
+from rayembed.config.run import Run
+from rayembed.config.settings import parse
+from rayembed.config.yaml_text import read_yaml
+from rayembed.errors import ArtifactError, RayembedError, StorageError, WorkerError
+from rayembed.machine.device import settled_placement
+from rayembed.pipeline.run.folders import fetched_folder, run_place
+from rayembed.pipeline.run.on_ray import OnRay, connect
+from rayembed.pipeline.run.report import Outcome
+from rayembed.pipeline.storage import absolute_storage
+from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
+from rayembed.registry.mlflow_run import flatten
+from rayembed.registry.tracking import Status, Tracker
+from rayembed.registry.tracking_uri import reachable_tracking_uri
+from rayembed.training.checkpoints.checkpoint_list import remove_states
+from rayembed.training.faults.elastic_on_ray import free_nodes
+from rayembed.training.on_ray import check_placement, check_placement_now, worker_precision
+from rayembed_extras.adaptation.adapt import AdaptedEncoder
+from rayembed_extras.adaptation.settings import Adaptation
+from rayembed_extras.sweeps import adaptations as sweep_adaptation
+from rayembed_extras.sweeps import trial as sweep_trial
+from rayembed_extras.sweeps.concurrency import trials_at_once
+from rayembed_extras.sweeps.dry_run import expected_time
+from rayembed_extras.sweeps.events import Execute
+from rayembed_extras.sweeps.folder import locked_sweep, sweep_as_begun, sweep_settled
+from rayembed_extras.sweeps.on_ray import TuneJob, check_dashboard, run_trials
+from rayembed_extras.sweeps.report import print_swept, write_report
+from rayembed_extras.sweeps.settings import Sweep
+from rayembed_extras.sweeps.trial_store import TrialRecord, TrialStore, best
+from rayembed_extras.sweeps.trials import (
+    check_sweep,
+    data_runs,
+    known_trials,
+    number_left,
+    unfinished,
+)
+
+logger = logging.getLogger(__name__)
+
+SWEEP_FILE = "sweep.yaml"
+"""The resolved sweep, in its folder."""
+
+DATA_FILE = "data.json"
+"""Names of the plans that its trials read, by the first trial of each different data."""
+
+ENDED_TAG = "rayembed.sweep.ended_at_step"
+"""Tag on the MLflow run of a trial that the scheduler ended."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a sweep does with runs of one kind."""
+
+    check: Callable[[Sequence[Any]], Any]
+    """Checks the assets of runs before Ray starts."""
+    prepare: Callable[[Sweep, Sequence[Any]], list[list[str]]]
+    """Prepares the data of runs of the sweep, each of which needs other ones; each one's plans'
+    folders.
+    """
+    run_trial: Execute
+    hand_on: Callable[[Sweep, TrialRecord], Outcome | AdaptedEncoder]
+    """Makes of the best trial, which is trained, what a run of its kind leaves."""
+
+
+WAYS = {
+    Run: Way(
+        sweep_trial.check_runs,
+        sweep_trial.prepare_runs,
+        sweep_trial.run_trial,
+        sweep_trial.register_best,
+    ),
+    Adaptation: Way(
+        sweep_adaptation.check_adaptations,
+        sweep_adaptation.prepare_adaptations,
+        sweep_adaptation.run_trial,
+        sweep_adaptation.hand_on_best,
+    ),
+}
+"""Kind of the runs of a sweep → what is done with them."""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Result of a sweep."""
+
+    sweep: Sweep
+    records: Mapping[str, TrialRecord]
+    report: str
+    """Path of the report in storage."""
+    outcome: Outcome | AdaptedEncoder | None
+    """Result of the best trial's run, registered where it is a model; None: no trial has
+    finished."""
+
+
+def sweep_runs(
+    sweep: Sweep, printed: Mapping[str, Mapping[str, float]] | None = None, source: str = ""
+) -> SweepResult:
+    """Run a sweep or resume it; return its result after its tables were printed.
+
+    Everything that a user can get wrong is checked before a worker starts.
+
+    Args:
+        printed: figures of a paper to stand beside: row → column → figure.
+        source: paper and table that they are of.
+
+    Raises:
+        RayembedError: what is wrong and what to do; a trial that failed stops no other, and is
+            told at the end.
+    """
+    sweep = sweep.placed(storage_path=absolute_storage(sweep.base.placement.storage_path))
+    check_sweep(sweep)
+    with locked_sweep(sweep) as files:
+        return _sweep(sweep, files, printed or {}, source)
+
+
+def _sweep(
+    sweep: Sweep,
+    files: StoredFolder,
+    printed: Mapping[str, Mapping[str, float]],
+    source: str,
+) -> SweepResult:
+    sweep = _as_begun(sweep, files.place)
+    placement = sweep.base.placement
+    tracking_uri = reachable_tracking_uri(placement.tracking_uri, placement.storage_path)
+    way, validates = WAYS[type(sweep.base)], sweep.validates
+    way.check([sweep.base, *(trial.run for trial in known_trials(sweep))])
+    connect()
+    sweep = _settled(sweep)
+    placement = sweep.base.placement
+    trials = known_trials(sweep)
+    trial_store = TrialStore(files.place)
+    past = trial_store.read()
+    left = number_left(sweep, trials, past)
+    if left:
+        logger.info("%s", expected_time(sweep, unfinished(trials, past), left))
+    needed = data_runs(sweep, [trial.run for trial in trials])
+    folders = way.prepare(sweep, needed)
+    made = {r.name: sorted(map(file_name, f)) for r, f in zip(needed, folders, strict=True)}
+    logger.info("the data of all trials are prepared (%d different)", len(needed))
+    plans = _with_earlier(sweep, files.place, made)
+    if left:
+        runs = min(left, sweep.trials_at_once or 1)
+        check_placement(placement, validates=validates, runs=runs)
+    # Only now the name is taken: a mistake in the settings must not use it up.
+    write_atomic(files.local / DATA_FILE, json.dumps(plans, indent=1).encode())
+    write_atomic(files.local / SWEEP_FILE, sweep.to_yaml().encode())
+    files.keep()
+    tracker = Tracker.open(
+        tracking_uri,
+        placement.experiment,
+        sweep.name,
+        sweep.fingerprint,
+        without_places(
+            flatten(sweep.model_dump(mode="json", exclude={"runs"})), placement.storage_path
+        ),
+        {"rayembed.kind": "sweep"},
+        folder=files.local,
+        total_steps=0,
+        storage=placement.storage_path,
+    )
+    status: Status = "FAILED"
+    try:
+        tags = {"mlflow.parentRunId": tracker.run_id, "rayembed.sweep": sweep.name}
+        try:
+            run_trials(TuneJob(sweep, trials, trial_store, way.run_trial, tags))
+        finally:
+            records = trial_store.read()
+            _close_ended(sweep, records)
+            report = write_report(sweep, records, files, tracker, printed, source)
+            files.keep()
+        outcome = _hand_on_best(sweep, records, tracker, way)
+        status = "FAILED" if _failed(records) else "FINISHED"
+    finally:
+        complete = tracker.close(status)
+        files.keep()
+    swept = SweepResult(sweep, records, report, outcome)
+    print_swept(sweep, records, report, outcome, printed, source, mlflow_complete=complete)
+    _refuse_failed(records)
+    return swept
+
+
+def _settled(sweep: Sweep) -> Sweep:
+    """The sweep with device and number type settled, on a cluster that can hold its trials.
+
+    Raises:
+        PlacementError: it cannot.
+    """
+    placement = sweep.base.placement
+    sweep = sweep.placed(use_gpu=settled_placement(placement, OnRay().gpus(placement)).use_gpu)
+    placement, validates = sweep.base.placement, sweep.validates
+    check_placement_now(placement, validates=validates)
+    if not placement.wait_for_nodes_seconds:
+        trials_at_once(placement, free_nodes(), validates=validates)
+    check_dashboard()
+    return sweep_settled(sweep, worker_precision)
+
+
+def _as_begun(sweep: Sweep, place: str) -> Sweep:
+    """The sweep with the number types that it was begun with, if its folder is there.
+
+    Raises:
+        ArtifactError: another sweep of that name was begun there.
+    """
+    path = join(place, SWEEP_FILE)
+    if not exists(path):
+        return sweep
+    try:
+        begun = parse(Sweep, read_yaml(read_bytes(path).decode()))
+    except (ValueError, yaml.YAMLError) as error:  # a ConfigError is a ValueError
+        raise ArtifactError(
+            f"{path!r} cannot be read: {error}\nGive this sweep another --name or move the folder "
+            "away"
+        ) from None
+    sweep, found = sweep_as_begun(sweep, begun), begun.fingerprint
+    if found != sweep.fingerprint:
+        raise ArtifactError(
+            f"the sweep {sweep.name!r} (fingerprint {sweep.fingerprint}) cannot go on in {place!r}:"
+            f" a sweep with fingerprint {found} was begun there. Runs, space, search, scheduler or "
+            "metric differ; give this one another --name, or put the settings back"
+        )
+    logger.info("sweep %s goes on in %s", sweep.name, place)
+    return sweep
+
+
+def _with_earlier(
+    sweep: Sweep, place: str, plans: Mapping[str, Sequence[str]]
+) -> dict[str, Sequence[str]]:
+    """Names of plans by trial, with those of the sweep's earlier submissions.
+
+    Raises:
+        ArtifactError: a trial would read another plan than then, as files have changed.
+    """
+    path = join(place, DATA_FILE)
+    begun = json.loads(read_bytes(path)) if exists(path) else {}
+    known = [(begun[key], plans[key]) for key in plans if key in begun]
+    if changed := [(before, now) for before, now in known if before != now]:
+        before, now = (", ".join(names) for names in changed[0])
+        raise ArtifactError(
+            f"the sweep {sweep.name!r} cannot go on: since it was begun, files of its data or the "
+            f"version of rayembed have changed (the plan {before} would be {now} now), and trials "
+            "on other data cannot be compared. Give this one another --name, or put them back"
+        )
+    return {**begun, **plans}
+
+
+def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
+    """Tell MLflow of trials whose process was ended before it could."""
+    statuses: dict[str, Status] = {"stopped": "KILLED", "failed": "FAILED"}
+    for record in records.values():
+        name, status = record.key, statuses.get(record.state)
+        if status is None:
+            continue
+        run = sweep.runs[record.label].model_copy(update={"name": name})
+        try:
+            folder = fetched_folder(run)
+            tracker = Tracker.reopen(folder)
+            tracker.send_all(MetricsLog(folder / METRICS_FILE))
+        except RayembedError as error:
+            # A trial may fail before it has a run.
+            has_none = isinstance(error, ArtifactError) and not isinstance(error, StorageError)
+            if status != "FAILED" or not has_none:
+                logger.warning("MLflow does not know that %s was ended: %s", name, error)
+            continue
+        if status == "KILLED":
+            tracker.set_tags({ENDED_TAG: str(record.last_step)})
+        tracker.close(status)
+        if status == "KILLED":  # the scheduler's word is final: the trial never goes on
+            remove_states(run, run_place(run))
+
+
+def _hand_on_best(
+    sweep: Sweep, records: Mapping[str, TrialRecord], tracker: Tracker, way: Way
+) -> Outcome | AdaptedEncoder | None:
+    """What becomes of the best trial's run, which is trained already."""
+    found = best(records)
+    if found is None or found.final is None:
+        return None
+    tracker.log_scores("best", {"score": found.final.score}, found.final.global_step)
+    tracker.set_tags({"rayembed.sweep.best": found.key})
+    logger.info("the best trial is %s with %.4f", found.key, found.final.score)
+    return way.hand_on(sweep, found)
+
+
+def _failed(records: Mapping[str, TrialRecord]) -> list[TrialRecord]:
+    return [record for record in records.values() if record.state == "failed"]
+
+
+def _refuse_failed(records: Mapping[str, TrialRecord]) -> None:
+    """Return when no trial has failed.
+
+    Raises:
+        WorkerError: names those that have, each with its problem.
+    """
+    failed = _failed(records)
+    if failed:
+        problems = {record.key: record.problem.replace("\n", "\n    ") for record in failed}
+        told = "\n".join(f"  {key}: {problem}" for key, problem in problems.items())
+        raise WorkerError(
+            f"{len(failed)} of {len(records)} trials failed; the others are done. Submit the sweep "
+            f"again to try these anew:\n{told}"
+        )

@@ -1,0 +1,108 @@
+"""What a sweep does with training runs: check, prepare, train as trials, register the best one."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rayembed.assets.storage import join
+from rayembed.config.data_run import data_of
+from rayembed.config.document import fingerprint
+from rayembed.config.run import Run
+from rayembed.data.engine.on_ray import ray_pipeline_context
+from rayembed.data.prepare import prepare
+from rayembed.errors import ArtifactError
+from rayembed.models.contract import PromptTokenizer
+from rayembed.pipeline.checks.model import check_inputs, check_row_instructions
+from rayembed.pipeline.run.held_out import held_out_sets
+from rayembed.pipeline.run.report import Outcome
+from rayembed.pipeline.run.train import TrialOf, TrialResult, train, train_trial
+from rayembed.pipeline.run.validation import SCORE, check_validated, kept_step
+from rayembed.training.validation.folder import ValidationFolder
+from rayembed_extras.sweeps.events import Event
+from rayembed_extras.sweeps.settings import Sweep, deciding, metric_source
+from rayembed_extras.sweeps.space import apply
+from rayembed_extras.sweeps.trial_store import TrialRecord
+from rayembed_extras.sweeps.trials import Trial, counted
+
+
+def check_runs(runs: Sequence[Run]) -> dict[str, PromptTokenizer]:
+    """Check all assets of the runs, each different ones once; their tokenizers by `_assets`.
+
+    Raises:
+        RayembedError: as `check_inputs`.
+    """
+    tokenizers: dict[str, PromptTokenizer] = {}
+    for run in runs:
+        key = _assets(run)
+        if key not in tokenizers:
+            tokenizers[key] = check_inputs(run)
+    return tokenizers
+
+
+def prepare_runs(_: Sweep, runs: Sequence[Run]) -> list[list[str]]:
+    """Prepare the data of runs, each of which needs other ones; the folders of each one's plans.
+
+    Raises:
+        RayembedError: as `prepare`, or what is held out is too large to be scored in training.
+    """
+    tokenizers = check_runs(runs)
+    found = []
+    for run in runs:
+        plans = prepare(run, ray_pipeline_context(data_of(run)))
+        check_row_instructions(run, plans, tokenizers[_assets(run)])
+        check_validated(run, held_out_sets(run, plans))
+        found.append(list(plans.values()))
+    return found
+
+
+def _assets(run: Run) -> str:
+    """Fingerprint of all that `check_inputs` looks at."""
+    return fingerprint(run.model_dump(mode="json", include={"model", "data", "evaluation"}))
+
+
+def run_trial(
+    sweep: Sweep, trial: Trial, tags: Mapping[str, str], tell: Callable[[Event], None]
+) -> None:
+    """Return when the trial's run is trained; `tell` has got every score, the final one last.
+
+    Raises:
+        RayembedError: as `train`; or the weights that the run hands on have no score.
+    """
+    run, validated = trial.run, metric_source(sweep) == "validation"
+    assert isinstance(run, Run)
+
+    def on_scores(name: str, scores: dict[str, float], step: int) -> None:
+        if validated and name == "validation":
+            tell(Event("score", step, deciding(sweep, scores), scores))
+
+    trained = train_trial(run, TrialOf(tags, on_scores))
+    scores = _of_kept_weights(trained) if validated else trained.scores
+    tell(Event("final", trained.run.total_steps, deciding(sweep, scores), scores, trained.scores))
+
+
+def register_best(sweep: Sweep, found: TrialRecord) -> Outcome:
+    """The outcome of the best trial's run, which is trained already: scored beside its baselines,
+    and registered.
+
+    Raises:
+        RayembedError: as `train`.
+    """
+    run = counted(apply(sweep.runs[found.label], found.values))
+    assert isinstance(run, Run)
+    name = run.placement.registered_model or sweep.name
+    placement = run.placement.model_copy(update={"registered_model": name})
+    return train(run.model_copy(update={"name": found.key, "placement": placement}))
+
+
+def _of_kept_weights(trained: TrialResult) -> dict[str, float]:
+    """Validation's scores of the weights that the last stage hands on, with their mean."""
+    run = trained.run
+    stage = run.stages[-1]
+    step = int(kept_step(trained.last_weights) or stage.steps)
+    folder = join(run.placement.storage_path, "runs", run.name, stage.name)
+    record = ValidationFolder(folder).read(step)
+    if record is None or record.score is None:
+        why = "there is no record of it" if record is None else record.problem
+        raise ArtifactError(
+            f"the weights of step {step} of {run.name!r}, which the stage {stage.name!r} hands on, "
+            f"have no validation score: {why}; the trial cannot be compared"
+        )
+    return {**record.scores, SCORE: record.score}

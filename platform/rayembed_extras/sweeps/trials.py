@@ -1,0 +1,319 @@
+"""Trials of a sweep and the data that they need. Independent of Ray."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from rayembed.config.data import DatasetConfig
+from rayembed.config.data_steps import data_steps
+from rayembed.config.document import fingerprint
+from rayembed.config.run import Run
+from rayembed.data.epochs import are_steps_known, expected_records, resolve
+from rayembed.data.plan.order import columns_for
+from rayembed.errors import ConfigError, require_packages
+from rayembed_extras.adaptation.settings import Adaptation, AnyRun
+from rayembed_extras.sweeps.compared import compared_as, scored_on
+from rayembed_extras.sweeps.settings import (
+    GridSearch,
+    OptunaSearch,
+    RandomSearch,
+    Sweep,
+    check_metric,
+    held_out_decides,
+)
+from rayembed_extras.sweeps.space import Domain, all_values, apply, corners, draws
+from rayembed_extras.sweeps.trial_store import TrialRecord
+
+MOST_CORNERS = 512
+"""Maximum combinations of a space's extremes that are validated before the start."""
+
+MOST_DATA = 64
+"""Maximum number of distinct data sets prepared for settings that a search may choose."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep."""
+
+    run: AnyRun
+    """Run under the trial's name, which scores only what the sweep compares."""
+    label: str
+    """Label of the base run that the space varies."""
+    values: Mapping[str, str]
+    """Setting values from the space."""
+
+    @property
+    def key(self) -> str:
+        """Name of the trial, the same for equal values in the same sweep."""
+        return self.run.name
+
+
+def make_trial(sweep: Sweep, label: str, values: Mapping[str, str]) -> Trial:
+    """Build the trial of these values.
+
+    Raises:
+        ConfigError: the settings refuse the values.
+    """
+    run = apply(sweep.runs[label], values)
+    name = _name(sweep, label, values, run)
+    return Trial(compared_as(counted(run), name, sweep.metric.weights), label, dict(values))
+
+
+def _name(sweep: Sweep, label: str, values: Mapping[str, str], run: AnyRun) -> str:
+    told = {"label": label, "values": dict(values), "run": run.fingerprint}
+    return f"{sweep.name}-{fingerprint(told)[:8]}"
+
+
+def counted(run: AnyRun) -> AnyRun:
+    """The run with the steps that its stages' `epochs` are about, and without clusters that no
+    stage takes; a data set is looked at once for all trials.
+
+    Raises:
+        ConfigError: as `resolve`.
+    """
+    if isinstance(run, Adaptation):
+        return run
+    return resolve(run, _once)
+
+
+def _once(dataset: DatasetConfig, root: str) -> int | None:
+    """About how many records of a data set are trained on, looked for once for all trials."""
+    return _records(dataset.model_dump_json(), root)
+
+
+@lru_cache(maxsize=1024)
+def _records(dataset: str, root: str) -> int | None:
+    return expected_records(DatasetConfig.model_validate_json(dataset), root)
+
+
+def key_of(sweep: Sweep, label: str, values: Mapping[str, str]) -> str:
+    """Key of a trial, also for values that the settings reject, which fail at its start."""
+    try:
+        return _name(sweep, label, values, apply(sweep.runs[label], values))
+    except ConfigError:
+        return f"{sweep.name}-{fingerprint([label, dict(values)])[:8]}"
+
+
+def unfinished(trials: Sequence[Trial], past: Mapping[str, TrialRecord]) -> list[Trial]:
+    """Trials that have to run or resume."""
+    return [t for t in trials if not (t.key in past and past[t.key].is_done)]
+
+
+def number_left(sweep: Sweep, trials: Sequence[Trial], past: Mapping[str, TrialRecord]) -> int:
+    """Number of remaining trials; Optuna may repeat some, so only distinct ones count.
+
+    Args:
+        trials: those that are known beforehand; none with Optuna.
+        past: records of earlier submissions.
+    """
+    if not isinstance(sweep.search, OptunaSearch):
+        return len(unfinished(trials, past))
+    wanted = sweep.search.trials
+    if all(domain.is_finite for domain in sweep.domains.values()):
+        wanted = min(wanted, math.prod(len(domain.values) for domain in sweep.domains.values()))
+    return max(0, wanted - sum(record.is_done for record in past.values()))
+
+
+def known_trials(sweep: Sweep) -> list[Trial]:
+    """All trials known in advance, in order; none with Optuna.
+
+    Raises:
+        ConfigError: a combination that the settings refuse.
+    """
+    values: list[dict[str, str]]
+    match sweep.search:
+        case GridSearch():
+            values = list(all_values(sweep.domains))
+        case RandomSearch(trials=number, seed=seed):
+            values = list(draws(sweep.domains, number, seed))
+        case OptunaSearch():
+            return []
+    trials = [make_trial(sweep, label, one) for one in values for label in sweep.runs]
+    return list({trial.key: trial for trial in trials}.values())
+
+
+def check_sweep(sweep: Sweep) -> None:
+    """Check all that can be told of a sweep from its settings alone: that every run is valid,
+    yields the compared score and has its data prepared beforehand.
+
+    Raises:
+        ConfigError: a setting, a value, a metric or a scheduler that does not fit; or what draws
+            values and weighs settings is not installed.
+    """
+    require_packages("a sweep", "sweeps", "optuna")
+    check_metric(sweep)
+    _records.cache_clear()  # files may have changed since an earlier sweep of this process
+    if sweep.base.placement.runtime == "local":
+        raise ConfigError(
+            "placement.runtime=local works in one process, but Ray Tune runs the trials of a "
+            "sweep; leave it at auto"
+        )
+    known = known_trials(sweep)
+    trials = known or list(_corner_trials(sweep))
+    _check_comparable(trials)
+    _check_held_out(sweep, trials)
+    if sweep.scheduler.kind == "asha":
+        grace = sweep.scheduler.grace_steps
+        total = max(trial.run.total_steps for trial in trials)
+        if grace is not None and grace > total and all(_has_steps(trial) for trial in trials):
+            raise ConfigError(
+                f"scheduler.grace_steps {grace} exceeds the {total} steps of a trial, so none "
+                "would ever be ended; lower it, or take scheduler=none"
+            )
+    if not known:
+        data_runs(sweep, [])
+
+
+def _has_steps(trial: Trial) -> bool:
+    """Whether the steps of a trial are given or estimated."""
+    return isinstance(trial.run, Adaptation) or are_steps_known(trial.run, _once)
+
+
+def _check_comparable(trials: Sequence[Trial]) -> None:
+    """Return when all adaptations among the trials are scored on the same words.
+
+    Of each seed they are other ones, unlike held-out parts of training runs, whose choice has a
+    seed of its own.
+    """
+    exams = {fingerprint(scored_on(t.run)) for t in trials if isinstance(t.run, Adaptation)}
+    if len(exams) > 1:
+        raise ConfigError(
+            "the trials differ in what is held out, so that their scores cannot be compared: "
+            "corpus, training.global_sequences, training.held_out and model.backbone.path must be "
+            "the same in all; set them with --set path=value"
+        )
+
+
+def _check_held_out(sweep: Sweep, trials: Sequence[Trial]) -> None:
+    """Return when trials that held-out parts decide between hold the same rows out."""
+    parts = {
+        fingerprint(
+            [
+                d.model_dump(mode="json", include={"name", "source", "held_out"})
+                for d in trial.run.held_out_datasets
+            ]
+        )
+        for trial in trials
+        if isinstance(trial.run, Run) and held_out_decides(sweep, trial.run)
+    }
+    if len(parts) > 1:
+        raise ConfigError(
+            "the trials are compared by what their data sets hold out, and differ in it: source "
+            "and held_out of data sets must be the same in all; set them with --set path=value, "
+            "or compare by sets of their own (evaluation.own_sets, with metric.of=evaluation)"
+        )
+
+
+def _corner_trials(sweep: Sweep) -> Iterator[Trial]:
+    for label in sweep.runs:
+        for values in corners(sweep.domains, MOST_CORNERS):
+            yield make_trial(sweep, label, values)
+
+
+@dataclass(frozen=True)
+class DataFolder:
+    """A preparation result, identified by its inputs."""
+
+    kind: str
+    """Kind of the result: `records`, `filtered`, `mined`, `clustered`, `sequences`, `plan`."""
+    name: str
+    """Name of the data set or set of texts, or of the stage."""
+    made_of: str
+    """Fingerprint of the settings that decide it; the content of files decides it as well."""
+
+
+def data_folders(run: AnyRun) -> tuple[DataFolder, ...]:
+    """Results that preparation makes for the run, in order; equal settings give equal folders."""
+    return _of_adaptation(run) if isinstance(run, Adaptation) else _of_run(run)
+
+
+def _of_adaptation(run: Adaptation) -> tuple[DataFolder, ...]:
+    corpus, training = run.corpus, run.training
+    cut = [run.model.backbone.path, corpus.root, corpus.layout, corpus.max_length]
+    found = [
+        DataFolder("sequences", one.name, fingerprint([*cut, one.model_dump(mode="json")]))
+        for one in corpus.texts
+    ]
+    told: list[Any] = [one.made_of for one in found]
+    told += [training.steps, training.global_sequences, corpus.language_alpha, run.seed]
+    told.append(training.held_out.batches if training.held_out else 0)
+    return (*found, DataFolder("plan", training.name, fingerprint(told)))
+
+
+def _of_run(run: Run) -> tuple[DataFolder, ...]:
+    common: list[Any] = [run.data.root]
+    # A held-out part decides the records of all data sets, which must not have its texts.
+    for dataset in run.held_out_datasets:
+        common.append(dataset.model_dump(mode="json", include={"name", "source", "held_out"}))
+    used = {name for stage in run.stages for name in stage.datasets}
+    found: list[DataFolder] = []
+    last: dict[str, str] = {}
+    for dataset in run.data.datasets:
+        if dataset.name not in used:
+            continue
+        values = dataset.model_dump(mode="json")
+        steps = {step.kind: values.pop(step.kind, None) for step in data_steps()}
+        made_of = fingerprint([*common, values, run.seed if dataset.draws_by_seed else None])
+        found.append(DataFolder("records", dataset.name, made_of))
+        for step in dataset.steps:
+            seed = run.seed if step.draws_by_seed else None
+            made_of = fingerprint([made_of, step.folder, steps[step.kind], seed])
+            found.append(DataFolder(step.folder, dataset.name, made_of))
+        last[dataset.name] = made_of
+    for stage in run.stages:
+        inputs = {name: last[name] for name in stage.datasets}
+        batch = stage.batch.model_dump(mode="json")
+        teachers = [teacher.model_dump(mode="json") for teacher in stage.teachers]
+        told = [stage.name, stage.datasets, batch, stage.length, run.seed, inputs]
+        told += [teachers, columns_for(stage.loss)]
+        found.append(DataFolder("plan", stage.name, fingerprint(told)))
+    return tuple(found)
+
+
+def runs_of_data(runs: Sequence[AnyRun]) -> list[AnyRun]:
+    """One run for each distinct data preparation among the runs, in order."""
+    return list({data_folders(run): run for run in reversed(runs)}.values())[::-1]
+
+
+def data_runs(sweep: Sweep, runs: Sequence[AnyRun]) -> list[AnyRun]:
+    """One run for each distinct data preparation that the sweep's trials need, now or later.
+
+    Args:
+        runs: of the trials that are known; none: the search chooses them later.
+
+    Raises:
+        ConfigError: a search would choose data among more than are prepared beforehand.
+    """
+    if runs:
+        return runs_of_data(runs)
+    label, domains = next(iter(sweep.runs)), sweep.domains
+    first = {path: domain.ends[0] for path, domain in domains.items()}
+    changing = [path for path in domains if _changes_data(sweep, label, path, domains, first)]
+    for path in changing:
+        if not domains[path].is_finite:
+            raise ConfigError(
+                f"{path} changes the data, which is prepared before the first trial, and its "
+                f"{domains[path].kind}(…) has no end of values; write choice(…), or take --search "
+                "random, whose values are known beforehand"
+            )
+    if math.prod(len(domains[path].values) for path in changing) > MOST_DATA:
+        raise ConfigError(
+            f"{', '.join(changing)} make more than {MOST_DATA} different data; offer fewer values, "
+            "or take --search random"
+        )
+    combinations = itertools.product(*(domains[path].values for path in changing))
+    values = [{**first, **dict(zip(changing, one, strict=True))} for one in combinations]
+    return runs_of_data([make_trial(sweep, label, one).run for one in values])
+
+
+def _changes_data(
+    sweep: Sweep, label: str, path: str, domains: Mapping[str, Domain], first: Mapping[str, str]
+) -> bool:
+    made = {
+        data_folders(make_trial(sweep, label, {**first, path: end}).run)
+        for end in domains[path].ends
+    }
+    return len(made) > 1

@@ -1,0 +1,172 @@
+"""Persistent store of LLM answers: an answered request is never sent again.
+
+    storage/data/answers/<model and sampling>/<group>/<content>.parquet
+
+Answers are written in small files as they arrive, and looked up by the content of their request.
+Other numbers of examples, other limits or another parser reuse existing answers.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from rayembed.assets.arrow_files import parquet_bytes, read_sealed
+from rayembed.assets.storage import join, list_files, write_atomic
+from rayembed.errors import AssetError
+from rayembed_extras.synthesis.requests import Answer, Ask, Request
+
+log = logging.getLogger(__name__)
+
+_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("group", pa.string()),
+        ("key", pa.string()),
+        ("outcome", pa.string()),
+        ("text", pa.string()),
+        ("problem", pa.string()),
+        ("cut_off", pa.bool_()),
+        ("prompt_tokens", pa.int64()),
+        ("answer_tokens", pa.int64()),
+    ]
+)
+assert _SCHEMA.names == [field.name for field in fields(Answer)]
+
+_ANSWERS_PER_FILE = 256
+_SECONDS_PER_FILE = 10.0
+"""Seconds between files; a kill loses the answers since the last file and requests in flight."""
+
+_REMEDY = "Remove this file alone and start the job again, which asks for its answers anew"
+
+_SECONDS_BETWEEN_LOGS = 5.0
+
+_LOST_IN_A_ROW = 100
+"""Consecutive failed requests, each retried several times, after which the endpoint counts as down.
+Each further request would wait as long."""
+
+
+class AnswerStore:
+    """Stored answers of one model with one sampling setting."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._buffer: list[Answer] = []
+        self._written = time.monotonic()
+
+    def read(self, group: str) -> dict[str, Answer]:
+        """Key of a request → its answer, for a group of requests."""
+        folder = join(self.folder, group)
+        found: dict[str, Answer] = {}
+        for name in list_files(folder, recursive=False):
+            if name.endswith(".parquet"):
+                rows = read_sealed(join(folder, name), remedy=_REMEDY).to_pylist()
+                found |= {row["key"]: Answer(**row) for row in rows}
+        return found
+
+    def add(self, answer: Answer) -> None:
+        """Store an answer; it is on disk shortly after, or after `flush`."""
+        self._buffer.append(answer)
+        waited = time.monotonic() - self._written
+        if len(self._buffer) >= _ANSWERS_PER_FILE or waited > _SECONDS_PER_FILE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all pending answers to disk."""
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for answer in self._buffer:
+            groups.setdefault(answer.group, []).append(asdict(answer))
+        for group, rows in groups.items():
+            content = parquet_bytes(pa.Table.from_pylist(rows, _SCHEMA))
+            name = f"{xxhash.xxh3_128_hexdigest(content)}.parquet"
+            write_atomic(join(self.folder, group, name), content)
+        self._buffer.clear()
+        self._written = time.monotonic()
+
+
+def missing(requests: Iterable[Request], kept: AnswerStore) -> list[Request]:
+    """Requests without stored answer; requests of a group must be consecutive."""
+    left: list[Request] = []
+    group, answers = "", dict[str, Answer]()
+    for request in requests:
+        if request.group != group:
+            group, answers = request.group, kept.read(request.group)
+        if request.key not in answers:
+            left.append(request)
+    return left
+
+
+def ask_and_store(
+    what: str,
+    requests: Sequence[Request],
+    ask: Ask,
+    kept: AnswerStore,
+    lost_in_a_row: int = _LOST_IN_A_ROW,
+) -> dict[str, str]:
+    """Send requests and store answers; key of each request that got none → the reason.
+
+    Args:
+        what: names the requests in the log.
+        requests: that have no answer yet.
+        ask: puts them to the LLM.
+        kept: where answers go.
+        lost_in_a_row: requests without an answer between them from which the endpoint is away.
+
+    Raises:
+        AssetError: the endpoint refuses all requests, or does not answer any more.
+    """
+    lost: dict[str, str] = {}
+    if not requests:
+        return lost
+    done = in_a_row = 0
+    began = logged = time.monotonic()
+    try:
+        for done, answer in enumerate(ask(requests), 1):
+            match answer.outcome:
+                case "answered" | "refused":
+                    kept.add(answer)
+                    in_a_row = 0
+                case "lost":
+                    lost[answer.key] = answer.problem
+                    in_a_row += 1
+                case "stopped":
+                    raise AssetError(
+                        f"{what}: the endpoint refuses what it is asked: {answer.problem}"
+                    )
+            if in_a_row >= min(lost_in_a_row, _LOST_IN_A_ROW):
+                raise AssetError(
+                    f"{what}: {in_a_row} requests one after the other got no answer, the last one: "
+                    f"{answer.problem}. What was answered is kept; start the job again when the "
+                    "endpoint is back"
+                )
+            now = time.monotonic()
+            if now - logged > _SECONDS_BETWEEN_LOGS or done == len(requests):
+                logged = now
+                log.info("%s: %s", what, _progress(done, len(requests), now - began))
+    finally:
+        kept.flush()
+    assert done == len(requests), (done, len(requests))
+    if lost:
+        counts = Counter(map(short_reason, lost.values())).most_common(3)
+        reasons = "; ".join(f"{count} × {reason}" for reason, count in counts)
+        log.warning("%s: %d requests got no answer: %s", what, len(lost), reasons)
+    return lost
+
+
+def short_reason(problem: str) -> str:
+    """Kind of a problem without its details: `HTTP 500`, `timeout`."""
+    return problem.partition(":")[0]
+
+
+def _progress(done: int, total: int, seconds: float) -> str:
+    rate = done / max(seconds, 1e-9)
+    told = f"{done:,}/{total:,} answers, {rate:,.1f} answers/s"
+    if done == total:
+        return f"{told}, {timedelta(seconds=round(seconds))}"
+    return f"{told}, {timedelta(seconds=round((total - done) / rate))} left"

@@ -1,0 +1,278 @@
+"""Parsing of LLM answers into tasks or a pair, or the reason for rejection, such as another script.
+
+An answer may be anything that a model or a broken server sends: with explanations, fenced, cut off,
+nested a thousand deep, with unencodable texts. Nothing here raises because of its content.
+"""
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rayembed.data.records import reject_reason
+from rayembed_extras.synthesis.requests import Answer
+from rayembed_extras.synthesis.settings import PairKind
+
+MAX_TASK_WORDS = 60
+MIN_TASK_WORDS = 3
+"""Minimum number of words of a task; a single word is a heading."""
+
+_STARTS_TRIED = 16
+"""Maximum number of places where JSON may begin; each costs up to one pass over the text."""
+
+_DECODER = json.JSONDecoder(strict=False)  # models write line breaks within strings
+
+_FENCE = re.compile(r"```[a-zA-Z]*\s*\n(.*?)(?:```|\Z)", re.DOTALL)
+_THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
+_ESCAPED_UNDERSCORE = re.compile(r"(?<!\\)((?:\\\\)*)\\_")  # Mixtral writes Markdown
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
+
+
+class RejectedAnswer(Exception):  # noqa: N818 - an answer, not a fault of the program
+    """An unusable answer; the message is a short reason for counting."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A usable example."""
+
+    query: str
+    positive: str
+    negatives: tuple[str, ...]
+
+
+class _Example(BaseModel):
+    """Fields of an example; additional ones are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", str_strip_whitespace=True)
+
+
+class _ShortLong(_Example):
+    user_query: str
+    positive_document: str
+    hard_negative_document1: str
+    hard_negative_document2: str
+
+
+class _LongShort(_Example):
+    input_text: str
+    label: str
+    misleading_label: str
+
+
+class _ShortShort(_Example):
+    input: str
+    positive: str
+    hard_negative: str
+
+
+_FIELDS: Mapping[PairKind, type[_Example]] = {
+    "short-long": _ShortLong,
+    "long-short": _LongShort,
+    "short-short": _ShortShort,
+}
+
+
+_FAULTS = {"missing": "missing", "string_unicode": "not valid Unicode"}
+"""Short names of pydantic's error types."""
+
+
+def read_tasks(answer: Answer) -> list[str]:
+    """Tasks listed by an answer of the first step, in order; unusable ones are left out.
+
+    Raises:
+        Rejected: there is no list of tasks.
+    """
+    lists = [_usable_tasks(value) for value in _values(answer, list)]
+    if not lists:
+        raise RejectedAnswer(no_json(answer))
+    tasks = max(lists, key=len)  # explanations may hold lists too
+    if not tasks:
+        raise RejectedAnswer("no task in the list")
+    return tasks
+
+
+def _usable_tasks(values: list[Any]) -> list[str]:
+    tasks = [" ".join(v.split()) for v in values if isinstance(v, str) and _storable(v)]
+    return [task for task in tasks if MIN_TASK_WORDS <= count_words(task) <= MAX_TASK_WORDS]
+
+
+def read_pair(
+    kind: PairKind, answer: Answer, *, language: str = "en", least_words: float = 0.0
+) -> Pair:
+    """The pair in an answer of the second step.
+
+    Args:
+        kind: of the pair.
+        answer: to a request for an example.
+        language: code of the language that was asked for.
+        least_words: of the long texts: documents of `short-long`, the input of `long-short`.
+
+    Raises:
+        Rejected: it holds none that can be used.
+    """
+    texts = _fields(kind, answer)
+    query, positive, *negatives = texts.values()
+    reason = reject_reason({"query": query, "positives": [positive]})
+    if reason is not None:
+        raise RejectedAnswer(reason)
+    if normalised(positive) == normalised(query):
+        raise RejectedAnswer("positive equals query")
+    _check_negatives(query, positive, negatives)
+    for text in (positive, *negatives) if kind == "short-long" else (query,):
+        if count_words(text) < least_words:
+            raise RejectedAnswer("too short")
+    if not in_script_of(language, " ".join(texts.values())):
+        raise RejectedAnswer("not in the script of its language")
+    return Pair(query, positive, tuple(negatives))
+
+
+def count_words(text: str) -> int:
+    """Number of words; of characters for Chinese and Japanese, which have no spaces."""
+    return sum(1 for _ in _WORD.finditer(text))
+
+
+def normalised(text: str) -> str:
+    """Normalised words, equal for texts that differ only in case, punctuation or spaces."""
+    return " ".join(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
+
+
+def _check_negatives(query: str, positive: str, negatives: list[str]) -> None:
+    for negative in negatives:
+        if reject_reason({"query": query, "positives": [negative]}) is not None:
+            raise RejectedAnswer("negative is empty or equals query")
+        if normalised(negative) == normalised(positive):
+            raise RejectedAnswer("negative equals positive")
+
+
+def _fields(kind: PairKind, answer: Answer) -> dict[str, str]:
+    """Texts of the first object in the answer that has all fields."""
+    reason = None
+    for value in json_objects(answer):
+        try:
+            example = _FIELDS[kind].model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            what = _FAULTS.get(first["type"], "not a text")
+            reason = reason or f"{first['loc'][0]} is {what}"
+            continue
+        texts: dict[str, str] = example.model_dump()
+        return texts
+    raise RejectedAnswer(reason or no_json(answer))
+
+
+def json_objects(answer: Answer) -> Iterator[dict[str, Any]]:
+    """JSON objects in the answer, most likely the wanted one first."""
+    return _values(answer, dict)
+
+
+def _values(answer: Answer, wanted: type) -> Iterator[Any]:
+    """JSON values of this type in the answer, most likely first."""
+    text = _THOUGHTS.sub("", answer.text)
+    for candidate in _candidates(text, "{" if wanted is dict else "["):
+        for form in (candidate, _ESCAPED_UNDERSCORE.sub(r"\1_", candidate)):
+            try:
+                value, _ = _DECODER.raw_decode(form)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(value, wanted):
+                yield value
+            break
+
+
+def _candidates(text: str, opening: str) -> Iterator[str]:
+    """Places where the value may begin: the text, its fenced blocks, each opening bracket."""
+    yield text.strip()
+    for block in _FENCE.findall(text)[:_STARTS_TRIED]:
+        yield block.strip()
+    start = -1
+    for _ in range(_STARTS_TRIED):
+        start = text.find(opening, start + 1)
+        if start < 0:
+            return
+        yield text[start:]
+
+
+def no_json(answer: Answer) -> str:
+    """Reason why an answer without any usable value is rejected."""
+    return "cut off at max_tokens" if answer.cut_off else "not JSON of the form asked for"
+
+
+def _storable(text: str) -> bool:
+    """Whether the text is valid Unicode: JSON can escape unpaired surrogates, which cannot be
+    written.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_SCRIPTS = {
+    "ar": {"ARABIC"},
+    "be": {"CYRILLIC"},
+    "bg": {"CYRILLIC"},
+    "bn": {"BENGALI"},
+    "el": {"GREEK"},
+    "fa": {"ARABIC"},
+    "gu": {"GUJARATI"},
+    "he": {"HEBREW"},
+    "hi": {"DEVANAGARI"},
+    "hy": {"ARMENIAN"},
+    "ja": {"HIRAGANA", "KATAKANA", "CJK", "KATAKANA-HIRAGANA"},
+    "ka": {"GEORGIAN"},
+    "km": {"KHMER"},
+    "kn": {"KANNADA"},
+    "ko": {"HANGUL", "CJK"},
+    "mk": {"CYRILLIC"},
+    "ml": {"MALAYALAM"},
+    "mr": {"DEVANAGARI"},
+    "my": {"MYANMAR"},
+    "ne": {"DEVANAGARI"},
+    "pa": {"GURMUKHI"},
+    "ru": {"CYRILLIC"},
+    "ta": {"TAMIL"},
+    "te": {"TELUGU"},
+    "th": {"THAI"},
+    "uk": {"CYRILLIC"},
+    "ur": {"ARABIC"},
+    "zh": {"CJK"},
+}
+"""Non-Latin scripts by language, as prefixes of Unicode letter names."""
+
+_LATIN = (
+    "af ca cs cy da de en es et eu fi fr ga gl hr hu id is it lt lv ms nl no pl pt ro sk sl sq sv "
+    "sw tl tr vi"
+)
+"""Codes of languages written in Latin letters."""
+
+_LEAST_SHARE = 0.5
+"""Minimum share of letters in the language's script; names, formulas and code keep their own."""
+
+_LETTERS_READ = 2000
+
+
+def in_script_of(language: str, text: str) -> bool:
+    """Whether at least half of the letters are in a script of the language; unknown codes pass.
+
+    Args:
+        language: code, of which only what stands before `-` or `_` counts: `zh-Hans`.
+        text: of which the first 2,000 characters are read.
+    """
+    code = language.replace("_", "-").partition("-")[0].lower()
+    allowed = {"LATIN"} if code in _LATIN.split() else _SCRIPTS.get(code)
+    if allowed is None:
+        return True
+    scripts = Counter(
+        unicodedata.name(character, "?").partition(" ")[0]
+        for character in text[:_LETTERS_READ]
+        if character.isalpha()
+    )
+    written = sum(scripts.values())
+    return written == 0 or sum(scripts[name] for name in allowed) >= _LEAST_SHARE * written

@@ -1,0 +1,257 @@
+"""The LLM on Ray: requests go through `ray.data.llm`, to vLLM on the cluster or to an endpoint.
+
+`synthesize` defines requests and the use of answers; this module only sends requests.
+"""
+
+import importlib.util
+import logging
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.data
+from ray.data.llm import (
+    HttpRequestProcessorConfig,
+    ProcessorConfig,
+    build_processor,
+    vLLMEngineProcessorConfig,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.config.document import fingerprint
+from rayembed.data.engine.artifacts import DatasetArtifact
+from rayembed.errors import ConfigError, PlacementError, RayembedError
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed_extras.synthesis.chat_endpoint import ChatEndpoint, payload, read_key
+from rayembed_extras.synthesis.endpoint_settings import OpenAICompatible
+from rayembed_extras.synthesis.requests import Answer, Ask, Request
+from rayembed_extras.synthesis.settings import VLLM, SynthesisConfig, SynthesisRun
+from rayembed_extras.synthesis.synthesize import make_synthetic
+
+_BLOCK_BYTES = 64 << 10
+"""Block size in bytes; a kill loses answers of unfinished blocks."""
+
+_BATCHES_AT_ONCE = 4
+"""Batches of one task that Ray Data runs concurrently in an asynchronous actor."""
+
+_BATCHES_PER_TASK = 64
+"""Batches in a task; an endpoint idles at the end of each task until the last answer arrives."""
+
+_COMMIT = re.compile(r"hf://.+@[0-9a-f]{40}")
+
+
+def synthesize(run: SynthesisRun) -> DatasetArtifact:
+    """Folder of records written by the run's LLM; see `make_synthetic`.
+
+    Raises:
+        ConfigError: the variable of the endpoint's key is not set, or vLLM is not installed.
+        AssetError, DataError: as `make_synthetic`.
+        PlacementError: as `fetch_llm`.
+    """
+    config = run.synthesis
+    match config.llm:
+        case OpenAICompatible() as endpoint:
+            key = read_key(endpoint, "synthesis.llm")
+            model = fingerprint([endpoint.model, endpoint.revision])
+            return make_synthetic(run, model, ask_endpoint(config, endpoint, key))
+        case VLLM() as engine:
+            path, weights = fetch_llm(engine.model)
+            identity = fingerprint([weights, engine.dtype, engine.quantization])
+            return make_synthetic(run, identity, ask_vllm(config, engine, path))
+
+
+def ask_endpoint(config: SynthesisConfig, endpoint: OpenAICompatible, key: str | None) -> Ask:
+    """`Ask` that sends requests to an endpoint, from one process of the cluster."""
+    made = http_processor_config(endpoint, key)
+    rows_per_task = made.batch_size * _BATCHES_PER_TASK
+
+    def as_payload(row: dict[str, Any]) -> dict[str, Any]:
+        request: Request = pickle.loads(row["request"])
+        body = payload(
+            endpoint,
+            request.prompt,
+            request.sampling_seed,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            max_tokens=config.max_tokens,
+        )
+        return {"payload": body, **_names(request)}
+
+    def as_answer(row: dict[str, Any]) -> dict[str, Any]:
+        return {name: row[name] for name in _NAMES} | dict(row["http_response"])
+
+    def ask(requests: Sequence[Request]) -> Iterator[Answer]:
+        processor = build_processor(made, preprocess=as_payload, postprocess=as_answer)
+        for row in processor(_dataset(requests, rows_per_task)).iter_rows():
+            yield Answer(**row)
+
+    return ask
+
+
+def http_processor_config(endpoint: OpenAICompatible, key: str | None) -> ProcessorConfig:
+    """Ray's settings for an endpoint; `ChatEndpoint` adds what they lack."""
+    sessions = ChatEndpoint(endpoint, key)
+    return HttpRequestProcessorConfig(
+        url=sessions.url,
+        session_factory=sessions,
+        # Twice as many requests as may be in flight are in the process's batches.
+        batch_size=-(-2 * endpoint.concurrency // _BATCHES_AT_ONCE),
+        concurrency=1,
+        max_retries=0,
+        http_request_stage={"num_cpus": 0.0},  # it waits, and must not wait for a CPU
+    )
+
+
+def ask_vllm(config: SynthesisConfig, engine: VLLM, path: str) -> Ask:
+    """`Ask` that starts engines on the cluster's GPUs, queries and stops them.
+
+    Args:
+        config: has the sampling.
+        engine: settings of the engines.
+        path: the model's folder, the same on all nodes.
+    """
+    made = vllm_processor_config(engine, path)
+    sampling = {
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "max_tokens": config.max_tokens,
+    }
+
+    def as_messages(row: dict[str, Any]) -> dict[str, Any]:
+        request: Request = pickle.loads(row["request"])
+        return {
+            "messages": [{"role": "user", "content": request.prompt}],
+            "sampling_params": sampling | {"seed": request.sampling_seed},
+            **_names(request),
+        }
+
+    def as_answer(row: dict[str, Any]) -> dict[str, Any]:
+        kept = (*_NAMES, "generated_text", "num_input_tokens", "num_generated_tokens")
+        return {name: row[name] for name in kept}
+
+    def ask(requests: Sequence[Request]) -> Iterator[Answer]:
+        processor = build_processor(made, preprocess=as_messages, postprocess=as_answer)
+        rows_per_task = engine.batch * _BATCHES_AT_ONCE
+        for row in processor(_dataset(requests, rows_per_task)).iter_rows():
+            yield vllm_answer(row, config.max_tokens)
+
+    return ask
+
+
+def vllm_answer(row: Mapping[str, Any], max_tokens: int) -> Answer:
+    """Answer in a row of the vLLM processor, whose failures have their own columns."""
+    names = {name: row[name] for name in _NAMES}
+    problem = str(row.get("__inference_error__") or "")
+    if problem:
+        # A prompt that the engine does not take: it would not take it the next time.
+        refused = problem.startswith("ValueError")
+        return Answer(**names, outcome="refused" if refused else "lost", problem=problem[:300])
+    answer_tokens = int(row["num_generated_tokens"])
+    return Answer(
+        **names,
+        outcome="answered",
+        text=str(row["generated_text"]).encode("utf-8", "replace").decode(),
+        cut_off=answer_tokens >= max_tokens,
+        prompt_tokens=int(row["num_input_tokens"]),
+        answer_tokens=answer_tokens,
+    )
+
+
+def vllm_processor_config(engine: VLLM, path: str) -> ProcessorConfig:
+    """Ray's settings for engines of the model at `path`."""
+    settings: dict[str, Any] = {
+        "tensor_parallel_size": engine.tensor_parallel,
+        "pipeline_parallel_size": engine.pipeline_parallel,
+        "max_model_len": engine.max_model_length,
+        "dtype": engine.dtype,
+        "gpu_memory_utilization": engine.gpu_memory_share,
+        "enable_prefix_caching": True,  # prompts of a kind begin alike
+    }
+    if engine.quantization is not None:
+        settings["quantization"] = engine.quantization
+    return vLLMEngineProcessorConfig(
+        model_source=path,
+        engine_kwargs=settings,
+        # A fixed pool: a range would start with one engine and load the model late in the others.
+        concurrency=(engine.replicas, engine.replicas),
+        batch_size=engine.batch,
+        should_continue_on_error=True,
+        log_engine_metrics=False,  # they need a port that not every cluster opens
+    )
+
+
+def fetch_llm(reference: str) -> tuple[str, str]:
+    """Download the model to all GPU nodes; its folder and weights fingerprint.
+
+    Raises:
+        AssetError: a node cannot have it.
+        ConfigError: a node has no vLLM.
+        PlacementError: no node has a GPU, or the folder has another name on each.
+    """
+    nodes = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("GPU")]
+    if not nodes:
+        raise PlacementError(
+            "synthesis.llm.kind='vllm' needs a GPU, and no node of the cluster has one; serve the "
+            "model elsewhere and take synthesis.llm.kind=http"
+        )
+    pinned = _COMMIT.fullmatch(reference) is not None
+    places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    remote = ray.remote(num_cpus=0, max_retries=1)(_fetch_here)
+    tasks = [
+        # Reading hundreds of gigabytes for their fingerprint takes minutes: once, if at all.
+        remote.options(scheduling_strategy=place).remote(reference, i == 0 and not pinned)
+        for i, place in enumerate(places)
+    ]
+    found = ray.get(tasks)
+    for item in found:
+        if isinstance(item, RayembedError):
+            raise item
+    paths = sorted({path for path, _ in found})
+    if len(paths) > 1:
+        raise PlacementError(
+            f"the model {reference!r} lies at {paths[0]!r} on one node and at {paths[1]!r} on "
+            "another; give all nodes the same RAYEMBED_CACHE and HF_HOME, or a shared folder"
+        )
+    return paths[0], reference if pinned else str(found[0][1])
+
+
+def _fetch_here(reference: str, weigh: bool) -> tuple[str, str] | RayembedError:
+    """Folder and fingerprint of the model on this node, or an error as a value: if raised, it would
+    lose its class.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        return ConfigError(
+            "synthesis.llm.kind='vllm' needs vLLM, which the nodes with GPUs do not have; put it "
+            "into their image (pip install vllm, in a version that fits the installed Ray and "
+            "torch), or take synthesis.llm.kind=http"
+        )
+    try:
+        path = resolve_model(reference)
+        return str(path), weights_fingerprint(Path(path)) if weigh else ""
+    except RayembedError as error:
+        return error
+
+
+_NAMES = ("id", "group", "key")
+
+
+def _names(request: Request) -> dict[str, str]:
+    return {"id": request.id, "group": request.group, "key": request.key}
+
+
+def _dataset(requests: Sequence[Request], rows_per_task: int) -> Any:
+    """One row of a few hundred bytes for each request; prompts are built when sent."""
+    rows = [{"request": pickle.dumps(request)} for request in requests]
+    dataset = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // rows_per_task))
+    context = dataset.context
+    context.print_on_execution_start = False
+    context.enable_progress_bars = False
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
+    context.target_max_block_size = _BLOCK_BYTES
+    # Answers come as they are ready: an order would hold all back behind the slowest.
+    context.execution_options.preserve_order = False
+    return dataset

@@ -1,0 +1,242 @@
+"""Prompts for the LLM in our own words; steps, fields and values that vary over examples are those
+of NV-Embed, Tables 15 and 16.
+
+Tasks come from an LLM's answer, so they are inserted verbatim and never used as format strings.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from rayembed.config.document import fingerprint
+from rayembed.data.hashes import text_hash
+from rayembed_extras.synthesis.settings import PairKind
+
+
+class _Brainstorm(NamedTuple):
+    """Texts of the first step that differ by kind."""
+
+    wanted: str
+    rules: tuple[str, ...]
+    patterns: tuple[str, ...]
+
+
+_BRAINSTORM: Mapping[PairKind, _Brainstorm] = {
+    "short-long": _Brainstorm(
+        "search tasks, in which a short query is given and longer documents are wanted",
+        (
+            "Each task says what kind of query is given and what kind of document is wanted.",
+            "Each task fits a wide range of queries: name no single person, product or event.",
+            "Together the tasks have many kinds of queries and many kinds of documents.",
+        ),
+        (
+            "Given a question about a tax rule, retrieve guidance pages that settle it",
+            "Given the symptom of a machine's fault, retrieve repair manuals that explain it",
+            "Given a historical hypothesis, retrieve essays that argue for or against it",
+        ),
+    ),
+    "long-short": _Brainstorm(
+        "text classification tasks, in which a text is given and one of several labels is right",
+        (
+            "Each task says what kind of text is given and by what it is classified.",
+            "Together the tasks have many domains and many ways to classify.",
+        ),
+        (
+            "Classify a letter to a newspaper by the policy area that it is about",
+            "Classify a bug report by the part of the software that is at fault",
+        ),
+    ),
+    "short-short": _Brainstorm(
+        "text matching tasks, in which both the query and the text that matches it are very short: "
+        "a phrase, or one or two sentences",
+        (
+            "Each task says what kind of text is given and what kind of text matches it.",
+            "Each task fits a wide range of texts: name no single person, product or event.",
+            "Together the tasks have many domains and many relations between the two texts.",
+        ),
+        (
+            "Given the title of a recipe, retrieve titles of dishes that suit the same occasion",
+            "Given a proverb, retrieve proverbs of other cultures with the same meaning",
+        ),
+    ),
+}
+
+
+def task_prompt(kind: PairKind, how_many: int, topic: str | None = None) -> str:
+    """Prompt of the first step: about `how_many` tasks of a kind, as a JSON list.
+
+    Args:
+        kind: of the pairs that the tasks are for.
+        how_many: tasks.
+        topic: subject that all of them must be about; None: any.
+    """
+    asked = _BRAINSTORM[kind]
+    rules = [*asked.rules]
+    if topic is not None:
+        rules.append(f"All tasks have to do with this subject: {topic}")
+    return "\n\n".join(
+        (
+            f"Think up about {how_many} different {asked.wanted}.",
+            "Tasks of this sort, for example:\n" + _list(asked.patterns),
+            "What to heed:\n" + _list(rules),
+            f"Reply with a JSON list of about {how_many} strings, one sentence for each task, and "
+            "with nothing before or after it. Be inventive, and repeat no task.",
+        )
+    )
+
+
+def example_prompt(
+    kind: PairKind, task: str, values: Mapping[str, str], language: str = "English"
+) -> str:
+    """Prompt of the second step: one example of the task, as a JSON object.
+
+    Args:
+        kind: of the pair.
+        task: one sentence of the first step.
+        values: of the kind's placeholders.
+        language: of the example's texts, by its English name.
+    """
+    match kind:
+        case "short-long":
+            parts = _short_long(values)
+        case "long-short":
+            parts = _long_short(values)
+        case "short-short":
+            parts = _short_short(values)
+    what, fields, rules = parts
+    rules = (*rules, f"All texts are in {language}.")
+    return "\n\n".join(
+        (
+            f"This is {what}: {task}",
+            "Write one example of it, as a JSON object with these fields, all of them strings:\n"
+            + _list(f'"{name}": {meaning}' for name, meaning in fields.items()),
+            "What to heed:\n" + _list(rules),
+            "Reply with the JSON object and with nothing before or after it. Be inventive.",
+        )
+    )
+
+
+def prompts_fingerprint(kind: PairKind) -> str:
+    """Fingerprint of the kind's prompt wording and placeholder values."""
+    names = {name: f"{{{name}}}" for name in VALUES[kind]}
+    return fingerprint(
+        [
+            task_prompt(kind, 0, "{topic}"),
+            example_prompt(kind, "{task}", names, "{language}"),
+            {name: list(values) for name, values in VALUES[kind].items()},
+        ]
+    )
+
+
+_Parts = tuple[str, Mapping[str, str], tuple[str, ...]]
+"""Task description, fields of its example, and rules."""
+
+
+def _short_long(values: Mapping[str, str]) -> _Parts:
+    fields = {
+        "user_query": "what somebody enters, of the kind that the task names",
+        "positive_document": "a document that serves this query",
+        "hard_negative_document1": "a document that seems to serve the query and does not",
+        "hard_negative_document2": "another document that seems to serve the query and does not",
+    }
+    rules = (
+        f'The "user_query" is {values["query_type"]}, {values["query_length"]} long, and '
+        f"{values['clarity']}. It holds only what the task says is given and does not repeat the "
+        "task. Choose its subject freely.",
+        "Write each document as if the query were not known: do not copy its wording. Parts of "
+        'the "positive_document" may be about other things.',
+        f"Each document has at least {values['num_words']} words.",
+        'The "hard_negative_document1" may be of some use, but is clearly less useful or less '
+        'complete than the "positive_document".',
+        'The "hard_negative_document2" is about a subject that is close to the query\'s, but '
+        "another one.",
+        "No document says why it does or does not serve the query.",
+        f"It takes a {values['difficulty']} education to understand the query and the documents.",
+    )
+    return "a search task", fields, rules
+
+
+def _long_short(values: Mapping[str, str]) -> _Parts:
+    fields = {
+        "input_text": "a text of the kind that the task names",
+        "label": "the label that is right for this text",
+        "misleading_label": "a label of the same task that is wrong for this text",
+    }
+    rules = (
+        f'The "input_text" has {values["num_words"]} words. Express it in an unusual way.',
+        'The "misleading_label" is one that the task really has and that one could think of, but '
+        'it suits the "input_text" less than the "label" does.',
+        'Neither label\'s wording occurs in the "input_text", which would give the answer away.',
+        f'The "input_text" is {values["clarity"]}, and it takes a {values["difficulty"]} education '
+        "to understand it.",
+    )
+    return "a text classification task", fields, rules
+
+
+def _short_short(values: Mapping[str, str]) -> _Parts:
+    fields = {
+        "input": "a short text of the kind that the task names",
+        "positive": "a short text that matches it",
+        "hard_negative": "a short text that is close to the input and does not match it",
+    }
+    rules = (
+        "Each text is a phrase, or one or two sentences, and holds only what the task says.",
+        'The "positive" does not copy the wording of the "input".',
+        'The "hard_negative" would be taken for a match by somebody who reads carelessly.',
+        f'The "input" is {values["clarity"]}, and it takes a {values["difficulty"]} education to '
+        "understand the texts.",
+    )
+    return "a text matching task", fields, rules
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+QUERY_TYPES = ("extremely long-tail", "long-tail", "common")
+QUERY_LENGTHS = ("less than 5 words", "5 to 15 words", "at least 10 words")
+DIFFICULTIES = ("high school", "college", "PhD")
+CLARITIES = ("clear", "understandable with some effort", "ambiguous")
+DOCUMENT_WORDS = ("50", "100", "200", "300", "400", "500")
+"""Minimum words of each document in a short-long example."""
+INPUT_WORDS = ("less than 10", "at least 10", "at least 50", "at least 100", "at least 200")
+"""Length of the text in a long-short example."""
+
+VALUES: Mapping[PairKind, Mapping[str, tuple[str, ...]]] = {
+    "short-long": {
+        "query_type": QUERY_TYPES,
+        "query_length": QUERY_LENGTHS,
+        "difficulty": DIFFICULTIES,
+        "clarity": CLARITIES,
+        "num_words": DOCUMENT_WORDS,
+    },
+    "long-short": {
+        "num_words": INPUT_WORDS,
+        "difficulty": DIFFICULTIES,
+        "clarity": CLARITIES,
+    },
+    # The paper prints no table of this kind: the sets that both of its tables have.
+    "short-short": {"difficulty": DIFFICULTIES, "clarity": CLARITIES},
+}
+"""Kind → placeholder → its values."""
+
+
+def draw(kind: PairKind, seed: int, number: int) -> dict[str, str]:
+    """Placeholder → uniformly drawn value for the example with this number."""
+    return {
+        name: values[text_hash(f"{seed}/{kind}/{number}/{name}") % len(values)]
+        for name, values in VALUES[kind].items()
+    }
+
+
+def draw_language(languages: Mapping[str, str], kind: PairKind, seed: int, number: int) -> str:
+    """Language code of the example with this number."""
+    codes = sorted(languages)
+    return codes[text_hash(f"{seed}/{kind}/{number}/language") % len(codes)]
+
+
+def least_words(kind: PairKind, values: Mapping[str, str]) -> int:
+    """Minimum words of the example's long text; 0 without a limit."""
+    words = values.get("num_words", "")
+    if kind == "short-long":
+        return int(words)
+    return int(words.rsplit(" ", 1)[1]) if words.startswith("at least ") else 0

@@ -1,0 +1,256 @@
+"""Questions about texts to a model behind an endpoint: asked once, asked again where no answer can
+be used, and read from the store.
+
+    storage/data/answers/<model and sampling>/<group>/   every answer
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rayembed.assets.storage import exists, join
+from rayembed.config.document import fingerprint
+from rayembed.data.hashes import text_hash
+from rayembed.errors import ConfigError, DataError
+from rayembed_extras.synthesis.answer_store import AnswerStore, ask_and_store, short_reason
+from rayembed_extras.synthesis.answers import RejectedAnswer
+from rayembed_extras.synthesis.ask_here import ask_here
+from rayembed_extras.synthesis.chat_endpoint import check_listens, read_key
+from rayembed_extras.synthesis.endpoint_settings import AskedModel
+from rayembed_extras.synthesis.requests import Answer, Ask, key_of
+
+ValueT = TypeVar("ValueT")
+
+NO_ANSWER = "no answer"
+REFUSED = "refused by the endpoint"
+
+_CHARACTERS_SHOWN = 300
+
+
+@dataclass(frozen=True)
+class Question(Generic[ValueT]):
+    """A prompt, and how its answer is read."""
+
+    prompt: str
+    read: Callable[[Answer], ValueT]
+    """Raises `RejectedAnswer` where an answer cannot be used."""
+
+
+@dataclass(frozen=True)
+class Reply(Generic[ValueT]):
+    """What came of a question."""
+
+    value: ValueT | None = None
+    """None: there is none."""
+    problem: str = NO_ANSWER
+    """Why there is none."""
+    answer: str = ""
+    """Beginning of the answer that could not be used."""
+
+
+@dataclass(frozen=True)
+class PromptRequest:
+    """A try of a question; see `data.synthesis.requests.Request`."""
+
+    group: str
+    prompt: str
+    sampling_seed: int
+
+    @property
+    def id(self) -> str:
+        """The key: equal questions are one."""
+        return self.key
+
+    @property
+    def key(self) -> str:
+        """Content hash of prompt and seed."""
+        return key_of(self.prompt, self.sampling_seed)
+
+
+@dataclass(frozen=True)
+class Interview:
+    """Questions to one model, and its answers in a storage."""
+
+    model: AskedModel
+    seed: int
+    storage: str
+
+    @property
+    def folder(self) -> str:
+        """Folder of the model's answers."""
+        return answers_folder(self.model, self.storage)
+
+    def replies(self, group: str, questions: Sequence[Question[ValueT]]) -> list[Reply[ValueT]]:
+        """Replies by stored answers; nothing is asked.
+
+        Args:
+            group: names the folder in which these questions' answers lie.
+            questions: of which each has a reply.
+        """
+        answers = AnswerStore(self.folder).read(group)
+        return [self._reply(group, question, answers)[0] for question in questions]
+
+    def ask(
+        self, what: str, group: str, questions: Sequence[Question[ValueT]], ask: Ask
+    ) -> list[Reply[ValueT]]:
+        """Ask until each question has a usable answer or no try left; its replies.
+
+        A request that got no answer, which was sent again `llm.max_resends` times, is left to the
+        next job.
+
+        Args:
+            what: names the questions in the log.
+            group: as of `replies`.
+            questions: equal ones are asked once.
+            ask: as `asker` makes it.
+
+        Raises:
+            AssetError: the endpoint refuses all requests, or does not answer any more.
+        """
+        kept = AnswerStore(self.folder)
+        lost: dict[str, str] = {}
+        for round_ in range(self.model.retries + 1):
+            answers = kept.read(group)
+            tries = (self._reply(group, question, answers)[1] for question in questions)
+            open_ = {r.key: r for r in tries if r is not None and r.key not in lost}
+            if not open_:
+                break
+            told = f"{what}, retry {round_}" if round_ else what
+            lost |= ask_and_store(told, list(open_.values()), ask, kept)
+        answers = kept.read(group)
+        found = [self._reply(group, question, answers) for question in questions]
+        return [
+            reply if request is None or request.key not in lost else _lost(lost[request.key])
+            for reply, request in found
+        ]
+
+    def _reply(
+        self, group: str, question: Question[ValueT], answers: Mapping[str, Answer]
+    ) -> tuple[Reply[ValueT], PromptRequest | None]:
+        """Reply by the answers so far, and the try that has none yet."""
+        reply: Reply[ValueT] = Reply()
+        for request in self._tries(group, question.prompt):
+            answer = answers.get(request.key)
+            if answer is None:
+                return reply, request
+            shown = (answer.text or answer.problem)[:_CHARACTERS_SHOWN]
+            if answer.outcome == "refused":
+                reply = Reply(None, REFUSED, shown)
+                continue
+            try:
+                return Reply(question.read(answer), ""), None
+            except RejectedAnswer as problem:
+                reply = Reply(None, str(problem), shown)
+        return reply, None
+
+    def _tries(self, group: str, prompt: str) -> Iterator[PromptRequest]:
+        for attempt in range(self.model.retries + 1):
+            seed = text_hash(f"{self.seed}/{attempt}/{prompt}") % 2**31
+            yield PromptRequest(group, prompt, seed)
+
+
+def _lost(problem: str) -> Reply[Any]:
+    return Reply(None, f"{NO_ANSWER} ({short_reason(problem)})", problem[:_CHARACTERS_SHOWN])
+
+
+def asker(model: AskedModel, setting: str) -> Ask:
+    """`Ask` that sends requests to the model from this process.
+
+    Raises:
+        ConfigError: the key is not in the environment.
+    """
+    return ask_here(
+        model.llm,
+        read_key(model.llm, f"{setting}.llm"),
+        temperature=model.temperature,
+        top_p=1.0,
+        max_tokens=model.max_tokens,
+    )
+
+
+def check_failed(
+    model: AskedModel, setting: str, of: str, count: int, failed: Mapping[str, int], shown: str
+) -> None:
+    """Raise when too many texts have no usable answer.
+
+    Args:
+        model: that was asked.
+        setting: where it stands in the settings.
+        of: what the texts are, for the message, such as `rows of the data set 'pairs'`.
+        count: number of texts.
+        failed: reason → texts without a usable answer.
+        shown: such an answer.
+
+    Raises:
+        DataError: too many have none.
+    """
+    lost = Counter(failed).total()
+    if lost <= model.max_failed_share * count:
+        return
+    reasons = ", ".join(f"{number:,} × {reason}" for reason, number in failed.items())
+    raise DataError(
+        f"{lost:,} of {count:,} {of} have no usable answer ({reasons}), more than "
+        f"{setting}.max_failed_share {model.max_failed_share:g} allows; for instance {shown!r}. "
+        f"{_advice(setting, failed)}"
+    )
+
+
+def _advice(setting: str, failed: Mapping[str, int]) -> str:
+    """What to do about texts without a usable answer, by the reasons."""
+    away = sum(number for reason, number in failed.items() if reason.startswith(NO_ANSWER))
+    found = ["What was answered is kept."]
+    if away:
+        found.append(
+            f"The endpoint did not answer {away:,} of them: see to the server at {setting}.llm.url "
+            "and its log, lower llm.concurrency or raise llm.timeout_seconds where it is too slow, "
+            "and start the job again, which asks only for these."
+        )
+    if failed.get(REFUSED):
+        found.append(
+            f"The endpoint refused {failed[REFUSED]:,} requests: its answer says why; send_seed "
+            f"and limit_name of {setting}.llm, and max_words, change what is sent."
+        )
+    if Counter(failed).total() > away + failed.get(REFUSED, 0):
+        found.append(
+            f"Where answers cannot be used, raise {setting}.retries or max_tokens, or take another "
+            "model."
+        )
+    return " ".join(found)
+
+
+def answers_folder(model: AskedModel, storage: str) -> str:
+    """Folder of a model's answers, by its name and sampling."""
+    named = [[model.llm.model, model.llm.revision], model.temperature, 1.0, model.max_tokens]
+    return join(storage, "data", "answers", fingerprint(named))
+
+
+def check_endpoint(model: AskedModel, setting: str, storage: str) -> None:
+    """Return when the key is in the environment, and something answers at the address.
+
+    A model that was asked before may have answered everything: it is not looked for.
+
+    Args:
+        model: to be asked.
+        setting: where its settings stand, for messages.
+        storage: where answers of earlier jobs lie.
+
+    Raises:
+        ConfigError: the one is not, or the other does not.
+    """
+    if exists(answers_folder(model, storage)):
+        return
+    read_key(model.llm, f"{setting}.llm")
+    try:
+        check_listens(model.llm.url)
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}.llm.url = {model.llm.url!r}: nothing answers there ({error}); start the "
+            "server, or name another address"
+        ) from None
+
+
+def cut(text: str, max_words: int) -> str:
+    """The first words of a text, for a prompt."""
+    words = text.split(maxsplit=max_words)
+    return text if len(words) <= max_words else " ".join(words[:max_words]) + " …"

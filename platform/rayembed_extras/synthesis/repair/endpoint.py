@@ -1,0 +1,112 @@
+"""A language model as judge, asked through a chat endpoint which negatives answer the query."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from rayembed_extras.synthesis.endpoint_settings import AskedModel
+from rayembed_extras.synthesis.repair.settings import Judge
+
+if TYPE_CHECKING:
+    from rayembed.data.engine.parts import Part
+    from rayembed.data.records import Record
+    from rayembed_extras.synthesis.questions import Interview, Question
+    from rayembed_extras.synthesis.repair.verdicts import JudgeWork, Verdict
+
+ANSWERS_THE_QUERY = "answers the query"
+
+
+class EndpointJudge(AskedModel, Judge):
+    """A language model behind an endpoint with OpenAI's chat completions (RLHN, arXiv 2505.16967).
+
+    Rows without a usable answer stay as they were.
+    """
+
+    kind: Literal["endpoint"] = "endpoint"
+
+    @property
+    def summary(self) -> str:
+        """The language model."""
+        return self.llm.model
+
+    def check_asked(self, setting: str, storage: str) -> None:
+        """Check key and address, unless the model has answered before."""
+        from rayembed_extras.synthesis.questions import check_endpoint
+
+        check_endpoint(self, setting, storage)
+
+    def inputs(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:
+        """Prompt and sampling, and the model by its names."""
+        return {"kind": self.kind, **self.identity}
+
+    def ready(self, work: JudgeWork) -> ReadAnswers:
+        """Ask everything that has no answer yet.
+
+        Raises:
+            AssetError: the endpoint refuses all requests, or does not answer any more.
+            ConfigError: the key is not in the environment.
+            DataError: too many rows have no usable answer.
+        """
+        from rayembed.data.engine.parts import read_records
+        from rayembed_extras.synthesis.questions import Interview, asker, check_failed
+
+        setting = f"data.datasets.{work.dataset}.repair.judge"
+        ask = asker(self, setting)
+        interview = Interview(self, work.context.seed, work.context.storage)
+        count, failed, shown = 0, Counter[str](), ""
+        for part in work.parts:
+            questions = _questions(self, [r for r in read_records(part.path) if r.negatives])
+            replies = interview.ask(f"judge {part.digest[:8]}", _group(part), questions, ask)
+            count += len(replies)
+            failed.update(reply.problem for reply in replies if reply.problem)
+            shown = shown or next((reply.answer for reply in replies if reply.answer), "")
+        check_failed(self, setting, f"rows of the data set {work.dataset!r}", count, failed, shown)
+        return ReadAnswers(self, interview)
+
+
+@dataclass(frozen=True)
+class ReadAnswers:
+    """A `Decide` by stored answers."""
+
+    judge: EndpointJudge
+    interview: Interview
+
+    def __call__(self, part: Part, records: Sequence[Record], device: str) -> list[Verdict]:
+        """Verdicts of the records; nothing is asked."""
+        from rayembed_extras.synthesis.repair.verdicts import NO_NEGATIVE, Verdict
+
+        asked = [record for record in records if record.negatives]
+        replies = iter(self.interview.replies(_group(part), _questions(self.judge, asked)))
+        verdicts = []
+        for record in records:
+            if not record.negatives:
+                verdicts.append(Verdict(problem=NO_NEGATIVE))
+                continue
+            reply = next(replies)
+            false = reply.value or frozenset()
+            verdicts.append(
+                Verdict(false, ANSWERS_THE_QUERY, problem=reply.problem, answer=reply.answer)
+            )
+        return verdicts
+
+
+def _questions(judge: EndpointJudge, records: Sequence[Record]) -> list[Question[frozenset[int]]]:
+    from rayembed_extras.synthesis.questions import Question
+    from rayembed_extras.synthesis.repair.prompts import judge_prompt, read_relevant
+
+    return [
+        Question(
+            judge_prompt(record, judge.max_words),
+            partial(read_relevant, count=len(record.negatives)),
+        )
+        for record in records
+    ]
+
+
+def _group(part: Part) -> str:
+    """Folder of the answers about a part, which is named by its content."""
+    return f"judge-{part.digest}"

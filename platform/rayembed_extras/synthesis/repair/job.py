@@ -1,0 +1,9 @@
+"""The job that repairs hard negatives which answer their query after all."""
+
+from rayembed.pipeline.data.jobs import data_job
+
+run_repair_job = data_job(
+    "repaired",
+    "--set data.datasets.pairs.mining.teacher=hf://owner/model "
+    "--set 'data.datasets.pairs.repair.judge={kind: cross_encoder, model: hf://owner/rank}'",
+)

@@ -1,0 +1,69 @@
+"""The question to a language model which documents answer a query, and its answer."""
+
+from collections.abc import Sequence
+
+from rayembed.data.records import Record
+from rayembed_extras.synthesis.answers import RejectedAnswer, json_objects, no_json
+from rayembed_extras.synthesis.questions import cut
+from rayembed_extras.synthesis.requests import Answer
+
+_PROMPT = """\
+You judge search results. Below are a query, documents that are known to answer it, and numbered \
+candidate documents. Find the candidates that answer the query as well as the known ones do. A \
+candidate that is only about the same subject does not answer it.
+{task}
+Query:
+{query}
+
+Known to answer it:
+{positives}
+
+Candidates:
+{candidates}
+
+Answer with one JSON object and nothing else: {{"relevant": [numbers of the candidates that answer \
+the query]}}. If none does, answer {{"relevant": []}}."""
+
+
+def judge_prompt(record: Record, max_words: int) -> str:
+    """The user message about a record with its negatives, numbered from 1.
+
+    Args:
+        max_words: words of a text beyond which it is cut.
+    """
+    task = record.query_instruction
+    return _PROMPT.format(
+        task=f"\nThe search task: {task}\n" if task else "",
+        query=cut(record.query, max_words),
+        positives=_bulleted([f"- {cut(text, max_words)}" for text in record.positives]),
+        candidates=_bulleted(
+            [f"[{n}] {cut(one.text, max_words)}" for n, one in enumerate(record.negatives, 1)]
+        ),
+    )
+
+
+def read_relevant(answer: Answer, count: int) -> frozenset[int]:
+    """Places, from 0, of the candidates that an answer names.
+
+    Args:
+        count: number of candidates.
+
+    Raises:
+        RejectedAnswer: the answer has no list of their numbers.
+    """
+    reason = ""
+    for value in json_objects(answer):
+        named = value.get("relevant")
+        if not isinstance(named, list):
+            reason = reason or "no list of relevant candidates"
+        elif not all(isinstance(n, int) and not isinstance(n, bool) for n in named):
+            reason = reason or "not a list of numbers"
+        elif not all(1 <= n <= count for n in named):
+            reason = reason or "a number that no candidate has"
+        else:
+            return frozenset(n - 1 for n in named)
+    raise RejectedAnswer(reason or no_json(answer))
+
+
+def _bulleted(lines: Sequence[str]) -> str:
+    return "\n\n".join(lines)

@@ -1,0 +1,297 @@
+"""The repair step: a judge finds false negatives among hard ones, which are then no negatives.
+
+An epoch trains one positive of a row, the first one first. So a relabelled negative becomes a
+further positive of its row, which keeps it from being a negative anywhere in the batch, and the
+first positive of a further row, which teaches it in the same epoch (RLHN, arXiv 2505.16967; its
+three ways are the actions).
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rayembed.config.data import DatasetConfig
+from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import PartItem, read_records, write_part
+from rayembed.data.engine.work_items import Result, run_resumable
+from rayembed.data.mining.counts import rows_to_show, shown_examples, write_examples
+from rayembed.data.plan.teacher_scores import scores_of_positives
+from rayembed.data.records import Record
+from rayembed.data.words import normalised_hash
+from rayembed.errors import DataError
+from rayembed.models.versions import VECTORS
+from rayembed_extras.synthesis.repair.settings import Action, RepairConfig
+from rayembed_extras.synthesis.repair.verdicts import Decide, JudgeWork, Verdict
+
+log = logging.getLogger(__name__)
+
+CODE_VERSION = 1
+"""Code version of the step; raise it when the same inputs yield other records or a
+prompt changes."""
+
+FALSE_NEGATIVE = "has a false negative"
+
+_UNUSABLE_SHOWN = 3
+_SHOWN_CHARACTERS = 300
+
+
+def make_repaired(
+    context: PipelineContext, dataset: DatasetConfig, parent: DatasetArtifact
+) -> DatasetArtifact:
+    """Repair the hard negatives of a data set: folder of its records without false negatives.
+
+    The manifest has, beside what all steps write: the `judge`, the `action`, `judged_rows`,
+    `judged_negatives`, `rows_with_false_negatives`, `false_negatives` by reason, `unjudged` rows by
+    reason, what the action made of them (`relabelled`, `rows_added`, `dropped_negatives`),
+    `negatives_per_row` before and after, `without_negatives`, `repair_examples`.
+
+    Raises:
+        AssetError: the judge cannot be had, or does not answer any more.
+        DataError: too many rows could not be judged, or no row is left.
+    """
+    config = _config(dataset)
+    inputs = {
+        "code": CODE_VERSION,
+        "action": config.action,
+        "judge": config.judge.inputs(context.teacher_loader.fingerprint),
+        "records": parent.fingerprint,
+        "seed": context.seed,
+    }
+    if config.judge.models:
+        inputs["vectors"] = VECTORS
+    writer = ArtifactWriter(context.storage, "repaired", dataset.name, inputs, parent)
+    return writer.get_or_make(lambda: _repair(context, dataset, parent, writer))
+
+
+def _repair(
+    context: PipelineContext,
+    dataset: DatasetConfig,
+    parent: DatasetArtifact,
+    writer: ArtifactWriter,
+) -> DatasetArtifact:
+    config = _config(dataset)
+    decide = config.judge.ready(JudgeWork(context, writer, dataset.name, tuple(parent.parts)))
+    working = writer.working_folder
+    task = RepairPart(writer.parts_folder, working, config.action, decide)
+    items = [PartItem(part) for part in parent.parts]
+    what = f"repair {dataset.name}"
+    # Results stay beside the examples that they tell of, and go with them.
+    results = run_resumable(working, what, task, items, context.execute, config.judge.needs)
+    parts = [part for result in results for part in result["parts"]]
+    told = _told(results, config.action)
+    if not parts:
+        raise DataError(
+            f"data set {dataset.name!r}: the repair leaves none of its "
+            f"{told['judged_rows']} rows; set data.datasets.{dataset.name}.repair.action=relabel "
+            "or drop, or see whether the judge suits the data"
+        )
+    made = writer.finish(
+        results,
+        parts,
+        {FALSE_NEGATIVE: sum(result["rows_dropped"] for result in results)},
+        judge=f"{config.judge.kind}: {config.judge.summary}",
+        **told,
+        repair_examples=shown_examples(results, working),
+    )
+    _tell(dataset.name, made)
+    return made
+
+
+def _config(dataset: DatasetConfig) -> RepairConfig:
+    """The step's settings of a data set, which has this field at run time alone."""
+    config = getattr(dataset, RepairConfig.kind)
+    assert isinstance(config, RepairConfig)
+    return config
+
+
+def _told(results: Sequence[Result], action: Action) -> dict[str, Any]:
+    """Manifest entries, summed over all parts."""
+    total: Counter[str] = Counter()
+    false: Counter[str] = Counter()
+    unjudged: Counter[str] = Counter()
+    for result in results:
+        total.update(result["counts"])
+        false.update(result["false"])
+        unjudged.update(result["unjudged"])
+    rows_in = sum(result["rows_in"] for result in results)
+    unusable = [one for result in results for one in result.get("examples", [])]
+    return {
+        "action": action,
+        "judged_rows": total["judged_rows"],
+        "judged_negatives": total["judged_negatives"],
+        "rows_with_false_negatives": total["repaired"],
+        "relabelled": total["relabelled"],
+        "rows_added": total["rows_added"],
+        "dropped_negatives": total["dropped_negatives"],
+        "without_negatives": total["without_negatives"],
+        "false_negatives": dict(sorted(false.items())),
+        "unjudged": dict(sorted(unjudged.items())),
+        "negatives_per_row": {
+            "before": round(total["before"] / max(rows_in, 1), 3),
+            "after": round(total["after"] / max(total["rows_out"], 1), 3),
+        },
+        "examples": [],  # no row is rejected
+        **({"unusable_answers": unusable[:_UNUSABLE_SHOWN]} if unusable else {}),
+    }
+
+
+def _tell(name: str, made: DatasetArtifact) -> None:
+    """Log the outcome, and warn of a judge that hardly leaves negatives."""
+    told = made.manifest
+    false, judged = sum(told["false_negatives"].values()), told["judged_negatives"]
+    per_row = told["negatives_per_row"]
+    log.info(
+        "repair %s: %s of %s negatives are false ones, in %s of %s rows (%s); negatives a row "
+        "%.2f → %.2f",
+        name,
+        *(f"{count:,}" for count in (false, judged)),
+        *(f"{told[count]:,}" for count in ("rows_with_false_negatives", "judged_rows")),
+        told["action"],
+        *(per_row["before"], per_row["after"]),
+    )
+    if 2 * false > judged:
+        log.warning(
+            "repair %s: the judge takes more than half of the negatives for positives; see the "
+            "examples in the audit page, and set data.datasets.%s.repair.judge anew",
+            *(name, name),
+        )
+
+
+@dataclass(frozen=True)
+class RepairPart:
+    """Task: write the records of a part without false negatives."""
+
+    folder: str
+    """Folder of the output parts."""
+    examples: str
+    """Folder of each part's examples; `counts.shown_examples` reads some."""
+    action: Action
+    decide: Decide
+
+    def __call__(self, item: PartItem, device: str = "cpu") -> Result:
+        """Report the new part, counts and examples."""
+        records = read_records(item.part.path)
+        verdicts = self.decide(item.part, records, device)
+        made = [
+            repaired(record, verdict, self.action)
+            for record, verdict in zip(records, verdicts, strict=True)
+        ]
+        done = [record for several in made for record in several]
+        part = write_part(self.folder, done) if done else None
+        rows_dropped = sum(not several for several in made)
+        pairs = list(zip(records, verdicts, strict=True))
+        shown = {order: _example(*pairs[row], self.action) for order, row in _to_show(pairs)}
+        write_examples(self.examples, item.part.digest, shown)
+        return {
+            "rows_in": len(records),
+            "rows_used": len(records),
+            "rows_out": len(done) + rows_dropped,
+            "rejected": {},
+            "parts": [] if part is None else [[part.name, part.rows]],
+            "rows_dropped": rows_dropped,
+            "counts": self._counts(pairs, made, done),
+            "false": dict(Counter(v.reason for _, v in pairs for _ in v.false)),
+            "unjudged": dict(Counter(v.problem for _, v in pairs if v.problem)),
+            "examples": [
+                {"reason": v.problem, "query": _shown(r.query), "answer": v.answer}
+                for r, v in pairs
+                if v.answer
+            ][:_UNUSABLE_SHOWN],
+            "part": item.part.digest,
+            "examples_at": list(shown),
+        }
+
+    def _counts(
+        self,
+        pairs: Sequence[tuple[Record, Verdict]],
+        made: Sequence[Sequence[Record]],
+        done: Sequence[Record],
+    ) -> dict[str, int]:
+        judged = [record for record, verdict in pairs if not verdict.problem]
+        false = sum(len(verdict.false) for _, verdict in pairs)
+        return {
+            "judged_rows": len(judged),
+            "judged_negatives": sum(len(record.negatives) for record in judged),
+            "repaired": sum(bool(verdict.false) for _, verdict in pairs),
+            "relabelled": false if self.action == "relabel" else 0,
+            "rows_added": sum(len(several) - 1 for several in made if several),
+            "dropped_negatives": false if self.action == "drop" else 0,
+            "without_negatives": sum(not record.negatives for record in done),
+            "before": sum(len(record.negatives) for record, _ in pairs),
+            "after": sum(len(record.negatives) for record in done),
+            "rows_out": len(done),
+        }
+
+
+def repaired(record: Record, verdict: Verdict, action: Action) -> list[Record]:
+    """What an action makes of a record: itself where nothing is wrong, none, or several.
+
+    The further rows of `relabel` share the query and the negatives that are left. Their teacher's
+    score is that of the negative that they were; without one they have none, so that a loss that
+    learns scores leaves them to InfoNCE.
+    """
+    if not verdict.false:
+        return [record]
+    if action == "drop_row":
+        return []
+    places = range(len(record.negatives))
+    left = tuple(record.negatives[place] for place in places if place not in verdict.false)
+    false = [(place, record.negatives[place]) for place in sorted(verdict.false)]
+    if action == "drop":
+        hashes = (normalised_hash(negative.text) for _, negative in false)
+        known = tuple(dict.fromkeys((*record.false_negatives, *hashes)))
+        return [replace(record, negatives=left, false_negatives=known)]
+    texts = tuple(dict.fromkeys((*record.positives, *(one.text for _, one in false))))
+    scores = _scores(record, "positive_score", {n.text: n.score for _, n in false})
+    crossed = _scores(record, "positive_cross_score", {n.text: n.cross_score for _, n in false})
+
+    def row(name: str, first: str) -> Record:
+        order = (first, *(text for text in texts if text != first))
+        of_order = scores_of_positives(
+            [scores[text] for text in order], [crossed[text] for text in order]
+        )
+        return replace(record, id=name, positives=order, negatives=left, **of_order)
+
+    further = [row(f"{record.id}#{place}", negative.text) for place, negative in false]
+    return [row(record.id, record.positives[0]), *further]
+
+
+def _scores(
+    record: Record, name: str, of_false: Mapping[str, float | None]
+) -> dict[str, float | None]:
+    """Score of each positive and of each false negative, None where nothing scored it."""
+    known = getattr(record, f"{name}s") or (getattr(record, name),)
+    own = dict.fromkeys(record.positives) | dict(zip(record.positives, known, strict=False))
+    return {**of_false, **own}
+
+
+def _to_show(pairs: Sequence[tuple[Record, Verdict]]) -> list[tuple[int, int]]:
+    """Order and row number of examples among the rows with false negatives."""
+    rows = [row for row, (_, verdict) in enumerate(pairs) if verdict.false]
+    return [(order, rows[n]) for order, n in rows_to_show([pairs[row][0] for row in rows])]
+
+
+def _example(record: Record, verdict: Verdict, action: Action) -> dict[str, Any]:
+    """One row before and after, for the audit."""
+    scores: list[float | None] = [round(score, 4) for score in verdict.scores]
+    scores = scores or [None] * len(record.negatives)
+    negatives = [
+        {"text": _shown(one.text), "score": score}
+        for one, score in zip(record.negatives, scores, strict=True)
+    ]
+    low = verdict.positive_score
+    return {
+        "query": _shown(record.query),
+        "positives": [_shown(text) for text in record.positives],
+        "positive_score": None if low is None else round(low, 4),
+        "kept": [one for place, one in enumerate(negatives) if place not in verdict.false],
+        "false": [one for place, one in enumerate(negatives) if place in verdict.false],
+        "reason": verdict.reason,
+        "action": action,
+    }
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"

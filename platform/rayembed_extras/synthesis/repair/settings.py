@@ -1,0 +1,148 @@
+"""Settings of label repair: who judges hard negatives, and what is done with false ones."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from rayembed.config.data_steps import DataStep
+from rayembed.config.settings import Settings
+from rayembed.config.table import Table, load
+
+
+class Judge(Settings):
+    """Who tells which hard negatives of a row answer its query after all.
+
+    Base class of the members of `JUDGES`.
+    """
+
+    if TYPE_CHECKING:
+        kind: str
+        """Name in the table."""
+
+    needs: ClassVar[Literal["cpu", "gpu or machine"]] = "cpu"
+    """What a task needs that reaches verdicts; see `data.work_items.Needs`."""
+
+    @property
+    def summary(self) -> str:
+        """Model that judges, in a few words."""
+        return self.kind
+
+    @property
+    def models(self) -> Mapping[str, str]:
+        """Setting → asset reference of the models that it loads."""
+        return {}
+
+    def check(self, setting: str) -> None:
+        """Return when its models were fetched and can be loaded.
+
+        Args:
+            setting: where the judge stands in the settings, for messages.
+
+        Raises:
+            AssetError, ArtifactError: one cannot; the message begins with its setting.
+        """
+
+    def check_asked(self, setting: str, storage: str) -> None:
+        """Return when a model over the network can be asked, as far as this machine can tell.
+
+        Args:
+            setting: where the judge stands in the settings, for messages.
+            storage: where answers of earlier jobs lie.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
+    def inputs(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:
+        """All that decides the verdicts, as plain values.
+
+        Args:
+            fingerprint: gives that of a model's weights by its reference.
+        """
+        raise TypeError(f"{type(self).__name__} judges nothing")
+
+    def ready(self, work: Any) -> Any:
+        """Do once what must be done before tasks begin; a `Decide`, which pickles.
+
+        Args:
+            work: the data set's parts and where answers are kept, a `JudgeWork`.
+        """
+        raise TypeError(f"{type(self).__name__} judges nothing")
+
+
+JUDGES = Table(
+    "rayembed.judges",
+    Judge,
+    (
+        "rayembed_extras.synthesis.repair.cross_encoder:CrossEncoderJudge",
+        "rayembed_extras.synthesis.repair.endpoint:EndpointJudge",
+    ),
+)
+"""Kinds of judges. Their modules import numpy, torch and aiohttp inside functions: settings are
+read before they are needed."""
+
+if TYPE_CHECKING:
+    AnyJudge = Judge
+else:
+    AnyJudge = JUDGES.union()
+
+Action = Literal["relabel", "drop", "drop_row"]
+
+
+class RepairConfig(DataStep):
+    """False negatives among the hard negatives are found and repaired (RLHN, arXiv 2505.16967)."""
+
+    kind: ClassVar[str] = "repair"
+    folder: ClassVar[str] = "repaired"
+    heading: ClassVar[str] = "repair"
+    least: ClassVar[tuple[str, ...]] = (
+        "judge.kind=cross_encoder",
+        "judge.model=hf://owner/model",
+    )
+
+    judge: AnyJudge
+    action: Action = "relabel"
+    """What is done with a false negative. `relabel`: it becomes a further positive of its row, and
+    a further row has it as the positive that is trained on. `drop`: it is a negative no more, also
+    where it stands in the batch as another row's document. `drop_row`: its row is left out."""
+
+    @property
+    def summary(self) -> str:
+        """Action and judge."""
+        return f"{self.action} by {self.judge.summary}"
+
+    @property
+    def of_negatives(self) -> str:
+        """Action on false ones."""
+        return f"{self.action} of false ones"
+
+    @property
+    def models(self) -> Mapping[str, str]:
+        """Models that the judge loads."""
+        return {f"judge.{name}": reference for name, reference in self.judge.models.items()}
+
+    def treatment(self, write: Callable[[str], str]) -> str:
+        """Name the judge and the action."""
+        judge = write(self.judge.summary)
+        return f"false negatives found by `{judge}` and repaired ({self.action})"
+
+    def check_fits(self, dataset: Any) -> None:
+        """Return when rows have hard negatives; raises as the base class says."""
+        if not dataset.has_negatives:
+            raise ValueError(
+                f"data set {dataset.name!r}: repair looks for false negatives among the hard "
+                "negatives of a row, and there are none; have them mined (mining.teacher=…), name "
+                "the column of the rows' own (source.negatives), or set repair=null"
+            )
+
+    def check(self, setting: str) -> None:
+        """Check the judge's models."""
+        self.judge.check(f"{setting}.judge")
+
+    def check_asked(self, setting: str, storage: str) -> None:
+        """Check that the judge can be asked."""
+        self.judge.check_asked(f"{setting}.judge", storage)
+
+    def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
+        """Repair the records."""
+        make = load("rayembed_extras.synthesis.repair.repair:make_repaired")
+        return make(context, dataset, parent)

@@ -1,0 +1,274 @@
+"""Queries for given documents, by a language model: records in a finished folder.
+
+    storage/data/answers/<model and sampling>/queries-…/     every answer
+    storage/data/synthetic/<data set>-<fingerprint>/         records, manifest, audit.html
+
+The driver reads the documents and asks; it holds a hash of each, and the texts of one file's piece.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from rayembed.config.data import DatasetConfig
+from rayembed.config.types import has_content
+from rayembed.data.audit import write_folder_audit
+from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.engine.parts import Part, write_part
+from rayembed.data.engine.work_items import EXAMPLES_KEPT
+from rayembed.data.hashes import seeded_hash, text_hash
+from rayembed.data.records import Record
+from rayembed.data.sources.building import record_of
+from rayembed.data.sources.cells import RowError, text_in
+from rayembed.data.sources.file_rows import ResolvedDataset
+from rayembed.data.sources.rows import BadRow, read_rows
+from rayembed.errors import DataError
+from rayembed_extras.synthesis.answers import RejectedAnswer, json_objects, no_json, normalised
+from rayembed_extras.synthesis.questions import Interview, Question, asker, check_failed, cut
+from rayembed_extras.synthesis.requests import REQUESTS_PER_GROUP, Answer, Ask
+
+CODE_VERSION = 1
+"""Code version of prompt and records; raise it when the same documents yield other records."""
+
+_MAX_WORDS = 100
+"""Most words of a query; longer ones are no queries."""
+
+_PROMPT = """\
+Write {count} search {noun} that the document below answers and that somebody could ask who does \
+not know it.{wanted} Use the language of the document. Do not speak of "the document" or "the \
+text", name what is asked about, and use other words than the document where you can.
+
+Document:
+{document}
+
+Answer with one JSON object and nothing else: {{"queries": [{count} texts]}}."""
+
+
+def make_queries(
+    context: PipelineContext, checked: ResolvedDataset, source: Any
+) -> DatasetArtifact:
+    """Folder of records, one for each query of each document; stored answers are reused.
+
+    Args:
+        context: storage and seed.
+        checked: the data set with its files.
+        source: a `QueriesSource`, of the data set.
+
+    Raises:
+        AssetError: the endpoint refuses all requests, or does not answer any more.
+        ConfigError: the key is not in the environment.
+        DataError: no document, too many bad rows, or too many without a usable answer.
+    """
+    dataset = checked.dataset
+    own = source.model_dump(
+        mode="json", include={"text", "per_document", "documents", "wanted", "language"}
+    )
+    inputs = {
+        "code": CODE_VERSION,
+        "model": source.identity,
+        "settings": own,
+        "task": dataset.task,
+        "source": checked.content,
+        "seed": context.seed,
+    }
+    writer = ArtifactWriter(context.storage, "synthetic", dataset.name, inputs)
+    made = writer.get_or_make(lambda: _Writing(context, checked, source, writer).made())
+    write_folder_audit(made)
+    return made
+
+
+class _Writing:
+    """One writing of all queries."""
+
+    def __init__(
+        self,
+        context: PipelineContext,
+        checked: ResolvedDataset,
+        source: Any,
+        writer: ArtifactWriter,
+    ) -> None:
+        self.dataset: DatasetConfig = checked.dataset
+        self.source, self.writer, self.checked = source, writer, checked
+        self.seed = context.seed
+        self.interview = Interview(source, context.seed, context.storage)
+        self.setting = f"data.datasets.{self.dataset.name}.source"
+        self.rejected: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.rows = self.documents = self.made_records = 0
+        self.parts: list[Part] = []
+        self.examples: list[dict[str, Any]] = []
+        self.shown = ""
+
+    def made(self) -> DatasetArtifact:
+        """The finished folder."""
+        ask, last = asker(self.source, self.setting), self._last_key()
+        group: list[Record] = []
+        for number, document in enumerate(self._drawn(last)):
+            group.append(document)
+            if len(group) == REQUESTS_PER_GROUP:
+                self._ask(number // REQUESTS_PER_GROUP, group, ask)
+                group = []
+        if group:
+            self._ask(self.documents // REQUESTS_PER_GROUP, group, ask)
+        self._check()
+        result = {
+            "rows_in": self.rows,
+            "rows_used": self.rows - self.rejected.total() - self.failed.total(),
+            "rows_out": self.made_records,
+            "rejected": dict(self.rejected + self.failed),
+            "examples": self.examples,
+        }
+        parts = [(part.name, part.rows) for part in self.parts]
+        return self.writer.finish(
+            [result],
+            parts,
+            llm=self.source.llm.model,
+            documents=self.documents,
+            without_usable_answer=dict(sorted(self.failed.items())),
+        )
+
+    def _last_key(self) -> int | None:
+        """Largest key of the documents that are drawn; None: all are."""
+        if self.source.documents is None:
+            return None
+        keys = heapq.nsmallest(self.source.documents, self._keys())
+        return keys[-1] if len(keys) == self.source.documents else None
+
+    def _keys(self) -> Iterator[int]:
+        seen: set[int] = set()
+        for _, text, _ in self._texts():
+            if isinstance(text, str) and text_hash(text) not in seen:
+                seen.add(text_hash(text))
+                yield seeded_hash(self.seed, "queries", text)
+
+    def _texts(self) -> Iterator[tuple[str, str | RowError, str | None]]:
+        """Origin, text or why there is none, and language of every row."""
+        source = self.source
+        for piece in self.checked.files["path"]:
+            for row in read_rows(piece, tuple(source.columns.values())):
+                if isinstance(row, BadRow):
+                    yield row.origin, RowError(row.reason), None
+                    continue
+                try:
+                    text = text_in(row.values, source.text)
+                    language = text_in(row.values, source.language) if source.language else None
+                    if text is None or not has_content(text):
+                        raise RowError("no text")
+                    text.encode()
+                except UnicodeEncodeError:
+                    yield row.origin, RowError("not valid Unicode"), None
+                except RowError as problem:
+                    yield row.origin, problem, None
+                else:
+                    yield row.origin, text, language
+
+    def _drawn(self, last: int | None) -> Iterator[Record]:
+        """Documents to ask about, each once, as records whose query is still to come."""
+        seen: set[int] = set()
+        for origin, text, language in self._texts():
+            self.rows += 1
+            if isinstance(text, RowError):
+                self._reject(str(text), origin)
+            elif text_hash(text) in seen:
+                self.rejected["duplicate"] += 1
+            elif last is not None and seeded_hash(self.seed, "queries", text) > last:
+                self.rejected["not drawn"] += 1
+            else:
+                seen.add(text_hash(text))
+                self.documents += 1
+                yield Record(
+                    "", "", (text,), self.dataset.name, language=language, origin=(origin,)
+                )
+
+    def _ask(self, number: int, documents: Sequence[Record], ask: Ask) -> None:
+        """Ask about a group of documents and write their records."""
+        read = partial(read_queries, count=self.source.per_document)
+        questions = [
+            Question(queries_prompt(self.source, one.positives[0]), read) for one in documents
+        ]
+        group = f"queries-{self.checked.content}-{number:05d}"
+        replies = self.interview.ask(f"queries {number}", group, questions, ask)
+        records = []
+        for document, reply in zip(documents, replies, strict=True):
+            try:
+                if reply.value is None:
+                    raise RowError(reply.problem)
+                records += [
+                    record_of(
+                        self.dataset,
+                        query,
+                        document.positives,
+                        origin=document.origin,
+                        language=document.language,
+                    )
+                    for query in reply.value
+                ]
+            except RowError as problem:
+                self.failed[str(problem)] += 1
+                self.shown = self.shown or reply.answer
+        if records:
+            self.parts.append(write_part(self.writer.parts_folder, records))
+            self.made_records += len(records)
+
+    def _reject(self, reason: str, origin: str) -> None:
+        self.rejected[reason] += 1
+        if len(self.examples) < EXAMPLES_KEPT:
+            self.examples.append({"reason": reason, "row": origin})
+
+    def _check(self) -> None:
+        """Raise when documents are missing, bad or not answered."""
+        name, of = self.source.place, f"documents of {self.source.place!r}"
+        bad = self.rejected.total() - self.rejected["duplicate"] - self.rejected["not drawn"]
+        if bad > self.source.max_rejected_share * self.rows:
+            raise DataError(
+                f"data set {self.dataset.name!r}: {bad} of {self.rows} rows of {name!r} have no "
+                f"document ({dict(self.rejected)}), more than {self.setting}.max_rejected_share "
+                f"{self.source.max_rejected_share:g} allows; mend them or raise it"
+            )
+        if not self.documents:
+            raise DataError(f"data set {self.dataset.name!r}: {name!r} has no document")
+        check_failed(self.source, self.setting, of, self.documents, self.failed, self.shown)
+        if not self.parts:
+            raise DataError(f"data set {self.dataset.name!r}: no query was written for {name!r}")
+
+
+def queries_prompt(source: Any, text: str) -> str:
+    """The user message about a document."""
+    one = source.per_document == 1
+    wanted = source.wanted.strip().rstrip(".")
+    return _PROMPT.format(
+        count=source.per_document,
+        noun="query" if one else "queries, as different as can be,",
+        wanted=f" Wanted are {wanted}." if wanted else "",
+        document=cut(text, source.max_words),
+    )
+
+
+def read_queries(answer: Answer, count: int) -> tuple[str, ...]:
+    """The queries of an answer, without repetitions; further ones are left out.
+
+    Raises:
+        RejectedAnswer: there are fewer.
+    """
+    reason = ""
+    for value in json_objects(answer):
+        named = value.get("queries")
+        if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+            reason = reason or "no list of queries"
+            continue
+        texts = {normalised(one): " ".join(one.split()) for one in reversed(named)}
+        usable = [one for one in reversed(texts.values()) if _is_query(one)]
+        if len(usable) >= count:
+            return tuple(usable[:count])
+        reason = reason or "too few usable queries"
+    raise RejectedAnswer(reason or no_json(answer))
+
+
+def _is_query(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return has_content(text) and len(text.split()) <= _MAX_WORDS
