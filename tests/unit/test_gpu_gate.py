@@ -10,7 +10,8 @@ TESTS = ("tests/unit/test_gpu_branches.py", "tests/unit/test_gpu_branches_machin
 """Files that reach them, in seconds: a branch of yours needs a test in one of these."""
 
 ELSEWHERE = {
-    "rayembed/data/engine/on_ray.py execute_with_ray_data: needs == 'cpu' or not placement.use_gpu": (
+    "rayembed/data/engine/on_ray.py execute_with_ray_data: "
+    "needs == 'cpu' or not placement.use_gpu": (
         "Ray places the task: tests/ray/test_data_on_ray.py, with CPUs and made-up GPUs of a node"
     ),
 }
@@ -51,8 +52,8 @@ def test_the_control_what_no_test_reached_is_told():
     told = unreached({})
     assert len(told) == len(known) - len(ELSEWHERE) > 50
     assert (
-        "rayembed/machine/hardware.py default_device: torch.cuda.is_available() never False or True"
-        in told
+        "rayembed/machine/hardware.py default_device: "
+        "torch.cuda.is_available() never False or True" in told
     )
     half = {branch: needed(branch) - {"False"} for branch in branches()}
     assert all(line.endswith(" never False") for line in unreached(half))

@@ -8,20 +8,20 @@ import pytest
 
 import rayembed
 
-PLATFORM = Path(rayembed.__file__).parent
-ROOT = PLATFORM.parents[1]
-FILES = sorted([*PLATFORM.parent.rglob("*.py"), *(ROOT / "jobs").rglob("*.py")])
+PLATFORM = Path(rayembed.__file__).parents[1]
+ROOT = PLATFORM.parent
+FILES = sorted([*PLATFORM.rglob("*.py"), *(ROOT / "jobs").rglob("*.py")])
 
 BETWEEN_WORKERS = {
-    "ahead.py": {"answer", "made", "given.recv_bytes()", "work"},
-    "data/engine/on_ray.py": {"units", "row['result']"},
+    "rayembed/machine/ahead.py": {"answer", "made", "given.recv_bytes()", "work"},
+    "rayembed/data/engine/on_ray.py": {"units", "row['result']"},
     "rayembed_extras/synthesis/on_ray.py": {"row['request']"},
 }
 """Where pickles are read, and of what: rows of data sets that the same job has just put into Ray's
 store, which itself pickles all that it moves, and what a process and those that it has started send
 each other through pipes. Nothing of them comes from a file."""
 
-CHECKED = {"assets/arrow_files.py"}
+CHECKED = {"rayembed/assets/arrow_files.py"}
 """Reads Parquet and Arrow files for all others, and looks at their types first."""
 
 SAFE_LOADERS = {"yaml.SafeLoader", "yaml.CSafeLoader", "_TextLoader"}

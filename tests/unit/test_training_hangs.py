@@ -103,7 +103,7 @@ def test_a_name_in_a_path_makes_no_frame_one_of_the_library(file, module, waits)
     """Nor does it make one of a collective: a checkout may be called by any name."""
     calls, told = "def {}(work):\n    work()", []
     ours, other = {}, {"__name__": module}
-    step = Path(rayembed.__file__).parent / "training" / "step.py"
+    step = Path(rayembed.__file__).parent / "training" / "contrastive" / "step.py"
     exec(compile(calls.format("run_step"), step, "exec"), ours)
     exec(compile(calls.format("library"), file, "exec"), other)
     with HangWatch(0.3, told.append) as watch:

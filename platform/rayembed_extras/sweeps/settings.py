@@ -95,7 +95,7 @@ class Sweep(Document):
     runs: dict[str, SweptRun] = Field(min_length=1)
     """Base runs by label, all of one kind; the rows of a table. Their own names are ignored."""
     space: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
-    """Path of a setting → its domain, as text (see rayembed_extras/sweeps/space.py) or a list of values."""
+    """Path of a setting → its domain, as text (see `space`) or a list of values."""
     search: Search = GridSearch()
     scheduler: Scheduler = NoScheduler()
     metric: MetricConfig = MetricConfig()

@@ -94,8 +94,8 @@ def check_not_nomic_layout(folder: Path) -> None:
             f"{str(folder)!r} is a NomicBert with {settings['activation_function']!r} and "
             f"{settings.get('num_experts') or 0} experts, which transformers' own class would "
             "silently compute as another model. To train it take model.kind=nomic-moe, to evaluate "
-            "it its folder or hf:// reference without st:; what rayembed.models.loading.load.load_model "
-            "loads and saves can be registered"
+            "it its folder or hf:// reference without st:; what "
+            "rayembed.models.loading.load.load_model loads and saves can be registered"
         )
 
 

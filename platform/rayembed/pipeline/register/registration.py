@@ -240,8 +240,8 @@ def check_registrable(folder: Path) -> None:
     if foreign := foreign_modules(folder):
         raise ArtifactError(
             f"{str(folder)!r} cannot be registered: its modules {foreign} are code that it brings "
-            "itself, which is never run. Load it with rayembed.models.loading.load.load_model and save "
-            "it to another folder"
+            "itself, which is never run. Load it with rayembed.models.loading.load.load_model and "
+            "save it to another folder"
         )
 
 

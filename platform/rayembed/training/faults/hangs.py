@@ -116,8 +116,8 @@ def _stack(frame: FrameType | None) -> list[tuple[FrameType, int]]:
 
 
 def _place(stack: Sequence[tuple[FrameType, int]]) -> str:
-    """The innermost frame of this library, as `training/contrastive/step.py:123 in run_step`; the innermost of
-    all where this library has none.
+    """The innermost frame of this library, as `training/contrastive/step.py:123 in run_step`; the
+    innermost of all where this library has none.
     """
     for frame, line in stack:
         file = Path(frame.f_code.co_filename)
