@@ -106,12 +106,43 @@ WHOLE = {
 assert all(Path(__file__).with_name("unit").joinpath(name).is_file() for name in WHOLE)
 
 
+EXTRAS = Path(__file__).parents[1] / "platform" / "rayembed_extras"
+FLATS = {path.parent.name for path in EXTRAS.glob("*/__init__.py")}
+
+
+def part_of(file):
+    """The part that a test file belongs to, by its prefix: `test_sweeps_space.py`, `sweeps`."""
+    name = file.removeprefix("test_")
+    if name.startswith(("papers_", "backbone_")):
+        return "papers"
+    return next((flat for flat in sorted(FLATS) if name.startswith(flat)), "core")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--part", help="run the tests of this part alone: core, papers or a flat")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """A line for each part, so that a red run says where."""
+    parts = {}
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            file = report.nodeid.split("::")[0].rpartition("/")[2]
+            counts = parts.setdefault(part_of(file), {})
+            counts[outcome] = counts.get(outcome, 0) + 1
+    for part, counts in sorted(parts.items()):
+        told = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
+        terminalreporter.write_line(f"part {part}: {told}")
+
+
 def pytest_collection_modifyitems(config, items):
     """Keep unit and parity tests off the network, loopback excepted; skip GPU tests visibly, and
     those of minutes unless `-m slow` asks for them.
     """
     import torch
 
+    if part := config.option.part:
+        items[:] = [item for item in items if part_of(item.path.name) == part]
     for item in items:
         if not any(item.get_closest_marker(name) for name in HEAVY):
             item.add_marker(pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"]))
