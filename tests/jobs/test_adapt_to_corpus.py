@@ -88,7 +88,7 @@ def test_a_corpus_becomes_a_scored_and_registered_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow(
     "the command above with queries of another source, which has tests of its own: "
-    "tests/unit/test_data_sources_queries.py"
+    "tests/unit/test_synthesis_queries.py"
 )
 def test_queries_of_a_language_model_in_the_same_command(tmp_path: Path, capsys) -> None:
     def writes(body: dict[str, Any], before: int) -> Reply:
