@@ -25,7 +25,7 @@ def parts_of(rows):
 def cut_table():
     """What mining and clusters cost by the functions that cut them: sizes beyond those that run."""
     from rayembed.config.mining import ClusterConfig
-    from rayembed.data.clusters.cost import ClusterCost
+    from rayembed.data.clusters.scatter import ClusterCost
     from rayembed.data.mining.cut import MiningCut, Shard, cost_of, cut_mining
 
     lines = [
@@ -127,7 +127,7 @@ def filter_lines(costs, rows):
 
 def cluster_lines(costs, rows, batch_pairs=512):
     from rayembed.config.mining import ClusterConfig
-    from rayembed.data.clusters.cost import ClusterCost
+    from rayembed.data.clusters.scatter import ClusterCost
     from rayembed.data.engine.parts import rows_per_part
     from rayembed.data.engine.shuffle import Route
 

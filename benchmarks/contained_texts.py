@@ -17,7 +17,7 @@ import numpy as np
 
 from rayembed.assets.resolver import resolve
 from rayembed.config.mining import Containment
-from rayembed.data.cleaning.contained import GramIndex, grams_of, share_contained
+from rayembed.data.cleaning.evaluation_texts import GramIndex, grams_of, share_contained
 from rayembed.data.hashes import text_hash
 from rayembed.data.words import words
 

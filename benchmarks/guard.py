@@ -169,7 +169,7 @@ def _of_queries(file):
 
 def verdict_of(line):
     """What the guard finds in a line's scores, where the set `judged` decides nothing."""
-    from rayembed.config.guard import GuardConfig
+    from rayembed.config.run_evaluation import GuardConfig
     from rayembed.evaluation.tables import UNTRAINED, ScoreKey
     from rayembed.pipeline.evaluate.guard import verdict
 

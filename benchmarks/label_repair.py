@@ -46,7 +46,7 @@ ARMS = {
 
 def halves(name, share=1 / 3):
     """Rows of a set with half of each article, and the false negatives of so many of them."""
-    from rayembed.data.sentences import split_sentences
+    from rayembed.data.words import split_sentences
 
     draw = random.Random(0)
     cut = []

@@ -67,7 +67,7 @@ def counted() -> list[list[object]]:
 
 def measured(rounds: int) -> list[list[object]]:
     """Rows of the table of measurements."""
-    from rayembed.config.lora import LoraConfig
+    from rayembed.config.backbone import LoraConfig
     from rayembed.models.adapters.lora import merge_lora
     from rayembed.models.biencoder.config import BiEncoderConfig
     from rayembed.models.loading.build import build_model

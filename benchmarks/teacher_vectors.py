@@ -44,7 +44,7 @@ from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import prepare
 from rayembed.data.vectors.teacher import load_teacher, weights_of
 from rayembed.models.loading.build import build_model
-from rayembed.pipeline.run.here import Here
+from rayembed.pipeline.run.runtime import Here
 from rayembed.samples.assets import MINILM
 from rayembed.training.contrastive.batch_loss import Targets, contrastive_loss, rows_of
 from rayembed.training.contrastive.objective import CONTRASTIVE

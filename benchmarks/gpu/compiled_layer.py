@@ -66,7 +66,7 @@ def kept(width: int = WIDTH, backend: Any = cut_alone) -> Kept:
     Args:
         width: of hidden states, a divisor of Mistral's; all else is narrower in proportion.
     """
-    from rayembed.models.adapters import adapted_linear
+    from rayembed.models.adapters import lora as adapted_linear
     from rayembed.models.layers import compile_layers, recompute_layers
 
     model, keeps_bits = _model(WIDTH // width), adapted_linear.keeps_bits
@@ -122,7 +122,7 @@ def _of_pass(model: Any, tokens: int) -> int:
     does where it is kept, since it is the output of the layer before."""
     from rayembed.models.attention import varlen
     from rayembed.models.attention.packed import Packed, pack
-    from rayembed.pipeline.estimate.meta_pass import kernels_on_meta
+    from rayembed.pipeline.estimate.model_sizes import kernels_on_meta
 
     entries = pack([np.zeros(_LENGTH)] * (tokens // _LENGTH))
     packed, places = Packed.of(entries), entries["position_ids"][None]

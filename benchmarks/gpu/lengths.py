@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayembed.data.plan.balance import balanced
+from rayembed.data.plan.files import balanced
 
 LONGEST = 512
 """Maximum tokens of a text in the recipe."""

@@ -49,7 +49,7 @@ def passes_of(model: Any, texts: list[str], size: int, device: torch.device) -> 
 
 def settings_of(folder: Path, shape: Any, dtype: str, longest: int) -> Any:
     """Settings of the model, with LoRA for a large one."""
-    from rayembed.config.lora import LoraConfig
+    from rayembed.config.backbone import LoraConfig
     from rayembed.models.biencoder.config import BiEncoderConfig
 
     return BiEncoderConfig(

@@ -141,8 +141,7 @@ class Model:
         """What the model takes."""
 
         def make() -> Size:
-            from rayembed.pipeline.estimate.activations import activations
-            from rayembed.pipeline.estimate.meta_pass import model_on_meta
+            from rayembed.pipeline.estimate.model_sizes import activations, model_on_meta
 
             model = model_on_meta(self.settings)
             found = activations(self.settings, padded=False)
@@ -239,7 +238,7 @@ class Model:
 def _with_layers(settings: Any, layers: int, *, recomputed: bool) -> Any:
     """The model on the meta device with this number of layers."""
     from rayembed.config.settings import changed
-    from rayembed.pipeline.estimate.meta_pass import model_on_meta
+    from rayembed.pipeline.estimate.model_sizes import model_on_meta
 
     backbone = changed(settings.backbone, num_layers=layers)
     model = model_on_meta(changed(settings, backbone=backbone))

@@ -55,7 +55,7 @@ def cases(toy: bool) -> dict[str, Case]:
 
 def settings_of(case: Case, folder: Path, dtype: str) -> Any:
     """Settings of rayembed's model."""
-    from rayembed.config.lora import LoraConfig
+    from rayembed.config.backbone import LoraConfig
     from rayembed.config.pooling import LatentAttentionPooling
     from rayembed.models.biencoder.config import BiEncoderConfig
     from rayembed.models.nvembed.config import NVEmbedConfig
@@ -169,7 +169,7 @@ def peer(
     if case.lora:
         import peft
 
-        from rayembed.config.lora import LoraConfig
+        from rayembed.config.backbone import LoraConfig
 
         lora = LoraConfig()
         transformer.add_adapter(

@@ -37,7 +37,7 @@ class Graph:
 
 def graph_of_token(workload: Workload, *, peft: bool = False) -> Graph:
     """Bytes of a token's graph, as the layers come."""
-    from rayembed.pipeline.estimate.meta_pass import (
+    from rayembed.pipeline.estimate.model_sizes import (
         _Answered,
         batch_on_meta,
         kept_bytes,
@@ -73,9 +73,9 @@ def build(settings, kind: str, layers: int):
     from peft.tuners.lora.layer import Linear
 
     from rayembed.config.settings import changed
-    from rayembed.models.adapters.adapted_linear import AdaptedLinear
+    from rayembed.models.adapters.lora import AdaptedLinear
     from rayembed.models.layers import recompute_layers
-    from rayembed.pipeline.estimate.meta_pass import model_on_meta
+    from rayembed.pipeline.estimate.model_sizes import model_on_meta
 
     backbone = changed(settings.backbone, num_layers=layers)
     model = model_on_meta(changed(settings, backbone=backbone))

@@ -16,7 +16,7 @@ from rayembed.errors import DivergenceError
 from rayembed.training import engine as engine_module
 from rayembed.training.contrastive.step import StepSettings, run_step
 from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.schedule import learning_rate_factor
+from rayembed.training.optimizer import learning_rate_factor
 
 pytestmark = pytest.mark.distributed
 

@@ -8,8 +8,7 @@ import torch
 from run_distributed import run_distributed
 
 from rayembed.distributed.collectives import summed
-from rayembed.training.faults.hang_reports import Hang
-from rayembed.training.faults.hangs import HangWatch
+from rayembed.training.faults.hangs import Hang, HangWatch
 
 pytestmark = pytest.mark.distributed
 

@@ -23,7 +23,7 @@ from rayembed.training.checkpoints.checkpoint import (
 )
 from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.schedule import learning_rate_factor
+from rayembed.training.optimizer import learning_rate_factor
 
 pytestmark = pytest.mark.distributed
 

@@ -39,7 +39,7 @@ from rayembed.training.contrastive import step as step_module
 from rayembed.training.contrastive.objective import CONTRASTIVE
 from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
 from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.schedule import learning_rate_factor
+from rayembed.training.optimizer import learning_rate_factor
 
 pytestmark = pytest.mark.distributed
 

@@ -15,7 +15,7 @@ from rayembed.errors import ArtifactError
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training.checkpoints.checkpoint import find_damage
 from rayembed.training.checkpoints.checkpoint_list import listed_checkpoints
-from rayembed.training.checkpoints.safetensors_header import read_header
+from rayembed.training.checkpoints.weights import read_header
 
 PARTS = (".tmp", ".partial", ".part")
 """Ends of the names under which files are written before they are whole."""

@@ -9,7 +9,7 @@ import pytest
 from own_pairs import own_run
 
 from rayembed.models.loading.load import load_model
-from rayembed.models.saving.compressed import COMPRESSION_FILE
+from rayembed.models.saving.export import COMPRESSION_FILE
 from rayembed.pipeline.register.job import run_register_job
 from rayembed.pipeline.run.train import train
 from rayembed_extras.compression.job import run_compression_job

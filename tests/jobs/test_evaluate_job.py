@@ -150,7 +150,7 @@ def test_scores_are_shown_when_mlflow_has_gone(
             raise TrackingError("no MLflow server at http://made.up")
         return False  # it went while it was told
 
-    monkeypatch.setattr("rayembed.pipeline.evaluate.tracking.track", gone)
+    monkeypatch.setattr("rayembed.pipeline.evaluate.job.track", gone)
     monkeypatch.setenv("RAYEMBED_CACHE", str(tmp_path / "cache"))
     asked = ["--model", str(model), "--own-set", f"Shop={own_set}"]
     asked += ["--set", f"placement.storage_path={tmp_path / 'out'}"]

@@ -17,14 +17,14 @@ from tiny_job import make_run, write_inputs
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import join, list_files, open_storage, read_bytes, remove_folder
+from rayembed.config.document import read_yaml
 from rayembed.config.override import override
-from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ArtifactError
 from rayembed.machine import hardware
 from rayembed.machine.hardware import Precision
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
-from rayembed.pipeline.run.here import Here
+from rayembed.pipeline.run.runtime import Here
 from rayembed.pipeline.run.train import train
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.training.checkpoints.weights import read_made_of

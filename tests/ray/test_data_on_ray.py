@@ -26,7 +26,7 @@ from rayembed.data.engine.parts import write_part
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
-from rayembed.display.shares import hearing, pieces
+from rayembed.display.progress import hearing, pieces
 from rayembed.errors import DataError, PlacementError, StorageFullError, WorkerError
 from rayembed.machine.gpu_check_on_ray import cluster_gpus
 

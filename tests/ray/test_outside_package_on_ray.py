@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ray
 CODE = """
 from typing import Literal
 
-from rayembed.config.schedule import ScheduleConfig
+from rayembed.config.optimizer import ScheduleConfig
 from rayembed.losses.infonce import InfoNCE
 from rayembed.optim.adamw import AdamW
 

@@ -23,7 +23,7 @@ from rayembed.models.loading.load import check_loadable, load_model, saved_width
 from rayembed.models.loading.saved_folder import read_settings
 from rayembed.models.passes.encoding import corpus_context, encode
 from rayembed.models.passes.runtime_model import RuntimeModel
-from rayembed.models.saving.compressed import read_compression
+from rayembed.models.saving.export import read_compression
 from rayembed.models.sentence_module import as_sentence_transformer
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings
 from rayembed.serving import on_ray as serving_on_ray

@@ -11,7 +11,7 @@ from made_up_records import made_up_records
 from sentence_transformers import SentenceTransformer
 from tiny_models import LINES
 
-from rayembed.config.lora import LoraConfig
+from rayembed.config.backbone import LoraConfig
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch

@@ -22,7 +22,7 @@ from tiny_models import LINES, save_cross_encoder
 from rayembed.config.evaluation import BM25, ModelUnderTest
 from rayembed.config.mining import CrossEncoder, Teacher
 from rayembed.config.model import ARCHITECTURES
-from rayembed.config.scores import Scores
+from rayembed.config.own_sets import Scores
 from rayembed.config.settings import parse
 from rayembed.data.mining.rescoring import load_cross_encoder
 from rayembed.data.vectors.teacher import load_teacher

@@ -9,7 +9,7 @@ from torch import Tensor
 from rayembed.config.stage import StageConfig
 from rayembed.data.records import Record
 from rayembed.models.contract import EmbeddingModel
-from rayembed.training.schedule import learning_rate_factor
+from rayembed.training.optimizer import learning_rate_factor
 
 
 def reference_loss(

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from rayembed.models.loading.load import load_model
-from rayembed.models.saving.compressed import read_compression, write_compression
+from rayembed.models.saving.export import read_compression, write_compression
 
 
 def prune_folder(folder, output, *, share=0.5, instructions=None):

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from rayembed.config.yaml_text import write_yaml
+from rayembed.config.document import write_yaml
 
 METRICS = {"Retrieval": "ndcg_at_10", "Classification": "accuracy"}
 

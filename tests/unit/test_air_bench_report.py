@@ -12,9 +12,8 @@ import pytest
 from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.errors import DataError
 from rayembed.pipeline.evaluate.evaluate import evaluate
-from rayembed.pipeline.evaluate.job import run_evaluation_job
+from rayembed.pipeline.evaluate.job import run_evaluation_job, track
 from rayembed.pipeline.evaluate.report import print_evaluated
-from rayembed.pipeline.evaluate.tracking import track
 from rayembed.registry.tracking import Tracker
 from rayembed_extras.air_bench.catalogue import air_bench_datasets
 from rayembed_extras.air_bench.job import AIR_BENCH_RESULT, AirBenchJob

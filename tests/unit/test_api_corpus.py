@@ -8,7 +8,7 @@ from own_pairs import UNGUARDED
 from tiny_models import save_encoder
 
 import rayembed
-from rayembed.api.corpus import _documents, corpus_run
+from rayembed.api.measure import _documents, corpus_run
 from rayembed.data.given_rows import rows_file
 from rayembed.errors import ConfigError, DataError
 

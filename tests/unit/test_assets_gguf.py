@@ -8,8 +8,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 from transformers import LlamaConfig as Config
 
-from rayembed.assets.gguf import set_special_tokens
-from rayembed.assets.resolver import resolve_model
+from rayembed.assets.resolver import resolve_model, set_special_tokens
 from rayembed.errors import AssetError
 from rayembed.samples.assets import SMOLLM2
 

@@ -1,8 +1,7 @@
 import pyarrow.fs
 import pytest
 
-from rayembed.assets.object_storage import copy_to_cache
-from rayembed.assets.resolver import resolve, resolve_model
+from rayembed.assets.resolver import copy_to_cache, resolve, resolve_model
 from rayembed.config.override import override
 from rayembed.config.types import SHORT_NAMES, expanded_name
 from rayembed.errors import AssetError

@@ -57,7 +57,7 @@ from rayembed.errors import (
     StorageFullError,
 )
 from rayembed.training.checkpoints.checkpoint import checkpoint_on_disk
-from rayembed.training.checkpoints.safetensors_header import read_header
+from rayembed.training.checkpoints.weights import read_header
 
 
 @pytest.fixture(scope="module")

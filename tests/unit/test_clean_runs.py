@@ -24,7 +24,7 @@ from rayembed.data.prepare import prepare
 from rayembed.data.vectors.lookup import KIND
 from rayembed.pipeline.run import train as train_module
 from rayembed.pipeline.run.folders import RunFolders
-from rayembed.pipeline.run.here import Here
+from rayembed.pipeline.run.runtime import Here
 from rayembed.registry import run_folder, tracking
 from rayembed.training.checkpoints import checkpoint_list, export
 from rayembed.training.trainer import StageTrainer

@@ -11,7 +11,7 @@ from rayembed.errors import ConfigError
 from rayembed.models.layers import layers_of
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
-from rayembed.models.saving.compressed import read_compression
+from rayembed.models.saving.export import read_compression
 from rayembed_extras.compression.contract import Source
 from rayembed_extras.compression.layers import Layers, evenly_spaced
 

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from rayembed.errors import ConfigError
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
-from rayembed.models.saving.compressed import read_compression
+from rayembed.models.saving.export import read_compression
 from rayembed_extras.compression.contract import CalibrationText, Source
 from rayembed_extras.compression.tokenizer_json import check_kind, kept_tokens, with_tokens
 from rayembed_extras.compression.vocabulary import Vocabulary

@@ -8,8 +8,8 @@ import torch
 from tiny_models import save_encoder
 from torch.nn import functional
 
+from rayembed.config.backbone import GraphConfig
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.graph import GraphConfig
 from rayembed.config.idle import idle_clusters, idle_settings, without_idle_clusters
 from rayembed.config.override import override
 from rayembed.config.run import Run

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from settings_leaves import leaves, other_value, put
 
-from rayembed.config.document import fingerprint
+from rayembed.config.document import fingerprint, read_yaml
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError
 from rayembed.recipes.catalogue import get_recipe
 

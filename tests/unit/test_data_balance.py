@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayembed.data.engine.parts import write_part
-from rayembed.data.plan.balance import balanced
+from rayembed.data.plan.files import balanced
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from rayembed.config.mining import ClusterConfig
 from rayembed.config.settings import parse
 from rayembed.data.clusters import kmeans, packing, two_levels
-from rayembed.data.clusters.cost import ClusterCost
 from rayembed.data.clusters.kmeans import (
     cluster_pairs,
     joined,
@@ -20,6 +19,7 @@ from rayembed.data.clusters.kmeans import (
     order_clusters,
 )
 from rayembed.data.clusters.packing import pack
+from rayembed.data.clusters.scatter import ClusterCost
 from rayembed.data.clusters.tasks import Sample, false_negatives, mean_similarity, sample_keys
 from rayembed.data.clusters.two_levels import (
     Groups,

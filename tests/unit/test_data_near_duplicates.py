@@ -11,8 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayembed.config.mining import NearDuplicates
-from rayembed.data.cleaning.components import Removed, SimilarPairs, removed_rows
-from rayembed.data.cleaning.near_duplicates import find_near_duplicates
+from rayembed.data.cleaning.near_duplicates import (
+    Removed,
+    SimilarPairs,
+    find_near_duplicates,
+    removed_rows,
+)
 from rayembed.data.cleaning.signatures import band_keys, bands, pairs_of, shingles
 from rayembed.data.engine.index import read_column
 from rayembed.data.engine.parts import write_part

@@ -21,10 +21,9 @@ from mteb.abstasks.sts import AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
 
 from rayembed.config.mining import Containment, Overlap
-from rayembed.data.cleaning import contained
+from rayembed.data.cleaning import evaluation_texts as contained
 from rayembed.data.cleaning.bm25 import FEWEST_WORDS, open_index, write_index
-from rayembed.data.cleaning.contained import GramIndex, grams_of
-from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
+from rayembed.data.cleaning.evaluation_texts import GramIndex, find_sources, grams_of, read_texts
 from rayembed.data.cleaning.overlap import FoundOverlap, find_overlap, overlap_identity
 from rayembed.data.engine.parts import write_part
 from rayembed.data.engine.work_items import Execute, in_process

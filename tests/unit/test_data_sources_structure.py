@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayembed.api.corpus import corpus_run
+from rayembed.api.measure import corpus_run
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
 from rayembed.config.types import has_content
@@ -21,20 +21,13 @@ from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.engine.parts import read_records
 from rayembed.data.held_out.part import make_part
 from rayembed.data.records import Record
-from rayembed.data.sentences import split_sentences
 from rayembed.data.sources.check import check_source, look
 from rayembed.data.sources.convert import make_records
-from rayembed.data.sources.document_pairs import (
-    RULES,
-    _unwrapped,
-    _without,
-    draw_pair,
-    sections,
-)
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.rows import Row, read_rows
+from rayembed.data.sources.structure import RULES, _unwrapped, _without, draw_pair, sections
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.words import words
+from rayembed.data.words import split_sentences, words
 from rayembed.errors import ArtifactError, ConfigError, DataError
 
 PARTS = [

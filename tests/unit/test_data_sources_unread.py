@@ -359,7 +359,7 @@ def test_files_at_hand_are_looked_at_before_ray_starts(tmp_path: Path, monkeypat
     def start(_: object) -> None:
         raise InterruptedError("Ray would start")
 
-    monkeypatch.setattr("rayembed.pipeline.run.here.Here.start", start)
+    monkeypatch.setattr("rayembed.pipeline.run.runtime.Here.start", start)
     monkeypatch.setattr("rayembed.pipeline.run.train.check_inputs", lambda run: None)
     written(tmp_path / "rows.jsonl", ROWS)
     to_storage = f"placement.storage_path={tmp_path / 'out'}"

@@ -30,7 +30,7 @@ from rayembed.models.loading.build import build_model
 from rayembed.models.loading.load import load_as_saved, load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.models.passes.encoding import encode
-from rayembed.pipeline.run.here import Here
+from rayembed.pipeline.run.runtime import Here
 
 
 def test_models_of_preparation_are_gone_when_a_run_is_prepared(tmp_path, monkeypatch):

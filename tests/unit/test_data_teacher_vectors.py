@@ -22,9 +22,8 @@ from rayembed.data.plan.audit import teacher_provenance
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.stream import PairSteps
 from rayembed.data.prepare import prepare
-from rayembed.data.vectors.lookup import StoredVectors
+from rayembed.data.vectors.lookup import StoredVectors, TextIndex
 from rayembed.data.vectors.teacher import TeacherLoader
-from rayembed.data.vectors.text_index import TextIndex
 from rayembed.errors import ArtifactError, AssetError, DataError
 
 TEXTS = 40

@@ -33,10 +33,9 @@ from rayembed.machine.device import (
 from rayembed.machine.gpu_check import GpuFacts
 from rayembed.pipeline.estimate.requirements import auto_device, machines
 from rayembed.pipeline.estimate.time import estimate, gpu_hours
-from rayembed.pipeline.run import here as pipeline_here
-from rayembed.pipeline.run.here import Here
+from rayembed.pipeline.run import runtime as pipeline_here
 from rayembed.pipeline.run.on_ray import OnRay
-from rayembed.pipeline.run.runtime import runtime_of, started, with_device
+from rayembed.pipeline.run.runtime import Here, runtime_of, started, with_device
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.serving.on_ray import with_devices
 from rayembed.training import here as training_here

@@ -8,10 +8,9 @@ from own_pairs import own_run
 
 from rayembed.api.training import Trained
 from rayembed.assets.stored_folder import StoredFolder
-from rayembed.config.guard import GuardConfig
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
-from rayembed.config.run_evaluation import own_sets_of
+from rayembed.config.run_evaluation import GuardConfig, own_sets_of
 from rayembed.display.tables import show
 from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey

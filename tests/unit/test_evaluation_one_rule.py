@@ -16,13 +16,13 @@ from word_articles import HELD_OUT, WORDS, run_over_words, write_word_articles
 
 import rayembed
 from rayembed.assets.stored_folder import StoredFolder
+from rayembed.config.document import read_yaml
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.named_benchmarks import with_own_sets
 from rayembed.config.override import override
 from rayembed.config.serving import Limits, ServedModel
 from rayembed.config.settings import parse
-from rayembed.config.yaml_text import read_yaml
 from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.run_scores import make_spec, prompts_for

@@ -18,8 +18,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 from word_encoder import WordEncoder, word_vectors
 
-from rayembed.config.own_sets import ClusteringSet, RetrievalSet
-from rayembed.config.scores import Scores
+from rayembed.config.own_sets import ClusteringSet, RetrievalSet, Scores
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation import own_set

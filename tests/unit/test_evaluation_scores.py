@@ -10,7 +10,7 @@ from run_scoring import evaluate, evaluate_reference, tasks_of
 from table_model import TableModel, changed, number, oracle
 from tiny_folders import save_biencoder
 
-from rayembed.config.yaml_text import read_yaml
+from rayembed.config.document import read_yaml
 from rayembed.errors import ConfigError, WorkerError
 from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.bm25 import Bm25

@@ -34,9 +34,9 @@ from rayembed.models.loading.backbones import check_bidirectional
 from rayembed.models.loading.build import build_model
 from rayembed.models.nvembed import pooling
 from rayembed.models.passes.encoding import default_budget, encode
-from rayembed.pipeline.estimate.meta_pass import kept_bytes
-from rayembed.pipeline.run import here as pipeline_here
-from rayembed.pipeline.run.here import Here, _this_machine
+from rayembed.pipeline.estimate.model_sizes import kept_bytes
+from rayembed.pipeline.run import runtime as pipeline_here
+from rayembed.pipeline.run.runtime import Here, _this_machine
 from rayembed.search import tiles
 from rayembed.search.exact import top_k
 from rayembed.training.contrastive import batch_loss

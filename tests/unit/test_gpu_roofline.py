@@ -22,7 +22,7 @@ from benchmarks.gpu.lengths import (
 from torch import nn
 from torch.nn import functional
 
-from rayembed.data.plan.balance import balanced_steps
+from rayembed.data.plan.files import balanced_steps
 from rayembed.models.passes.micro_batches import cut_by_length, padded_tokens
 from rayembed.training.memory.graph_room import _SHARES
 

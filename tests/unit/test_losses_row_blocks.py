@@ -24,7 +24,7 @@ from rayembed.training.contrastive.batch_loss import (
     pairs_that_fit,
     rows_of,
 )
-from rayembed.training.memory.live_bytes import LiveBytes
+from rayembed.training.memory.graph_room import LiveBytes
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,7 @@ from rayembed.losses.vector_distillation import VectorDistillation
 from rayembed.training.contrastive import batch_loss
 from rayembed.training.contrastive.batch_loss import Targets, contrastive_loss, rows_of
 from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
-from rayembed.training.memory.live_bytes import LiveBytes
+from rayembed.training.memory.graph_room import LiveBytes
 
 PAIRS, NEGATIVES = 24, 2
 WIDTHS = tuple(teacher.width for teacher in TEACHERS)

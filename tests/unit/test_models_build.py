@@ -4,8 +4,7 @@ import pytest
 import torch
 from tiny_models import save_decoder, save_encoder
 
-from rayembed.config.backbone import BackboneConfig
-from rayembed.config.lora import LoraConfig
+from rayembed.config.backbone import BackboneConfig, LoraConfig
 from rayembed.config.pooling import ClsPooling, LatentAttentionPooling, MeanPooling
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.adapters.lora import merge_lora, merged_state

@@ -13,7 +13,7 @@ from rayembed.models.loading.build import build_model, check_buildable
 from rayembed.models.loading.load import load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.models.passes.encoding import encode
-from rayembed.models.saving.compressed import write_compression
+from rayembed.models.saving.export import write_compression
 from rayembed.recipes.catalogue import get_recipe
 
 TEXTS = ["are cats larger than dogs", "Paris is the capital of France"]

@@ -16,7 +16,7 @@ from garbling import damaged
 from safetensors.torch import load_file, save_file
 from tiny_models import save_decoder, save_encoder, save_nomic
 
-from rayembed.assets import object_storage
+from rayembed.assets import resolver as object_storage
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.mining import MiningConfig
 from rayembed.config.pooling import LatentAttentionPooling
@@ -30,7 +30,7 @@ from rayembed.models.loading.load import load_model
 from rayembed.models.loading.saved_folder import POOLING_FILE, load_head
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.models.passes.encoding import encode
-from rayembed.training.memory.live_bytes import LiveBytes
+from rayembed.training.memory.graph_room import LiveBytes
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox", "Paris"]
 

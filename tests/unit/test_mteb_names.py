@@ -3,7 +3,7 @@
 import pytest
 from mteb_index import made_of_mteb
 
-from rayembed.config.scores import Scores
+from rayembed.config.own_sets import Scores
 from rayembed.errors import ConfigError
 from rayembed.evaluation.benchmarks import benchmark_tasks, named_tasks
 from rayembed.evaluation.mteb_names import check_names, mteb_names

@@ -12,25 +12,20 @@ from plain_muon import PlainMuon, plain_direction
 from toy_model import ToyModel
 
 from rayembed.config.loss import Widths
-from rayembed.config.optimizer import OPTIMIZERS
+from rayembed.config.optimizer import OPTIMIZERS, SCHEDULES
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
-from rayembed.config.schedule import SCHEDULES
 from rayembed.config.settings import changed, parse
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ConfigError
 from rayembed.losses.siglip import SigLIP
 from rayembed.optim.adamw import AdamW
-from rayembed.optim.constant import Constant
-from rayembed.optim.cosine import Cosine
-from rayembed.optim.linear import Linear
+from rayembed.optim.cosine import WSD, Constant, Cosine, Linear
 from rayembed.optim.muon import Muon
 from rayembed.optim.orthogonal import orthogonal
-from rayembed.optim.wsd import WSD
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.contrastive.loss_parameters import LossParameters
-from rayembed.training.optimizer import parameter_groups, set_learning_rates
-from rayembed.training.schedule import learning_rate_factor
+from rayembed.training.optimizer import learning_rate_factor, parameter_groups, set_learning_rates
 from rayembed_extras.adaptation.recipes import quickstart as adaptation
 
 
@@ -162,7 +157,7 @@ def test_settings_of_optimizers_are_read_without_torch():
     code = """
 import json, sys
 from rayembed.config.optimizer import OPTIMIZERS
-from rayembed.config.schedule import SCHEDULES
+from rayembed.config.optimizer import SCHEDULES
 found = [list(OPTIMIZERS.classes()), list(SCHEDULES.classes())]
 print(json.dumps([*found, sorted({"torch", "ray"} & set(sys.modules))]))
 """

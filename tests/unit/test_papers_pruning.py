@@ -14,7 +14,7 @@ from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.loading.build import build_model, check_buildable
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
-from rayembed.models.saving.compressed import read_compression
+from rayembed.models.saving.export import read_compression
 from rayembed_extras.compression.contract import CalibrationText, Source
 from rayembed_extras.compression.layers import Layers
 from rayembed_extras.compression.matrices import matrices_of

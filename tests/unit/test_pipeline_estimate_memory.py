@@ -9,20 +9,17 @@ from tiny_models import save_decoder, save_encoder
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
-from rayembed.config.gpus import GPUS
 from rayembed.config.override import override
-from rayembed.config.placement import Placement
+from rayembed.config.placement import GPUS, Placement
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.loading.build import build_model
 from rayembed.pipeline.checks.files import AtHand
-from rayembed.pipeline.estimate import activations as counting
 from rayembed.pipeline.estimate import model_sizes
-from rayembed.pipeline.estimate.activations import activations
-from rayembed.pipeline.estimate.dry_run import print_dry_run
-from rayembed.pipeline.estimate.memory import gpu_memory, gpus_that_fit, host_bytes
-from rayembed.pipeline.estimate.meta_pass import kernels_on_meta
+from rayembed.pipeline.estimate import model_sizes as counting
+from rayembed.pipeline.estimate.dry_run import gpu_memory, gpus_that_fit, host_bytes, print_dry_run
+from rayembed.pipeline.estimate.model_sizes import activations, kernels_on_meta
 from rayembed.pipeline.estimate.requirements import model_size
 from rayembed.pipeline.run.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe

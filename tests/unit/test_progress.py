@@ -10,8 +10,17 @@ import types
 import pytest
 
 from rayembed.data.engine.work_items import _Done, in_process, run_tasks
-from rayembed.display.progress import bar, detail, doing, enter, live_line, overview
-from rayembed.display.shares import hearing, pieces, tell
+from rayembed.display.progress import (
+    bar,
+    detail,
+    doing,
+    enter,
+    hearing,
+    live_line,
+    overview,
+    pieces,
+    tell,
+)
 from rayembed.evaluation.jobs import Job as EvaluationJob
 from rayembed.evaluation.pooled.progress import ProgressLog
 from rayembed.pipeline.job import Job, work_begins

@@ -5,11 +5,11 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from rayembed.config.data import DatasetConfig
+from rayembed.config.document import read_yaml
 from rayembed.config.override import override
 from rayembed.config.run import Run, of_stages
 from rayembed.config.settings import changed, parse
 from rayembed.config.stage_data import without_negatives
-from rayembed.config.yaml_text import read_yaml
 from rayembed.data.mining.rules import PercPos, TopK
 from rayembed.data.sources.beir import BeirSource
 from rayembed.data.sources.earlier import RecordsSource

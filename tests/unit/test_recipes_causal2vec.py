@@ -11,7 +11,7 @@ from rayembed.pipeline.estimate.requirements import model_size
 from rayembed.recipes import causal2vec
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.samples.assets import MINILM, SMOLLM2
-from rayembed.training.schedule import learning_rate_factor
+from rayembed.training.optimizer import learning_rate_factor
 
 LARGE = ("causal2vec-mistral-7b", "causal2vec-llama2-7b")
 SMALL = ("causal2vec-qwen2.5-1.5b", "causal2vec-sllama-1.3b")

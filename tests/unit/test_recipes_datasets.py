@@ -7,8 +7,8 @@ import pytest
 
 from rayembed.assets.hub import parse_hub_reference
 from rayembed.config.data_run import DataRun
+from rayembed.config.document import read_yaml
 from rayembed.config.settings import parse
-from rayembed.config.yaml_text import read_yaml
 from rayembed.data.sources.beir import BeirSource
 from rayembed.data.sources.classes import ClassesSource
 from rayembed.data.sources.earlier import RecordsSource

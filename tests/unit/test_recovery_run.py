@@ -13,7 +13,7 @@ from rayembed.config.override import override
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import load_model
-from rayembed.models.saving.compressed import read_compression
+from rayembed.models.saving.export import read_compression
 from rayembed.pipeline.evaluate.guard import save_mixture
 from rayembed.pipeline.run.train import provenance_of_teachers, train
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog

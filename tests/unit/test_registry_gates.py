@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from made_results import write_result
 
-from rayembed.config.yaml_text import write_yaml
+from rayembed.config.document import write_yaml
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.registry.gates import (
     Comparison,

@@ -28,9 +28,8 @@ from rayembed.data.engine import here as data_here
 from rayembed.data.engine.here import execute_here
 from rayembed.data.prepare import prepare
 from rayembed.errors import ConfigError, DataError, PlacementError, StorageError
-from rayembed.pipeline.run.here import Here
 from rayembed.pipeline.run.on_ray import OnRay
-from rayembed.pipeline.run.runtime import runtime_of
+from rayembed.pipeline.run.runtime import Here, runtime_of
 from rayembed.pipeline.stopping import hearing
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training import here as training_here

@@ -11,8 +11,8 @@ from made_up_articles import sample_over
 
 from rayembed.assets.reading import open_source
 from rayembed.assets.resolver import resolve
-from rayembed.data.sentences import split_sentences
 from rayembed.data.sources.files import list_pieces
+from rayembed.data.words import split_sentences
 from rayembed.errors import AssetError, DataError
 from rayembed.samples.articles import (
     NO_TOPIC,

@@ -17,7 +17,7 @@ from rayembed.search.exact import top_k
 from rayembed.search.order import NO_RESULT
 from rayembed.search.tiles import Tiles, documents_above, gpu_tiles
 from rayembed.search.two_passes import exact_products
-from rayembed.training.memory.live_bytes import LiveBytes
+from rayembed.training.memory.graph_room import LiveBytes
 
 
 def brute_force(queries: np.ndarray, corpus: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

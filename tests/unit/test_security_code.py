@@ -140,7 +140,7 @@ def test_a_reader_imported_by_name_is_seen():
 def test_the_loader_of_settings_makes_no_objects():
     import yaml
 
-    from rayembed.config.yaml_text import _TextLoader, read_yaml
+    from rayembed.config.document import _TextLoader, read_yaml
 
     assert issubclass(_TextLoader, yaml.SafeLoader)
     with pytest.raises(yaml.YAMLError):

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rayembed.assets import cache, object_storage, storage
+from rayembed.assets import cache, storage
+from rayembed.assets import resolver as object_storage
 from rayembed.assets.cache import filled
 from rayembed.assets.names import below, check_inside, folder_name
 from rayembed.assets.storage import download_folder, list_files
 from rayembed.assets.stored_folder import StoredFolder
-from rayembed.config.graph import GraphConfig
+from rayembed.config.backbone import GraphConfig
 from rayembed.data.engine.artifacts import DatasetArtifact
 from rayembed.data.held_out.part import check_set
 from rayembed.data.plan.batch_plan import BatchPlan

@@ -26,7 +26,7 @@ from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.training import callbacks
 from rayembed.training.callbacks import Preemption
-from rayembed.training.schedule import learning_rate_factor
+from rayembed.training.optimizer import learning_rate_factor
 
 
 def test_epochs_set_the_steps_of_the_rows_that_are_left(tmp_path):

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from rayembed.display.shares import hearing, piece, pieces, present_listener, tell
+from rayembed.display.progress import hearing, piece, pieces, present_listener, tell
 from rayembed.search.exact import count_above, top_k_of_blocks
 
 

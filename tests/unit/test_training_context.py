@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rayembed.training.contrastive.context import context_rows
+from rayembed.training.contrastive.collated import context_rows
 
 
 def draw(num_rows=20, max_context=6, *, seed=1, stage="s", step=3):

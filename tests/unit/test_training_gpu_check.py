@@ -11,8 +11,8 @@ from rayembed.machine import gpu_check_on_ray
 from rayembed.machine.device import settled_placement
 from rayembed.machine.gpu_check import GpuFacts, driver_in, gpu_facts, gpu_problem, product_error
 from rayembed.machine.gpu_check_on_ray import cluster_gpus
-from rayembed.pipeline.run import here
-from rayembed.pipeline.run.here import Here
+from rayembed.pipeline.run import runtime as here
+from rayembed.pipeline.run.runtime import Here
 from rayembed.training import on_ray
 
 GOOD = GpuFacts("gpu-3", "2.13.0+cu130", "13.0", "580.65.06", "NVIDIA H100 80GB HBM3")

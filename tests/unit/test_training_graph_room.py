@@ -11,7 +11,7 @@ from transformers import AutoModel, BartConfig, BertConfig, BloomConfig
 from rayembed.config.placement import Placement
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ConfigError
-from rayembed.models.adapters import adapted_linear
+from rayembed.models.adapters import lora as adapted_linear
 from rayembed.models.layers import keeps_products, recomputable_layers
 from rayembed.models.loading.build import build_model
 from rayembed.pipeline.estimate.requirements import ModelSize, worker_memory
@@ -19,6 +19,7 @@ from rayembed.training.contrastive.step import EngineModule, StepSettings, run_s
 from rayembed.training.memory import graph_room
 from rayembed.training.memory.graph_room import (
     GraphRoom,
+    LiveBytes,
     Tokens,
     Way,
     bytes_to_come,
@@ -26,7 +27,6 @@ from rayembed.training.memory.graph_room import (
     saved_bytes,
     ways,
 )
-from rayembed.training.memory.live_bytes import LiveBytes
 
 LAYERS = 2
 

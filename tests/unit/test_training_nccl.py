@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from rayembed.training.faults.nccl import TransportLog, log_nccl, networks_in
+from rayembed.training.train_function_on_ray import TransportLog, log_nccl, networks_in
 
 START = """n0:4711:4711 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.5<0>
 n0:4711:4711 [0] NCCL INFO cudaDriverVersion 13000

@@ -23,7 +23,7 @@ from rayembed.machine import hardware
 from rayembed.machine.hardware import packed_tokens
 from rayembed.models.layers import recomputable_layers
 from rayembed.models.loading.build import build_model
-from rayembed.pipeline.run.here import Here
+from rayembed.pipeline.run.runtime import Here
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training import trainer
 from rayembed.training.contrastive.step import EngineModule

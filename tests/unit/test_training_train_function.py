@@ -12,8 +12,7 @@ import torch
 
 from rayembed.config.placement import Placement
 from rayembed.errors import StorageError, StorageFullError
-from rayembed.training.faults.nccl import TransportLog
-from rayembed.training.train_function_on_ray import train_function, worker_environment
+from rayembed.training.train_function_on_ray import TransportLog, train_function, worker_environment
 
 
 def test_memory_of_gpus_grows_in_segments_unless_somebody_set_the_allocator(monkeypatch):

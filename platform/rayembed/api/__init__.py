@@ -4,9 +4,8 @@ Each of them builds the settings that a job would build, and does what the job d
 folders, the same weights, the same scores.
 """
 
-from rayembed.api.corpus import adapt
 from rayembed.api.embedder import Embedder, load
-from rayembed.api.measure import encode, evaluate, mine
+from rayembed.api.measure import adapt, encode, evaluate, mine
 from rayembed.api.training import Trained, train
 
 __all__ = ["Embedder", "Trained", "adapt", "encode", "evaluate", "load", "mine", "train"]

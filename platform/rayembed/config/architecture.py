@@ -5,9 +5,8 @@ from typing import ClassVar, NamedTuple, Self
 
 from pydantic import PositiveInt
 
-from rayembed.config.backbone import BackboneConfig
+from rayembed.config.backbone import BackboneConfig, LoraConfig
 from rayembed.config.instructions import literal_prompt
-from rayembed.config.lora import LoraConfig
 from rayembed.config.settings import Settings
 from rayembed.config.types import Role
 

@@ -6,8 +6,8 @@ from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.document import Document
 from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.own_sets import Scores
 from rayembed.config.placement import RuntimeSettings
-from rayembed.config.scores import Scores
 from rayembed.config.settings import Settings
 from rayembed.config.types import Reference, StoragePath, UseGpu
 

@@ -7,12 +7,109 @@ from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.backbone import DtypeSetting
 from rayembed.config.data_steps import DataStep
-from rayembed.config.mining_rules import MINING_RULES, MiningRule
-from rayembed.config.mining_search import MINING_SEARCHES, MiningSearch
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column
-from rayembed.config.table import load
+from rayembed.config.table import Table, load
 from rayembed.config.types import ModelReference, Reference
+
+
+class MiningSearch(Settings):
+    """How the candidates of a query are found in the corpus.
+
+    Base class of the members of `MINING_SEARCHES`. This class finds the exact ones. A member that
+    overrides the functions searches an index of each shard of the corpus, which is made once.
+    """
+
+    if TYPE_CHECKING:
+        kind: str
+        """Name in the table."""
+
+    @property
+    def approximate(self) -> bool:
+        """Whether it searches an index; its recall is then measured and kept in the manifest."""
+        return False
+
+    def check(self) -> None:
+        """Raise before any work starts.
+
+        Raises:
+            ConfigError: a library is missing that the search needs.
+        """
+
+    def index(self, vectors: Any, seed: int) -> bytes:
+        """Index of a shard, the same for the same vectors and seed whatever the machine's load.
+
+        Args:
+            vectors: (n, D) float16 unit vectors, n at least 1.
+        """
+        raise TypeError(f"{type(self).__name__} has no index")
+
+    def open(self, index: bytes) -> Any:
+        """What `find` searches, from the bytes of an index."""
+        raise TypeError(f"{type(self).__name__} has no index")
+
+    def find(self, opened: Any, queries: Any, k: int) -> tuple[Any, Any]:
+        """Scores (Q, k) float32 and places in the shard (Q, k) int64, best first, ties by the lower
+        place; `-inf` and -1 where fewer are found.
+
+        Args:
+            queries: (Q, D) of any float type.
+        """
+        raise TypeError(f"{type(self).__name__} has no index")
+
+
+MINING_SEARCHES = Table(
+    "rayembed.mining_searches",
+    MiningSearch,
+    (
+        "rayembed.search.kinds:Exact",
+        "rayembed.search.kinds:Ivf",
+        "rayembed.search.kinds:Hnsw",
+    ),
+    default="exact",
+)
+"""Kinds of searches. Their modules import numpy, torch and FAISS inside functions: settings are
+read before they are needed."""
+
+
+class MiningRule(Settings):
+    """Which candidates are likely positives, by a limit to their scores.
+
+    Base class of the members of `MINING_RULES`.
+    """
+
+    if TYPE_CHECKING:
+        kind: str
+        """Name in the table; the negatives that a rule lets pass are marked with it."""
+
+    def highest_scores(self, positive_scores: Any) -> Any:
+        """Highest score that a negative of each query may have; those above it are refused.
+
+        Args:
+            positive_scores: (Q,) float array, score of the lowest-scoring positive of each query by
+                the model that scored the candidates. All positives are marked as relevant, so what
+                scores like the lowest is as likely relevant as that one is; contrastors and
+                sentence-transformers take the lowest too.
+
+        Returns:
+            (Q,) float64 array.
+        """
+        raise TypeError(f"{type(self).__name__} has no limit")
+
+
+MINING_RULES = Table(
+    "rayembed.mining_rules",
+    MiningRule,
+    (
+        "rayembed.data.mining.rules:TopK",
+        "rayembed.data.mining.rules:PercPos",
+        "rayembed.data.mining.rules:MarginPos",
+        "rayembed.data.mining.rules:MaxScore",
+    ),
+)
+"""Kinds of rules. Their modules import numpy inside functions: settings are read before it is
+needed."""
+
 
 EXACT_CLUSTERS = 20_000
 """Default of `ClusterConfig.exact_clusters`: 10 million pairs in clusters of 512."""
@@ -284,7 +381,7 @@ class Overlap(Settings):
     (data/cleaning/bm25.py); None: only equal texts are."""
     contained: Containment | None = None
     """Whether rows are dropped too whose query or positive has a benchmark text within it
-    (data/cleaning/contained.py); None: a longer text is only compared as a whole."""
+    (data/cleaning/evaluation_texts.py); None: a longer text is only compared as a whole."""
     negatives: bool = False
     """Whether benchmark texts are also removed from the hard negatives that a row brings; the row
     stays."""

@@ -14,13 +14,11 @@ from importlib.metadata import EntryPoint
 from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
 
-from rayembed.config.entry_points import entry_points
 from rayembed.config.evaluation_run import EvaluationRun
-from rayembed.config.own_sets import OwnSet
+from rayembed.config.own_sets import OwnSet, Scores
 from rayembed.config.run import Run
-from rayembed.config.scores import Scores
 from rayembed.config.settings import SettingsT, changed, nearest, parse
-from rayembed.config.table import load
+from rayembed.config.table import entry_points, load
 from rayembed.errors import ConfigError
 
 BUILT_IN = ("rayembed.samples.wikipedia:BENCHMARK",)

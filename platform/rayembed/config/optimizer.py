@@ -3,14 +3,59 @@
 An optimiser is one file of `optim/`: its settings, the names of its states, how it is built.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
-from rayembed.config.schedule import SCHEDULES, ScheduleConfig
+from rayembed.config.loss import LossConfig
 from rayembed.config.settings import Settings
 from rayembed.config.table import Table
 from rayembed.config.types import SortedDict
+
+
+class ScheduleConfig(Settings):
+    """Shape of the learning rate after the warm-up.
+
+    A schedule without settings of its own is written as its kind alone: `schedule: cosine`.
+    """
+
+    kind: str
+
+    decays: ClassVar[bool] = True
+    """Whether it falls to zero, after the last step or after `optimizer.decay_steps`."""
+
+    def factor(self, progress: float) -> float:
+        """Fraction of the peak learning rate.
+
+        Args:
+            progress: share of the steps from the warm-up to the end that are done, in [0, 1).
+        """
+        raise TypeError(f"{type(self).__name__} has no shape")
+
+    @model_serializer(mode="wrap")
+    def _short(self, handler: SerializerFunctionWrapHandler) -> Any:
+        values = handler(self)
+        return values["kind"] if len(values) == 1 else values
+
+
+SCHEDULES = Table(
+    "rayembed.schedules",
+    ScheduleConfig,
+    (
+        "rayembed.optim.cosine:Linear",
+        "rayembed.optim.cosine:Cosine",
+        "rayembed.optim.cosine:Constant",
+        "rayembed.optim.cosine:WSD",
+    ),
+    default="linear",
+)
+"""All schedules by their `kind`."""
 
 
 class OptimizerConfig(Settings):
@@ -133,3 +178,42 @@ def _complete(optimizer: type[OptimizerConfig]) -> None:
 
 
 _complete(OptimizerConfig)
+
+
+class TrainLoopConfig(Protocol):
+    """A number of steps with one optimiser: a stage of a run, or an adaptation."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder, its checkpoints and its log lines."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Number of weight updates."""
+        ...
+
+    @property
+    def checkpoint_every_steps(self) -> int:
+        """Steps between two checkpoints; one is always made at the end."""
+        ...
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        """The optimiser and its schedule."""
+        ...
+
+    @property
+    def loss(self) -> LossConfig | None:
+        """The loss of embeddings; None for an objective without any."""
+        ...
+
+    @property
+    def global_rows(self) -> int:
+        """Rows of a step, over all workers."""
+        ...
+
+    @property
+    def row_name(self) -> str:
+        """Name of a row, in the plural: `pairs`, `sequences`."""
+        ...

@@ -8,8 +8,8 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from rayembed.config.credentials import without_credentials
+from rayembed.config.document import read_yaml
 from rayembed.config.settings import Settings, SettingsT, kind_of, members, nearest, parse
-from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError
 
 

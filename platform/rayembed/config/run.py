@@ -7,14 +7,13 @@ from pydantic import Field, model_validator
 
 from rayembed.config.data import DataConfig, DatasetConfig, data_identity
 from rayembed.config.document import NamedRun
-from rayembed.config.expert_parallel import check_expert_parallel
+from rayembed.config.expert_parallel import check_expert_parallel, check_shares
 from rayembed.config.held_out import held_out_set
 from rayembed.config.instructions import check_prompt_names
 from rayembed.config.model import ModelConfig
-from rayembed.config.own_sets import ClassificationSet, OwnSet, RetrievalSet
+from rayembed.config.own_sets import ClassificationSet, OwnSet, RetrievalSet, Scores
 from rayembed.config.placement import Placement
 from rayembed.config.run_evaluation import EvaluationConfig, check_guard, own_sets_of
-from rayembed.config.scores import Scores
 from rayembed.config.settings import changed, nearest, parse
 from rayembed.config.stage import StageConfig
 from rayembed.config.stage_data import (
@@ -34,7 +33,6 @@ from rayembed.config.validation import (
     ValidationConfig,
     check_names,
 )
-from rayembed.config.worker_numbers import check_shares
 from rayembed.errors import ConfigError
 
 

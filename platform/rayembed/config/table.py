@@ -10,15 +10,17 @@ table's group, whose names are their kinds:
 
 import logging
 from collections.abc import Callable, Mapping
+from configparser import ConfigParser
 from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
+from functools import cache, partial
+from importlib import import_module, metadata
 from importlib.metadata import EntryPoint
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, Union
 
 from pydantic import BeforeValidator, Field
 
-from rayembed.config.entry_points import entry_points
 from rayembed.config.settings import Settings, kind_of, nearest
 from rayembed.errors import ConfigError
 
@@ -172,3 +174,27 @@ def _add(table: Table, found: dict[str, type[Settings]], member: Any, told: str)
 
 def _package(point: EntryPoint) -> str:
     return "a package" if point.dist is None else f"package {point.dist.name}"
+
+
+COMPANIONS = ("rayembed_extras", "rayembed_papers")
+
+
+def entry_points(group: str) -> list[EntryPoint]:
+    """Entry points of a group, sorted by name."""
+    found = [point for point in _of_companions() if point.group == group]
+    return sorted([*found, *metadata.entry_points(group=group)], key=lambda point: point.name)
+
+
+@cache
+def _of_companions() -> tuple[EntryPoint, ...]:
+    found = []
+    for package in COMPANIONS:
+        spec = find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for file in sorted(Path(folder).glob("**/entry_points.txt")):
+                lines = ConfigParser(delimiters=("=",), interpolation=None)
+                lines.optionxform = str  # type: ignore[assignment,method-assign]
+                lines.read_string(file.read_text(encoding="utf-8"))
+                for group in lines.sections():
+                    found += [EntryPoint(*item, group) for item in lines.items(group)]
+    return tuple(found)

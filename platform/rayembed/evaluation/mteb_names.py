@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
-from rayembed.config.scores import Scores
+from rayembed.config.own_sets import Scores
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 

@@ -30,7 +30,6 @@ from rayembed.assets.arrow_files import read_stream
 from rayembed.assets.cache import cache_folder, filled
 from rayembed.assets.storage import join
 from rayembed.config.document import fingerprint
-from rayembed.config.guard import SAMPLE
 from rayembed.config.own_sets import (
     ClassificationSet,
     ClusteringSet,
@@ -39,6 +38,7 @@ from rayembed.config.own_sets import (
     RetrievalSet,
     STSSet,
 )
+from rayembed.config.run_evaluation import SAMPLE
 from rayembed.data.sources.files import list_pieces
 from rayembed.errors import ConfigError
 from rayembed.evaluation.model_spec import SCORES

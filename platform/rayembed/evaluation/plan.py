@@ -20,7 +20,7 @@ from rayembed.config.named_benchmarks import (
     job_benchmark_names,
     refuse_job_benchmarks,
 )
-from rayembed.config.scores import Scores
+from rayembed.config.own_sets import Scores
 from rayembed.errors import RayembedError
 from rayembed.evaluation.averages import main_score
 from rayembed.evaluation.benchmarks import (

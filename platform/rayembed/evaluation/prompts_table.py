@@ -12,7 +12,7 @@ from mteb.abstasks import AbsTask, AbsTaskRetrieval
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.types import PromptType
 
-from rayembed.config.yaml_text import read_yaml
+from rayembed.config.document import read_yaml
 from rayembed.evaluation.model_spec import SCORES, ModelSpec
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.models.versions import VECTORS

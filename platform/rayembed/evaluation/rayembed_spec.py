@@ -37,7 +37,7 @@ from rayembed.models.loading.files import check_weight_files, count_parameters, 
 from rayembed.models.loading.load import check_loadable, computed_dtype, load_model, saved_widths
 from rayembed.models.loading.saved_folder import read_graph
 from rayembed.models.passes.encoding import encode, encode_context
-from rayembed.models.saving.compressed import read_compression
+from rayembed.models.saving.export import read_compression
 from rayembed.models.tokens import PrefixTokenizer
 from rayembed.models.versions import VECTORS
 from rayembed.registry.registered_model import find_folder, pinned_reference

@@ -22,8 +22,8 @@ from mteb.models import ModelMeta
 from rayembed.assets.cache import cache_folder
 from rayembed.assets.storage import is_remote, join
 from rayembed.assets.stored_folder import StoredFolder
+from rayembed.config.document import read_yaml, write_yaml
 from rayembed.config.evaluation import BM25
-from rayembed.config.yaml_text import read_yaml, write_yaml
 from rayembed.errors import ArtifactError, ConfigError, RayembedError
 from rayembed.evaluation.bm25 import Bm25
 from rayembed.evaluation.jobs import (

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from rayembed.config.loss import LossConfig
 from rayembed.config.small_vectors import Precision
-from rayembed.losses.matryoshka import cut
 from rayembed.quantisation import LEVELS, bit_value, int8_step
 
 
@@ -76,3 +76,10 @@ class _Signs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         del ctx
         return grads[0]
+
+
+def cut(vectors: Float[Tensor, "... D"], dimension: int) -> Float[Tensor, "... d"]:
+    """Leading dimensions, renormalised; vectors of that width are returned unchanged."""
+    if vectors.shape[-1] == dimension:
+        return vectors
+    return functional.normalize(vectors[..., :dimension], dim=-1)

@@ -102,7 +102,7 @@ class VectorDistillation(BesideInfoNCE):
         """Distance of each vector to the teacher's."""
         from torch.nn import functional
 
-        from rayembed.losses.matryoshka import cut
+        from rayembed.losses.straight_through import cut
 
         vectors, wanted = vectors.float(), wanted.float()
         if matrix is None:

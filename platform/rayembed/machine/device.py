@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rayembed.config.gpus import is_kind
+from rayembed.config.placement import is_kind
 from rayembed.config.settings import Settings
 from rayembed.config.types import UseGpu
 from rayembed.errors import PlacementError

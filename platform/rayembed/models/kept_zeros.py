@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.contract import TrainableModel
-from rayembed.models.saving.compressed import COMPRESSION_FILE, read_compression, write_compression
+from rayembed.models.saving.export import COMPRESSION_FILE, read_compression, write_compression
 
 _ADAPTER = "default"
 _ZEROS = "kept_zeros"

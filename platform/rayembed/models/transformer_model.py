@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from rayembed.assets.finite import check_finite_files
 from rayembed.assets.sentence_modules import OWN_MODULE
-from rayembed.config.graph import GraphConfig
+from rayembed.config.backbone import GraphConfig
 from rayembed.config.model import ModelConfig, without_place
 from rayembed.models.adapters.lora import merged_state
 from rayembed.models.architecture import SentenceModule, architecture_of

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-from rayembed.config.graph import RUNTIME_PACKAGES
+from rayembed.config.backbone import RUNTIME_PACKAGES
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,11 @@
 """A learning rate that falls along half a cosine (arXiv 1608.03983, without restarts)."""
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
-from rayembed.config.schedule import ScheduleConfig
+from pydantic import Field
+
+from rayembed.config.optimizer import ScheduleConfig
 
 
 class Cosine(ScheduleConfig):
@@ -14,3 +16,38 @@ class Cosine(ScheduleConfig):
     def factor(self, progress: float) -> float:
         """1 at the start, 0 at the end, falling most in the middle."""
         return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+class Constant(ScheduleConfig):
+    """The peak rate to the end."""
+
+    kind: Literal["constant"] = "constant"
+    decays: ClassVar[bool] = False
+
+    def factor(self, progress: float) -> float:
+        """Always 1."""
+        return 1.0
+
+
+class Linear(ScheduleConfig):
+    """Linear decay to zero."""
+
+    kind: Literal["linear"] = "linear"
+
+    def factor(self, progress: float) -> float:
+        """1 at the start, 0 at the end."""
+        return 1.0 - progress
+
+
+class WSD(ScheduleConfig):
+    """The peak rate, then linear decay to zero over a last share of the steps after the warm-up."""
+
+    kind: Literal["wsd"] = "wsd"
+    decay_share: float = Field(default=0.1, gt=0.0, le=1.0)
+    """Share of the steps after the warm-up in which the rate falls; 1 is `linear`. The first of
+    them still has the peak and zero would follow the last, as in transformers: of n such steps the
+    last has 1/n of the peak, and a share that is a single step long (0.1 of 10) changes nothing."""
+
+    def factor(self, progress: float) -> float:
+        """1 up to the decay, then in a straight line to 0."""
+        return min(1.0, (1.0 - progress) / self.decay_share)

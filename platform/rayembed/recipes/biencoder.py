@@ -16,7 +16,7 @@ from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.listwise_kl import ListwiseKL
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.optim.adamw import AdamW
-from rayembed.optim.linear import Linear
+from rayembed.optim.cosine import Linear
 from rayembed.recipes.building_blocks import (
     OWN_REJECTED_SHARE,
     guarded_scores,

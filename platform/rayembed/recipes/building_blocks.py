@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 
 from rayembed.config.data import DatasetConfig
-from rayembed.config.guard import GuardConfig
 from rayembed.config.held_out import HeldOutFraction
 from rayembed.config.own_sets import OwnSet
 from rayembed.config.placement import Placement, ZeroStage
-from rayembed.config.run_evaluation import EvaluationConfig
+from rayembed.config.run_evaluation import EvaluationConfig, GuardConfig
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.samples.assets import (
     CLASSIFICATION_TASK,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import cache, partial
 from importlib.metadata import EntryPoint
 
-from rayembed.config.entry_points import entry_points
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
+from rayembed.config.table import entry_points
 from rayembed.errors import ConfigError
 from rayembed.recipes import biencoder, causal2vec, cde, nomic, nvembed
 

@@ -8,10 +8,9 @@ last-token pooling (Tables 2, 3 and 6) is `model.encoder=null` with `model.repre
 
 from collections.abc import Mapping, Sequence
 
-from rayembed.config.backbone import BackboneConfig
+from rayembed.config.backbone import BackboneConfig, LoraConfig
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.instructions import instruction_with_examples
-from rayembed.config.lora import LoraConfig
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed

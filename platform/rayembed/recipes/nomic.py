@@ -19,8 +19,7 @@ from rayembed.models.nomic_moe.config import (
     NomicMoeConfig,
 )
 from rayembed.optim.adamw import AdamW
-from rayembed.optim.cosine import Cosine
-from rayembed.optim.linear import Linear
+from rayembed.optim.cosine import Cosine, Linear
 from rayembed.recipes.building_blocks import PUBLISHED_SCORES, compared_scores, on_a_laptop, on_gpus
 from rayembed.recipes.datasets.nomic import LANGUAGES, finetuning_entries, pretraining_entries
 from rayembed.recipes.datasets.nomic_pairs import PAIRS as ENGLISH_PAIRS

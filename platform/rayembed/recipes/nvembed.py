@@ -6,9 +6,8 @@ Table 4 are `single_stage` and `reversed_stages`.
 
 from collections.abc import Set
 
-from rayembed.config.backbone import BackboneConfig
+from rayembed.config.backbone import BackboneConfig, LoraConfig
 from rayembed.config.data import DataConfig, DatasetConfig
-from rayembed.config.lora import LoraConfig
 from rayembed.config.mining import MiningConfig
 from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.config.run import Run
@@ -21,7 +20,7 @@ from rayembed.errors import ConfigError
 from rayembed.losses.infonce import InfoNCE
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.optim.adamw import AdamW
-from rayembed.optim.linear import Linear
+from rayembed.optim.cosine import Linear
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
     PUBLISHED_SCORES,

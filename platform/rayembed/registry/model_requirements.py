@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
-from rayembed.config.graph import RUNTIME_PACKAGES
+from rayembed.config.backbone import RUNTIME_PACKAGES
 from rayembed.config.model import architecture_classes
 
 _ENTRIES = ("rayembed.registry.pyfunc_model", "rayembed.models.sentence_module")

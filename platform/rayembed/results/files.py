@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rayembed.assets.storage import exists, file_name, join, list_files, read_bytes
-from rayembed.config.yaml_text import read_yaml
+from rayembed.config.document import read_yaml
 from rayembed.errors import ArtifactError, StorageError
 from rayembed.results.scores import OTHER, TaskScore
 

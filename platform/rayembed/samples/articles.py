@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayembed.data.hashes import seeded_hash
-from rayembed.data.sentences import split_sentences
+from rayembed.data.words import split_sentences
 from rayembed.errors import DataError
 
 MASK = "it"

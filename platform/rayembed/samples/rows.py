@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rayembed.data.hashes import seeded_hash
 from rayembed.data.records import reject_reason
-from rayembed.data.sentences import split_sentences
+from rayembed.data.words import split_sentences
 from rayembed.samples.articles import NO_TOPIC, Article, HeldOut, mask_title
 from rayembed.samples.references import RowKind
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rayembed.data.sentences import split_sentences
+from rayembed.data.words import split_sentences
 from rayembed.errors import DataError
 from rayembed.samples.articles import NO_TOPIC, Article, mask_title
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayembed.display.shares import tell
+from rayembed.display.progress import tell
 from rayembed.errors import DataError
 from rayembed.machine.ahead import done_ahead
 from rayembed.search.order import NO_RESULT, merged

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from rayembed.config.mining_search import MiningSearch
+from rayembed.config.mining import MiningSearch
 from rayembed.search.faiss_library import require_faiss
 
 if TYPE_CHECKING:

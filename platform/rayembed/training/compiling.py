@@ -7,8 +7,8 @@ import shutil
 import torch
 from torch.utils._triton import has_triton
 
+from rayembed.config.optimizer import TrainLoopConfig
 from rayembed.config.placement import Placement
-from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.models.contract import TrainableModel
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rayembed.config.optimizer import TrainLoopConfig
 from rayembed.config.placement import Placement
-from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.display.quiet import without
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.expert_group import ExpertGroup

@@ -7,11 +7,11 @@ from typing import Any
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import exists
+from rayembed.config.optimizer import TrainLoopConfig
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.config.table import load
-from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.vectors.lookup import StoredVectors
 from rayembed.models.architecture import architecture_of

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rayembed.config.optimizer import OptimizerConfig
+from rayembed.config.optimizer import OptimizerConfig, TrainLoopConfig
 from rayembed.errors import ConfigError
 from rayembed.models.contract import TrainableModel
 from rayembed.training.contrastive.loss_parameters import PREFIX, LossParameters
@@ -143,3 +143,17 @@ def _rates(names: list[str], config: OptimizerConfig) -> dict[str, float]:
             )
         found |= dict.fromkeys(matching, pattern)
     return {name: config.rates[pattern] for name, pattern in found.items()}
+
+
+def learning_rate_factor(step: int, loop_config: TrainLoopConfig) -> float:
+    """Fraction of the peak learning rate at a step, counted from 0.
+
+    Linear warm-up from 1/warmup_steps to 1, then the schedule, which would reach zero one
+    step after the last, or at `decay_steps`.
+    """
+    warmup = loop_config.optimizer.warmup(loop_config.steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    end = loop_config.optimizer.decay_steps or loop_config.steps
+    progress = (step - warmup) / max(end - warmup, 1)
+    return loop_config.optimizer.schedule.factor(progress)

@@ -4,7 +4,7 @@ import logging
 from contextlib import ExitStack
 from pathlib import Path
 
-from rayembed.config.train_loop import TrainLoopConfig
+from rayembed.config.optimizer import TrainLoopConfig
 from rayembed.display.progress import SILENCE_SECONDS, bar, detail, doing, duration
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.training.contrastive.dropped import mean_of_finite

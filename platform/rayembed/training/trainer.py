@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from rayembed.config.optimizer import TrainLoopConfig
 from rayembed.config.placement import Placement
-from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.data.plan.stream import prefetched, settled_step_processes
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.grad_cache import Backward
@@ -42,7 +42,7 @@ from rayembed.training.engine import DeepSpeedEngine, expert_group
 from rayembed.training.expert_parallel import spread_experts
 from rayembed.training.memory.graph_room import bytes_to_come
 from rayembed.training.memory.stage_memory import StageMemory
-from rayembed.training.schedule import learning_rate_factor
+from rayembed.training.optimizer import learning_rate_factor
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.train_loop import TrainLoopConfig
+from rayembed.config.optimizer import TrainLoopConfig
 from rayembed.distributed.collectives import (
     gather,
     largest,

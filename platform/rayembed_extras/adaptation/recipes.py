@@ -10,7 +10,7 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.optim.adamw import AdamW
-from rayembed.optim.linear import Linear
+from rayembed.optim.cosine import Linear
 from rayembed.samples.assets import MINILM
 from rayembed.samples.references import Language
 from rayembed.samples.wikipedia import Wikipedia

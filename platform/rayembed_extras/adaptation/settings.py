@@ -11,13 +11,13 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.document import NamedRun
+from rayembed.config.expert_parallel import check_shares
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column, FileSource
 from rayembed.config.stage import AnyOptimizer
 from rayembed.config.types import FileName, PlainName, Reference, Seed, unique_names
-from rayembed.config.worker_numbers import check_shares
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 

@@ -15,8 +15,7 @@ import yaml
 
 from rayembed.assets.atomic import STALE_SECONDS
 from rayembed.assets.storage import exists, file_sizes, file_times, join, read_bytes
-from rayembed.config.document import fingerprint
-from rayembed.config.yaml_text import read_yaml
+from rayembed.config.document import fingerprint, read_yaml
 from rayembed.errors import ArtifactError
 from rayembed.pipeline.run.folders import LEASES, PLANS_FILE, RUNS, SWEEPS, is_locked
 from rayembed_extras.clean_runs.contents import (

@@ -24,7 +24,7 @@ from rayembed.evaluation.score import ModelScores
 from rayembed.machine.cores import num_cores
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import check_loadable, computed_dtype
-from rayembed.models.saving.compressed import read_compression
+from rayembed.models.saving.export import read_compression
 from rayembed.pipeline.data.corpus_job import documents_in
 from rayembed.pipeline.evaluate.variants import (
     Scored,

@@ -65,7 +65,7 @@ class Compressed:
             more: further entries.
         """
         from rayembed.models.contract import settings_of
-        from rayembed.models.saving.compressed import read_compression, write_compression
+        from rayembed.models.saving.export import read_compression, write_compression
 
         before = read_compression(source)
         earlier = () if before is None or not self.matrices else before.get("matrices", ())

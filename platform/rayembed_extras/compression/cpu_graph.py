@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
-from rayembed.config.graph import Floats, GraphConfig, GraphPrecision, Runtime
+from rayembed.config.backbone import Floats, GraphConfig, GraphPrecision, Runtime
 from rayembed.errors import ArtifactError, ConfigError, require_packages
 from rayembed_extras.compression.contract import CalibrationText, Compressed, Compression, Source
 

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, model_validator
 from rayembed.config.document import Document
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.evaluation_run import EvaluationPlacement
-from rayembed.config.scores import Scores
+from rayembed.config.own_sets import Scores
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column
 from rayembed.config.types import FileName, Reference, Seed

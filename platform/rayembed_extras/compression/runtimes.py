@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rayembed.config.graph import Floats, Runtime
+from rayembed.config.backbone import Floats, Runtime
 from rayembed_extras.compression.cpu_graph import CpuGraph
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 
 import yaml
 
+from rayembed.config.document import read_yaml
 from rayembed.config.settings import Settings
 from rayembed.config.table import Table
-from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError
 
 Scheme = Literal["INT8", "FP8_DYNAMIC"]

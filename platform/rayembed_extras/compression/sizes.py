@@ -28,7 +28,7 @@ from rayembed.models.layers import layers_of
 from rayembed.models.loading.load import check_loadable, empty_model
 from rayembed.pipeline.checks.files import check_at_hand
 from rayembed.pipeline.data.corpus_job import documents_in
-from rayembed.pipeline.data.steps import do_steps
+from rayembed.pipeline.data.jobs import do_steps
 from rayembed.pipeline.evaluate.guard import own_tasks
 from rayembed.pipeline.evaluate.variants import (
     MEGABYTE,

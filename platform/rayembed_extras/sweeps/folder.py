@@ -6,8 +6,7 @@ from typing import TextIO
 
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.pipeline.checks.precision import PrecisionOf, say_dtype, with_dtype
-from rayembed.pipeline.run.folders import SWEEPS, locked_place
-from rayembed.pipeline.run.pending_metrics import send_files
+from rayembed.pipeline.run.folders import SWEEPS, locked_place, send_files
 from rayembed.pipeline.storage import placed
 from rayembed_extras.sweeps.settings import Sweep
 

@@ -10,10 +10,9 @@ import yaml
 
 from rayembed.assets.storage import exists, file_name, join, read_bytes, write_atomic
 from rayembed.assets.stored_folder import StoredFolder
-from rayembed.config.document import without_places
+from rayembed.config.document import read_yaml, without_places
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ArtifactError, RayembedError, StorageError, WorkerError
 from rayembed.machine.device import settled_placement
 from rayembed.pipeline.run.folders import fetched_folder, run_place

@@ -19,8 +19,14 @@ from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.config.mining import Overlap
 from rayembed.data.cleaning.bm25 import EvaluationIndex, Match, open_index, write_index
-from rayembed.data.cleaning.contained import GramIndex, open_grams, share_contained, write_grams
-from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
+from rayembed.data.cleaning.evaluation_texts import (
+    GramIndex,
+    find_sources,
+    open_grams,
+    read_texts,
+    share_contained,
+    write_grams,
+)
 from rayembed.data.cleaning.rows import (
     CONTAINED,
     OVERLAP,

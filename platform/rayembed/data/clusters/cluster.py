@@ -16,10 +16,9 @@ from rayembed.assets.storage import join, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.data.clusters import packing
-from rayembed.data.clusters.cost import ClusterCost
 from rayembed.data.clusters.kmeans import order_clusters
 from rayembed.data.clusters.packing import Batches, pack_on_disk
-from rayembed.data.clusters.scatter import GatherBatches, ScatterPairs
+from rayembed.data.clusters.scatter import ClusterCost, GatherBatches, ScatterPairs
 from rayembed.data.clusters.tasks import (
     AssignPart,
     FindCentroids,

@@ -22,8 +22,7 @@ from rayembed.data.engine.watch_on_ray import Guard, watching
 from rayembed.data.engine.watched import next_units
 from rayembed.data.engine.work_items import Needs, Result, Task
 from rayembed.data.vectors.teacher import TeacherLoader, load_teacher
-from rayembed.display.progress import doing
-from rayembed.display.shares import present_listener
+from rayembed.display.progress import doing, present_listener
 from rayembed.errors import PlacementError, RayembedError
 from rayembed.machine.hardware import Precision, auto_precision
 from rayembed.models.versions import versions

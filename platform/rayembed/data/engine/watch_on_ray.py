@@ -21,8 +21,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayembed.data.engine.watched import TRIES, Place, Running, Watch, name_of, too_late
-from rayembed.display.progress import duration
-from rayembed.display.shares import Listener, hearing
+from rayembed.display.progress import Listener, duration, hearing
 from rayembed.errors import WorkerError
 
 log = logging.getLogger(__name__)

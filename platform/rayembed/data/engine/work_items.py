@@ -12,8 +12,7 @@ from typing import Any, Literal, Protocol
 
 from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import join, list_files
-from rayembed.display.progress import bar, doing, duration
-from rayembed.display.shares import hearing
+from rayembed.display.progress import bar, doing, duration, hearing
 from rayembed.errors import ArtifactError, StorageError
 
 log = logging.getLogger(__name__)

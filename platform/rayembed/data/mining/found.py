@@ -18,7 +18,7 @@ import xxhash
 from rayembed.assets.array_files import load_array, load_arrays, save_array, save_arrays
 from rayembed.assets.local_copies import read_copied
 from rayembed.assets.storage import file_name, join
-from rayembed.config.mining_search import MiningSearch
+from rayembed.config.mining import MiningSearch
 from rayembed.data.engine.index import read_column
 from rayembed.data.engine.parts import Part, remedy
 from rayembed.data.engine.work_items import Result

@@ -21,7 +21,7 @@ from rayembed.config.mining import CrossEncoder
 from rayembed.data.mining.candidates import Candidates, without_near_duplicates
 from rayembed.data.mining.selection import copies_among
 from rayembed.data.vectors.teacher import narrow_linear_layers, take_free_threads
-from rayembed.display.shares import piece, pieces, tell
+from rayembed.display.progress import piece, pieces, tell
 from rayembed.errors import AssetError, DataError
 from rayembed.machine.hardware import auto_precision
 from rayembed.models.loading.backbones import num_positions

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from rayembed.config.mining_rules import MiningRule
+from rayembed.config.mining import MiningRule
 
 if TYPE_CHECKING:
     import numpy as np

@@ -54,7 +54,7 @@ from rayembed.data.plan.teacher_scores import scores_of_positives
 from rayembed.data.records import Negative, Record
 from rayembed.data.vectors.embed import Vectors
 from rayembed.data.words import same_text_form
-from rayembed.display.shares import piece, pieces
+from rayembed.display.progress import piece, pieces
 from rayembed.search.exact import TopK
 
 _REFUSED_SHOWN = 3

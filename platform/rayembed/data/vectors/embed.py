@@ -24,7 +24,7 @@ from rayembed.data.engine.work_items import Result, run_tasks
 from rayembed.data.hashes import NO_HASH, label_hash, text_hash
 from rayembed.data.records import Record
 from rayembed.data.vectors.teacher import Encoder, embedding_settings, load_teacher
-from rayembed.display.shares import pieces
+from rayembed.display.progress import pieces
 from rayembed.errors import ArtifactError, DataError
 from rayembed.models.versions import versions, warn_of_other_versions
 

@@ -48,9 +48,8 @@ from rayembed.data.vectors.embed import (
     finite,
     vectors_of,
 )
-from rayembed.data.vectors.lookup import CODE_VERSION, KIND, ROLES
+from rayembed.data.vectors.lookup import CODE_VERSION, KIND, ROLES, TextIndex
 from rayembed.data.vectors.teacher import Encoder
-from rayembed.data.vectors.text_index import TextIndex
 from rayembed.models.versions import VECTORS
 
 log = logging.getLogger(__name__)

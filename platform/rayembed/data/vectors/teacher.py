@@ -16,7 +16,7 @@ from rayembed.config.document import fingerprint
 from rayembed.config.instructions import instruction_in
 from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
-from rayembed.display.shares import tell
+from rayembed.display.progress import tell
 from rayembed.errors import ArtifactError
 from rayembed.machine.cores import free_threads, num_cores
 from rayembed.machine.hardware import Precision, auto_precision, say_once, settled

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import PositiveInt
 
 from rayembed.config.architecture import ArchitectureConfig
-from rayembed.config.lora import LoraConfig
+from rayembed.config.backbone import LoraConfig
 from rayembed.config.pooling import MeanPooling, PlainPooling, ProjectionConfig
 
 

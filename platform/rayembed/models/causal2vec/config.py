@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import PositiveInt, model_validator
 
 from rayembed.config.architecture import Adapters, ArchitectureConfig
-from rayembed.config.lora import LoraConfig
+from rayembed.config.backbone import LoraConfig
 from rayembed.config.settings import Settings
 from rayembed.config.types import ModelReference, Template
 

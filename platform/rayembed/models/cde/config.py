@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from rayembed.config.architecture import Adapters, ArchitectureConfig
-from rayembed.config.backbone import BackboneConfig
-from rayembed.config.lora import LoraConfig
+from rayembed.config.backbone import BackboneConfig, LoraConfig
 from rayembed.config.settings import Settings
 from rayembed.config.types import ModelReference, Template
 

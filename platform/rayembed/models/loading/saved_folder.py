@@ -6,8 +6,7 @@ from typing import Any, get_args
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from rayembed.config.backbone import Dtype
-from rayembed.config.graph import GraphConfig
+from rayembed.config.backbone import Dtype, GraphConfig
 from rayembed.config.model import ModelConfig
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from rayembed.config.graph import GraphConfig, Runtime
+from rayembed.config.backbone import GraphConfig, Runtime
 from rayembed.errors import ArtifactError, require_packages
 
 Run = Callable[[Mapping[str, np.ndarray]], np.ndarray]

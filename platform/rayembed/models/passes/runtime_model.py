@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayembed.config.graph import GraphConfig
+from rayembed.config.backbone import GraphConfig
 from rayembed.config.model import ModelConfig
 from rayembed.errors import ArtifactError, ConfigError, DataError, require_packages
 from rayembed.models.architecture import architecture_of

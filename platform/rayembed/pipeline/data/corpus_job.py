@@ -37,8 +37,7 @@ def save_with_corpus(
     from rayembed.models.loading.load import check_loadable, load_model, saved_dtype
     from rayembed.models.loading.saved_prompts import saved_instructions
     from rayembed.models.passes.encoding import corpus_context
-    from rayembed.models.saving.compressed import read_compression, write_compression
-    from rayembed.models.saving.export import check_target
+    from rayembed.models.saving.export import check_target, read_compression, write_compression
 
     check_target(output)
     folder = resolve_model(reference)

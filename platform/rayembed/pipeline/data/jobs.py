@@ -1,13 +1,23 @@
 """Data jobs from their arguments to finished folders: prepare, filter, mine, repair, cluster."""
 
 import argparse
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from rayembed.assets.storage import check_writable
 from rayembed.config.data_run import DataRun, data_of
 from rayembed.config.data_steps import data_steps
 from rayembed.config.settings import nearest
+from rayembed.data.engine.artifacts import DatasetArtifact
+from rayembed.data.prepare import prepare_datasets
+from rayembed.data.sources.check import check_sources
 from rayembed.errors import ConfigError
+from rayembed.pipeline.checks.model import check_teachers
+from rayembed.pipeline.checks.network import check_asked
+from rayembed.pipeline.data.tables import print_prepared
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
+from rayembed.pipeline.run.runtime import runtime_of
+from rayembed.pipeline.storage import placed
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.recipes.datasets.catalogue import data_recipe_names, get_data_recipe
 
@@ -39,7 +49,6 @@ def data_job(until: str, example: str = "") -> Job[DataRequest]:
 
     def work(request: DataRequest, _: JobContext) -> None:
         # Ray and torch; a dry run needs neither.
-        from rayembed.pipeline.data.steps import do_steps
 
         do_steps(request.run, request.names, until)
 
@@ -124,3 +133,25 @@ run_filter_job = data_job(
 )
 run_mine_job = data_job("mined", "--recipe nvembed-quickstart")
 run_cluster_job = data_job("clustered", "--recipe cde-quickstart")
+
+
+def do_steps(run: DataRun, names: Collection[str], until: str) -> dict[str, list[DatasetArtifact]]:
+    """Data set → its finished folders, after a table of them was printed.
+
+    Everything that a user can get wrong is checked before a worker starts.
+
+    Raises:
+        RayembedError: what is wrong and what to do.
+    """
+    run = placed(run)
+    check_writable(run.placement.storage_path)
+    named = [dataset for dataset in run.data.datasets if dataset.name in names]
+    check_asked(named, run.placement.storage_path)
+    if until != "records":
+        check_teachers(named)
+    sources = check_sources(run, names)
+    runtime = runtime_of(run.placement)
+    runtime.start()
+    done = prepare_datasets(run, runtime.data_context(run), names, until, sources)
+    print_prepared(run, done)
+    return done

@@ -1,18 +1,31 @@
 """Sizes of models, counted once on a machine: counting imports torch and transformers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from rayembed.assets.cache import cache_folder, filled
 from rayembed.config.document import fingerprint
 from rayembed.config.model import ModelConfig
+from rayembed.config.settings import changed
+from rayembed.models.architecture import architecture_of
+from rayembed.models.layers import recompute_layers
+from rayembed.models.loading.backbones import torch_dtype
+from rayembed.models.loading.build import choose_trained, shapes_of
 from rayembed.pipeline.estimate.requirements import (
     Activations,
     ModelSize,
+    empty_part,
     known_settings,
     model_size,
 )
@@ -41,7 +54,6 @@ def remembered_activations(model: ModelConfig) -> Activations | None:
     """
 
     def count(model: ModelConfig) -> Any:
-        from rayembed.pipeline.estimate.activations import activations
 
         return activations(model)
 
@@ -69,3 +81,227 @@ def _remembered(
     folder = filled(cache_folder() / "sizes" / fingerprint(built), fill)
     values: dict[str, Any] | None = json.loads((folder / _FILE).read_text(encoding="utf-8"))
     return values
+
+
+_OWNED: Any = torch.library.Library("rayembed", "FRAGMENT")  # type: ignore[no-untyped-call]
+_OWNED.define(
+    "attention_on_meta(Tensor query, Tensor key, Tensor value, bool masked) -> (Tensor, Tensor)"
+)
+_OWNED.define(
+    "attention_on_meta_backward(Tensor query, Tensor key, Tensor value, bool masked) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+
+
+@contextmanager
+def kernels_on_meta() -> Iterator[None]:
+    """Attention and dropout as the kernels of GPUs have them, in all threads of the process.
+
+    On the meta device torch makes the scores of all pairs of tokens, and dropout's noise as a
+    tensor in the inputs' type. A GPU's attention keeps its inputs and output and a number a query,
+    its dropout a byte a number. Attention is one operation, `rayembed.attention_on_meta`, and one
+    in the backward pass: a mode sees it as it sees a GPU's.
+    """
+
+    def attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_: Any
+    ) -> Tensor:
+        masked = attn_mask is not None
+        out: Tensor = torch.ops.rayembed.attention_on_meta(query, key, value, masked)[0]
+        return out
+
+    before = functional.scaled_dot_product_attention, functional.dropout
+    functional.scaled_dot_product_attention = attention  # type: ignore[assignment]
+    functional.dropout = _dropout  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention, functional.dropout = before
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(x, p, True)[0] if training and p else x
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor, masked: bool) -> tuple[Tensor, Tensor]:
+    """Shapes of an attention's output and its number a query."""
+    texts, heads, length = query.shape[:-1]
+    # Laid out as fused kernels do: a text's heads beside one another.
+    out = query.new_empty(texts, length, heads, value.shape[-1]).transpose(1, 2)
+    return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
+
+
+def _gradients(
+    query: Tensor, key: Tensor, value: Tensor, masked: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.masked = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+    tensors = ctx.saved_tensors[:3]
+    return *torch.ops.rayembed.attention_on_meta_backward(*tensors, ctx.masked), None
+
+
+_OWNED.impl("attention_on_meta", _attended, "CompositeExplicitAutograd")
+_OWNED.impl("attention_on_meta_backward", _gradients, "CompositeExplicitAutograd")
+torch.library.register_autograd(
+    "rayembed::attention_on_meta", _backward, setup_context=_keep, lib=_OWNED
+)
+
+
+class _Answered(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own
+    """Answers what a pass asks of its values, whether all tokens are text."""
+
+    def __init__(self, only_text: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._only_text = only_text
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._only_text
+        return func(*args, **(kwargs or {}))
+
+
+class MetaModel(torch.nn.Module):
+    """Pretrained parts of a model to train, with their adapters, and its pooling, without weights.
+
+    What stands between parts is left out (projections of context, a contextual token's place).
+    """
+
+    def __init__(self, config: ModelConfig, parts: Mapping[str, Any]) -> None:
+        super().__init__()
+        with torch.device("meta"):
+            choose_trained(config, parts)
+            head = architecture_of(config).build_head(config, shapes_of(parts))
+        self.parts = torch.nn.ModuleDict(parts)
+        self.pooling = head if hasattr(config, "pooling") else None
+        for part in parts.values():
+            if hasattr(part.config, "use_cache"):
+                part.config.use_cache = False
+            if isinstance(pooler := getattr(part, "pooler", None), torch.nn.Module):
+                pooler.requires_grad_(False)  # no embedding uses it
+        self.to(torch_dtype(config.backbone.dtype)).train()
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the backbone."""
+        backbone: Any = self.parts["backbone"]
+        return int(backbone.config.num_hidden_layers)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Sum of all parts' hidden states and of what is pooled of the backbone's."""
+        mask = batch["attention_mask"]
+        found = []
+        for name, part in self.parts.items():
+            states = part(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
+            if name == "backbone" and self.pooling is not None:
+                states = self.pooling(states, mask, batch["pool_mask"])
+            found.append(states.sum())
+        return torch.stack(found).sum()
+
+    def recompute(self) -> None:
+        """Recompute layers in the backward pass from now on."""
+        recompute_layers(self.parts.values(), None)
+
+
+def model_on_meta(config: ModelConfig) -> MetaModel | None:
+    """The model to train on the meta device; None where the shape of a part is not known here.
+
+    Raises:
+        ConfigError: as `requirements.model_size`.
+    """
+    parts = {name: empty_part(config, name, at) for name, at in config.parts.items()}
+    return None if None in parts.values() else MetaModel(config, parts)
+
+
+def batch_on_meta(texts: int, tokens: int) -> dict[str, Tensor]:
+    """Collated micro-batch of texts of equal length on the meta device."""
+    names = ("input_ids", "attention_mask", "pool_mask")
+    return {n: torch.empty(texts, tokens, dtype=torch.int64, device="meta") for n in names}
+
+
+def kept_bytes(
+    forward: Callable[[], Any], parameters: Iterable[Tensor], *, padded: bool = True
+) -> int:
+    """Bytes that a forward pass on the meta device keeps for its backward pass.
+
+    Each storage counts once and parameters do not. What is recomputed is not kept.
+
+    Args:
+        padded: whether attention has a mask, for which keys and values are copied to all heads.
+    """
+    own = {parameter.untyped_storage()._cdata for parameter in parameters}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.device.type == "meta":
+            kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    with kernels_on_meta(), _Answered(not padded), saved_tensors_hooks(pack, lambda t: t):
+        forward()
+    return sum(t.untyped_storage().nbytes() for key, t in kept.items() if key not in own)
+
+
+_TEXTS, _TOKENS = 16, 32  # no more than any family has learnt positions for
+
+
+def activations(config: ModelConfig, *, padded: bool = True) -> Activations | None:
+    """Bytes that a token takes in training; None where the shape of a part is not known here.
+
+    None also for a part that is no class of transformers: such packs tokens, and chooses experts,
+    by values that nothing has here.
+
+    Layers are all alike, so that a model of one and one of two tell of any number.
+
+    Args:
+        padded: whether attention has a mask, as in micro-batches with padding.
+
+    Raises:
+        ConfigError: as `requirements.model_size`.
+    """
+    from transformers import PreTrainedModel
+
+    whole = model_on_meta(config)
+    if whole is None or not all(isinstance(p, PreTrainedModel) for p in whole.parts.values()):
+        return None
+    (plain, recomputing), more = _of_layers(config, 1, padded), whole.num_layers - 1
+    if not more:
+        return Activations(plain, recomputing, plain)
+    second = _of_layers(config, 2, padded)
+    return Activations(
+        plain + more * (second[0] - plain),
+        recomputing + more * (second[1] - recomputing),
+        second[0] - plain,
+    )
+
+
+def _of_layers(config: ModelConfig, number: int, padded: bool) -> tuple[float, float]:
+    """Bytes a token of a model with so many layers, without and with recomputing."""
+    backbone = changed(config.backbone, num_layers=number)
+    model = model_on_meta(changed(config, backbone=backbone))
+    assert model is not None, "its shape is known"
+
+    def kept(texts: int) -> int:
+        batch = batch_on_meta(texts, _TOKENS)
+        return kept_bytes(lambda: model(batch), model.parameters(), padded=padded)
+
+    def of_token() -> float:
+        """Bytes of a further token: of what a pass keeps once nothing."""
+        return (kept(2 * _TEXTS) - kept(_TEXTS)) / (_TEXTS * _TOKENS)
+
+    plain = of_token()
+    model.recompute()
+    return plain, of_token()

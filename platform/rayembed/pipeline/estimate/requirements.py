@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rayembed.config.backbone import LoraConfig
 from rayembed.config.document import NamedRun
-from rayembed.config.lora import LoraConfig
 from rayembed.config.model import ModelConfig
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run

@@ -5,11 +5,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from rayembed.config.guard import GuardConfig
 from rayembed.config.named_benchmarks import benchmark_of
 from rayembed.config.own_sets import OwnSet, RetrievalSet
 from rayembed.config.run import Run
-from rayembed.config.run_evaluation import own_sets_of
+from rayembed.config.run_evaluation import GuardConfig, own_sets_of
 from rayembed.evaluation.own_set import first_texts
 from rayembed.pipeline.run.held_out import HeldOutSet, with_sets
 

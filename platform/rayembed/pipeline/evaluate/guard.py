@@ -15,15 +15,14 @@ import numpy as np
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import join, list_files, read_bytes, remove_folder
-from rayembed.config.guard import GuardConfig
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
-from rayembed.config.run_evaluation import own_sets_of
+from rayembed.config.run_evaluation import GuardConfig, own_sets_of
 from rayembed.display.progress import doing
 from rayembed.display.tables import Table
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import MERGED, UNTRAINED, ScoreKey
-from rayembed.models.saving.compressed import read_compression, write_compression
+from rayembed.models.saving.export import read_compression, write_compression
 from rayembed.models.saving.merge import Method
 from rayembed.pipeline.evaluate.merge import merge_models
 from rayembed.pipeline.evaluate.run_scorer import RunScorer

@@ -1,7 +1,10 @@
 """The evaluation job: from its arguments to scores, exit codes and messages."""
 
+import hashlib
 from pathlib import Path
 
+from rayembed.assets.cache import cache_folder
+from rayembed.config.document import fingerprint, published_values
 from rayembed.config.evaluation_run import EvaluationRun, ResultsPlace
 from rayembed.config.named_benchmarks import (
     further_benchmark_names,
@@ -10,10 +13,16 @@ from rayembed.config.named_benchmarks import (
     named_benchmarks,
 )
 from rayembed.config.override import override
-from rayembed.config.scores import Scores
+from rayembed.config.own_sets import Scores
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, TrackingError
+from rayembed.pipeline.evaluate.evaluate import EvaluationResult
+from rayembed.pipeline.evaluate.report import benchmark_averages
 from rayembed.pipeline.job import Job, JobContext, Option, Reader, names_in, option
+from rayembed.pipeline.storage import absolute_storage
+from rayembed.registry.mlflow_run import flatten
+from rayembed.registry.provenance import collect_provenance
+from rayembed.registry.tracking import Status, Tracker
 
 
 def own_set(text: str) -> dict[str, str]:
@@ -49,7 +58,6 @@ def _evaluate(run: EvaluationRun, context: JobContext) -> int:
     # torch, mteb and Ray; the rest of the job needs none of them.
     from rayembed.pipeline.evaluate.evaluate import evaluate
     from rayembed.pipeline.evaluate.report import print_evaluated
-    from rayembed.pipeline.evaluate.tracking import track
     from rayembed.registry.tracking_uri import reachable_tracking_uri
 
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
@@ -150,3 +158,48 @@ run_evaluation_job = Job(
     alone=[(_SUBMISSION, _write_submission)],
 )
 """The job that scores a model; its exit code is 1 where a task has no score."""
+
+
+def track(evaluated: EvaluationResult, tracking_uri: str) -> bool:
+    """Whether MLflow has all of the evaluation now.
+
+    The run of a model at its revision is one, however often and with whichever tasks it is scored:
+    a score that MLflow has already makes no second point.
+
+    Raises:
+        TrackingError: MLflow is away or refuses.
+    """
+    run, meta = evaluated.run, evaluated.scored.meta
+    key = fingerprint([str(meta.name), str(meta.revision)])
+    name = f"{meta.name}@{meta.revision}"
+    place = hashlib.sha256(f"{tracking_uri} {name}".encode()).hexdigest()[:12]
+    storage = absolute_storage(run.placement.storage_path)
+    tracker = Tracker.open(
+        tracking_uri,
+        run.placement.experiment,
+        name.replace("/", "__"),
+        key,
+        flatten({"model": published_values(run.model, storage)}),
+        {
+            "rayembed.results": evaluated.scored.results,
+            "rayembed.model_revision": str(meta.revision),
+        },
+        folder=cache_folder() / "evaluation-runs" / place,
+        total_steps=1,
+        storage=storage,
+    )
+    status: Status = "FAILED"
+    complete = False
+    try:
+        tracker.log_provenance(collect_provenance({}))
+        tracker.log_scores("score", evaluated.scored.scores, 0)
+        for benchmark, values in benchmark_averages(evaluated).items():
+            tracker.log_scores(f"average/{benchmark}", values, 0)
+        for name, done in evaluated.further.items():
+            if scores := job_benchmark(name).scores(run, done):
+                tracker.log_scores(f"dev/{name}", scores, 0)
+        tracker.log_artifact(evaluated.scored.local, "results")
+        status = "FAILED" if evaluated.failed else "FINISHED"
+    finally:
+        complete = tracker.close(status)
+    return complete

@@ -17,8 +17,8 @@ from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.own_sets import Scores
 from rayembed.config.run import Run
-from rayembed.config.scores import Scores
 from rayembed.config.settings import parse
 from rayembed.display.progress import doing
 from rayembed.display.tables import Table, console

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from rayembed.config.named_benchmarks import with_own_sets
-from rayembed.config.scores import Scores
+from rayembed.config.own_sets import Scores
 from rayembed.config.settings import parse
 from rayembed.config.types import expanded_name
 from rayembed.errors import ConfigError

@@ -7,10 +7,9 @@ from functools import cached_property
 
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join, remove_folder
-from rayembed.config.document import published_values
+from rayembed.config.document import published_values, write_yaml
 from rayembed.config.run import Run
 from rayembed.config.small_vectors import Precision
-from rayembed.config.yaml_text import write_yaml
 from rayembed.display.progress import doing
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.pool import Workers

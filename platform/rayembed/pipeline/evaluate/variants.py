@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
-from rayembed.config.scores import Scores
+from rayembed.config.own_sets import Scores
 from rayembed.display.progress import doing
 from rayembed.display.tables import MISSING, Cell, Table, show
 from rayembed.evaluation.score import ModelScores

@@ -11,6 +11,7 @@ from rayembed.config.named_benchmarks import benchmark_of
 from rayembed.config.run import Run
 from rayembed.errors import AssetError
 from rayembed.recipes.datasets.catalogue import dataset_names, get_dataset
+from rayembed.results.files import TaskFacts
 
 _CARD = "README.md"
 
@@ -65,3 +66,14 @@ def _stated(card: Path) -> str:
     if isinstance(licence, list):
         return ", ".join(str(one) for one in licence)
     return str(licence or "")
+
+
+def task_facts(task: str) -> TaskFacts | None:
+    """The facts of a task; None: mteb has no such task."""
+    import mteb
+
+    try:
+        metadata = mteb.get_task(task).metadata
+    except KeyError:
+        return None
+    return TaskFacts(str(metadata.type), str(metadata.main_score), str(metadata.dataset["path"]))

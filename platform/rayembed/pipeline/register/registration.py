@@ -19,8 +19,7 @@ from rayembed.models.loading.backbones import check_for_sentence_transformers
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import saved_widths
 from rayembed.models.loading.saved_folder import SETTINGS_FILE, read_settings, saved_dimensions
-from rayembed.pipeline.register.licences import base_licence, data_licences
-from rayembed.pipeline.register.task_facts import task_facts
+from rayembed.pipeline.register.licences import base_licence, data_licences, task_facts
 from rayembed.registry.aliases import CANDIDATE
 from rayembed.registry.card_parts import plain_card
 from rayembed.registry.mlflow_run import FINGERPRINT_TAG, as_tracking_error

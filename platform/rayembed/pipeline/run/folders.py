@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from filelock import FileLock, Timeout
 
@@ -28,10 +29,10 @@ from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.document import NamedRun
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError
-from rayembed.pipeline.storage import absolute_storage
+from rayembed.pipeline.storage import absolute_storage, placed
 from rayembed.registry.metrics_log import METRICS_FILE
 from rayembed.registry.run_folder import claim_run_folder
-from rayembed.registry.tracking import Status
+from rayembed.registry.tracking import Status, send_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -249,3 +250,23 @@ def _files(storage: str, kind: str, name: str) -> StoredFolder:
         return StoredFolder(place, Path(place))
     key = hashlib.sha256(place.encode()).hexdigest()[:12]
     return StoredFolder(place, cache_folder() / kind / f"{name}-{key}")
+
+
+def send_pending(run: NamedRun, out: TextIO) -> None:
+    """Send all that waits in the folder of the run of that name; starts neither it nor Ray.
+
+    It goes to where the run said that MLflow is, or to `placement.tracking_uri` where it is given.
+
+    Raises:
+        ArtifactError: no job has begun a run of that name there, or one is at work on it.
+        TrackingError: MLflow is away; what was not sent stays.
+    """
+    with locked_folders(placed(run)) as folders:
+        send_files(folders.files, run.placement.tracking_uri, out)
+
+
+def send_files(files: StoredFolder, tracking_uri: str | None, out: TextIO) -> None:
+    """Send all that waits in a folder that is locked; raises as `send_pending`."""
+    number = send_metrics(files.local, tracking_uri=tracking_uri)
+    files.keep()
+    out.write(f"sent {number} steps; MLflow has everything of {files.place}\n")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import held_out_set
+from rayembed.config.own_sets import Scores
 from rayembed.config.run import Run
-from rayembed.config.scores import Scores
 from rayembed.config.settings import parse
 from rayembed.data.engine.artifacts import DatasetArtifact, open_artifact
 from rayembed.data.held_out.part import GRADED, SET, check_set

@@ -35,8 +35,7 @@ from rayembed.config.run import Run
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import ArtifactError, StorageError
-from rayembed.training.checkpoints.safetensors_header import read_header
-from rayembed.training.checkpoints.weights import tensors_digest
+from rayembed.training.checkpoints.weights import read_header, tensors_digest
 from rayembed.training.contrastive.loss_parameters import PREFIX
 
 logger = logging.getLogger(__name__)

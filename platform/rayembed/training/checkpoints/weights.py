@@ -1,21 +1,23 @@
 """Trained weights of a stage as one safetensors file in storage, with a record of their inputs."""
 
+import json
 from collections.abc import Mapping
 
+import pyarrow
 import safetensors.torch
 import torch
 import xxhash
 from safetensors import SafetensorError
 from torch import Tensor
 
+from rayembed.assets.clients import asked_again
 from rayembed.assets.finite import check_finite
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import read_bytes, write_atomic
+from rayembed.assets.storage import open_storage, read_bytes, unreadable, write_atomic
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError, StorageError
 from rayembed.models.contract import EmbeddingModel, load_trainable_state
 from rayembed.models.loading.build import build_model
-from rayembed.training.checkpoints.safetensors_header import read_header
 
 _CONTENT = "content"
 
@@ -111,3 +113,37 @@ def read_weights(path: str) -> dict[str, Tensor]:
             f"the weights {path!r} are broken: {error}; remove the file to train the stage again"
         ) from error
     return state
+
+
+_LENGTH_BYTES = 8
+"""Length of the field with which a file begins: the header's size."""
+
+_LONGEST = 100_000_000
+"""Maximum header size in bytes, the limit of safetensors itself."""
+
+
+def read_header(path: str) -> dict[str, str]:
+    """Metadata of a file whose size matches its header; tensors are not read.
+
+    Raises:
+        ArtifactError: there is no such file, it is none of safetensors, or it was cut off.
+        StorageError: the storage does not give it.
+    """
+    filesystem, inside = open_storage(path)
+
+    def read() -> tuple[int, int, bytes]:
+        with filesystem.open_input_file(inside) as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            return file.size(), length, file.read(min(length, _LONGEST))
+
+    try:
+        there, length, content = asked_again(read)
+        header = json.loads(content)
+        metadata: dict[str, str] = header.pop("__metadata__", {})
+        tensors = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    except (OSError, pyarrow.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise unreadable(error)(f"{path!r} cannot be read: {error!r}") from error
+    expected = _LENGTH_BYTES + length + tensors
+    if there != expected:
+        raise ArtifactError(f"{path!r} has {there:,} of {expected:,} bytes")
+    return metadata

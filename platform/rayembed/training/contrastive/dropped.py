@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rayembed.config.train_loop import TrainLoopConfig
+from rayembed.config.optimizer import TrainLoopConfig
 from rayembed.errors import DivergenceError
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.config.optimizer import TrainLoopConfig
 from rayembed.config.placement import Placement
 from rayembed.config.stage import StageConfig
-from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.distributed.collectives import gather_texts, largest, rank
 from rayembed.errors import ArtifactError, DeviceMemoryError
 from rayembed.machine.hardware import device_label, memory_in_use, micro_batch_tokens, ran_out
