@@ -8,7 +8,8 @@ import torch
 from run_distributed import run_distributed
 
 from rayembed.distributed.collectives import summed
-from rayembed.training.faults.hangs import Hang, HangWatch
+from rayembed.training.faults.hang_reports import Hang
+from rayembed.training.faults.hangs import HangWatch
 
 pytestmark = pytest.mark.distributed
 

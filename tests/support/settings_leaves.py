@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
+from rayembed.config.data_steps import DataStep
 from rayembed.config.settings import Settings, kind_of, members
 
 
@@ -105,14 +106,14 @@ def _instead_of_none(annotation: Any) -> Any:
 def smallest(cls: type[Settings]) -> dict[str, Any]:
     """A value of each setting of the class that has no default, and its kind among alternatives."""
     required = {n: f.annotation for n, f in cls.model_fields.items() if f.is_required()}
-    kind = {} if kind_of(cls) is None else {"kind": kind_of(cls)}
+    # Settings name a step of a data set by their own name.
+    kind = {} if issubclass(cls, DataStep) or kind_of(cls) is None else {"kind": kind_of(cls)}
     return kind | {name: _of_type(annotation) for name, annotation in required.items()}
 
 
 def _of_type(annotation: Any) -> Any:
     if members(annotation):
-        group = members(annotation)[0]
-        return {**smallest(group), **({"kind": kind_of(group)} if kind_of(group) else {})}
+        return smallest(members(annotation)[0])
     kinds = str(annotation)
     if "tuple" in kinds:
         return ["x"]

@@ -21,7 +21,8 @@ MAY_KNOW = (
     "recipes",
     "samples",
     *map(str, FOLDERS),
-    # The table, and the published prompts by the name of their paper.
+    # The table, the quickstarts by name, and the published prompts by the name of their paper.
+    "jobs/quickstart.py",
     "config/model.py",
     "config/evaluation.py",
     "evaluation/prompts.py",

@@ -97,7 +97,7 @@ def test_other_libraries_are_one_warning_and_remake_nothing(tmp_path, monkeypatc
     assert (len(done), told) == (4, [])
     was = first.manifest["versions"]
     assert {"torch", "transformers", "tokenizers"} <= was.keys()
-    (record,) = (tmp_path / "out/data/vectors").glob("*.json")
+    (record,) = (tmp_path / "out/data/vectors").glob("*/versions.json")
     assert json.loads(record.read_text())["versions"] == was
     real = versions.version
     other = {"transformers": "99.0"}

@@ -77,11 +77,18 @@ def test_without_a_kind_the_loss_is_infonce_and_the_kind_alone_is_a_loss():
         stage("sigmoid")
 
 
-def test_settings_of_infonce_are_written_as_before_there_were_others():
+def test_settings_of_infonce_are_written_whole():
     written = stage({"temperature": 0.1}).model_dump(mode="json")["loss"]
-    assert written == {"kind": "infonce", "temperature": 0.1, "dimensions": []}
+    assert written == {
+        "kind": "infonce",
+        "temperature": 0.1,
+        "dimensions": [],
+        "false_negatives": None,
+        "precisions": [],
+        "spread_out": 0.0,
+    }
     masked = InfoNCE(false_negatives=FalseNegatives(margin=0.1))
-    assert masked.model_dump(mode="json")["false_negatives"] == {"margin": 0.1}
+    assert masked.model_dump(mode="json")["false_negatives"] == {"by": "mining", "margin": 0.1}
 
 
 def test_settings_of_losses_are_read_without_torch():

@@ -10,7 +10,8 @@ import pytest
 
 import rayembed
 from rayembed.training import metrics_sink
-from rayembed.training.faults.hangs import Hang, HangWatch, Where
+from rayembed.training.faults.hang_reports import Hang, Where
+from rayembed.training.faults.hangs import HangWatch
 from rayembed.training.metrics_sink import MetricsSink
 
 

@@ -18,7 +18,7 @@ def print_completion(
     parser = argparse.ArgumentParser(prog=prog, description=about)
     parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
     shell = parser.parse_args(argv).shell
-    sys.stdout.write(f"{shtab.complete(_all_jobs(), shell=shell)}\n")
+    sys.stdout.write(f"{shtab.complete(_all_jobs(), shell)}\n")
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rayembed.assets.storage import write_atomic
 from rayembed.registry.metrics_log import MetricsLog
-from rayembed.training.faults.hangs import Hang, Where
+from rayembed.training.faults.hang_reports import Hang, Where
 
 logger = logging.getLogger(__name__)
 

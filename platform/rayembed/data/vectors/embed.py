@@ -235,7 +235,7 @@ def vectors_of(context: PipelineContext, teacher: Teacher) -> Vectors:
 
 def _record_versions(vectors: Vectors) -> None:
     """Record the libraries that embed first, and warn where they have other versions later."""
-    record = f"{vectors.folder}.json"
+    record = join(vectors.folder, "versions.json")
     if exists(record):
         recorded = read_json(record, remedy(record))["versions"]
         warn_of_other_versions(f"vectors in {vectors.folder!r}", recorded)

@@ -14,98 +14,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
 from rayembed.distributed.collectives import rank, world_size
+from rayembed.training.faults.hang_reports import Where
 from rayembed.training.trainer import Callback, StageTrainer, StepRecord
-
-
-@dataclass(frozen=True)
-class Where:
-    """What a worker tells of itself."""
-
-    rank: int
-    workers: int
-    host: str
-    process: int
-    step: int
-    """Steps that were done."""
-    place: str = ""
-    """Innermost line of the library that the training is in; empty: it trains."""
-    waits: bool = False
-    """Whether that line waits for other workers in a collective."""
-
-    @property
-    def name(self) -> str:
-        """The worker, its process and its node."""
-        return f"worker {self.rank} (process {self.process} on {self.host})"
-
-
-class Hang:
-    """What the workers of a training told, put together; one object beside the driver."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, Where] = {}
-        self._hang: dict[int, Where] = {}
-
-    def take(self, where: Where) -> None:
-        """Take what a worker tells. A start of the workers makes earlier ones forgotten."""
-        if where.place:
-            self._hang[where.rank] = where
-            return
-        if where.rank in self._known:  # the workers were started anew
-            self._known, self._hang = {}, {}
-        self._known[where.rank] = where
-
-    def is_over(self) -> None:
-        """Forget who hung: the training goes on."""
-        self._hang = {}
-
-    def __str__(self) -> str:
-        """Who waits, who is elsewhere and who says nothing; empty if no worker hangs."""
-        if not self._hang:
-            return ""
-        return _told(self._known, self._hang)
-
-
-def _told(known: Mapping[int, Where], hang: Mapping[int, Where]) -> str:
-    silent = [known[number] for number in sorted(known.keys() - hang.keys())]
-    places: dict[tuple[bool, int, str], list[int]] = {}
-    for number, where in sorted(hang.items()):
-        places.setdefault((where.waits, where.step, where.place), []).append(number)
-    parts = [
-        f"{_workers(numbers)} after step {step}: {'waiting for others' if waits else 'at work'} at "
-        f"{place}"
-        for (waits, step, place), numbers in sorted(places.items())
-    ]
-    for where in silent:
-        parts.append(
-            f"{where.name} says nothing: it was stopped, its node is cut off, or it holds Python's "
-            "lock; look there with `ps` and in its kernel log"
-        )
-    missing = sorted(
-        {where.rank for where in silent}
-        | {number for number, where in hang.items() if not where.waits}
-    )
-    if missing and len(missing) < len(known):
-        parts.append(f"so {_workers(missing)} did not arrive")
-    return f"the training hangs. {'; '.join(parts)}"
-
-
-def _workers(numbers: list[int]) -> str:
-    """`worker 3`, `workers 0-2, 5`."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1].append(number)
-        else:
-            ranges.append([number])
-    text = ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in ranges)
-    return f"worker{'s' if len(numbers) > 1 else ''} {text}"
-
 
 logger = logging.getLogger(__name__)
 
