@@ -111,9 +111,9 @@ def order_rows(folder, parts, execute):
     config = plan_config(sum(part.rows for part in parts))
     with scratch_folder("the order", 0) as scratch:
         usable = usable_rows({"d": parts}, config, {}, scratch)
-        with PlaceWriter(scratch, str(folder / "places"), parts) as places:
-            draw_rows(usable, config, places.add)
-            return len(places.finish())
+        places = PlaceWriter(scratch, str(folder / "places"), parts)
+        draw_rows(usable, config, places.add)
+        return len(places.finish())
 
 
 def make_indexes(folder, rows, execute, repeated=0.0):

@@ -22,7 +22,7 @@ from rayembed.config.settings import parse
 from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.engine.on_ray import execute_with_ray_data
 from rayembed.data.engine.parts import read_records
-from rayembed.data.engine.watched import next_units
+from rayembed.data.engine.watch_on_ray import next_units
 from rayembed.data.engine.work_items import run_resumable
 from rayembed.data.sources import check, convert, files
 from rayembed.data.sources.tasks import HeldOut
@@ -57,8 +57,8 @@ class Count:
 def test_every_unit_once_in_order_and_none_dropped_or_merged(
     cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayembed.data.engine.watched._TASKS_PER_CPU", 4)
-    monkeypatch.setattr("rayembed.data.engine.watched._TRIED_PER_CPU", 2)
+    monkeypatch.setattr("rayembed.data.engine.watch_on_ray._TASKS_PER_CPU", 4)
+    monkeypatch.setattr("rayembed.data.engine.watch_on_ray._TRIED_PER_CPU", 2)
     tasks: list[int] = []  # of each execution, and units of each task
 
     def cuts(*known: Any) -> tuple[int, int]:

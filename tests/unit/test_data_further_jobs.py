@@ -50,7 +50,6 @@ KINDS = {
         "examples of repair": r"repaired/[^/]+/working/\w+\.json",
         "vectors of given negatives": r"\.given\.npy",
         "given negatives": r"\.given\.texts\.npy",
-        "index of many parts": r"parts/index-\w+\.arrow",
         "index of what is embedded": r"teacher_vectors/[^/]+/working/\w+\.\w+\.npy",
         "further texts": r"\.further-document-\w+\.texts\.npy",
         **_OF_A_PLAN,

@@ -645,10 +645,10 @@ def test_places_come_by_part_and_are_cut_at_the_limit(tmp_path: Path, monkeypatc
     def written(most: int | None) -> list[PartPlaces]:
         scratch = tmp_path / f"scratch {most}"
         scratch.mkdir()
-        with PlaceWriter(scratch, str(tmp_path), parts, most) as places:
-            for some in np.split(np.arange(90), [40, 43]):
-                places.add(row[some], position[some])
-            return places.finish()
+        places = PlaceWriter(scratch, str(tmp_path), parts, most)
+        for some in np.split(np.arange(90), [40, 43]):
+            places.add(row[some], position[some])
+        return places.finish()
 
     whole, cut = written(90), written(4)
     assert [item.part for item in whole] == [p for p in parts if p is not parts[4]]
@@ -668,9 +668,9 @@ def test_places_come_by_part_and_are_cut_at_the_limit(tmp_path: Path, monkeypatc
     repeated = np.repeat(np.arange(10), 7)
     scratch = tmp_path / "repeated"
     scratch.mkdir()
-    with PlaceWriter(scratch, str(tmp_path), parts) as places:
-        places.add(repeated, np.arange(70))
-        assert [len(item.read()[0]) for item in places.finish()] == [10] * 7
+    places = PlaceWriter(scratch, str(tmp_path), parts)
+    places.add(repeated, np.arange(70))
+    assert [len(item.read()[0]) for item in places.finish()] == [10] * 7
 
 
 def test_index_files_are_read_many_at_a_time_in_their_order(tmp_path, monkeypatch) -> None:
@@ -684,39 +684,6 @@ def test_index_files_are_read_many_at_a_time_in_their_order(tmp_path, monkeypatc
 
     monkeypatch.setattr(index, "load_arrays", loaded)
     assert np.array_equal(read_column(parts, "id_hash"), np.concatenate(alone))
-
-
-def test_indexes_of_many_parts_are_kept_in_one_file(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(index, "PARTS_OF_CHUNK", 3)
-    parts = parts_of(tmp_path, [*records("a", 40, languages=2), *records("b", 9, negatives=0)])
-    assert len(parts) == 7
-    columns = [field.name for field in dataclasses.fields(index.PartIndex)]
-    wanted = {
-        name: np.concatenate([getattr(one, name) for one in map(alone, parts)]) for name in columns
-    }
-    assert not list(tmp_path.glob("index-*")), "of so few parts there is none"
-
-    def check() -> None:
-        for name in columns:
-            found = read_column(parts, name)
-            assert found.dtype == wanted[name].dtype
-            np.testing.assert_array_equal(found, wanted[name])
-
-    check()
-    assert len(list(tmp_path.glob("index-*.arrow"))) == 1
-    monkeypatch.setattr(index, "load_arrays", lambda *a: pytest.fail("an index of a part is read"))
-    check()
-    # Another selection of parts is another index, and parts of two folders have none together.
-    monkeypatch.setattr(index, "load_arrays", load_arrays)
-    assert np.array_equal(read_column(parts[1:], "id_hash"), wanted["id_hash"][7:])
-    elsewhere = parts_of(tmp_path / "other", records("c", 7))
-    read_column([*parts, *elsewhere], "id_hash")
-    assert len(list(tmp_path.rglob("index-*.arrow"))) == 2
-
-
-def alone(part: Part) -> index.PartIndex:
-    (found,) = index.index_chunks([part])
-    return found
 
 
 def test_a_step_reads_all_columns_that_it_needs(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The order of a plan's rows: what it is, and what it takes of the driver's memory."""
 
-import errno
 import hashlib
 import json
 import tempfile
@@ -10,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from rayembed.assets.array_files import save_arrays
@@ -130,31 +128,13 @@ def test_the_driver_holds_few_bytes_a_row(policy: str, tmp_path: Path, monkeypat
         tracemalloc.start()
         with scratch_folder("test", 0) as scratch:
             usable = usable_rows({"d": parts}, config, {}, scratch)
-            with PlaceWriter(scratch, str(folder), parts) as places:
-                draw_rows(usable, config, places.add)
-                items = places.finish()
+            places = PlaceWriter(scratch, str(folder), parts)
+            draw_rows(usable, config, places.add)
+            items = places.finish()
         peaks[rows] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert len(items) == len(parts)
     assert (peaks[160_000] - peaks[40_000]) / 120_000 < 6
-
-
-def test_the_index_that_is_put_together_has_its_place_in_scratch(tmp_path: Path, monkeypatch):
-    """It lies on the same disk, where a file mapped into memory cannot say that it is full."""
-    asked = []
-
-    def refused(what: str, size: int):
-        asked.append(size)
-        raise StorageFullError(what)
-
-    monkeypatch.setattr("rayembed.data.plan.write.scratch_folder", refused)
-    config = PlanConfig({"d": 1.0}, 5, 1, 100, 0, True, policy="blended")
-    parts = made_up_indexes(tmp_path, 4000, 1000)
-    for of_chunk in (4, 3):  # as many parts have no file together, more have one
-        monkeypatch.setattr(index, "PARTS_OF_CHUNK", of_chunk)
-        with pytest.raises(StorageFullError):
-            write_plan(str(tmp_path / "plan"), {"d": parts}, config)
-    assert asked[1] - asked[0] == 29 * 4000
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 1000, 70_001])
@@ -193,22 +173,6 @@ def test_processes_that_sweep_while_others_end_harm_nobody(tmp_path: Path, monke
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(come_and_go, range(8))) == [None] * 8
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
-
-
-def test_an_index_that_cannot_be_kept_is_read_all_the_same(tmp_path: Path, monkeypatch) -> None:
-    parts = parts_of(tmp_path, made_up_rows("a", 40), 2)
-    whole = np.concatenate([one.id_hash for one in index.index_chunks(parts)])
-
-    class Full(index.BucketFile):
-        def add(self, rows: pa.Table) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    for path in tmp_path.glob("index-*"):
-        path.unlink()
-    monkeypatch.setattr(index, "BucketFile", Full)
-    found = np.concatenate([one.id_hash for one in index.index_chunks(parts)])
-    np.testing.assert_array_equal(found, whole)
-    assert not list(tmp_path.glob("index-*"))
 
 
 def test_too_little_scratch_is_told_before_work(tmp_path: Path, monkeypatch) -> None:

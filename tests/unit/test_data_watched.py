@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from rayembed.data.engine import watch_on_ray as on_ray
-from rayembed.data.engine.watched import TRIES, Running, Watch, name_of, next_units
+from rayembed.data.engine.watch_on_ray import TRIES, Running, Watch, name_of, next_units
 from rayembed.errors import WorkerError
 
 HERE, THERE = ("node", 1), ("node", 2)

@@ -196,13 +196,10 @@ def _write(
     steps_per_file = max(1, ROWS_PER_FILE // sequences)
     num_files = num_blocks(len(order), steps_per_file)
     sent = join(entry.working, "scattered")
-    with (
-        scratch_folder("the order of sequences", BYTES_OF_A_PLACE * order.size) as scratch,
-        # Rows of a small language stand in many places, and a task holds a copy for each.
-        PlaceWriter(
-            scratch, sent, parts, most=max(1, _TOKENS_OF_A_TASK // run.corpus.max_length)
-        ) as places,
-    ):
+    # Rows of a small language stand in many places, and a task holds a copy for each.
+    most = max(1, _TOKENS_OF_A_TASK // run.corpus.max_length)
+    with scratch_folder("the order of sequences", BYTES_OF_A_PLACE * order.size) as scratch:
+        places = PlaceWriter(scratch, sent, parts, most)
         places.add(order.ravel(), np.arange(order.size))
         items = places.finish()
     scatter = _Scatter(steps_per_file, sequences)

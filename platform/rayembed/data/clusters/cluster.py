@@ -240,12 +240,11 @@ class _Job:
         pairs = self.config.batch_pairs
         per_part = max(1, rows_per_part(self.cost.rows) // pairs)
         working, what = self.writer.working_folder, f"scatter {self.dataset}"
-        with PlaceWriter(scratch, working, self.parts) as places:
-            first = 0
-            for some in batches.read():
-                places.add(some.ravel(), np.arange(first, first + some.size))
-                first += some.size
-            items = places.finish()
+        places, first = PlaceWriter(scratch, working, self.parts), 0
+        for some in batches.read():
+            places.add(some.ravel(), np.arange(first, first + some.size))
+            first += some.size
+        items = places.finish()
         scatter = ScatterPairs(self.vectors, pairs, per_part)
         count, execute = num_blocks(len(batches), per_part), self.context.execute
         buckets, _ = exchange(working, what, scatter, items, count, execute)
@@ -315,7 +314,7 @@ def write_plot(path: str, manifest: Mapping[str, Any]) -> None:
 
     figure, (left, right) = new_figure(width=9.0, height=3.6, columns=2)
     sizes, similar = manifest["sizes"], manifest["similarity"]
-    _bars(left, sizes["edges"], sizes["counts"], _CLUSTERED)
+    left.stairs(sizes["counts"], sizes["edges"], fill=True, color=_CLUSTERED, zorder=2)
     left.axvline(manifest["batch_pairs"], color=INK, linewidth=1.0, linestyle=":")
     left.set_xlabel("pairs of a cluster (dotted: pairs of a batch)")
     left.set_ylabel("clusters")
@@ -326,26 +325,11 @@ def write_plot(path: str, manifest: Mapping[str, Any]) -> None:
         ("clustered", similar["counts"], similar["mean"], _CLUSTERED),
     ):
         share = np.asarray(counts) / max(1, sum(counts))
-        _bars(right, similar["edges"], share, colour, f"{name}, mean {mean:.3f}", alpha=0.75)
+        label = f"{name}, mean {mean:.3f}"
+        look: dict[str, Any] = {"color": colour, "alpha": 0.75, "label": label, "zorder": 2}
+        right.stairs(share, similar["edges"], fill=True, **look)
     right.set_xlabel("mean cosine of queries with others' documents")
     right.set_ylabel("share of batches")
     set_title(right, "Similarity within batches", size=10)
     right.legend(frameon=False, fontsize=8.5)
     write_atomic(path, png_of(figure))
-
-
-def _bars(
-    axes: Any, edges: Any, heights: Any, colour: str, label: str | None = None, alpha: float = 1.0
-) -> None:
-    places = np.asarray(edges)
-    widths = np.diff(places)
-    axes.bar(
-        places[:-1],
-        heights,
-        widths,
-        align="edge",
-        color=colour,
-        alpha=alpha,
-        label=label,
-        zorder=2,
-    )

@@ -4,7 +4,7 @@ Vectors are moved with their rows, so that false negatives are found where a bat
 Memory is bounded by an old and a new part.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +40,7 @@ class ScatterPairs:
         table = read_table(item.part.path)
         documents = vectors_of_positives(self.vectors, item.part)
         table = table.append_column(_QUERY, _as_column(self.vectors.queries(item.part)))
-        table = table.append_column(_DOCUMENTS, _as_lists(documents))
+        table = table.append_column(_DOCUMENTS, _as_column(documents))
         return placed_rows(table, item, self.batch_pairs, self.batches_per_part)
 
 
@@ -107,20 +107,13 @@ class GatherBatches:
         }
 
 
-def _as_column(vectors: np.ndarray) -> pa.Array:
-    """(n, D) float16 as a column of n byte strings."""
-    data = np.ascontiguousarray(vectors, dtype=np.float16)
-    kind = pa.binary(data.shape[1] * data.itemsize)
-    return pa.Array.from_buffers(kind, len(data), [None, pa.py_buffer(data)])
-
-
-def _as_lists(vectors: Sequence[np.ndarray]) -> pa.Array:
-    """Some (p, D) float16 vectors of each row as a column of byte strings."""
+def _as_column(vectors: Iterable[np.ndarray]) -> pa.Array:
+    """A float16 array of each row, of one vector (D,) or of some (p, D), as its bytes."""
     return pa.array([one.tobytes() for one in vectors], pa.large_binary())
 
 
 def _as_vectors(column: pa.ChunkedArray, width: int | None = None) -> np.ndarray:
-    """(n, D) float16 from a column of these functions, row after row, also after row selection.
+    """(n, D) float16 from a column of `_as_column`, row after row, also after row selection.
 
     Args:
         width: D; None: a row has one vector.
@@ -133,7 +126,7 @@ FEWEST_PAIRS = 39
 """Training pairs of a cluster below which FAISS warns of too few."""
 
 _MANY_FLOP = 1e16
-"""FLOP of k-means that take a CPU of 1 TFLOP/s three hours."""
+"""FLOP that take a CPU of 1 TFLOP/s three hours."""
 
 _WIDTH = 768
 """Width of a teacher's vectors that messages reckon with, as it is not known before it has run."""
@@ -182,11 +175,6 @@ class ClusterCost:
             tour_products=0 if config.packing == "random" else tour,
         )
 
-    @property
-    def flop(self) -> float:
-        """FLOP of k-means with vectors of 768 dimensions."""
-        return 4.0 * _WIDTH * self.kmeans_products
-
     def warnings(self, config: ClusterConfig) -> list[str]:
         """What to do about a cost, one sentence for each."""
         found = []
@@ -200,14 +188,12 @@ class ClusterCost:
                 f"{needed:,}, or clusters.sample_per_cluster and max_sample to {size:,} (one "
                 f"machine then holds {20e-9 * _WIDTH * size:,.0f} GB at {_WIDTH} dimensions)"
             )
-        if self.flop > _MANY_FLOP:
-            found.append(
-                f"k-means takes {self.flop:.0e} FLOP at {_WIDTH} dimensions, "
-                f"{self.flop / 6e13 / 60:,.0f} min on a GPU of 60 TFLOP/s and "
-                f"{self.flop / 1e12 / 3600:,.0f} h on a CPU of 1: lower clusters.exact_clusters, "
-                "iterations, restarts or sample_per_cluster"
-            )
         for products, what, remedy in (
+            (
+                self.kmeans_products,
+                "k-means",
+                "lower clusters.exact_clusters, iterations, restarts or sample_per_cluster",
+            ),
             (self.assignment_products, "assigning all pairs", "lower clusters.exact_clusters"),
             (
                 self.tour_products,

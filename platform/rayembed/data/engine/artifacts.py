@@ -189,11 +189,7 @@ class ArtifactWriter:
             more = {"held_out": self.parent.manifest["held_out"], **more}
         assert made == rows_out + sum(lost.values()), (made, rows_out, lost)
         self._entry.sizes([str(name) for name, _ in parts], "parts")
-        manifest = {
-            "fingerprint": fingerprint(dict(self.inputs)),
-            "kind": self.kind,
-            "dataset": self.dataset,
-            "inputs": dict(self.inputs),
+        counts = {
             "made_of": self.parent.relative_path if self.parent else None,
             "rows_in": rows_in,
             "rejected": rejected,
@@ -202,16 +198,22 @@ class ArtifactWriter:
             "rows_out": rows_out,
             "examples": [e for r in results for e in r.get("examples", [])][:EXAMPLES_KEPT],
             "parts": [list(part) for part in parts],
-            **more,
-            "seconds": round(time.monotonic() - self.began, 3),
         }
-        return self.finish_with(manifest)
+        return self.finish_with({**counts, **more})
 
-    def finish_with(self, manifest: Mapping[str, Any]) -> DatasetArtifact:
+    def finish_with(self, entries: Mapping[str, Any]) -> DatasetArtifact:
         """Write the manifest of a folder whose rows are not counted; see `finish`.
 
         What models decided has the versions of their libraries in it.
         """
+        manifest = {
+            "fingerprint": fingerprint(dict(self.inputs)),
+            "kind": self.kind,
+            "dataset": self.dataset,
+            "inputs": dict(self.inputs),
+            **entries,
+            "seconds": round(time.monotonic() - self.began, 3),
+        }
         if "vectors" in self.inputs:
             manifest = {**manifest, "versions": versions()}
         return DatasetArtifact(self.folder, self._entry.finish(manifest))

@@ -7,7 +7,6 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -18,8 +17,7 @@ from ray.data import ActorPoolStrategy
 
 from rayembed.config.data_run import DataRun, TeacherPlacement
 from rayembed.data.engine.artifacts import PipelineContext
-from rayembed.data.engine.watch_on_ray import Guard, watching
-from rayembed.data.engine.watched import next_units
+from rayembed.data.engine.watch_on_ray import Guard, next_units, watching
 from rayembed.data.engine.work_items import Needs, Result, Task
 from rayembed.data.vectors.teacher import TeacherLoader, load_teacher
 from rayembed.display.progress import doing, present_listener
@@ -126,9 +124,10 @@ def execute_with_ray_data(
             groups = [numbered[i : i + each] for i in range(first, first + count, each)]
             first += count
             spent = 0.0
-            for group in _results(_execution(guard, task, groups, processes, bool(gpus))):
-                spent += group.seconds
-                yield from group.results
+            done = _results(_execution(guard, task, groups, processes, bool(gpus)))
+            for results, group_seconds in done:
+                spent += group_seconds
+                yield from results
             seconds = spent / count
 
 
@@ -209,19 +208,13 @@ class _TaskActor:
         return _run_group(batch, self.guard, self.task, *self.device)
 
 
-@dataclass(frozen=True)
-class _Group:
-    results: list[Result]
-    seconds: float
-
-
 def _run_group(
     batch: dict[str, Any], guard: Guard, task: Task, *device: str
 ) -> dict[str, list[bytes]]:
-    def run(units: list[tuple[int, Any]]) -> _Group:
+    def run(units: list[tuple[int, Any]]) -> tuple[list[Result], float]:
         began = time.monotonic()
         done = [task(item, *device) for item in guard.told(units)]
-        return _Group(done, time.monotonic() - began)
+        return done, time.monotonic() - began
 
     return {"result": [_result_or_error(run, pickle.loads(units)) for units in batch["units"]]}
 

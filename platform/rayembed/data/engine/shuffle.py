@@ -7,11 +7,9 @@ range of it each. `exchange` has the tasks.
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -152,7 +150,7 @@ def send_rows(path: str, table: pa.Table, bucket: np.ndarray, route: Route) -> N
 def forward_rows(path: str, tables: Sequence[pa.Table], route: Route, level: int) -> None:
     """Write rows of one coarse bucket of a level as a file that is cut as the next level is."""
     if not tables:
-        write_atomic(path, _file_of([b""] * route.fan))
+        write_buckets(path, pa.table({}), np.empty(0, np.int64), route.fan)
         return
     table = pa.concat_tables(tables, promote_options="default")
     bucket = table[_BUCKET].to_numpy()
@@ -169,34 +167,6 @@ def write_buckets(path: str, table: pa.Table, bucket: np.ndarray, num_buckets: i
         bucket: (rows,) of each row, from 0 to `num_buckets`, that one excluded.
     """
     write_atomic(path, _file_of(_segments(table, bucket, num_buckets)))
-
-
-class BucketFile:
-    """A local file as `write_buckets` writes, made of one bucket after the other."""
-
-    def __init__(self, path: Path, num_buckets: int) -> None:
-        self._file = path.open("wb")
-        self._places = [_PLACE.itemsize * (num_buckets + 1)]
-        self._file.write(bytes(self._places[0]))
-
-    def add(self, rows: pa.Table) -> None:
-        """Write the rows of the next bucket."""
-        segment = _sealed(_packed(rows))
-        self._file.write(segment)
-        self._places.append(self._places[-1] + len(segment))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with suppress(OSError):  # of what could not be written before
-            self._file.close()
-
-    def finish(self) -> None:
-        """Write where the buckets stand, after the last."""
-        self._file.seek(0)
-        self._file.write(np.array(self._places, _PLACE).tobytes())
-        self._file.flush()
 
 
 def read_bucket(paths: Iterable[str], bucket: int) -> list[pa.Table | None]:
@@ -263,26 +233,21 @@ def _segments(table: pa.Table, bucket: np.ndarray, num_buckets: int) -> list[byt
     order = np.argsort(bucket, kind="stable")
     edges = np.searchsorted(bucket[order], np.arange(num_buckets + 1)).tolist()
     ordered = table.take(pa.array(order))
-    return [_packed(ordered.slice(a, b - a)) for a, b in pairwise(edges)]
+    return [_sealed(ordered.slice(a, b - a)) for a, b in pairwise(edges)]
 
 
 def _file_of(segments: Sequence[bytes]) -> bytes:
-    sealed = [_sealed(segment) for segment in segments]
-    first = _PLACE.itemsize * (len(sealed) + 1)
-    places = np.cumsum([first, *map(len, sealed)])
-    return b"".join([places.astype(_PLACE).tobytes(), *sealed])
+    first = _PLACE.itemsize * (len(segments) + 1)
+    places = np.cumsum([first, *map(len, segments)])
+    return b"".join([places.astype(_PLACE).tobytes(), *segments])
 
 
-def _sealed(segment: bytes) -> bytes:
-    return seal_of(segment) + segment
-
-
-def _packed(table: pa.Table) -> bytes:
-    """Rows as an Arrow stream; empty bytes without rows."""
-    if not len(table):
-        return b""
+def _sealed(table: pa.Table) -> bytes:
+    """A segment: rows as an Arrow stream, nothing without rows, after its seal."""
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue().to_pybytes())
+    if len(table):
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+            writer.write_table(table)
+    stream = bytes(sink.getvalue().to_pybytes())
+    return seal_of(stream) + stream

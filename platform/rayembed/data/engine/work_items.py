@@ -206,10 +206,9 @@ def add_up(results: Sequence[Mapping[str, Any]]) -> tuple[int, int, dict[str, in
     rows_in = sum(result["rows_in"] for result in results)
     rows_out = sum(result["rows_out"] for result in results)
     used = sum(result.get("rows_used", result["rows_out"]) for result in results)
-    rejected: dict[str, int] = {}
+    rejected: Counter[str] = Counter()
     for result in results:
-        for reason, count in result["rejected"].items():
-            rejected[reason] = rejected.get(reason, 0) + count
+        rejected.update(result["rejected"])
     assert rows_in == used + sum(rejected.values()), (rows_in, used, rejected)
     return rows_in, rows_out, dict(sorted(rejected.items()))
 

@@ -250,7 +250,7 @@ class BatchPlan:
             )
         rows = self.global_pairs // num_workers
         first, last = worker * rows, (worker + 1) * rows
-        table = self._read(step, first, last, [*columns, *self.manifest["columns"]])
+        table = self._files.read(step, first, last, [*columns, *self.manifest["columns"]])
         return [Record.from_row(row) for row in table.to_pylist()]
 
     def read_pairs(self, step: int) -> list[Pair]:
@@ -260,14 +260,10 @@ class BatchPlan:
             ArtifactError: a file of the plan is missing or broken.
         """
         names = ["dataset", "query_instruction", "query", "positives"]
-        rows = self._read(step, 0, self.global_pairs, names).to_pylist()
+        rows = self._files.read(step, 0, self.global_pairs, names).to_pylist()
         return [
             Pair(r["dataset"], r["query_instruction"], r["query"], r["positives"]) for r in rows
         ]
-
-    def _read(self, step: int, first: int, last: int, names: Sequence[str]) -> pa.Table:
-        """Columns of the slots `first` to `last` of a step."""
-        return self._files.read(step, first, last, names)
 
     def query_instructions(self) -> set[tuple[str, str]]:
         """Distinct pairs of data set name and query instruction.

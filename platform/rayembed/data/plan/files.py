@@ -53,7 +53,7 @@ class SendRows:
         """
         table = _trim(read_table(item.part.path), self.num_negatives)
         sent = placed_rows(table, item, self.rows_per_step, self.steps_per_file)
-        turns = item.turns()
+        turns = item.read()[2]
         count = pc.list_value_length(sent.table["positives"]).to_numpy().astype(np.int64)
         counts = {
             "dataset": table["dataset"][0].as_py(),
@@ -159,7 +159,7 @@ def placed_rows(
     table: pa.Table, item: PartPlaces, rows_per_step: int, steps_per_block: int
 ) -> Sent:
     """Rows of a part at all their positions, by block of steps."""
-    row, position = item.read()
+    row, position, _ = item.read()
     step, slot = np.divmod(position, rows_per_step)
     rows = table.take(pa.array(row))
     rows = rows.add_column(0, "slot", pa.array(slot.astype(np.int32)))

@@ -15,7 +15,7 @@ from rayembed.data.engine.index import PartIndex, index_chunks
 from rayembed.data.engine.parts import Part, read_table
 from rayembed.data.plan.policies import blended, clustered, homogeneous
 from rayembed.data.plan.sampling import DatasetRows
-from rayembed.data.plan.sorted_rows import SortedRows, sorted_rows
+from rayembed.data.plan.scratch import SortedRows, sorted_rows
 from rayembed.data.plan.teacher_scores import SCORES_COLUMN
 from rayembed.errors import DataError
 

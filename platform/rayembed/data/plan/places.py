@@ -5,11 +5,8 @@ on this machine's disk, and a run is sorted by itself: memory does not grow with
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +15,7 @@ import xxhash
 from rayembed.assets.storage import join
 from rayembed.data.engine.parts import ROWS_PER_PART, Part
 from rayembed.data.engine.shuffle import read_bucket, write_buckets
+from rayembed.data.plan.scratch import Runs
 
 _PARTS_OF_FILE = 32
 _MOST_FILES = 256
@@ -51,27 +49,20 @@ class PartPlaces:
         named = f"{self.file.rpartition('/')[2]}-{self.number}-{self.first}"
         return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(named.encode())}"
 
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """(m,) int64 row numbers of the part, ascending, and (m,) int64 positions, those of a row
-        in the order in which they were added.
+    def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(m,) int64 row numbers of the part, ascending; (m,) int64 positions, those of a row in
+        the order in which they were added; and (m,) int64 how many of its row were added earlier.
 
         Raises:
             ArtifactError: the file is missing or broken.
         """
-        table = self._of_part().slice(self.first, self.last - self.first)
-        return table["row"].to_numpy().astype(np.int64), table["position"].to_numpy()
-
-    def turns(self) -> np.ndarray:
-        """(m,) int64: for each place of `read`, how many places of its row were added earlier."""
-        row = self._of_part()["row"].to_numpy()
-        starts = np.flatnonzero(np.diff(row, prepend=-1))
-        turn = np.arange(len(row)) - np.repeat(starts, np.diff(starts, append=len(row)))
-        return np.asarray(turn[self.first : self.last], np.int64)
-
-    def _of_part(self) -> pa.Table:
         (table,) = read_bucket([self.file], self.number)
         assert table is not None
-        return table
+        row = table["row"].to_numpy().astype(np.int64)
+        starts = np.flatnonzero(np.diff(row, prepend=-1))
+        turn = np.arange(len(row)) - np.repeat(starts, np.diff(starts, append=len(row)))
+        some = slice(self.first, self.last)
+        return row[some], table["position"].to_numpy()[some], turn[some]
 
 
 class PlaceWriter:
@@ -88,63 +79,38 @@ class PlaceWriter:
             most: places of a work item; a part with more of them gives several. None: as many as a
                 part has rows usually, so that a task holds about one more copy of a part.
         """
-        self._scratch, self._folder, self._parts, self._most = scratch, folder, parts, most
+        self._folder, self._parts, self._most = folder, parts, most
         self._firsts = np.cumsum([0, *(part.rows for part in parts)])
         self._width = max(_PARTS_OF_FILE, -(-len(parts) // _MOST_FILES))
-        self._runs = -(-len(parts) // self._width)
         self._edges = self._firsts[: -1 : self._width][1:]
-        self._buffer = np.empty(_BUFFERED, _PLACE)
-        self._filled = 0
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            names = (self._scratch / f"places-{number}" for number in range(self._runs))
-            self._files = [stack.enter_context(name.open("w+b")) for name in names]
-            self._open = stack.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._open.close()
+        self._runs = Runs(scratch, -(-len(parts) // self._width), _PLACE)
+        self._waiting: list[np.ndarray] = []
 
     def add(self, row: np.ndarray, position: np.ndarray) -> None:
         """Add (m,) int64 positions of (m,) row numbers that count through the parts."""
         for start in range(0, len(row), _BUFFERED):
             some = slice(start, start + _BUFFERED)
-            count = len(row[some])
-            if self._filled + count > _BUFFERED:
+            places = np.empty(len(row[some]), _PLACE)
+            places["row"], places["position"] = row[some], position[some]
+            self._waiting.append(places)
+            if sum(map(len, self._waiting)) >= _BUFFERED:
                 self._flush()
-            filled = self._buffer[self._filled : self._filled + count]
-            filled["row"], filled["position"] = row[some], position[some]
-            self._filled += count
 
     def finish(self) -> list[PartPlaces]:
         """Write the files of places; a work item for each part that has any, in their order."""
         self._flush()
-        return [item for number in range(self._runs) for item in self._written(number)]
+        runs = enumerate(self._runs.read())
+        return [item for number, places in runs for item in self._written(number, places)]
 
     def _flush(self) -> None:
-        places = self._buffer[: self._filled]
-        run = np.searchsorted(self._edges, places["row"], side="right")
-        order = np.argsort(run, kind="stable")
-        edges = np.searchsorted(run[order], np.arange(self._runs + 1))
-        ordered = places[order]
-        for number in np.flatnonzero(np.diff(edges)).tolist():
-            self._files[number].write(ordered[edges[number] : edges[number + 1]].tobytes())
-        self._filled = 0
+        places = np.concatenate([np.empty(0, _PLACE), *self._waiting])
+        self._waiting = []
+        self._runs.add(places, np.searchsorted(self._edges, places["row"], side="right"))
 
-    def _written(self, number: int) -> list[PartPlaces]:
-        file = self._files[number]
-        file.seek(0)
-        places = np.frombuffer(file.read(), _PLACE)
-        places = places[np.argsort(places["row"], kind="stable")]
-        file.truncate(0)
+    def _written(self, number: int, places: np.ndarray) -> list[PartPlaces]:
         if not len(places):
             return []
+        places = places[np.argsort(places["row"], kind="stable")]
         first = number * self._width
         parts = self._parts[first : first + self._width]
         firsts = self._firsts[first : first + len(parts) + 1]

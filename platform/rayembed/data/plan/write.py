@@ -14,7 +14,6 @@ from rayembed.assets.storage import join, remove_folder
 from rayembed.assets.store import Entry
 from rayembed.config.document import fingerprint
 from rayembed.data.engine.exchange import exchange
-from rayembed.data.engine.index import scratch_of_index
 from rayembed.data.engine.parts import Part
 from rayembed.data.engine.work_items import Execute, in_process, run_resumable
 from rayembed.data.plan.batch_plan import CODE_VERSION, BatchPlan, check_files, finish
@@ -92,15 +91,14 @@ def _write(
     rows = sum(part.rows for name in datasets for part in parts[name])
     most = config.steps_of(rows)
     size = _BYTES_OF_A_ROW * rows + BYTES_OF_A_PLACE * most * config.global_pairs
-    size += max(scratch_of_index(parts[name]) for name in datasets)
     with scratch_folder(f"the order of stage {config.key!r}", size) as scratch:
         usable = usable_rows(parts, config, batch_pairs or {}, scratch)
         num_steps = config.steps_of(sum(of.count for of in usable.values()))
         asked, config = config, replace(config, num_steps=num_steps)
         every = [part for name in usable for part in parts[name]]
-        with PlaceWriter(scratch, sent, every) as writer:
-            draws = draw_rows(usable, config, writer.add)
-            places = writer.finish()
+        writer = PlaceWriter(scratch, sent, every)
+        draws = draw_rows(usable, config, writer.add)
+        places = writer.finish()
         told = describe(usable, draws, config, parts)
     send = SendRows(config.global_pairs, steps_per_file, config.num_negatives)
     count = num_blocks(config.num_steps, steps_per_file)
