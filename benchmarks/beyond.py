@@ -2,6 +2,9 @@
 the work, and in proportion to what `data_scale_mining` has counted.
 """
 
+import math
+from dataclasses import dataclass
+
 WIDTH, BATCH = 64, 64
 """Dimensions and pairs of a batch of what is counted."""
 
@@ -22,11 +25,55 @@ def parts_of(rows):
     return [ROWS_PER_PART] * whole + [rest] * bool(rest)
 
 
+@dataclass(frozen=True)
+class MiningCost:
+    """What an exact search costs all workers together."""
+
+    products: int
+    """Products of a query with a document."""
+    bytes_read: int
+    """Vectors of queries and documents, and results of shards, in bytes."""
+    bytes_written: int
+    """Results of shards."""
+    units: int
+    """Units that workers share out, searches of shards included."""
+    text_parts_read: int
+    """Parts whose texts are read for negatives, if these are spread evenly over the corpus."""
+
+
+def cost_of(cut, rows, documents, width, k, negatives=7):
+    """Cost of a cut by one teacher.
+
+    Args:
+        width: of the vectors, of 2 bytes a number.
+        k: results of each query.
+        negatives: of each query.
+    """
+    from rayembed.data.engine.parts import rows_per_part
+    from rayembed.data.mining.found import parts_of_texts
+
+    queries = sum(rows)
+    parts, text_parts = documents / rows_per_part(documents), 0.0
+    for unit in cut.units:
+        together = parts_of_texts(len(unit))
+        for first in range(unit.start, unit.stop, together):
+            wanted = negatives * sum(rows[first : min(first + together, unit.stop)])
+            text_parts -= parts * math.expm1(-wanted / parts)
+    found = 12 * queries * k * len(cut.shards) if len(cut.shards) > 1 else 0
+    return MiningCost(
+        products=queries * documents,
+        bytes_read=2 * width * (len(cut.units) * documents + len(cut.shards) * queries) + found,
+        bytes_written=found,
+        units=len(cut.units) * (len(cut.shards) + (len(cut.shards) > 1)),
+        text_parts_read=round(text_parts),
+    )
+
+
 def cut_table():
     """What mining and clusters cost by the functions that cut them: sizes beyond those that run."""
     from rayembed.config.mining import ClusterConfig
     from rayembed.data.clusters.scatter import ClusterCost
-    from rayembed.data.mining.cut import MiningCut, Shard, cost_of, cut_mining
+    from rayembed.data.mining.found import MiningCut, Shard, cut_mining
 
     lines = [
         f"Mining, {DIMENSIONS} dimensions, {CANDIDATES} candidates:\n",
@@ -83,7 +130,7 @@ def extrapolated(costs, rows=10**9):
 
 
 def mining_lines(rows):
-    from rayembed.data.mining.cut import cost_of, cut_mining
+    from rayembed.data.mining.found import cut_mining
 
     cut = cut_mining(parts_of(rows), rows)
     cost = cost_of(cut, parts_of(rows), rows, DIMENSIONS, CANDIDATES)

@@ -27,9 +27,9 @@ def unit_vectors(count, seed):
 def make_files(folder, queries, documents):
     """Parts of records and of documents with their vectors, as mining finds them."""
     from rayembed.data.engine.parts import ROWS_PER_PART, write_part
-    from rayembed.data.mining.documents import _DOCUMENTS_PER_PART, known_of, write_documents
+    from rayembed.data.mining.documents import _DOCUMENTS_PER_PART, write_documents
     from rayembed.data.records import Record
-    from rayembed.data.vectors.embed import Vectors, texts_of
+    from rayembed.data.vectors.embed import Vectors, known_of, texts_of
 
     vectors = Vectors(str(folder / "vectors"), "made up")
     records, others = [], []
@@ -59,8 +59,7 @@ def mine(folder, made, parts):
     """Peak RSS in MiB before and after all units were mined, seconds, negatives."""
     from rayembed.config.mining import MiningConfig
     from rayembed.data.mining.corpus import CorpusFiles
-    from rayembed.data.mining.cut import Shard
-    from rayembed.data.mining.found import CorpusSearch, MineUnit
+    from rayembed.data.mining.found import CorpusSearch, MineUnit, Shard
     from rayembed.data.mining.tasks import MineParts, MiningTeacher
 
     records, others, vectors = made

@@ -31,7 +31,7 @@ def test_killed_processes_change_nothing(cluster, tmp_path) -> None:
 
     found, manifest = mine(tmp_path / "killed", rows, config, 3, cleaning=cleaning, execute=execute)
     assert sorted(mark.name for mark in marks.iterdir()) == [
-        *("EmbedDocuments", "EmbedPart", "FindInDocuments", "MineParts", "ReadDocuments")
+        *("EmbedPartdocuments", "EmbedPartrows", "FindInDocuments", "MineParts", "ReadDocuments")
     ]
     whole, untouched = mine(tmp_path / "whole", rows, config, 3, cleaning=cleaning)
     assert found == whole

@@ -29,8 +29,9 @@ class DiesOnce:
         inner = self.task
         while isinstance(inner, _SavingTask | _TimedTask):
             inner = inner.task
+        named = innermost(inner)
         try:
-            (self.folder / type(innermost(inner)).__name__).mkdir()
+            (self.folder / f"{type(named).__name__}{getattr(named, 'of', '')}").mkdir()
         except FileExistsError:
             result: Result = self.task(unit, *device)
             return result

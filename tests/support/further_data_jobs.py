@@ -14,10 +14,10 @@ from toy_model import ToyTokenizer
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.engine import index, shuffle
+from rayembed.data.engine import shuffle
 from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.engine.parts import read_records
-from rayembed.data.mining import cut
+from rayembed.data.mining import found
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.stream import PairSteps
 from rayembed.data.prepare import prepare
@@ -37,14 +37,11 @@ IVF = {"kind": "ivf", "lists": 2, "probes": 2}
 
 @contextmanager
 def cut_small() -> Iterator[None]:
-    """What is cut by size is cut as that of very many rows: shuffles in levels, shards of a corpus,
-    the index of many parts in a file.
-    """
+    """What is cut by size is cut as that of very many rows: shuffles and corpora."""
     with pytest.MonkeyPatch.context() as patch, data_job.without_pages():
         patch.setattr(shuffle, "FAN_OUT", 2)
-        patch.setattr(index, "PARTS_OF_CHUNK", 2)
-        patch.setattr(cut, "SHARD_STEP", 8)
-        patch.setattr(cut, "SHARD_DOCUMENTS", 16)
+        patch.setattr(found, "SHARD_STEP", 8)
+        patch.setattr(found, "SHARD_DOCUMENTS", 16)
         for name in ("questions", "write_queries"):
             patch.setattr(
                 f"rayembed_extras.synthesis.{name}.asker", lambda *_: FakeLLM(answer=knows)

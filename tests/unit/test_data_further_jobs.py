@@ -41,7 +41,7 @@ KINDS = {
     "written": {
         "answers": r"answers/\w+/queries-\w+-\d+/\w+\.parquet",
         "written queries": r"synthetic/[^/]+/parts/part-\w+\.parquet",
-        "indexes of shards": r"mined/[^/]+/working/index/\w+-\w+-\d+\.npy",
+        "indexes of shards": r"mined/[^/]+/working/index/\w+-\d+\.npy",
         "groups of clusters": r"centroids-\d+\.groups\.npz",
     },
     "brought": {
@@ -70,7 +70,7 @@ KINDS = {
 CUT = ("answers", "indexes of shards", "found in shards", "rows in levels, last", "given negatives")
 READ_LATER = {
     "written": r"answers/\w+/.*\.parquet|clustered/.*\.(npy|npz)",
-    "brought": r"vectors/\w+-\w+/\w+\.(queries|documents|further-document-\w+)\.npy|"
+    "brought": r"vectors/\w+/\w+\.(queries|documents|further-document-\w+)\.npy|"
     r"first-\w+/(query|document)\.\w+\.npy",
     "graded": r"held_out/[^/]+/graded\.jsonl",
     "synthetic": r"answers/\w+/[\w-]+-tasks-\w+\.json",

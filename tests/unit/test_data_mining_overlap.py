@@ -118,7 +118,7 @@ def test_other_evaluation_texts_mine_anew_with_the_vectors_that_are_there(root, 
         return make_mined(context, dataset_of(config(root), CLEANING), before, HeldOut())
 
     first = make()
-    assert {"FindInDocuments", "EmbedDocuments", "MineParts"} <= set(done)
+    assert {"FindInDocuments", "EmbedPart", "MineParts"} <= set(done)
     done.clear()
     assert make().folder == first.folder
     assert not done

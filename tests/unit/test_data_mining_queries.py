@@ -8,7 +8,7 @@ import pytest
 from mining_step import configured, mine, pipeline_context, prepared, told
 
 from rayembed.data.engine.parts import read_records
-from rayembed.data.mining import selection
+from rayembed.data.mining import candidates as selection
 from rayembed.data.mining.corpus import CorpusFiles, open_corpus
 from rayembed.data.mining.queries import queries_of
 from rayembed.data.mining.tasks import MineParts

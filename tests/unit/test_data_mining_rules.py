@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mining_step import configured
 
-from rayembed.data.mining.selection import (
+from rayembed.data.mining.candidates import (
     is_near_duplicate,
     round_robin,
     select_negatives,

@@ -167,13 +167,35 @@ class CrossEncoder(Settings):
     the type of the saved weights, and the layers that give the score compute in float32."""
 
 
-class MiningConfig(Teacher, DataStep):
+class _TeacherStep(Teacher, DataStep):
+    """A step by the vectors of one teacher."""
+
+    least: ClassVar[tuple[str, ...]] = ("teacher=hf://owner/model",)
+    done: ClassVar[str]
+    """What it did, for the model's card."""
+    made_by: ClassVar[str]
+    """Function that makes its records, as `load` takes it."""
+
+    @property
+    def models(self) -> Mapping[str, str]:
+        """Its teacher."""
+        return {"teacher": self.teacher}
+
+    def treatment(self, write: Callable[[str], str]) -> str:
+        """Say so."""
+        return self.done
+
+    def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
+        """Make the records; held-out texts make no difference."""
+        return load(self.made_by)(context, dataset, parent)
+
+
+class MiningConfig(_TeacherStep):
     """Hard negatives from a teacher model, positive-aware by default (arXiv 2407.15831)."""
 
     kind: ClassVar[str] = "mining"
     folder: ClassVar[str] = "mined"
     heading: ClassVar[str] = "mining"
-    least: ClassVar[tuple[str, ...]] = ("teacher=hf://owner/model",)
 
     further_teachers: tuple[Teacher, ...] = ()
     """More teachers. Each applies the same rule to its own candidates; negatives are taken from all
@@ -247,13 +269,14 @@ class MiningConfig(Teacher, DataStep):
         return self
 
 
-class ConsistencyConfig(Teacher, DataStep):
+class ConsistencyConfig(_TeacherStep):
     """Keeps pairs whose document a weak model retrieves (Nomic Embed v2, section 4.2)."""
 
     kind: ClassVar[str] = "consistency"
     folder: ClassVar[str] = "filtered"
     heading: ClassVar[str] = "filter"
-    least: ClassVar[tuple[str, ...]] = ("teacher=hf://owner/model",)
+    done: ClassVar[str] = "filtered for consistency"
+    made_by: ClassVar[str] = "rayembed.data.filtering.consistency:make_filtered"
 
     top_k: PositiveInt = 2
     """Maximum rank of a pair's document within its query's shard (2 in Nomic Embed v2, 20 in Arctic
@@ -266,28 +289,16 @@ class ConsistencyConfig(Teacher, DataStep):
         """Maximum rank and teacher."""
         return f"top {self.top_k} by {self.teacher}"
 
-    @property
-    def models(self) -> Mapping[str, str]:
-        """Its teacher."""
-        return {"teacher": self.teacher}
 
-    def treatment(self, write: Callable[[str], str]) -> str:
-        """Say so."""
-        return "filtered for consistency"
-
-    def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
-        """Filter the records."""
-        make = load("rayembed.data.filtering.consistency:make_filtered")
-        return make(context, dataset, parent)
-
-
-class ClusterConfig(Teacher, DataStep):
+class ClusterConfig(_TeacherStep):
     """Contextual batches of similar pairs (arXiv 2410.02525, section 4.1)."""
 
     kind: ClassVar[str] = "clusters"
     folder: ClassVar[str] = "clustered"
     heading: ClassVar[str] = "clusters"
-    least: ClassVar[tuple[str, ...]] = ("teacher=hf://owner/model", "batch_pairs=512")
+    least: ClassVar[tuple[str, ...]] = (*_TeacherStep.least, "batch_pairs=512")
+    done: ClassVar[str] = "in clusters"
+    made_by: ClassVar[str] = "rayembed.data.clusters.cluster:make_clustered"
 
     batch_pairs: PositiveInt
     """Pairs of a batch; must equal the stage's `batch.global_pairs`."""
@@ -316,20 +327,6 @@ class ClusterConfig(Teacher, DataStep):
     def summary(self) -> str:
         """Size of the batches, their order and the teacher."""
         return f"batches of {self.batch_pairs}, {self.packing}, by {self.teacher}"
-
-    @property
-    def models(self) -> Mapping[str, str]:
-        """Its teacher."""
-        return {"teacher": self.teacher}
-
-    def treatment(self, write: Callable[[str], str]) -> str:
-        """Say so."""
-        return "in clusters"
-
-    def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
-        """Cluster the records."""
-        make = load("rayembed.data.clusters.cluster:make_clustered")
-        return make(context, dataset, parent)
 
 
 class NearDuplicates(Settings):

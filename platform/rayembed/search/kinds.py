@@ -50,6 +50,27 @@ class _Indexed(MiningSearch):
         """Raise ConfigError where FAISS is missing."""
         require_faiss(_NEEDS)
 
+    def open(self, index: bytes) -> Any:
+        """FAISS's index."""
+        import numpy as np
+
+        return require_faiss(_NEEDS).deserialize_index(np.frombuffer(index, np.uint8))
+
+    def find(self, opened: Any, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and places (Q, k) of what the index finds."""
+        import numpy as np
+
+        from rayembed.search.order import NO_RESULT
+
+        if not len(queries):
+            return np.empty((0, k), np.float32), np.empty((0, k), np.int64)
+        with _one_thread(require_faiss(_NEEDS)):
+            scores, places = opened.search(np.ascontiguousarray(queries, np.float32), k)
+        scores[places < 0] = -np.inf
+        places[places < 0] = NO_RESULT
+        order = np.lexsort((places, -scores), axis=1)
+        return np.take_along_axis(scores, order, 1), np.take_along_axis(places, order, 1)
+
 
 class Ivf(_Indexed):
     """An inverted file (IVF): documents in lists by nearest centroid; some lists are searched."""
@@ -88,13 +109,9 @@ class Ivf(_Indexed):
 
     def open(self, index: bytes) -> Any:
         """FAISS's index, set to search `probes` lists."""
-        opened = _opened(index)
+        opened = super().open(index)
         opened.nprobe = self.probes
         return opened
-
-    def find(self, opened: Any, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and places (Q, k) of what stands in the searched lists."""
-        return _find(opened, queries, k)
 
 
 class Hnsw(_Indexed):
@@ -123,14 +140,10 @@ class Hnsw(_Indexed):
             _fill(index, vectors)
         return _bytes(faiss, index)
 
-    def open(self, index: bytes) -> Any:
-        """FAISS's index."""
-        return _opened(index)
-
     def find(self, opened: Any, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Scores and places (Q, k) of what the walk meets."""
         opened.hnsw.efSearch = max(self.ef_search, k)
-        return _find(opened, queries, k)
+        return super().find(opened, queries, k)
 
 
 def _fill(index: Any, vectors: np.ndarray) -> None:
@@ -141,27 +154,6 @@ def _fill(index: Any, vectors: np.ndarray) -> None:
 def _bytes(faiss: Any, index: Any) -> bytes:
     content: bytes = faiss.serialize_index(index).tobytes()
     return content
-
-
-def _opened(index: bytes) -> Any:
-    import numpy as np
-
-    return require_faiss(_NEEDS).deserialize_index(np.frombuffer(index, np.uint8))
-
-
-def _find(index: Any, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    import numpy as np
-
-    from rayembed.search.order import NO_RESULT
-
-    if not len(queries):
-        return np.empty((0, k), np.float32), np.empty((0, k), np.int64)
-    with _one_thread(require_faiss(_NEEDS)):
-        scores, places = index.search(np.ascontiguousarray(queries, np.float32), k)
-    scores[places < 0] = -np.inf
-    places[places < 0] = NO_RESULT
-    order = np.lexsort((places, -scores), axis=1)
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(places, order, 1)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 Q queries, C places of a list.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from rayembed.data.hashes import NO_HASH, mixed
 from rayembed.data.mining.corpus import Corpus, among, pair_hash
 from rayembed.data.mining.queries import Queries
 from rayembed.data.records import Record
+from rayembed.data.words import same_text_form, words
 from rayembed.search.order import NO_RESULT
 
 OPEN, EMPTY, SKIPPED, QUERY, POSITIVE, GIVEN, CLASS, NEAR_DUPLICATE, RULE = range(9)
@@ -88,7 +89,7 @@ def without_ineligible(
         rows = np.arange(len(hashes))
         given_ones = _of_rows(hashes, rows, queries.given_of, queries.given_hash)
         against.insert(3, (GIVEN, given_ones))
-    return _refused(candidates, against)
+    return refused(candidates, *against)
 
 
 def given_positives(queries: Queries, corpus: Corpus) -> np.ndarray:
@@ -96,21 +97,6 @@ def given_positives(queries: Queries, corpus: Corpus) -> np.ndarray:
     asker = queries.of_row[queries.given_of]
     positives = np.sort(pair_hash(corpus.text_hash[queries.positive], queries.positive_of))
     return among(positives, pair_hash(queries.given_hash, asker))
-
-
-def without_near_duplicates(candidates: Candidates, copies: np.ndarray) -> Candidates:
-    """Refuse copies of positives; `copies` is a (Q, C) bool mask."""
-    return _refused(candidates, [(NEAR_DUPLICATE, copies)])
-
-
-def by_rule(candidates: Candidates, scores: np.ndarray, highest: np.ndarray) -> Candidates:
-    """Refuse candidates that score above the rule's limit.
-
-    Args:
-        scores: (Q, C) by which the rule decides.
-        highest: (Q,) float64.
-    """
-    return _refused(candidates, [(RULE, scores > highest[:, None])])
 
 
 def draw_order(candidates: Candidates, salt: np.ndarray) -> np.ndarray:
@@ -156,10 +142,11 @@ def stratified_order(
     return np.lexsort((stratum, turns, ~candidates.open))
 
 
-def _refused(candidates: Candidates, against: Sequence[tuple[int, np.ndarray]]) -> Candidates:
+def refused(candidates: Candidates, *against: tuple[int, np.ndarray]) -> Candidates:
+    """Refuse open candidates for reasons, each with a (Q, C) bool mask; the first reason counts."""
     status = candidates.status.copy()
-    for reason, refused in against:
-        status[(status == OPEN) & refused] = reason
+    for reason, mask in against:
+        status[(status == OPEN) & mask] = reason
     return replace(candidates, status=status)
 
 
@@ -208,7 +195,8 @@ def rank_candidates(
         salt: (Q,) uint64, for draws.
     """
     deciding = candidates.scores if scores is None else scores
-    left = by_rule(candidates, deciding, config.rule.highest_scores(positive_scores))
+    highest = config.rule.highest_scores(positive_scores)
+    left = refused(candidates, (RULE, deciding > highest[:, None]))
     if config.sampling == "uniform":
         order = draw_order(left, salt)
     elif config.sampling == "stratified":
@@ -224,3 +212,134 @@ def salts(records: Sequence[Record], seed: int, teacher: int) -> np.ndarray:
     """(Q,) uint64 salts that depend on seed, teacher and record id only."""
     of_rows = (f"{seed}\0mining {teacher}\0{record.id}".encode() for record in records)
     return np.array([xxhash.xxh3_64_intdigest(one) for one in of_rows], dtype=np.uint64)
+
+
+Copies = Callable[[Mapping[int, Collection[int]]], dict[int, set[int]]]
+"""Finds, among documents that queries may take (row → ids), near-copies of their positives."""
+
+
+@dataclass(frozen=True)
+class SelectedNegative:
+    """A selected negative: its document, the teacher that proposed it and its rank in that list."""
+
+    document: int
+    teacher: int
+    place: int
+
+
+def select_negatives(
+    lists: Sequence[Sequence[Sequence[int]]], wanted: Sequence[int], copies: Copies | None
+) -> tuple[list[list[SelectedNegative]], int]:
+    """Negatives of each row in the order of selection, and the number of copies of positives met.
+
+    Args:
+        lists: for each row and teacher the documents to take, the first one first.
+        wanted: negatives of each row; fewer where its lists have fewer.
+        copies: None: nothing is checked.
+    """
+    chosen = [round_robin(of_row, count) for of_row, count in zip(lists, wanted, strict=True)]
+    if copies is None:
+        return chosen, 0
+    checked: list[set[int]] = [set() for _ in lists]
+    refused: list[set[int]] = [set() for _ in lists]
+    pending = [row for row, found in enumerate(chosen) if found]
+    # Rows that choose again look further ahead each time, so that few rounds do for a long run of
+    # copies.
+    ahead = 1
+    while pending:
+        asked = {}
+        for row in pending:
+            reach = round_robin(lists[row], wanted[row] * ahead, refused[row])
+            asked[row] = {one.document for one in reach} - checked[row]
+        found = copies(asked)
+        for row, documents in asked.items():
+            checked[row] |= documents
+            refused[row] |= found.get(row, set())
+        again = []
+        for row in pending:
+            chosen[row] = round_robin(lists[row], wanted[row], refused[row])
+            if any(one.document not in checked[row] for one in chosen[row]):
+                again.append(row)
+        pending, ahead = again, 2 * ahead
+    return chosen, sum(map(len, refused))
+
+
+def round_robin(
+    lists: Sequence[Sequence[int]], count: int, refused: Collection[int] = ()
+) -> list[SelectedNegative]:
+    """Up to `count` distinct, not refused documents, one from each list in turn."""
+    taken: dict[int, SelectedNegative] = {}
+    places = [0] * len(lists)
+    left = [teacher for teacher, documents in enumerate(lists) if documents]
+    while left and len(taken) < count:
+        for teacher in tuple(left):
+            documents = lists[teacher]
+            place = places[teacher]
+            while place < len(documents) and (
+                documents[place] in taken or documents[place] in refused
+            ):
+                place += 1
+            places[teacher] = place + 1
+            if place == len(documents):
+                left.remove(teacher)
+                continue
+            taken[documents[place]] = SelectedNegative(documents[place], teacher, place)
+            if len(taken) == count:
+                break
+    return list(taken.values())
+
+
+def trigrams(text: str) -> frozenset[tuple[str, ...]]:
+    """Word trigrams of a text, without case and punctuation.
+
+    A text with fewer words gives one n-gram of all its words; a text without words gives itself.
+    """
+    found = words(text)
+    if len(found) < 3:
+        return frozenset([tuple(found)])
+    return frozenset(zip(found, found[1:], found[2:], strict=False))
+
+
+def is_near_duplicate(
+    text: str, positives: Sequence[frozenset[tuple[str, ...]]], similarity: float
+) -> bool:
+    """Whether the Jaccard similarity of trigrams with any positive reaches `similarity`."""
+    own = trigrams(text)
+    for other in positives:
+        common = len(own & other)
+        # A quotient is rounded once, as the setting is: 7 of 10 reach 0.7, which 0.7 · 10 exceeds.
+        if common / (len(own) + len(other) - common) >= similarity:
+            return True
+    return False
+
+
+def copies_among(
+    asked: Mapping[int, Collection[int]],
+    texts: Mapping[int, str],
+    query_of: np.ndarray,
+    queries: Sequence[str],
+    positives: Sequence[Sequence[str]],
+    similarity: float | None,
+) -> dict[int, set[int]]:
+    """Documents among the requested ones (row → ids) that are the query or a positive of the row,
+    whatever their case and white space, or nearly duplicate a positive.
+
+    Args:
+        texts: of the documents by id.
+        query_of: the query of each row; what rows of one query ask about is compared once.
+        queries: text of each query.
+        positives: texts of each query.
+        similarity: from which on a document is a near-duplicate; None: none is.
+    """
+    by_query: dict[int, set[int]] = {}
+    for row, documents in asked.items():
+        by_query.setdefault(int(query_of[row]), set()).update(documents)
+    copies = {}
+    for query, wanted in by_query.items():
+        equal = set(map(same_text_form, (queries[query], *positives[query])))
+        copies[query] = {d for d in wanted if same_text_form(texts[d]) in equal}
+        if similarity is not None:
+            near = [trigrams(text) for text in positives[query]]
+            left = wanted - copies[query]
+            copies[query] |= {d for d in left if is_near_duplicate(texts[d], near, similarity)}
+    return {row: copies[int(query_of[row])].intersection(ids) for row, ids in asked.items()}

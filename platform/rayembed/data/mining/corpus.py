@@ -9,9 +9,8 @@ machine's cache, which the first process makes and all map, so that they share i
 N documents, M distinct texts of a part, D embedding width.
 """
 
-from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
@@ -278,14 +277,9 @@ def _metadata(files: CorpusFiles) -> dict[str, np.ndarray]:
 
 
 def _in_turn(pool: ThreadPoolExecutor, files: CorpusFiles) -> Iterator[PartTexts]:
-    """Indexes of the parts' texts in their order, some of them read ahead."""
-    coming: deque[Future[PartTexts]] = deque()
-    for part in files.parts:
-        coming.append(pool.submit(files.index.texts, part))
-        if len(coming) > _READ_AT_ONCE:
-            yield coming.popleft().result()
-    while coming:
-        yield coming.popleft().result()
+    """Indexes of the parts' texts in their order, some of them read at a time."""
+    for first in range(0, len(files.parts), _READ_AT_ONCE):
+        yield from pool.map(files.index.texts, files.parts[first : first + _READ_AT_ONCE])
 
 
 def _queries(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:

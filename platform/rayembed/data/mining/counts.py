@@ -1,7 +1,8 @@
 """Mining statistics: counts, histograms and examples, summed over all parts."""
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ EXAMPLES = 20
 HISTOGRAM_EDGES = np.linspace(-1.0, 1.0, 101)
 """Edges of 100 bins of width 0.02; cosines outside by rounding count in the outer bins."""
 
-_NO_SCORES = np.zeros(len(HISTOGRAM_EDGES) - 1, dtype=np.int64)
+_COUNTS = ("mined", "without_negatives", "short", "vague", "candidates")
 _SHOWN_CHARACTERS = 300
 
 
@@ -96,43 +97,40 @@ def write_examples(folder: str, part: str, examples: Mapping[int, Mapping[str, A
 
 def add_up_blocks(results: Sequence[Result]) -> Result:
     """Report of a unit from those of its blocks of parts."""
-    counts = ("rows_in", "rows_out", "mined", "without", "short", "vague", "candidates")
+    sums = _sums(results)
     histograms = [
         {name: " ".join(map(str, numbers)) for name, numbers in of_teacher.items()}
-        for of_teacher in _sum(result["histograms"] for result in results)
+        for of_teacher in sums["histograms"]
     ]
     return {
-        **{name: sum(result[name] for result in results) for name in counts},
+        **sums,
+        "rows_in": sum(result["rows_in"] for result in results),
+        "rows_out": sum(result["rows_out"] for result in results),
         "rejected": {},
         "parts": [part for result in results for part in result["parts"]],
-        "refused": _sum_refused(results),
         "histograms": histograms,
     }
 
 
-def _sum_refused(results: Sequence[Result]) -> dict[str, int]:
-    refused: dict[str, int] = {}
-    for result in results:
-        for reason, count in result["refused"].items():
-            refused[reason] = refused.get(reason, 0) + count
-    return dict(sorted(refused.items()))
-
-
 def add_up_mining(results: Sequence[Result], folder: str) -> dict[str, Any]:
-    """Manifest entries, aggregated over the results of all parts.
+    """Manifest entries, aggregated over the results of all parts; `folder` as `shown_examples`."""
+    return {**_sums(results), "mining_examples": shown_examples(results, folder)}
 
-    Args:
-        folder: what `write_examples` was given; only the files of rows that are shown are read.
-    """
+
+def _sums(results: Sequence[Result]) -> dict[str, Any]:
+    refused: Counter[str] = Counter()
+    for result in results:
+        refused.update(result["refused"])
     return {
-        "mined": sum(result["mined"] for result in results),
-        "without_negatives": sum(result["without"] for result in results),
-        "short": sum(result["short"] for result in results),
-        "vague": sum(result["vague"] for result in results),
-        "candidates": sum(result["candidates"] for result in results),
-        "refused": _sum_refused(results),
-        "histograms": _sum(result["histograms"] for result in results),
-        "mining_examples": shown_examples(results, folder),
+        **{name: sum(result[name] for result in results) for name in _COUNTS},
+        "refused": dict(sorted(refused.items())),
+        "histograms": [
+            {
+                name: sum(np.array(one[name].split(" "), np.int64) for one in of_teacher).tolist()
+                for name in of_teacher[0]
+            }
+            for of_teacher in zip(*(result["histograms"] for result in results), strict=True)
+        ],
     }
 
 
@@ -151,17 +149,6 @@ def shown_examples(results: Sequence[Result], folder: str) -> list[dict[str, Any
         for part in dict.fromkeys(part for _, part in shown)
     }
     return [files[part][str(order)] for order, part in shown]
-
-
-def _sum(of_parts: Iterable[Sequence[Mapping[str, str]]]) -> list[dict[str, list[int]]]:
-    """Sum of the parts' histograms for each teacher."""
-    sums: list[dict[str, np.ndarray]] = []
-    for of_teachers in of_parts:
-        sums = sums or [dict.fromkeys(one, _NO_SCORES) for one in of_teachers]
-        for total, one in zip(sums, of_teachers, strict=True):
-            for name, counts in one.items():
-                total[name] = total[name] + np.array(counts.split(" "), dtype=np.int64)
-    return [{name: counts.tolist() for name, counts in total.items()} for total in sums]
 
 
 def _shown(text: str) -> str:

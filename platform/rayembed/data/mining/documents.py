@@ -3,11 +3,10 @@
 Parts of documents are Parquet files of one column, `text`, named by their content.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import xxhash
 
@@ -18,15 +17,13 @@ from rayembed.config.document import fingerprint
 from rayembed.config.sources import DEFAULT_REJECTED_SHARE
 from rayembed.config.types import has_content
 from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
-from rayembed.data.engine.parts import Part, PartItem, read_table
+from rayembed.data.engine.parts import Part
 from rayembed.data.engine.work_items import Result, add_up, run_resumable
 from rayembed.data.hashes import text_hash
 from rayembed.data.sources.cells import read_column
 from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
-from rayembed.data.vectors.embed import PartTexts, Vectors, finite
-from rayembed.data.vectors.teacher import Encoder, load_teacher
 from rayembed.data.words import normalised_hash
 from rayembed.errors import DataError
 
@@ -110,25 +107,6 @@ class ReadDocuments:
         return [text for text in texts if not held or normalised_hash(text) not in held]
 
 
-@dataclass(frozen=True)
-class EmbedDocuments:
-    """Task: embed a part of documents."""
-
-    vectors: Vectors
-    config: settings.Teacher
-    load: Callable[[settings.Teacher, str, str], Encoder] = load_teacher
-
-    def __call__(self, item: PartItem, device: str = "cpu") -> Result:
-        """Report counts of documents; existing vectors are not recomputed."""
-        rows = item.part.rows
-        if not self.vectors.has(item.part):
-            texts = read_table(item.part.path)["text"].to_pylist()
-            encoder = self.load(self.config, self.vectors.weights, device)
-            found = finite(self.config, texts, encoder(texts, "document"))
-            self.vectors.save(item.part, found[:0], found, known_of(texts))
-        return {"rows_in": rows, "rows_out": rows, "rejected": {}}
-
-
 def corpus_of(
     context: PipelineContext, corpus: settings.Corpus, held_out: HeldOut
 ) -> tuple[ArtifactWriter, list[FilePiece]]:
@@ -198,13 +176,6 @@ def write_documents(folder: str, texts: Sequence[str]) -> Part:
     path = join(folder, f"part-{xxhash.xxh3_128_hexdigest(content)}.parquet")
     write_atomic(path, content)
     return Part(path, len(texts))
-
-
-def known_of(texts: Sequence[str]) -> PartTexts:
-    """Metadata of a part of documents: no rows and no classes."""
-    nothing = np.empty(0, dtype=np.int64)
-    hashes = np.array([text_hash(text) for text in texts], dtype=np.int64)
-    return PartTexts(hashes, np.zeros(1, dtype=np.int64), nothing, nothing, nothing)
 
 
 def _accept(corpus: settings.Corpus, results: Sequence[Result]) -> None:

@@ -20,14 +20,92 @@ from rayembed.assets.local_copies import read_copied
 from rayembed.assets.storage import file_name, join
 from rayembed.config.mining import MiningSearch
 from rayembed.data.engine.index import read_column
-from rayembed.data.engine.parts import Part, remedy
+from rayembed.data.engine.parts import ROWS_PER_PART, Part, remedy
 from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import seeded_keys
 from rayembed.data.mining.corpus import CorpusFiles, open_corpus
-from rayembed.data.mining.cut import Shard
 from rayembed.data.vectors.embed import Vectors
-from rayembed.search.exact import TopK, merged_top_k, top_k, top_k_of_blocks
+from rayembed.search.exact import SHARD_STEP, TopK, merged_top_k, top_k, top_k_of_blocks
 from rayembed.search.order import NO_RESULT
+
+UNIT_QUERIES = 131_072
+"""Queries for which the corpus is read once. A GPU of 400 TFLOP/s is busy with a unit as long as it
+takes to read the corpus at 6 GB/s, whatever the width of the vectors."""
+
+LARGE_SOURCE_UNITS = 1024
+"""Units beyond which they grow, up to `LARGEST_UNIT_QUERIES`: a billion queries would otherwise
+read a corpus of theirs for longer than they multiply."""
+
+LARGEST_UNIT_QUERIES = 4 * UNIT_QUERIES
+"""Queries of a unit of a very large source; they and their results (100 each, 768 dimensions) take
+1.4 GB in a process."""
+
+PARTS_OF_TEXTS = 4
+"""Fewest parts of queries for which candidates' texts are read together; see `parts_of_texts`."""
+
+UNITS = 32
+"""Units that small sources are cut into, about, as far as they have parts and the corpus shards."""
+
+SHARD_DOCUMENTS = 8 * SHARD_STEP
+"""Fewest documents of a shard. The results of a unit in it (100 for each query, 12 bytes each,
+written and read) are then a fifth of the vectors that are read (768 dimensions), or less."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Documents of the corpus by id."""
+
+    first: int
+    stop: int | None
+    """First id behind the shard; None: the last shard, to the end of the corpus."""
+
+
+@dataclass(frozen=True)
+class MiningCut:
+    """Units of consecutive parts, and the shards that each of them searches."""
+
+    units: tuple[range, ...]
+    """Numbers of the parts of each unit."""
+    shards: tuple[Shard, ...]
+
+
+def cut_mining(rows: Sequence[int], documents: int, *, indexed: bool = False) -> MiningCut:
+    """Cut of parts of queries with so many rows, to be mined from so many documents.
+
+    Args:
+        documents: about; what a few less or more change is the size of the last shard.
+        indexed: every shard has an index of its own that all units use, so that shards are as small
+            as an index should be.
+    """
+    parts = len(rows)
+    if parts == 0:
+        return MiningCut((), (Shard(0, None),))
+    of_part = max(ROWS_PER_PART, *rows)
+    most = max(
+        UNIT_QUERIES // of_part,
+        min(LARGEST_UNIT_QUERIES // of_part, parts // LARGE_SOURCE_UNITS),
+        1,
+    )
+    whole = -(-parts // most)
+    shards = max(documents // SHARD_DOCUMENTS, 1)
+    if not indexed:
+        shards = min(shards, max(UNITS // whole, 1))
+    at_once = max(1, min(most, round(parts * (1 if indexed else shards) / UNITS)))
+    edges = [number * documents // shards // SHARD_STEP * SHARD_STEP for number in range(shards)]
+    return MiningCut(
+        tuple(range(first, min(first + at_once, parts)) for first in range(0, parts, at_once)),
+        tuple(Shard(*ends) for ends in zip(edges, [*edges[1:], None], strict=True)),
+    )
+
+
+def parts_of_texts(parts: int) -> int:
+    """Parts of queries for which candidates' texts are read together, in a unit of so many.
+
+    The negatives of one part are spread over nearly all parts of a corpus, so that fewer would read
+    all texts more often. With 7 negatives of a kilobyte, the texts of four parts take some 300 MB.
+    """
+    return max(PARTS_OF_TEXTS, parts // 4)
+
 
 RECALL_QUERIES = 1024
 """Queries by which recall is measured: a recall of 0.95 is told to a hundredth or better."""
@@ -104,58 +182,15 @@ class CorpusSearch:
             return self._merged(unit, vectors)
         queries = [vectors.queries(part) for part in unit.parts]
         if self.search.approximate:
-            return self._approximate(queries, vectors)
+            return self.approximate(queries, vectors)
         return top_k_of_blocks(
             queries, corpus.shards(vectors), self.candidates, device, of=corpus.num_documents
         )
 
-    def search_shard(self, item: SearchItem, vectors: Vectors, device: str) -> None:
-        """Keep the candidates that a shard has for a unit, by one teacher."""
-        shard, corpus = self.shards[item.shard], open_corpus(self.files)
-        found = top_k_of_blocks(
-            [vectors.queries(part) for part in item.unit.parts],
-            corpus.shards(vectors, shard.first, shard.stop),
-            self.candidates,
-            device,
-            first_id=shard.first,
-            of=(corpus.num_documents if shard.stop is None else shard.stop) - shard.first,
-        )
-        scores, ids = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
-        save_arrays(self._found(item.unit, item.shard, vectors), scores=scores, ids=ids)
-
-    def make_index(self, item: IndexItem) -> int:
-        """Keep the index of a shard by one teacher; its number of documents."""
-        shard = self.shards[item.shard]
-        vectors = open_corpus(self.files).shards(item.vectors, shard.first, shard.stop)
-        documents = [np.empty((0, 0), np.float16), *vectors][1:]
-        made = self.search.index(np.concatenate(documents), self.seed) if documents else b""
-        save_array(self._index(item.shard, item.vectors), np.frombuffer(made, np.uint8))
-        return sum(map(len, documents))
-
-    def recall(self, parts: Sequence[Part], vectors: Vectors, device: str) -> dict[str, Any]:
-        """Share of the exact candidates that are found, over a sample of the queries."""
-        some = np.unique(np.linspace(0, len(parts) - 1, _RECALL_PARTS).astype(int))
-        sample = []
-        for part in (parts[number] for number in some if parts[number].rows):
-            keys = seeded_keys(read_column([part], "id_hash"), self.seed, "recall")
-            rows = np.sort(np.argsort(keys, kind="stable")[: RECALL_QUERIES // _RECALL_PARTS])
-            sample.append(vectors.queries(part)[rows])
-        queries = np.concatenate(sample)
-        corpus = open_corpus(self.files)
-        exact = top_k(queries, corpus.shards(vectors), self.candidates, device)[1]
-        found = self._approximate([queries], vectors)[0][1]
-        nearest = min(_NEAREST, self.candidates)
-        return {
-            "queries": len(queries),
-            "candidates": self.candidates,
-            "recall": _share(exact, found),
-            f"recall_of_{nearest}_best": _share(exact[:, :nearest], found),
-        }
-
     def _merged(self, unit: MineUnit, vectors: Vectors) -> list[TopK]:
         best: TopK | None = None
         for number in range(len(self.shards)):
-            path = self._found(unit, number, vectors)
+            path = self.path_of_found(unit, number, vectors)
             loaded = load_arrays(path, remedy(path))
             found = loaded["scores"], loaded["ids"]
             best = found if best is None else merged_top_k(best, found)
@@ -163,13 +198,14 @@ class CorpusSearch:
         edges = np.cumsum([part.rows for part in unit.parts])[:-1]
         return list(zip(np.split(best[0], edges), np.split(best[1], edges), strict=True))
 
-    def _approximate(self, queries: Sequence[np.ndarray], vectors: Vectors) -> list[TopK]:
+    def approximate(self, queries: Sequence[np.ndarray], vectors: Vectors) -> list[TopK]:
+        """Candidates of each block of queries in the indexes of all shards."""
         shape = [(len(block), self.candidates) for block in queries]
         best: list[TopK] = [
             (np.full(one, -np.inf, np.float32), np.full(one, NO_RESULT)) for one in shape
         ]
         for number, shard in enumerate(self.shards):
-            path = self._index(number, vectors)
+            path = self.path_of_index(number, vectors)
             index = read_copied(path, partial(load_array, remedy=remedy(path)))
             if not len(index):  # texts that stand in several parts leave the last shards empty
                 continue
@@ -180,11 +216,13 @@ class CorpusSearch:
                 best[place] = merged_top_k(best[place], (scores, ids))
         return best
 
-    def _found(self, unit: MineUnit, shard: int, vectors: Vectors) -> str:
+    def path_of_found(self, unit: MineUnit, shard: int, vectors: Vectors) -> str:
+        """Path of what a shard has for a unit."""
         name = f"{unit.key}-{shard}-{file_name(vectors.folder)}.npz"
         return join(self.folder, "found", name)
 
-    def _index(self, shard: int, vectors: Vectors) -> str:
+    def path_of_index(self, shard: int, vectors: Vectors) -> str:
+        """Path of the index of a shard."""
         return join(self.folder, "index", f"{file_name(vectors.folder)}-{shard}.npy")
 
 
@@ -197,8 +235,19 @@ class SearchShard:
 
     def __call__(self, item: SearchItem, device: str = "cpu") -> Result:
         """Report nothing; what is found stands in files."""
+        shard, corpus = self.search.shards[item.shard], open_corpus(self.search.files)
         for vectors in self.teachers:
-            self.search.search_shard(item, vectors, device)
+            found = top_k_of_blocks(
+                [vectors.queries(part) for part in item.unit.parts],
+                corpus.shards(vectors, shard.first, shard.stop),
+                self.search.candidates,
+                device,
+                first_id=shard.first,
+                of=(corpus.num_documents if shard.stop is None else shard.stop) - shard.first,
+            )
+            scores, ids = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+            path = self.search.path_of_found(item.unit, item.shard, vectors)
+            save_arrays(path, scores=scores, ids=ids)
         return {}
 
 
@@ -210,7 +259,12 @@ class IndexShard:
 
     def __call__(self, item: IndexItem) -> Result:
         """Report the number of `documents`."""
-        return {"documents": self.search.make_index(item)}
+        shard, search = self.search.shards[item.shard], self.search
+        vectors = open_corpus(search.files).shards(item.vectors, shard.first, shard.stop)
+        documents = [np.empty((0, 0), np.float16), *vectors][1:]
+        made = search.search.index(np.concatenate(documents), search.seed) if documents else b""
+        save_array(search.path_of_index(item.shard, item.vectors), np.frombuffer(made, np.uint8))
+        return {"documents": sum(map(len, documents))}
 
 
 @dataclass(frozen=True)
@@ -222,7 +276,27 @@ class MeasureRecall:
 
     def __call__(self, item: MineUnit, device: str = "cpu") -> Result:
         """Report `recall` of each teacher, over a sample of all parts, which the item has."""
-        return {"recall": [self.search.recall(item.parts, one, device) for one in self.teachers]}
+        return {"recall": [self._of(item.parts, one, device) for one in self.teachers]}
+
+    def _of(self, parts: Sequence[Part], vectors: Vectors, device: str) -> dict[str, Any]:
+        """Share of the exact candidates that are found, over a sample of the queries."""
+        some = np.unique(np.linspace(0, len(parts) - 1, _RECALL_PARTS).astype(int))
+        sample = []
+        for part in (parts[number] for number in some if parts[number].rows):
+            keys = seeded_keys(read_column([part], "id_hash"), self.search.seed, "recall")
+            rows = np.sort(np.argsort(keys, kind="stable")[: RECALL_QUERIES // _RECALL_PARTS])
+            sample.append(vectors.queries(part)[rows])
+        queries = np.concatenate(sample)
+        documents, candidates = open_corpus(self.search.files), self.search.candidates
+        exact = top_k(queries, documents.shards(vectors), candidates, device)[1]
+        found = self.search.approximate([queries], vectors)[0][1]
+        nearest = min(_NEAREST, candidates)
+        return {
+            "queries": len(queries),
+            "candidates": candidates,
+            "recall": _share(exact, found),
+            f"recall_of_{nearest}_best": _share(exact[:, :nearest], found),
+        }
 
 
 def _share(exact: np.ndarray, found: np.ndarray) -> float:

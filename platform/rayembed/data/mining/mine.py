@@ -1,7 +1,7 @@
 """The mining step: adds hard negatives from one or several teachers to records."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import xxhash
@@ -16,8 +16,7 @@ from rayembed.data.engine.parts import Part
 from rayembed.data.engine.work_items import Execute, Needs, run_resumable, run_tasks
 from rayembed.data.mining.corpus import MOST_SHARED, CorpusFiles
 from rayembed.data.mining.counts import add_up_mining
-from rayembed.data.mining.cut import cut_mining
-from rayembed.data.mining.documents import EmbedDocuments, corpus_of, make_documents
+from rayembed.data.mining.documents import corpus_of, make_documents
 from rayembed.data.mining.found import (
     CorpusSearch,
     IndexItem,
@@ -26,11 +25,11 @@ from rayembed.data.mining.found import (
     MineUnit,
     SearchItem,
     SearchShard,
+    cut_mining,
 )
-from rayembed.data.mining.queries import EmbedGiven
-from rayembed.data.mining.tasks import MineParts, MiningTeacher
+from rayembed.data.mining.tasks import MineParts
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.vectors.embed import Vectors, embed_parts
+from rayembed.data.vectors.embed import EmbedPart, Texts, Vectors, embed_parts
 from rayembed.models.versions import VECTORS
 
 log = logging.getLogger(__name__)
@@ -65,14 +64,25 @@ def make_mined(
     config = dataset.mining
     assert config is not None
     config.search.check()
-    weights = [context.teacher_loader.fingerprint(one.teacher) for one in _teachers(config)]
-    rescoring = config.rescoring
-    cross_encoder = (
-        None if rescoring is None else context.teacher_loader.fingerprint(rescoring.model)
-    )
+    fingerprint, rescoring = context.teacher_loader.fingerprint, config.rescoring
+    cross_encoder = None if rescoring is None else fingerprint(rescoring.model)
     corpus = corpus_of(context, config.corpus, held_out) if config.corpus is not None else None
-    inputs = _inputs(config, parent, context.seed) | {
-        "teachers": weights,
+    inputs = {
+        "code": CODE_VERSION,
+        "most_shared": MOST_SHARED,
+        # Those that decide the selection; models and files count by their content instead.
+        "settings": config.model_dump(
+            mode="json",
+            exclude={
+                "teacher": True,
+                "further_teachers": {"__all__": {"teacher"}},
+                "corpus": {"path"},
+                "rescoring": {"model"},
+            },
+        ),
+        "records": parent.fingerprint,
+        "seed": context.seed if config.draws_by_seed else None,
+        "teachers": [fingerprint(one.teacher) for one in _teachers(config)],
         "vectors": VECTORS,
         "cross_encoder": cross_encoder,
         "corpus": corpus and dict(corpus[0].inputs),
@@ -86,7 +96,7 @@ def make_mined(
         documents: list[Part] = []
         if config.corpus is not None and corpus is not None:
             documents = make_documents(context, config.corpus, *corpus, held_out).parts
-        return _mine(context, dataset, parent.parts, documents, writer, weights, cross_encoder)
+        return _mine(context, dataset, parent.parts, documents, writer, cross_encoder)
 
     return writer.get_or_make(mine)
 
@@ -97,10 +107,9 @@ def _mine(
     records: Sequence[Part],
     documents: Sequence[Part],
     writer: ArtifactWriter,
-    weights: Sequence[str],
     cross_encoder: str | None,
 ) -> DatasetArtifact:
-    """Run the mining; `weights` and `cross_encoder` are fingerprints."""
+    """Run the mining; `cross_encoder` is the fingerprint of its weights."""
     config = dataset.mining
     assert config is not None
     teachers = [writer.settled(context, teacher) for teacher in _teachers(config)]
@@ -129,11 +138,9 @@ def _mine(
     found = _search(search, units, vectors, dataset.name, execute)
     task = MineParts(
         writer.parts_folder,
-        working,
         search,
-        tuple(MiningTeacher(*one) for one in zip(vectors, weights, strict=True)),
+        tuple(vectors),
         config,
-        context.seed,
         cross_encoder or "",
     )
     # A cross-encoder uses all CPUs of its machine, the search alone one, and an index no GPU.
@@ -146,8 +153,8 @@ def _mine(
         results,
         [part for result in results for part in result["parts"]],
         teachers=[
-            {"teacher": teacher.teacher, "weights": one, "dtype": teacher.dtype}
-            for teacher, one in zip(teachers, weights, strict=True)
+            {"teacher": teacher.teacher, "weights": one.weights, "dtype": teacher.dtype}
+            for teacher, one in zip(teachers, vectors, strict=True)
         ],
         cross_encoder=config.rescoring
         and {
@@ -216,8 +223,15 @@ def _search(
 def _tell(made: DatasetArtifact) -> None:
     """Log the outcome; too few negatives are reported, not an error."""
     told = made.manifest
-    for of_teacher in told.get("search", {}).get("measured", ()):
-        _tell_recall(told["dataset"], told["search"]["kind"], of_teacher)
+    for measured in told.get("search", {}).get("measured", ()):
+        much = measured["recall"] < _LOW_RECALL
+        log.log(
+            logging.WARNING if much else logging.INFO,
+            "mine %s: the search by %s finds %.1f %% of the %d best candidates of %d queries%s",
+            *(told["dataset"], told["search"]["kind"], 100 * measured["recall"]),
+            *(measured["candidates"], measured["queries"]),
+            "; raise mining.search.probes or mining.search.ef_search" if much else "",
+        )
     rows, none, candidates = told["rows_in"], told["without_negatives"], told["candidates"]
     log.info(
         "mine %s: %s negatives; %s of %s rows short, %s with none; the rule refused %.0f %% of "
@@ -237,44 +251,9 @@ def _tell(made: DatasetArtifact) -> None:
         )
 
 
-def _tell_recall(dataset: str, kind: str, measured: Mapping[str, Any]) -> None:
-    """Log what an approximate search finds, as a warning where it misses much."""
-    much = measured["recall"] < _LOW_RECALL
-    log.log(
-        logging.WARNING if much else logging.INFO,
-        "mine %s: the search by %s finds %.1f %% of the %d best candidates of %d queries%s",
-        *(dataset, kind, 100 * measured["recall"], measured["candidates"], measured["queries"]),
-        "; raise mining.search.probes or mining.search.ef_search" if much else "",
-    )
-
-
-def _inputs(config: MiningConfig, parent: DatasetArtifact, seed: int) -> dict[str, object]:
-    """Inputs of the folder's fingerprint other than models and document files."""
-    return {
-        "code": CODE_VERSION,
-        "most_shared": MOST_SHARED,
-        "settings": _settings(config),
-        "records": parent.fingerprint,
-        "seed": seed if config.draws_by_seed else None,
-    }
-
-
 def _teachers(config: MiningConfig) -> tuple[Teacher, ...]:
     """Teachers in the order in which they take turns."""
     return (config, *config.further_teachers)
-
-
-def _settings(config: MiningConfig) -> dict[str, object]:
-    """Settings that decide the selection; models and files count by their content instead."""
-    return config.model_dump(
-        mode="json",
-        exclude={
-            "teacher": True,
-            "further_teachers": {"__all__": {"teacher"}},
-            "corpus": {"path"},
-            "rescoring": {"model"},
-        },
-    )
 
 
 def _embedded(
@@ -286,14 +265,12 @@ def _embedded(
 ) -> Vectors:
     """Teacher's vectors of everything to be scored."""
     vectors = embed_parts(context, dataset.name, records, teacher)
-    digits = file_name(vectors.folder)
-    load, execute = context.teacher_loader.load, context.execute
-    if documents:
-        items = vectors.missing(documents)
-        task = EmbedDocuments(vectors, teacher, load)
-        run_tasks(f"embed documents {digits}", task, items, execute, "gpu or machine")
+    further: list[tuple[Texts, Sequence[Part]]] = [("documents", documents)]
     if dataset.mining is not None and dataset.mining.pool == "given":
-        items = vectors.missing_given(records)
-        given = EmbedGiven(vectors, teacher, load)
-        run_tasks(f"embed given {digits}", given, items, execute, "gpu or machine")
+        further.append(("given", records))
+    for texts, parts in further:
+        task = EmbedPart(vectors, teacher, context.teacher_loader.load, texts)
+        name = f"embed {texts} {file_name(vectors.folder)}"
+        missing = vectors.missing(parts, texts)
+        run_tasks(name, task, missing, context.execute, "gpu or machine")
     return vectors

@@ -5,19 +5,15 @@ computed once instead of for each row. The negatives that rows bring are the onl
 `pool` is `given`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rayembed.config.mining import Teacher
-from rayembed.data.engine.parts import PartItem, read_records
-from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import label_hash, text_hash
 from rayembed.data.mining.corpus import Corpus
 from rayembed.data.records import Record
-from rayembed.data.vectors.embed import Vectors, finite
-from rayembed.data.vectors.teacher import Encoder, load_teacher
+from rayembed.data.vectors.embed import Vectors, given_texts
 from rayembed.data.words import normalised_hash
 from rayembed.search.order import NO_RESULT
 
@@ -159,30 +155,6 @@ def _flat(hashes: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 def _array(values: Sequence[int]) -> np.ndarray:
     return np.array(values, dtype=np.int64)
-
-
-@dataclass(frozen=True)
-class EmbedGiven:
-    """Task: embed the distinct negatives that a part's rows bring."""
-
-    vectors: Vectors
-    config: Teacher
-    load: Callable[[Teacher, str, str], Encoder] = load_teacher
-
-    def __call__(self, item: PartItem, device: str = "cpu") -> Result:
-        """Report counts of rows; existing vectors are not recomputed."""
-        rows = item.part.rows
-        if not self.vectors.has_given(item.part):
-            texts = given_texts(read_records(item.part.path))
-            encoder = self.load(self.config, self.vectors.weights, device)
-            made = finite(self.config, texts, encoder(texts, "document"))
-            self.vectors.save_given(item.part, made, texts)
-        return {"rows_in": rows, "rows_out": rows, "rejected": {}}
-
-
-def given_texts(records: Sequence[Record]) -> list[str]:
-    """Distinct negatives of the records, in order of first occurrence."""
-    return list(dict.fromkeys(n.text for record in records for n in record.negatives))
 
 
 def given_lists(

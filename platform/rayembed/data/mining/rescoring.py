@@ -18,8 +18,7 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.assets.sentence_modules import no_pickled_objects
 from rayembed.config.backbone import Dtype
 from rayembed.config.mining import CrossEncoder
-from rayembed.data.mining.candidates import Candidates, without_near_duplicates
-from rayembed.data.mining.selection import copies_among
+from rayembed.data.mining.candidates import NEAR_DUPLICATE, Candidates, copies_among, refused
 from rayembed.data.vectors.teacher import narrow_linear_layers, take_free_threads
 from rayembed.display.progress import piece, pieces, tell
 from rayembed.errors import AssetError, DataError
@@ -153,8 +152,8 @@ def rescore(
         rows = by_query[slice(*edges)].tolist()
         open_ = {row: _open_documents(lists, row) for row in rows}
         texts = read_texts(set().union(*open_.values()))
-        refused = copies_among(open_, texts, query_of, queries, positives, similarity)
-        open_ = {row: documents - refused[row] for row, documents in open_.items()}
+        copied = copies_among(open_, texts, query_of, queries, positives, similarity)
+        open_ = {row: documents - copied[row] for row, documents in open_.items()}
         pairs = sorted({(int(query_of[row]), document) for row in rows for document in open_[row]})
         with piece(0.0, _OF_CANDIDATES):
             found = score([(queries[query], texts[document]) for query, document in pairs])
@@ -172,7 +171,7 @@ def rescore(
             of_positives.append(
                 score([(queries[query], text) for query in some for text in positives[query]])
             )
-    left = [without_near_duplicates(one, copy) for one, copy in zip(lists, copies, strict=True)]
+    left = [refused(one, (NEAR_DUPLICATE, copy)) for one, copy in zip(lists, copies, strict=True)]
     return left, scores, np.concatenate(of_positives)
 
 

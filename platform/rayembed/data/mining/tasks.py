@@ -1,7 +1,7 @@
 """The mining task: finds the hard negatives of the rows of a unit.
 
 What a process holds of a unit: vectors of its queries, 12 bytes for each candidate of each query,
-and beyond that the rows and texts of some parts at a time (`cut.parts_of_texts`).
+and beyond that the rows and texts of some parts at a time (`found.parts_of_texts`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,10 +19,13 @@ from rayembed.data.mining.candidates import (
     RULE,
     Candidates,
     RankedCandidates,
+    SelectedNegative,
     candidates_of,
+    copies_among,
     given_positives,
     rank_candidates,
     salts,
+    select_negatives,
     without_ineligible,
 )
 from rayembed.data.mining.corpus import Corpus, open_corpus
@@ -36,12 +39,10 @@ from rayembed.data.mining.counts import (
     rows_to_show,
     write_examples,
 )
-from rayembed.data.mining.cut import parts_of_texts
-from rayembed.data.mining.found import CorpusSearch, MineUnit
+from rayembed.data.mining.found import CorpusSearch, MineUnit, parts_of_texts
 from rayembed.data.mining.queries import (
     Queries,
     given_lists,
-    given_texts,
     lowest_of_queries,
     of_own_positives,
     positive_scores,
@@ -49,10 +50,9 @@ from rayembed.data.mining.queries import (
     queries_of,
 )
 from rayembed.data.mining.rescoring import Scorer, load_cross_encoder, rescore
-from rayembed.data.mining.selection import SelectedNegative, copies_among, select_negatives
 from rayembed.data.plan.teacher_scores import scores_of_positives
 from rayembed.data.records import Negative, Record
-from rayembed.data.vectors.embed import Vectors
+from rayembed.data.vectors.embed import Vectors, given_texts
 from rayembed.data.words import same_text_form
 from rayembed.display.progress import piece, pieces
 from rayembed.search.exact import TopK
@@ -61,14 +61,6 @@ _REFUSED_SHOWN = 3
 """Best refused candidates shown in an example."""
 
 ReadTexts = Callable[[Collection[int]], Mapping[int, str]]
-
-
-@dataclass(frozen=True)
-class MiningTeacher:
-    """A teacher's vectors of all parts and the fingerprint of its weights."""
-
-    vectors: Vectors
-    weights: str
 
 
 @dataclass(frozen=True)
@@ -99,14 +91,11 @@ class MineParts:
 
     folder: str
     """Folder of the output parts."""
-    examples: str
-    """Folder of each unit's examples; `counts.add_up_mining` reads some."""
     search: CorpusSearch
-    teachers: tuple[MiningTeacher, ...]
-    """Teachers in the order in which they take turns."""
+    """Its folder takes each unit's examples too, of which `counts.add_up_mining` reads some."""
+    teachers: tuple[Vectors, ...]
+    """Vectors of the teachers, in the order in which these take turns."""
     config: MiningConfig
-    seed: int
-    """Seed of draws."""
     cross_encoder: str = ""
     """Fingerprint of the cross-encoder's weights, if `config` names one."""
     load_cross_encoder: Callable[[CrossEncoder, str, str], Scorer] = load_cross_encoder
@@ -119,8 +108,7 @@ class MineParts:
         if self.config.pool == "corpus":
             with piece(0.0, searched):
                 found = [
-                    [*self.search.found(item, teacher.vectors, device)]
-                    for teacher in pieces(self.teachers)
+                    [*self.search.found(item, vectors, device)] for vectors in pieces(self.teachers)
                 ]
         by_part = list(zip(item.parts, zip(*found, strict=True), strict=True))
         results = []
@@ -136,7 +124,7 @@ class MineParts:
                 results.append(result)
                 shown |= examples
         shown = dict(sorted(shown.items())[:EXAMPLES])
-        write_examples(self.examples, item.key, shown)
+        write_examples(self.search.folder, item.key, shown)
         return {**add_up_blocks(results), "part": item.key, "examples_at": list(shown)}
 
     def _part(self, part: Part, found: Sequence[TopK | None], device: str) -> _MinedPart:
@@ -145,12 +133,12 @@ class MineParts:
         queries = queries_of(records, corpus)
         lists, lowest, own = [], [], []
         given = self.config.pool == "given"
-        for teacher, of_corpus in zip(self.teachers, found, strict=True):
-            vectors = teacher.vectors.queries(part)
+        for vectors, of_corpus in zip(self.teachers, found, strict=True):
+            asked = vectors.queries(part)
             if of_corpus is not None:
                 candidates = candidates_of(*of_corpus, corpus.text_hash)
             else:
-                of_rows = given_lists(records, vectors, teacher.vectors.given(part))
+                of_rows = given_lists(records, asked, vectors.given(part))
                 texts = given_texts(records)
                 hashes = np.array([text_hash(text) for text in texts], dtype=np.int64)
                 candidates = candidates_of(*of_rows, hashes)
@@ -158,7 +146,7 @@ class MineParts:
             lists.append(
                 without_ineligible(candidates, queries, corpus, skip=skip, given=not given)
             )
-            scores = positive_scores(queries, vectors, corpus, teacher.vectors)
+            scores = positive_scores(queries, asked, corpus, vectors)
             lowest.append(lowest_of_queries(queries.positive_of, scores)[queries.of_row])
             own.append(of_own_positives(queries, scores))
         positives = positive_texts(records, queries, corpus)
@@ -210,7 +198,7 @@ class MineParts:
             "rejected": {},
             "parts": written,
             "mined": sum(len(of_row) for of_part in chosen for of_row in of_part),
-            "without": sum(not record.negatives for record in done),
+            "without_negatives": sum(not record.negatives for record in done),
             "short": sum(len(r.negatives) < self.config.num_negatives for r in done),
             "candidates": sum(count_candidates(part.lists) for part in parts),
             "refused": refused_counts(
@@ -280,7 +268,7 @@ class MineParts:
                 for q, record in zip(queries.of_row.tolist(), records, strict=True)
             ]
         decided = [
-            rank_candidates(*of_teacher, self.config, salts(records, self.seed, number))
+            rank_candidates(*of_teacher, self.config, salts(records, self.search.seed, number))
             for number, of_teacher in enumerate(zip(lists, scores, lowest, strict=True))
         ]
         return decided, crossed

@@ -147,13 +147,10 @@ def audit_dataset(
         "",
         f"- rows: {drawn['rows']:,} usable of {manifest['rows_in']:,}; {drawn['drawn']:,} drawn, "
         f"{drawn['epochs']} epochs",
-        *_steps(plan, drawn),
-        *_positives(drawn),
+        *_drawn(plan, drawn),
         f"- rejected: {', '.join(f'{c:,} × {r}' for r, c in rejected.items()) or 'none'}",
         f"- with negatives: {(negatives > 0).mean():.1%} of rows, {negatives.mean():.2f} a row",
-        *_negatives(plan, drawn),
-        *_scores(drawn),
-        *_false_negatives(manifest),
+        *_counted(plan, drawn, manifest),
         f"- in-batch negatives: {np.mean([r.in_batch for r in records]):.0%} of rows",
         f"- task: {records[0].task}; query instruction: {records[0].query_instruction!r}; "
         f"document instruction: {records[0].document_instruction!r}",
@@ -166,46 +163,31 @@ def audit_dataset(
     return "\n".join([*lines, ""])
 
 
-def _positives(drawn: Mapping[str, Any]) -> list[str]:
-    """Positives that are trained, where drawn rows have several."""
-    if "positives" not in drawn:
-        return []
-    counts = drawn["positives"]
-    return [
-        f"- positives: the rows that are drawn have {counts['all']:,}, of which "
-        f"{counts['trained']:,} are trained: one each time a row is drawn, in turn"
-    ]
-
-
-def _negatives(plan: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
-    """Available hard negatives of all rows against the number that the stage requests."""
-    if "negatives" not in drawn:
-        return []
-    counts = drawn["negatives"]
-    return [
-        f"- hard negatives: {plan['num_negatives']} of each query are asked for; "
-        f"{counts['enough']:,} rows have them, {counts['fewer']:,} fewer, {counts['none']:,} none"
-    ]
-
-
-def _scores(drawn: Mapping[str, Any]) -> list[str]:
-    """Rows with a teacher's scores, where the stage's loss reads some."""
-    if "scores" not in drawn:
-        return []
-    scored = drawn["scores"]["scored"]
-    return [f"- a teacher's scores: {scored:,} of {drawn['drawn']:,} drawn rows have them"]
-
-
-def _false_negatives(manifest: Mapping[str, Any]) -> list[str]:
-    """False negatives that clustering masked, if the data set was clustered."""
-    if "masked_share" not in manifest:
-        return []
-    similar = manifest["similarity"]
-    return [
-        f"- clusters: {manifest['clusters']:,} of mean size {manifest['sizes']['mean']:.0f}; "
-        f"similarity within a batch {similar['mean']:.3f}, in random batches "
-        f"{similar['random_mean']:.3f}; {manifest['masked_share']:.2%} of in-batch negatives masked"
-    ]
+def _counted(
+    plan: Mapping[str, Any], drawn: Mapping[str, Any], manifest: Mapping[str, Any]
+) -> list[str]:
+    """Hard negatives that the stage asks for, scores that its loss reads, and false negatives that
+    clustering masked, each where there are such.
+    """
+    lines = []
+    if "negatives" in drawn:
+        counts = drawn["negatives"]
+        lines.append(
+            f"- hard negatives: {plan['num_negatives']} of each query are asked for; "
+            f"{counts['enough']:,} rows have them, {counts['fewer']:,} fewer, {counts['none']:,} "
+            "none"
+        )
+    if "scores" in drawn:
+        scored = drawn["scores"]["scored"]
+        lines.append(f"- a teacher's scores: {scored:,} of {drawn['drawn']:,} drawn rows have them")
+    if "masked_share" in manifest:
+        similar, mean = manifest["similarity"], manifest["sizes"]["mean"]
+        lines.append(
+            f"- clusters: {manifest['clusters']:,} of mean size {mean:.0f}; similarity within a "
+            f"batch {similar['mean']:.3f}, in random batches {similar['random_mean']:.3f}; "
+            f"{manifest['masked_share']:.2%} of in-batch negatives masked"
+        )
+    return lines
 
 
 def _head(plan: BatchPlan) -> str:
@@ -232,13 +214,11 @@ def _shares(values: Mapping[str, Any]) -> str:
     return f"Weights: {weights}; times rows to the power 1/{temperature:g}."
 
 
-def _steps(plan: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
-    """Number of the stage's steps that draw from the data set, for policies with one data set a
-    step.
+def _drawn(plan: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
+    """Steps that draw from the data set, for policies with one data set a step, and positives that
+    are trained, where drawn rows have several.
     """
-    if "steps" not in drawn:
-        return []
-    lines = [f"- steps: {drawn['steps']:,} of {plan['num_steps']:,}"]
+    lines = [f"- steps: {drawn['steps']:,} of {plan['num_steps']:,}"] if "steps" in drawn else []
     languages = drawn.get("languages", [])
     if len(languages) > 1 or any(of["language"] for of in languages):
         told = (
@@ -246,6 +226,12 @@ def _steps(plan: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
             for of in sorted(languages, key=lambda of: (-of["rows"], str(of["language"])))
         )
         lines.append(f"- steps by language: {', '.join(told)}")
+    if "positives" in drawn:
+        counts = drawn["positives"]
+        lines.append(
+            f"- positives: the rows that are drawn have {counts['all']:,}, of which "
+            f"{counts['trained']:,} are trained: one each time a row is drawn, in turn"
+        )
     return lines
 
 

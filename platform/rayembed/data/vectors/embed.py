@@ -5,8 +5,8 @@ content, so that later runs reuse them. Each file is read whole and ends with a 
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from rayembed.assets.storage import exists, file_name, join, list_files
 from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
 from rayembed.data.engine.artifacts import PipelineContext
-from rayembed.data.engine.parts import Part, PartItem, read_records, remedy
+from rayembed.data.engine.parts import Part, PartItem, read_records, read_table, remedy
 from rayembed.data.engine.work_items import Result, run_tasks
 from rayembed.data.hashes import NO_HASH, label_hash, text_hash
 from rayembed.data.records import Record
@@ -33,12 +33,21 @@ log = logging.getLogger(__name__)
 _LAST = "index.npz"
 """File written last, which marks a part's vectors as complete."""
 
-_FILES = ("queries.npy", "documents.npy", _LAST)
+TEXTS = ".texts.npy"
 
 _GIVEN = "given"
 """File with vectors of a part's own negatives, with their texts' hashes beside it."""
 
-TEXTS = ".texts.npy"
+Texts = Literal["rows", "documents", "given"]
+"""Texts of a part that are embedded: queries and positives of rows, the documents of a corpus, or
+the negatives that rows bring."""
+
+_FILES = ("queries.npy", "documents.npy", _LAST)
+_FILES_OF: Mapping[Texts, tuple[str, ...]] = {
+    "rows": _FILES,
+    "documents": _FILES,
+    "given": (f"{_GIVEN}{TEXTS}", f"{_GIVEN}.npy"),
+}
 
 
 @dataclass(frozen=True)
@@ -90,17 +99,18 @@ class Vectors:
         """(M, D) float16 unit vectors, one for each distinct positive; raises as `queries`."""
         return read_copied(self._path(part, "documents.npy"), _load)
 
-    def has(self, part: Part) -> bool:
-        """Whether all files of the part exist."""
-        return all(exists(self._path(part, name)) for name in _FILES)
+    def has(self, part: Part, of: Texts = "rows") -> bool:
+        """Whether all files of some of the part's texts exist."""
+        return all(exists(self._path(part, name)) for name in _FILES_OF[of])
 
-    def missing(self, parts: Sequence[Part]) -> list[PartItem]:
-        """Parts without vectors."""
-        return self._without(_FILES, parts)
-
-    def missing_given(self, parts: Sequence[Part]) -> list[PartItem]:
-        """Parts without vectors of their own negatives."""
-        return self._without((f"{_GIVEN}{TEXTS}", f"{_GIVEN}.npy"), parts)
+    def missing(self, parts: Sequence[Part], of: Texts = "rows") -> list[PartItem]:
+        """Parts of which vectors of some texts are missing."""
+        there = set(list_files(self.folder, recursive=False))
+        return [
+            PartItem(part)
+            for part in parts
+            if not all(f"{part.digest}.{name}" in there for name in _FILES_OF[of])
+        ]
 
     def save(
         self, part: Part, queries: np.ndarray, documents: np.ndarray, texts: PartTexts
@@ -116,10 +126,6 @@ class Vectors:
         Raises as `queries`.
         """
         return _load(self._path(part, f"{_GIVEN}.npy"))
-
-    def has_given(self, part: Part) -> bool:
-        """Whether the vectors of the part's own negatives exist."""
-        return exists(self._path(part, f"{_GIVEN}.npy"))
 
     def save_given(self, part: Part, given: np.ndarray, texts: Sequence[str]) -> None:
         """Write the vectors of the part's own negatives, with the hashes of their texts."""
@@ -141,14 +147,6 @@ class Vectors:
         save_array(texts, hashes)
         save_array(path, vectors)
 
-    def _without(self, names: Sequence[str], parts: Sequence[Part]) -> list[PartItem]:
-        there = set(list_files(self.folder, recursive=False))
-        return [
-            PartItem(part)
-            for part in parts
-            if not all(f"{part.digest}.{name}" in there for name in names)
-        ]
-
     def path(self, part: Part, kind: Literal["queries", "documents"]) -> str:
         """Path of one of the part's files of vectors."""
         return self._path(part, f"{kind}.npy")
@@ -159,28 +157,40 @@ class Vectors:
 
 @dataclass(frozen=True)
 class EmbedPart:
-    """Task: embed a part's queries and distinct positives."""
+    """Task: embed distinct texts of a part."""
 
     vectors: Vectors
     config: Teacher
     load: Callable[[Teacher, str, str], Encoder] = load_teacher
+    of: Texts = "rows"
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
         """Report counts of rows; existing vectors are not recomputed."""
         rows = item.part.rows
-        if not self.vectors.has(item.part):
-            records = read_records(item.part.path)
-            texts, known = texts_of(records)
-            encoder = self.load(self.config, self.vectors.weights, device)
-            asked: list[tuple[list[str], Role]] = [
-                ([record.query for record in records], "query"),
-                (texts, "document"),
-            ]
-            queries, documents = (
-                finite(self.config, some, encoder(some, role)) for some, role in pieces(asked)
-            )
-            self.vectors.save(item.part, queries, documents, known)
+        if not self.vectors.has(item.part, self.of):
+            self._embed(item.part, device)
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
+
+    def _embed(self, part: Part, device: str) -> None:
+        asked: list[tuple[list[str], Role]] = []
+        if self.of == "documents":
+            texts = read_table(part.path)["text"].to_pylist()
+            known = known_of(texts)
+        elif self.of == "given":
+            texts = given_texts(read_records(part.path))
+        else:
+            records = read_records(part.path)
+            texts, known = texts_of(records)
+            asked = [([record.query for record in records], "query")]
+        asked.append((texts, "document"))
+        encoder = self.load(self.config, self.vectors.weights, device)
+        *queries, documents = [
+            finite(self.config, some, encoder(some, role)) for some, role in pieces(asked)
+        ]
+        if self.of == "given":
+            self.vectors.save_given(part, documents, texts)
+        else:
+            self.vectors.save(part, *(queries or [documents[:0]]), documents, known)
 
 
 def embed_parts(
@@ -281,6 +291,17 @@ def texts_of(records: Sequence[Record]) -> tuple[list[str], PartTexts]:
         label_hash=pairs[:, 1],
     )
     return list(places), known
+
+
+def known_of(texts: Sequence[str]) -> PartTexts:
+    """Index of a part of documents: no rows and no classes."""
+    hashes = np.array([text_hash(text) for text in texts], dtype=np.int64)
+    return replace(texts_of([])[1], text_hash=hashes)
+
+
+def given_texts(records: Sequence[Record]) -> list[str]:
+    """Distinct negatives of the records, in order of first occurrence."""
+    return list(dict.fromkeys(n.text for record in records for n in record.negatives))
 
 
 def _load(path: str) -> np.ndarray:

@@ -12,7 +12,6 @@ others, named by the part and the texts, and serve other stages too.
 """
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from rayembed.assets.storage import (
     remove_file,
 )
 from rayembed.assets.store import MANIFEST
-from rayembed.config.document import fingerprint
 from rayembed.config.mining import Teacher
 from rayembed.config.types import Role
 from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
@@ -175,10 +173,6 @@ def _finish(
     }
     made = writer.finish_with(
         {
-            "fingerprint": fingerprint(dict(writer.inputs)),
-            "kind": KIND,
-            "dataset": writer.dataset,
-            "inputs": dict(writer.inputs),
             "parts": [],
             "teacher": teacher.teacher,
             "dtype": teacher.dtype,
@@ -187,7 +181,6 @@ def _finish(
             "texts": {role: len(index.text_hash) for role, index in indexes.items()},
             # Not how many were copied: an earlier try, or another stage, may have made the files.
             "further": {role: sum(result["left"][role] for result in results) for role in ROLES},
-            "seconds": round(time.monotonic() - writer.began, 3),
         }
     )
     copied, embedded = (sum(result[name] for result in results) for name in ("copied", "embedded"))
