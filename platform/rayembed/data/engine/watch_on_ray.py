@@ -14,7 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -59,9 +59,9 @@ class Watch:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._running: dict[str, dict[Place, tuple[int, str, float]]] = {}
-        self._shares: dict[tuple[str, Place], float] = {}
-        self._late: Counter[tuple[str, int]] = Counter()
+        self._running: dict[str, dict[Place, Running]] = {}
+        """Those of each execution, with the time when they began in place of their age."""
+        self._late: dict[str, Counter[int]] = {}
 
     def take(self, execution: str, numbers: list[int], name: str, place: Place) -> list[int]:
         """How often each unit's process was ended since it took too long.
@@ -71,35 +71,31 @@ class Watch:
             name: of the first.
         """
         self.begin(execution, numbers[0], name, place)
-        return [self._late[execution, number] for number in numbers]
+        late = self._late.get(execution, Counter())
+        return [late[number] for number in numbers]
 
     def begin(self, execution: str, number: int, name: str, place: Place) -> None:
         """Note that a process begins a unit, and has ended the one before."""
         running = self._running.setdefault(execution, {})
         # The process that had it before is dead.
-        for other in [p for p, (one, _, _) in running.items() if one == number]:
+        for other in [p for p, one in running.items() if one.number == number]:
             self.end(execution, other)
-        running[place] = number, name, self._clock()
-        self._shares.pop((execution, place), None)
+        running[place] = Running(number, name, place, self._clock())
 
     def note(self, execution: str, place: Place, share: float) -> None:
         """Note how much of a process's unit is done."""
-        if place in self._running.get(execution, {}):
-            self._shares[execution, place] = share
+        running = self._running.get(execution, {})
+        if place in running:
+            running[place] = replace(running[place], share=share)
 
     def end(self, execution: str, place: Place) -> None:
         """Note that a process has ended its units."""
         self._running.get(execution, {}).pop(place, None)
-        self._shares.pop((execution, place), None)
 
     def running(self, execution: str) -> list[Running]:
         """Units that run, the oldest first."""
-        now = self._clock()
-        found = self._running.get(execution, {})
-        units = [
-            Running(n, name, place, now - at, self._shares.get((execution, place), 0.0))
-            for place, (n, name, at) in found.items()
-        ]
+        now, found = self._clock(), self._running.get(execution, {})
+        units = [replace(one, seconds=now - one.seconds) for one in found.values()]
         return sorted(units, key=lambda unit: -unit.seconds)
 
     def count_late(self, execution: str, unit: Running, *, ended: bool) -> None:
@@ -109,14 +105,12 @@ class Watch:
             ended: whether it was alive and has been killed for that.
         """
         self.end(execution, unit.place)
-        self._late[execution, unit.number] += ended
+        self._late.setdefault(execution, Counter())[unit.number] += ended
 
     def forget(self, execution: str) -> None:
         """Drop what is known of an execution that is over."""
-        for place in self._running.pop(execution, {}):
-            self._shares.pop((execution, place), None)
-        for key in [key for key in self._late if key[0] == execution]:
-            del self._late[key]
+        self._running.pop(execution, None)
+        self._late.pop(execution, None)
 
 
 def name_of(item: object) -> str:
