@@ -71,7 +71,8 @@ def row(count, rounds, processes, steps):
     from rayembed.machine.hardware import micro_batch_tokens, pass_cost_tokens
     from rayembed.models.loading.build import build_model
     from rayembed.samples.assets import MINILM
-    from rayembed.training.contrastive.step import StepSettings, collated_step
+    from rayembed.training.contrastive.collated import collated_step
+    from rayembed.training.objective import StepSettings
 
     run = make_run(Path("/nowhere"), count, 1)
     stage, device = run.stages[0], torch.device("cpu")

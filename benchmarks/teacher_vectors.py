@@ -47,8 +47,9 @@ from rayembed.models.loading.build import build_model
 from rayembed.pipeline.run.runtime import Here
 from rayembed.samples.assets import MINILM
 from rayembed.training.contrastive.batch_loss import Targets, contrastive_loss, rows_of
-from rayembed.training.contrastive.objective import CONTRASTIVE
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import CONTRASTIVE, run_step
+from rayembed.training.objective import StepSettings
 from train_speed import MICRO_BATCH_TOKENS, make_run, pairs
 
 LOSSES = {

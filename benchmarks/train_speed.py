@@ -146,7 +146,9 @@ def bare(batch, steps):
     from rayembed.data.records import Record
     from rayembed.models.loading.build import build_model
     from rayembed.samples.assets import MINILM
-    from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+    from rayembed.training.contrastive.engine_module import EngineModule
+    from rayembed.training.contrastive.step import run_step
+    from rayembed.training.objective import StepSettings
 
     run = make_run(Path("/nowhere"), batch, steps)
     model = build_model(run.model, resolve_model(MINILM), seed=0).train()
@@ -197,7 +199,7 @@ def staged(batch, steps, runtime):
         place.start()
         plan = prepare(run, place.data_context(data_of(run)))["only"]
         job = StageJob(run, 0, plan, None, str(folder / "weights.safetensors"))
-        place.train_stage(job, str(folder / "stage"), folder / "metrics.jsonl", 0)
+        place.train(job, str(folder / "stage"), folder / "metrics.jsonl", 0)
         records = MetricsLog(folder / "metrics.jsonl").records()
     return rate([record["seconds"] for record in records], batch)
 

@@ -38,7 +38,7 @@ def passes_of(model: Any, texts: list[str], size: int, device: torch.device) -> 
     """A training pass over the first texts of about so many tokens, and their tokens."""
     from rayembed.models.contract import to_device
     from rayembed.models.passes.micro_batches import collate
-    from rayembed.training.contrastive.step import EngineModule
+    from rayembed.training.contrastive.engine_module import EngineModule
 
     tokens = model.tokenizer(texts[: max(1, size // 8)], "document")
     ends = np.cumsum([len(one["input_ids"]) for one in tokens])

@@ -123,13 +123,11 @@ def ours(
     from rayembed.machine.hardware import pass_cost_tokens
     from rayembed.models.loading.build import build_model
     from rayembed.models.passes.encoding import encode
-    from rayembed.training.contrastive.step import (
-        EngineModule,
-        StepSettings,
-        collated_step,
-        run_step,
-    )
+    from rayembed.training.contrastive.collated import collated_step
+    from rayembed.training.contrastive.engine_module import EngineModule
+    from rayembed.training.contrastive.step import run_step
     from rayembed.training.memory.graph_room import GraphRoom
+    from rayembed.training.objective import StepSettings
 
     model = build_model(settings_of(case, folder, dtype), folder, seed=0).to(device)
     if recompute:

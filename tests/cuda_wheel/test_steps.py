@@ -25,7 +25,10 @@ from rayembed.models.passes.passes import passes
 from rayembed.search import tiles
 from rayembed.training.contrastive import batch_loss
 from rayembed.training.contrastive import step as step_module
-from rayembed.training.contrastive.step import EngineModule, StepSettings, collated_step, run_step
+from rayembed.training.contrastive.collated import collated_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
+from rayembed.training.objective import StepSettings
 
 CHANGES = {
     "nvembed": {"lora": {"rank": 2, "alpha": 4, "dropout": 0.1}},

@@ -31,8 +31,8 @@ from rayembed.distributed.grad_cache import (
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.loading.build import build_model
 from rayembed.training.contrastive.collated import collate_context, context_rows
-from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
+from rayembed.training.objective import StepSettings
 
 pytestmark = pytest.mark.distributed
 

@@ -14,8 +14,9 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.errors import DivergenceError
 from rayembed.training import engine as engine_module
-from rayembed.training.contrastive.step import StepSettings, run_step
+from rayembed.training.contrastive.step import run_step
 from rayembed.training.engine import DeepSpeedEngine
+from rayembed.training.objective import StepSettings
 from rayembed.training.optimizer import learning_rate_factor
 
 pytestmark = pytest.mark.distributed

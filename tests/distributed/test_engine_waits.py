@@ -14,8 +14,9 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.training import engine as engine_module
-from rayembed.training.contrastive.step import StepSettings, run_step
+from rayembed.training.contrastive.step import run_step
 from rayembed.training.engine import DeepSpeedEngine, deepspeed_settings
+from rayembed.training.objective import StepSettings
 
 pytestmark = pytest.mark.distributed
 

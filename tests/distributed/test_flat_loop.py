@@ -22,7 +22,7 @@ from rayembed.config.stage import StageConfig
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.loading.build import build_model
 from rayembed.training.checkpoints.checkpoint import seed_worker
-from rayembed.training.contrastive.objective import CONTRASTIVE
+from rayembed.training.contrastive.step import CONTRASTIVE
 from rayembed.training.trainer import Callback, StageTrainer
 
 pytestmark = pytest.mark.distributed

@@ -17,7 +17,10 @@ from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.distributed import collectives
 from rayembed.training.contrastive import batch_loss
 from rayembed.training.contrastive import step as step_module
-from rayembed.training.contrastive.step import EngineModule, StepSettings, collated_step, run_step
+from rayembed.training.contrastive.collated import collated_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
+from rayembed.training.objective import StepSettings
 
 pytestmark = pytest.mark.distributed
 

@@ -11,11 +11,13 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.models.contract import TrainableModel
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.memory import graph_room, stage_memory
 from rayembed.training.memory.graph_room import GraphRoom, Tokens, bytes_to_come
 from rayembed.training.memory.stage_memory import MemoryPlan, StageMemory
+from rayembed.training.objective import StepSettings
 
 pytestmark = pytest.mark.distributed
 

@@ -17,9 +17,9 @@ from rayembed.models.loading.build import build_model
 from rayembed.training.checkpoints.checkpoint import Checkpoint, expected_position, seed_worker
 from rayembed.training.contrastive import hidden_states
 from rayembed.training.contrastive.hidden_states import StateErrors
-from rayembed.training.contrastive.objective import CONTRASTIVE
-from rayembed.training.contrastive.step import StepSettings
+from rayembed.training.contrastive.step import CONTRASTIVE
 from rayembed.training.engine import DeepSpeedEngine
+from rayembed.training.objective import StepSettings
 
 pytestmark = pytest.mark.distributed
 

@@ -24,8 +24,8 @@ from rayembed.training import kept_zeros as kept_zeros_module
 from rayembed.training.callbacks import KeepCheckpoints
 from rayembed.training.checkpoints.checkpoint import Checkpoint, expected_position, seed_worker
 from rayembed.training.checkpoints.checkpoint_list import checkpoint_name
-from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
+from rayembed.training.objective import StepSettings
 
 pytestmark = pytest.mark.distributed
 

@@ -21,8 +21,8 @@ from rayembed.training.checkpoints.checkpoint import (
     save_checkpoint,
     seed_worker,
 )
-from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
+from rayembed.training.objective import StepSettings
 from rayembed.training.optimizer import learning_rate_factor
 
 pytestmark = pytest.mark.distributed

@@ -29,9 +29,9 @@ from rayembed.training.checkpoints.checkpoint import (
     seed_worker,
 )
 from rayembed.training.checkpoints.checkpoint_list import checkpoint_name
-from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.memory.graph_room import GraphRoom
+from rayembed.training.objective import StepSettings
 
 pytestmark = pytest.mark.distributed
 

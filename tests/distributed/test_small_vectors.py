@@ -13,8 +13,8 @@ from rayembed.config.stage import StageConfig
 from rayembed.losses import spread_out as module
 from rayembed.training.checkpoints.checkpoint import seed_worker
 from rayembed.training.contrastive import batch_loss
-from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
+from rayembed.training.objective import StepSettings
 
 pytestmark = pytest.mark.distributed
 

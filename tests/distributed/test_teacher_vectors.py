@@ -36,9 +36,10 @@ from rayembed.training.checkpoints.checkpoint import (
 )
 from rayembed.training.contrastive import batch_loss
 from rayembed.training.contrastive import step as step_module
-from rayembed.training.contrastive.objective import CONTRASTIVE
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import CONTRASTIVE, run_step
 from rayembed.training.engine import DeepSpeedEngine
+from rayembed.training.objective import StepSettings
 from rayembed.training.optimizer import learning_rate_factor
 
 pytestmark = pytest.mark.distributed

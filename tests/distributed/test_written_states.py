@@ -11,8 +11,8 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.training.checkpoints.partitioned_states import _parts
-from rayembed.training.contrastive.step import StepSettings
 from rayembed.training.engine import DeepSpeedEngine
+from rayembed.training.objective import StepSettings
 
 pytestmark = pytest.mark.distributed
 

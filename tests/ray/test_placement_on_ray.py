@@ -9,7 +9,7 @@ from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.provenance import node_hardware
 from rayembed.training import on_ray
 from rayembed.training.job import StageJob
-from rayembed.training.on_ray import check_placement, train_stage_on_ray, worker_hardware
+from rayembed.training.on_ray import check_placement, train_on_ray, worker_hardware
 
 pytestmark = pytest.mark.ray
 
@@ -46,6 +46,6 @@ def test_workers_whose_resources_are_taken_are_an_error_of_placement(
     check_placement(run.placement)  # in total the nodes are large enough
     job = StageJob(run, 0, str(tmp_path / "plan"), None, str(tmp_path / "weights.safetensors"))
     with pytest.raises(PlacementError, match="other jobs hold their CPUs") as error:
-        train_stage_on_ray(job, str(tmp_path / "stage"), tmp_path / "metrics.jsonl", 0)
+        train_on_ray(job, str(tmp_path / "stage"), tmp_path / "metrics.jsonl", 0)
     assert "placement.wait_for_nodes_seconds" in str(error.value)
     assert "timed out after 1.0 seconds" in str(error.value)  # what the controller says

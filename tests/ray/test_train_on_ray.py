@@ -39,7 +39,7 @@ from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training.checkpoints.checkpoint_list import checkpoint_name, listed_checkpoints
 from rayembed.training.job import StageJob
 from rayembed.training.memory.stage_memory import MEMORY_FILE
-from rayembed.training.on_ray import check_placement, train_stage_on_ray
+from rayembed.training.on_ray import check_placement, train_on_ray
 
 pytestmark = pytest.mark.ray
 
@@ -125,7 +125,7 @@ def job_of(run: Run, plan: str, name: str) -> StageJob:
 def train(run: Run, plan: str, name: str):
     job = job_of(run, plan, name)
     folder = Path(run.placement.storage_path) / name
-    train_stage_on_ray(job, str(folder), folder / METRICS_FILE, 0)
+    train_on_ray(job, str(folder), folder / METRICS_FILE, 0)
     return found_in(str(folder), run, folder / METRICS_FILE)
 
 
@@ -197,7 +197,7 @@ class Elastic:
     def __enter__(self) -> "Elastic":
         self._pool = ThreadPoolExecutor(1)
         arguments = self.job, str(self.place), self.log.path, 0
-        self.training = self._pool.submit(train_stage_on_ray, *arguments)
+        self.training = self._pool.submit(train_on_ray, *arguments)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -451,7 +451,7 @@ def test_other_identity_is_refused_where_a_checkpoint_lies(cluster, folder, plan
 def test_a_callback_of_ones_own_goes_along_to_every_worker(cluster, folder, plan, tmp_path):
     run, place = make_run(folder), folder / "out" / "own"
     job = replace(job_of(run, plan, "own"), callbacks=(StopsAfter(4, tmp_path),))
-    train_stage_on_ray(job, str(place), place / METRICS_FILE, 0)
+    train_on_ray(job, str(place), place / METRICS_FILE, 0)
     assert [record["step"] for record in MetricsLog(place / METRICS_FILE).records()] == [1, 2, 3, 4]
     assert {path.name for path in tmp_path.iterdir()} == {"0-3", "1-3", "0-4", "1-4"}
     assert listed_checkpoints(str(place / "train"))[-1] == checkpoint_name(4)
@@ -464,7 +464,7 @@ def train_failing(run: Run, plan: str, name: str, error: Exception, times: int) 
     out.mkdir(parents=True)
     fields = vars(job_of(run, plan, name))
     job = FailingJob(**fields, error=error, times=times, attempts=str(out / "attempts.txt"))
-    train_stage_on_ray(job, str(out), out / METRICS_FILE, 0)
+    train_on_ray(job, str(out), out / METRICS_FILE, 0)
     return out
 
 
@@ -482,7 +482,7 @@ def test_a_worker_that_ran_out_of_memory_makes_all_keep_less(cluster, folder, pl
     run = make_run(folder, max_failures=1)
     out = folder / "out" / "full"
     job = replace(job_of(run, plan, "full"), callbacks=(SmallDevice(KILL_AT, of_rank=1),))
-    train_stage_on_ray(job, str(out), out / METRICS_FILE, 0)
+    train_on_ray(job, str(out), out / METRICS_FILE, 0)
     assert_equal(found_in(str(out), run, out / METRICS_FILE)[0], whole)
     assert json.loads((out / "train" / MEMORY_FILE).read_text())["graph_bytes"] > 0
 

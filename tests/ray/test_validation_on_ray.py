@@ -20,7 +20,7 @@ from rayembed.data.prepare import prepare
 from rayembed.pipeline.run.validation import score_weights, validation_of
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training.job import StageJob
-from rayembed.training.on_ray import train_stage_on_ray
+from rayembed.training.on_ray import train_on_ray
 from rayembed.training.validation.folder import ValidationFolder, ValidationResult
 
 pytestmark = pytest.mark.ray
@@ -118,7 +118,7 @@ def train(run: Run, plan: str, place: Path, validation=None) -> dict[str, torch.
     validated_in = None if validation is None else str(place)
     job = StageJob(run, 0, plan, None, str(weights), validated_in=validated_in)
     place.mkdir(parents=True, exist_ok=True)
-    train_stage_on_ray(job, str(place), place / METRICS_FILE, 0, validation=validation)
+    train_on_ray(job, str(place), place / METRICS_FILE, 0, validation=validation)
     return safetensors.torch.load_file(weights)
 
 

@@ -26,7 +26,9 @@ from rayembed.pipeline.estimate.requirements import model_size
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.model_card import model_card
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
+from rayembed.training.objective import StepSettings
 
 TEXTS = [*LINES[1:], "Paris"]
 TASK = "Given a question"

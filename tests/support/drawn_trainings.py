@@ -46,7 +46,7 @@ from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.training import engine as engine_module
 from rayembed.training.checkpoints.checkpoint import Checkpoint, expected_position
 from rayembed.training.contrastive import batch_loss
-from rayembed.training.contrastive.objective import EmbeddingObjective, stage_tokenizer
+from rayembed.training.contrastive.step import EmbeddingObjective, stage_tokenizer
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.trainer import StageTrainer
 

@@ -4,7 +4,9 @@ import torch
 from made_up_records import made_up_records
 
 from rayembed.data.plan.step_batch import make_step_batch
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
+from rayembed.training.objective import StepSettings
 
 
 def plain_step(model, stage, step):

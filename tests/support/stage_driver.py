@@ -12,7 +12,7 @@ from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.run import Run
 from rayembed.registry.metrics_log import METRICS_FILE
 from rayembed.training.job import StageJob
-from rayembed.training.on_ray import train_stage_on_ray
+from rayembed.training.on_ray import train_on_ray
 
 PASSED = ("OMP_NUM_THREADS", "PYTHONPATH", "AWS_")
 
@@ -27,7 +27,7 @@ def main(address: str, run_file: str, plan: str, folder: str) -> None:
     files.fetch()
     place = join(folder, METRICS_FILE) if is_remote(folder) else None
     job = StageJob(Run.read(run_file), 0, plan, None, join(folder, "weights.safetensors"))
-    train_stage_on_ray(job, folder, local / METRICS_FILE, 0, metrics_place=place)
+    train_on_ray(job, folder, local / METRICS_FILE, 0, metrics_place=place)
     files.keep()
 
 

@@ -15,9 +15,9 @@ from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.models.contract import load_trainable_state
 from rayembed.models.loading.build import build_model
 from rayembed.training.checkpoints.checkpoint import Checkpoint, expected_position, seed_worker
-from rayembed.training.contrastive.objective import EmbeddingObjective
-from rayembed.training.contrastive.step import StepSettings
+from rayembed.training.contrastive.step import EmbeddingObjective
 from rayembed.training.engine import DeepSpeedEngine
+from rayembed.training.objective import StepSettings
 from rayembed.training.trainer import Callback, StageTrainer
 
 PLAN = SimpleNamespace(fingerprint="plan", teachers=())

@@ -19,7 +19,7 @@ from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.loading.build import build_model
 from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.models.nomic_moe.shape import read_shape
-from rayembed.training.contrastive.step import StepSettings
+from rayembed.training.objective import StepSettings
 from rayembed_extras.adaptation.batch import MaskedBatch
 from rayembed_extras.adaptation.encoder import (
     HEAD_FILE,

@@ -13,7 +13,7 @@ from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 from rayembed.config.override import override
 from rayembed.errors import ArtifactError, DataError, DivergenceError
 from rayembed.registry.metrics_log import MetricsLog
-from rayembed.training.contrastive.step import StepSettings
+from rayembed.training.objective import StepSettings
 from rayembed_extras.adaptation import adapt
 from rayembed_extras.adaptation.adapt import held_out_scores
 from rayembed_extras.adaptation.batch import MaskedBatch

@@ -21,7 +21,9 @@ from rayembed.models.passes.encoding import encode
 from rayembed.search import tiles
 from rayembed.search.exact import top_k
 from rayembed.search.tiles import Tiles, documents_above
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
+from rayembed.training.objective import StepSettings
 
 OF_CPUS = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default",

@@ -88,7 +88,9 @@ import torch
 from made_up_records import made_up_records
 from toy_model import ToyModel
 from rayembed.data.plan.step_batch import make_step_batch
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.objective import StepSettings
+from rayembed.training.contrastive.step import run_step
 
 model = ToyModel()
 module = EngineModule(model, stage.loss)

@@ -40,9 +40,11 @@ from rayembed.pipeline.run.runtime import Here, _this_machine
 from rayembed.search import tiles
 from rayembed.search.exact import top_k
 from rayembed.training.contrastive import batch_loss
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
 from rayembed.training.memory.graph_room import GraphRoom
 from rayembed.training.memory.stage_memory import StageMemory
+from rayembed.training.objective import StepSettings
 
 CPU = torch.device("cpu")
 

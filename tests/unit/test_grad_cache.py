@@ -14,9 +14,11 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.distributed import grad_cache
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
 from rayembed.training.memory import graph_room
 from rayembed.training.memory.graph_room import GraphRoom, graph_bytes
+from rayembed.training.objective import StepSettings
 
 
 def stage(*, in_batch: bool = True, pairs: int = 24) -> StageConfig:

@@ -18,7 +18,9 @@ from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ConfigError
 from rayembed.losses.listwise_kl import ListwiseKL, listwise_kl
 from rayembed.losses.margin_mse import MarginMSE, margin_mse
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
+from rayembed.training.objective import StepSettings
 
 PAIRS, NEGATIVES = 24, 2
 KL = {"kind": "listwise_kl", "temperature": 0.5, "teacher_temperature": 0.7}

@@ -19,7 +19,9 @@ from rayembed.losses.spread_out import product_sums, spread_out
 from rayembed.losses.straight_through import straight_through
 from rayembed.training.contrastive import batch_loss
 from rayembed.training.contrastive.batch_loss import Targets, pairwise_loss
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
+from rayembed.training.objective import StepSettings
 
 PAIRS = 24
 

@@ -26,7 +26,7 @@ from rayembed.losses.contract import (
 from rayembed.losses.cosent import cosent
 from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.siglip import SigLIP, siglip
-from rayembed.training.contrastive.loss_parameters import (
+from rayembed.training.contrastive.engine_module import (
     LossParameters,
     named_values,
     parameter_shapes,

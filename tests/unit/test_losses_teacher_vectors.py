@@ -21,8 +21,10 @@ from rayembed.losses.similarity_distillation import SimilarityDistillation
 from rayembed.losses.vector_distillation import VectorDistillation
 from rayembed.training.contrastive import batch_loss
 from rayembed.training.contrastive.batch_loss import Targets, contrastive_loss, rows_of
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
 from rayembed.training.memory.graph_room import LiveBytes
+from rayembed.training.objective import StepSettings
 
 PAIRS, NEGATIVES = 24, 2
 WIDTHS = tuple(teacher.width for teacher in TEACHERS)

@@ -17,7 +17,9 @@ from rayembed.models.experts import ExpertMlps
 from rayembed.models.layers import keeps_products, recomputable_layers
 from rayembed.models.loading.build import build_model
 from rayembed.models.passes.encoding import encode
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
+from rayembed.training.objective import StepSettings
 
 
 def built(kind, folder, dropout, dtype="bfloat16"):

@@ -33,8 +33,9 @@ from rayembed.models.nomic_moe.model import balance_loss, router_metrics
 from rayembed.models.nomic_moe.shape import shape_of
 from rayembed.models.nomic_moe.upcycling import upcycled_shape, upcycled_weights
 from rayembed.models.passes.encoding import encode
-from rayembed.training.contrastive.objective import stage_tokenizer
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step, stage_tokenizer
+from rayembed.training.objective import StepSettings
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox", "Paris"]
 EXPERTS = {"num_experts": 4, "top_k": 2}

@@ -34,7 +34,9 @@ from rayembed.models.loading.backbones import load_backbone
 from rayembed.models.loading.build import build_model
 from rayembed.models.passes.encoding import encode
 from rayembed.models.passes.micro_batches import collate, cut_by_length
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
+from rayembed.training.objective import StepSettings
 
 TEXTS = [*LINES[1:], "Paris", "cats " * 30]
 

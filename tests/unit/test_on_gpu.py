@@ -16,7 +16,9 @@ from rayembed.models.adapters import adapter_bits
 from rayembed.models.loading.build import build_model
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.models.passes.encoding import encode
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
+from rayembed.training.objective import StepSettings
 
 pytestmark = pytest.mark.gpu
 

@@ -24,7 +24,7 @@ from rayembed.optim.cosine import WSD, Constant, Cosine, Linear
 from rayembed.optim.muon import Muon
 from rayembed.optim.orthogonal import orthogonal
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.training.contrastive.loss_parameters import LossParameters
+from rayembed.training.contrastive.engine_module import LossParameters
 from rayembed.training.optimizer import learning_rate_factor, parameter_groups, set_learning_rates
 from rayembed_extras.adaptation.recipes import quickstart as adaptation
 

@@ -34,7 +34,7 @@ from rayembed.pipeline.stopping import hearing
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training import here as training_here
 from rayembed.training.checkpoints.checkpoint_list import listed_checkpoints
-from rayembed.training.here import train_stage_here
+from rayembed.training.here import train_here
 from rayembed.training.job import StageJob
 from rayembed.training.trainer import Callback
 from rayembed.training.validation.scoring import Validation
@@ -102,7 +102,7 @@ def train(made, place: Path, *callbacks, validation=None, run=None):
     validated_in = None if validation is None else str(place)
     given = {"validated_in": validated_in, "callbacks": callbacks}
     job = StageJob(run or made[0], 0, made[1], None, str(weights), **given)
-    train_stage_here(job, str(place), place / METRICS_FILE, 0, validation=validation)
+    train_here(job, str(place), place / METRICS_FILE, 0, validation=validation)
     steps = [record["step"] for record in MetricsLog(place / METRICS_FILE).records()]
     return safetensors.torch.load_file(weights), steps
 
@@ -303,9 +303,9 @@ def test_checkpoints_in_object_storage_are_gone_on_from(made, whole, tmp_path, m
         job = StageJob(made[0], 0, made[1], None, f"{place}/weights.safetensors")
         interrupted = replace(job, callbacks=(Interrupts(7, signal.SIGINT),))
         with pytest.raises(KeyboardInterrupt):
-            train_stage_here(interrupted, place, tmp_path / METRICS_FILE, 0)
+            train_here(interrupted, place, tmp_path / METRICS_FILE, 0)
         assert f"train/step-{7:07d}/position.json" in list_files(place, recursive=True)
-        train_stage_here(job, place, tmp_path / METRICS_FILE, 0)
+        train_here(job, place, tmp_path / METRICS_FILE, 0)
         assert equal(safetensors.torch.load(read_bytes(job.weights)), whole)
 
 

@@ -17,8 +17,9 @@ from rayembed.errors import DataError
 from rayembed.machine.ahead import done_ahead
 from rayembed.models.loading.build import build_model
 from rayembed.training.contrastive import step as step_module
-from rayembed.training.contrastive.objective import CONTRASTIVE
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import CONTRASTIVE, run_step
+from rayembed.training.objective import StepSettings
 
 STAGE = parse(
     StageConfig,

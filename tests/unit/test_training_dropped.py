@@ -16,10 +16,11 @@ from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import DivergenceError
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.contrastive import step as step_module
-from rayembed.training.contrastive.dropped import mean_of_finite, without_gradient_unless_finite
-from rayembed.training.contrastive.objective import CONTRASTIVE
-from rayembed.training.contrastive.step import EngineModule, StepReport, StepSettings, run_step
-from rayembed.training.trainer import Objective, StageTrainer
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import CONTRASTIVE, run_step
+from rayembed.training.dropped import mean_of_finite, without_gradient_unless_finite
+from rayembed.training.objective import Objective, StepReport, StepSettings
+from rayembed.training.trainer import StageTrainer
 from rayembed_extras.adaptation.batch import MaskedBatch
 from rayembed_extras.adaptation.masked import MaskedLanguage
 from rayembed_extras.adaptation.masked_language import Predictions

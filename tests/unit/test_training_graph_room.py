@@ -15,7 +15,8 @@ from rayembed.models.adapters import lora as adapted_linear
 from rayembed.models.layers import keeps_products, recomputable_layers
 from rayembed.models.loading.build import build_model
 from rayembed.pipeline.estimate.requirements import ModelSize, worker_memory
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
 from rayembed.training.memory import graph_room
 from rayembed.training.memory.graph_room import (
     GraphRoom,
@@ -27,6 +28,7 @@ from rayembed.training.memory.graph_room import (
     saved_bytes,
     ways,
 )
+from rayembed.training.objective import StepSettings
 
 LAYERS = 2
 

@@ -20,12 +20,14 @@ from rayembed.models.layers import layers_of
 from rayembed.models.loading.build import build_model
 from rayembed.models.loading.load import load_model
 from rayembed.models.saving.cutting import keep_layers
+from rayembed.training.contrastive.engine_module import EngineModule
 from rayembed.training.contrastive.hidden_states import (
     StateErrors,
     check_comparable,
     compared_layers,
 )
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.step import run_step
+from rayembed.training.objective import StepSettings
 
 KINDS = ("biencoder", "nvembed", "nomic-moe")
 PAIRS, NEGATIVES, WEIGHT = 8, 2, 0.3

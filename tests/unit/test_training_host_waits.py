@@ -22,9 +22,10 @@ from rayembed.models.experts import ExpertMlps
 from rayembed.models.loading.build import build_model
 from rayembed.training.contrastive import batch_loss
 from rayembed.training.contrastive import step as step_module
+from rayembed.training.contrastive.engine_module import EngineModule
 from rayembed.training.contrastive.hidden_states import StateErrors
-from rayembed.training.contrastive.objective import CONTRASTIVE
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.step import CONTRASTIVE, run_step
+from rayembed.training.objective import StepSettings
 
 ONE_READ = {COPY_TO_HOST: 1}
 """Loss, counts, statistics and parameters of the loss, together."""

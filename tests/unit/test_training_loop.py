@@ -14,8 +14,8 @@ from rayembed.data.plan import stream as stream_module
 from rayembed.errors import DataError
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.callbacks import Preemption
-from rayembed.training.contrastive.step import StepReport, StepSettings
-from rayembed.training.trainer import Objective, StageTrainer
+from rayembed.training.objective import Objective, StepReport, StepSettings
+from rayembed.training.trainer import StageTrainer
 
 CPU = torch.device("cpu")
 STEPS = 8

@@ -17,7 +17,9 @@ from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ConfigError, DataError
 from rayembed.losses.cosent import cosent
 from rayembed.training.contrastive import step as step_module
-from rayembed.training.contrastive.step import EngineModule, StepSettings, run_step
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.contrastive.step import run_step
+from rayembed.training.objective import StepSettings
 
 PAIRS = 24
 

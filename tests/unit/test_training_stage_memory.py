@@ -26,8 +26,8 @@ from rayembed.models.loading.build import build_model
 from rayembed.pipeline.run.runtime import Here
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training import trainer
-from rayembed.training.contrastive.step import EngineModule
-from rayembed.training.here import train_stage_here
+from rayembed.training.contrastive.engine_module import EngineModule
+from rayembed.training.here import train_here
 from rayembed.training.job import StageJob
 from rayembed.training.memory import graph_room, stage_memory
 from rayembed.training.memory.graph_room import GraphRoom, Tokens
@@ -54,7 +54,7 @@ def train(made, place: Path, device: SmallDevice | None = None, *settings: str):
     job = StageJob(run, 0, made[1], None, str(place / RESULT))
     if device is not None:
         job = replace(job, callbacks=(device,))
-    train_stage_here(job, str(place), place / METRICS_FILE, 0)
+    train_here(job, str(place), place / METRICS_FILE, 0)
     steps = [record["step"] for record in MetricsLog(place / METRICS_FILE).records()]
     return safetensors.torch.load_file(place / RESULT), steps
 

@@ -63,9 +63,13 @@ def test_one_is_on_its_way_at_a_time(part, tmp_path):
 
 def test_an_error_is_raised_at_each_look(part, tmp_path):
     uploads = Uploads()
-    uploads.check()
+    uploads.on_step_end({})
     uploads.start(1, part(1), fails)
-    for look in (uploads.wait, uploads.check, lambda: uploads.start(2, part(2), fails)):
+    for look in (
+        uploads.wait,
+        lambda: uploads.on_step_end({}),
+        lambda: uploads.start(2, part(2), fails),
+    ):
         with pytest.raises(StorageError, match="full"):
             look()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]  # the trainer removes it

@@ -73,7 +73,7 @@ class Architecture:
     give at least `tokenizer` and `assemble`. `config` is of the architecture's own class.
     """
 
-    objective: ClassVar[str] = "rayembed.training.contrastive.objective:CONTRASTIVE"
+    objective: ClassVar[str] = "rayembed.training.contrastive.step:CONTRASTIVE"
     """Import string of how batches are made and a step is run."""
     takes_any_encoder: ClassVar[bool] = False
     """Whether `published` takes any encoder in a usual format, and is asked after all others."""

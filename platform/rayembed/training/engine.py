@@ -17,8 +17,8 @@ from rayembed.errors import PlacementError
 from rayembed.models.contract import EmbeddingModel, TrainableModel
 from rayembed.optim.orthogonal import Fragment
 from rayembed.training.checkpoints.partitioned_states import states_by_owner
+from rayembed.training.contrastive.engine_module import EngineModule
 from rayembed.training.contrastive.hidden_states import StateErrors
-from rayembed.training.contrastive.step import EngineModule
 from rayembed.training.expert_parallel import SpreadExperts, group_name
 from rayembed.training.kept_zeros import KeptZeros
 from rayembed.training.optimizer import parameter_groups, set_learning_rates, trained_parameters

@@ -38,7 +38,7 @@ from rayembed.training.checkpoints.checkpoint_list import (
     repair_checkpoint_list,
 )
 from rayembed.training.checkpoints.uploads import Uploads
-from rayembed.training.job import Job, StageJob
+from rayembed.training.job import Job
 from rayembed.training.memory.capacity import validation_resources
 from rayembed.training.metrics_sink import MetricsSink
 from rayembed.training.progress import Progress
@@ -56,8 +56,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Handler = Callable[[int, FrameType | None], object]
 
 
-def train_stage_here(
-    job: StageJob,
+def train_here(
+    job: Job,
     folder: str,
     metrics_log: Path,
     offset: int,
@@ -65,7 +65,7 @@ def train_stage_here(
     metrics_place: str | None = None,
     validation: Validation | None = None,
 ) -> None:
-    """Train a stage in this process until its weights are in storage; a finished one is skipped.
+    """Train in this process until the job's weights are in storage; a finished job is skipped.
 
     An interrupt (SIGINT, SIGTERM, SIGHUP) is answered after the step in progress, with a
     checkpoint.
@@ -81,36 +81,13 @@ def train_stage_here(
         RayembedError: what is wrong and what to do.
         KeyboardInterrupt: the training was interrupted.
     """
-    if job.validated_in is None or job.is_done():
-        train_here(job, folder, metrics_log, offset, metrics_place=metrics_place)
-        return
-    assert validation is not None
-    scored = ValidationHere(job.run, job.number, job.validated_in, validation)
-    log = metrics_log, offset, metrics_place
-    _train(job, folder, *log, scored)
-    scored.finish(job.weights)
-
-
-def train_here(
-    job: Job, folder: str, metrics_log: Path, offset: int, *, metrics_place: str | None = None
-) -> None:
-    """Train in this process until the job's weights are in storage; arguments and errors are those
-    of `train_stage_here`.
-    """
     if job.is_done():
         logger.info("stage %s is done: %s", job.stage.name, job.weights)
         return
-    _train(job, folder, metrics_log, offset, metrics_place)
-
-
-def _train(
-    job: Job,
-    folder: str,
-    metrics_log: Path,
-    offset: int,
-    metrics_place: str | None,
-    *further: Callback,
-) -> None:
+    scored = None
+    if job.validated_in is not None:
+        assert validation is not None
+        scored = ValidationHere(job.run, job.number, job.validated_in, validation)
     job.fetch()
     checkpoints = join(folder, CHECKPOINTS)
     repair_checkpoint_list(checkpoints, version("ray"))
@@ -127,7 +104,8 @@ def _train(
             timed = Preemption(
                 lambda: stops.interrupt is not None, look_seconds=0.0, every_minutes=minutes
             )
-            return [timed, _Kept(sink, offset, checkpoints, keep, stops, uploads), *further]
+            kept = _Kept(sink, offset, checkpoints, keep, stops, uploads)
+            return [timed, uploads, kept, *([] if scored is None else [scored])]
 
         release_memory()  # what was scored before, whose memory is measured else
         for starts_left in reversed(range(job.placement.max_failures + 1)):
@@ -143,6 +121,8 @@ def _train(
                 # block nothing holds the frames of the step that failed.
                 release_memory()
             uploads.wait()
+    if scored is not None:
+        scored.finish(job.weights)
 
 
 def _fit(job: Job, checkpoints: str, callbacks: Sequence[Callback]) -> None:
@@ -219,21 +199,8 @@ class _Kept(Callback):
         self._stops, self._uploads = stops, uploads
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Log the step.
-
-        Raises:
-            StorageError: the storage did not take the last checkpoint.
-        """
-        self._uploads.check()
+        """Log the step."""
         self._sink.append(record, self._offset)
-
-    def before_checkpoint(self) -> None:
-        """Wait for the last upload, so that the disk holds one checkpoint at a time.
-
-        Raises:
-            StorageError: the storage did not take it.
-        """
-        self._uploads.wait()
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
         """Start to store the checkpoint and to forget those that are too old.
@@ -250,14 +217,6 @@ class _Kept(Callback):
             self._uploads.wait()
             logger.info("the checkpoint of step %d is made", step)
             raise self._stops.interrupt
-
-    def on_train_end(self) -> None:
-        """Wait for the last upload: weights at their place end a stage.
-
-        Raises:
-            StorageError: the storage did not take it.
-        """
-        self._uploads.wait()
 
     def _store(self, step: int, part: Path) -> None:
         upload_folder(part, join(self._folder, checkpoint_name(step)))

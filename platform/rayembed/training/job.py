@@ -19,7 +19,8 @@ from rayembed.models.contract import EmbeddingModel, TrainableModel
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.training.callbacks import WorkerValidation, WriteWeights
 from rayembed.training.checkpoints.weights import check_made_of, load_weights, weights_digest
-from rayembed.training.trainer import Callback, Objective, StageTrainer, Stream
+from rayembed.training.objective import Objective
+from rayembed.training.trainer import Callback, StageTrainer, Stream
 from rayembed.training.validation.decision import validated_steps
 from rayembed.training.validation.folder import ValidationFolder
 
@@ -35,6 +36,9 @@ class Job(ABC):
     """Storage path of the trained weights; their presence marks the job as done."""
     number: int
     """Place of the stage in its run."""
+    validated_in: str | None = None
+    """Storage folder of the stage, if its weights are scored during training: workers leave weights
+    there, of which the driver chooses. None: the last step's weights are the result."""
     callbacks: tuple[Callback, ...] = ()
     """Further callbacks of the trainer on every worker; picklable."""
 
@@ -142,8 +146,6 @@ class StageJob(Job):
     """Storage path of the previous stage's trainable weights; None for a fresh initialisation."""
     weights: str
     validated_in: str | None = field(default=None, kw_only=True)
-    """Storage folder of the stage, if its weights are scored during training: workers leave weights
-    there, of which the driver chooses. None: the last step's weights are the result."""
     callbacks: tuple[Callback, ...] = field(default=(), kw_only=True)
 
     @property

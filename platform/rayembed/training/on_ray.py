@@ -42,7 +42,7 @@ from rayembed.training.faults.failures_on_ray import (
     killed_for_memory,
     reason,
 )
-from rayembed.training.job import Job, StageJob
+from rayembed.training.job import Job
 from rayembed.training.memory.capacity import (
     Node,
     await_capacity,
@@ -149,8 +149,8 @@ def worker_hardware(placement: Placement) -> dict[str, Any] | None:
     return answer
 
 
-def train_stage_on_ray(
-    job: StageJob,
+def train_on_ray(
+    job: Job,
     folder: str,
     metrics_log: Path,
     offset: int,
@@ -158,7 +158,7 @@ def train_stage_on_ray(
     metrics_place: str | None = None,
     validation: Validation | None = None,
 ) -> None:
-    """Train a stage until its weights are in storage; a finished stage is skipped.
+    """Train until the job's weights are in storage; a finished job is skipped.
 
     Args:
         folder: the stage's folder in storage, for Ray Train's checkpoints.
@@ -172,28 +172,17 @@ def train_stage_on_ray(
         PlacementError: the workers could not be started.
         WorkerError: workers failed more often than `placement.max_failures`.
     """
-    if job.validated_in is None or job.is_done():
-        train_on_ray(job, folder, metrics_log, offset, metrics_place=metrics_place)
-        return
-    assert validation is not None
-    trainer, sink = _trainer(job, folder, metrics_log, offset, metrics_place)
-    with ValidationOnRay(job.run, job.number, job.validated_in, validation) as scored:
-        _fit(trainer, sink, job, folder, metrics_log)
-    scored.finish(job.weights)
-
-
-def train_on_ray(
-    job: Job, folder: str, metrics_log: Path, offset: int, *, metrics_place: str | None = None
-) -> None:
-    """Run a training job until its weights are in storage; a finished job is skipped.
-
-    Arguments and errors are those of `train_stage_on_ray`.
-    """
     if job.is_done():
         logger.info("stage %s is done: %s", job.stage.name, job.weights)
         return
     trainer, sink = _trainer(job, folder, metrics_log, offset, metrics_place)
-    _fit(trainer, sink, job, folder, metrics_log)
+    if job.validated_in is None:
+        _fit(trainer, sink, job, folder, metrics_log)
+        return
+    assert validation is not None
+    with ValidationOnRay(job.run, job.number, job.validated_in, validation) as scored:
+        _fit(trainer, sink, job, folder, metrics_log)
+    scored.finish(job.weights)
 
 
 def _trainer(

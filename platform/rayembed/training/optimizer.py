@@ -11,7 +11,7 @@ from torch import nn
 from rayembed.config.optimizer import OptimizerConfig, TrainLoopConfig
 from rayembed.errors import ConfigError
 from rayembed.models.contract import TrainableModel
-from rayembed.training.contrastive.loss_parameters import PREFIX, LossParameters
+from rayembed.training.contrastive.engine_module import PREFIX, LossParameters
 
 _GROUP = 2**28
 """Maximum elements of a group of matrices, which are gathered at a time: 1 GiB in fp32."""

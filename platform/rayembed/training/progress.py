@@ -7,7 +7,7 @@ from pathlib import Path
 from rayembed.config.optimizer import TrainLoopConfig
 from rayembed.display.progress import SILENCE_SECONDS, bar, detail, doing, duration
 from rayembed.registry.metrics_log import MetricsLog
-from rayembed.training.contrastive.dropped import mean_of_finite
+from rayembed.training.dropped import mean_of_finite
 from rayembed.training.trainer import StepRecord
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from rayembed.training.callbacks import Preemption
 from rayembed.training.checkpoints.checkpoint import Checkpoint
 from rayembed.training.checkpoints.checkpoint_list import checkpoint_name
 from rayembed.training.checkpoints.uploads import Uploads
-from rayembed.training.contrastive.dropped import mean_of_finite
+from rayembed.training.dropped import mean_of_finite
 from rayembed.training.faults.hangs import SHARE, HangWatch
 from rayembed.training.job import Job
 from rayembed.training.trainer import Callback, StepRecord
@@ -125,7 +125,7 @@ def _train(job: Job, sink: Any, offset: int, memory: str) -> None:
         stack.enter_context(deterministic(placement.deterministic))
         nccl = _nccl_log(placement)
         report = TrainReport(sink, offset, uploads)
-        trainer = job.trainer([watch, report, stops, *nccl], prefetched)
+        trainer = job.trainer([watch, uploads, report, stops, *nccl], prefetched)
         if checkpoint is None:
             trainer.fit(memory=memory)
             return
@@ -164,37 +164,16 @@ class TrainReport(Callback):
         self._losses: list[float] = []
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Send a step's metrics, from worker 0.
-
-        Raises:
-            StorageError: the storage did not take the last checkpoint.
-        """
-        self._uploads.check()
+        """Send a step's metrics, from worker 0."""
         self._losses.append(record["loss"])
         if rank() == 0:
             self._pending.append(self._sink.append.remote(record, self._offset))
-
-    def before_checkpoint(self) -> None:
-        """Wait for the last upload, so that the disk holds one checkpoint at a time.
-
-        Raises:
-            StorageError: the storage did not take it.
-        """
-        self._uploads.wait()
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
         """Start to hand this worker's part to Ray Train, which stores it."""
         pending, metrics = self._pending, {"step": step, "loss": mean_of_finite(self._losses)}
         self._pending, self._losses = [], []
         self._uploads.start(step, folder, lambda part: self._store(step, part, metrics, pending))
-
-    def on_train_end(self) -> None:
-        """Wait for the last upload: weights at their place end a stage.
-
-        Raises:
-            StorageError: the storage did not take it.
-        """
-        self._uploads.wait()
 
     def _store(self, step: int, part: Path, metrics: dict[str, float], pending: list[Any]) -> None:
         if pending:  # a step that a checkpoint counts as done must be in the log, and stay

@@ -7,7 +7,6 @@ import logging
 import shutil
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -21,7 +20,6 @@ from rayembed.config.optimizer import TrainLoopConfig
 from rayembed.config.placement import Placement
 from rayembed.data.plan.stream import prefetched, settled_step_processes
 from rayembed.distributed.collectives import rank, world_size
-from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError
 from rayembed.machine.ahead import done_ahead
 from rayembed.machine.hardware import pass_cost_tokens
@@ -35,22 +33,19 @@ from rayembed.training.checkpoints.checkpoint import (
     seed_worker,
 )
 from rayembed.training.compiling import compiles
-from rayembed.training.contrastive.dropped import DroppedSteps
 from rayembed.training.contrastive.hidden_states import StateErrors
-from rayembed.training.contrastive.step import StepReport, StepSettings
+from rayembed.training.dropped import DroppedSteps
 from rayembed.training.engine import DeepSpeedEngine, expert_group
 from rayembed.training.expert_parallel import spread_experts
 from rayembed.training.memory.graph_room import bytes_to_come
 from rayembed.training.memory.stage_memory import StageMemory
+from rayembed.training.objective import MakeBatch, Objective, StepSettings
 from rayembed.training.optimizer import learning_rate_factor
 
 logger = logging.getLogger(__name__)
 
 _READY = 2
 """Batches that are collated before their step."""
-
-MakeBatch = Callable[[int], Any]
-"""Builds this worker's batch of a step, counted from 0; picklable."""
 
 Stream = Callable[[MakeBatch, int, int, int, bool], Generator[Any]]
 """Batches from the first step to the second (exclusive), in order, made by a number of processes, 0
@@ -83,73 +78,6 @@ class Engine(StatefulEngine, Protocol):
     def trainable_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and whole weight, one after the other on all workers."""
         ...
-
-
-class Objective(ABC):
-    """What a stage is trained for: how its batches are made, and how the gradients of one are.
-
-    An architecture names its objective by an import string, such as
-    `rayembed.training.contrastive.objective:CONTRASTIVE`.
-    """
-
-    trace: str = ""
-    """Option of the job that shows the rows of `STAGE:STEP`; empty: the job has none."""
-
-    def check(self, stage: Any) -> None:
-        """Return when the objective can train the stage; asked before data is prepared.
-
-        Raises:
-            ConfigError: its loss, or another setting, does not fit.
-        """
-        return None
-
-    def teacher_widths(self, plan: Any) -> tuple[int, ...]:
-        """Widths of the vectors of teachers that go with the plan's rows."""
-        return ()
-
-    def teacher(self, model: Any, stage: Any, dtype: str) -> EmbeddingModel | None:
-        """Model whose hidden states the trained one learns, on the CPU; None: there is none.
-
-        Args:
-            dtype: of its weights.
-
-        Raises:
-            RayembedError: it cannot be loaded, or its states cannot be compared with the model's.
-        """
-        return None
-
-    @abstractmethod
-    def batches(self, plan: Any, model: Any, stage: Any, seed: int) -> MakeBatch:
-        """Builder of this worker's batches; each has its number as `step`."""
-
-    def ahead(self, model: Any, batch: Any, stage: Any, settings: StepSettings) -> Any:
-        """The batch as `run_step` takes it, with all that can be done before its step; it keeps its
-        number as `step`.
-
-        A thread calls it while the step before computes.
-        """
-        return batch
-
-    @abstractmethod
-    def run_step(
-        self,
-        model: Any,
-        engine: nn.Module,
-        backward: Backward,
-        batch: Any,
-        stage: Any,
-        settings: StepSettings,
-    ) -> StepReport:
-        """Accumulate the gradients of one step in the model's parameters.
-
-        Args:
-            engine: what forward passes go through.
-            backward: sends one scalar's gradient through its graph.
-        """
-
-    @abstractmethod
-    def source(self, plan: Any, step: int) -> str:
-        """What the batch of a step, from 0, was drawn from, as the end of `its batch is of …`."""
 
 
 class Callback:

@@ -30,11 +30,11 @@ from rayembed.models.passes.micro_batches import cut_by_length
 from rayembed.models.vocabulary import Vocabulary
 from rayembed.training.checkpoints.export import upload_model
 from rayembed.training.checkpoints.weights import read_weights, weights_digest
-from rayembed.training.contrastive.dropped import without_gradient_unless_finite
-from rayembed.training.contrastive.step import StepReport, StepSettings
+from rayembed.training.dropped import without_gradient_unless_finite
 from rayembed.training.job import Job
 from rayembed.training.memory.graph_room import GraphRoom, Tokens
-from rayembed.training.trainer import Callback, Objective, StageTrainer, StepRecord, Stream
+from rayembed.training.objective import Objective, StepReport, StepSettings
+from rayembed.training.trainer import Callback, StageTrainer, StepRecord, Stream
 from rayembed_extras.adaptation.batch import MaskedBatch, MaskedSteps
 from rayembed_extras.adaptation.encoder import (
     check_adaptable,

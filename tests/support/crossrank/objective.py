@@ -17,8 +17,8 @@ from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import ConfigError
 from rayembed.models.contract import Tokens, cost, to_device
 from rayembed.models.passes.micro_batches import cut_by_length, padded_tokens
-from rayembed.training.contrastive.objective import EmbeddingObjective
-from rayembed.training.contrastive.step import StepReport, StepSettings
+from rayembed.training.contrastive.step import EmbeddingObjective
+from rayembed.training.objective import StepReport, StepSettings
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,11 @@ from rayembed.models.loading.saved_folder import read_graph
 from rayembed.models.transformer_model import TransformerModel
 from rayembed.pipeline.checks.network import check_asked
 from rayembed.search.faiss_library import require_faiss
+from rayembed.training.contrastive.engine_module import loss_parameters
 from rayembed.training.contrastive.hidden_states import check_comparable
-from rayembed.training.contrastive.loss_parameters import loss_parameters
-from rayembed.training.contrastive.objective import stage_tokenizer
+from rayembed.training.contrastive.step import stage_tokenizer
+from rayembed.training.objective import Objective
 from rayembed.training.optimizer import parameter_groups
-from rayembed.training.trainer import Objective
 
 logger = logging.getLogger(__name__)
 

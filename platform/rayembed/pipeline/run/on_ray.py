@@ -133,14 +133,13 @@ class OnRay:
             check_placement_now,
             check_ready,
             train_on_ray,
-            train_stage_on_ray,
             worker_hardware,
         )
 
         self.start, self.execute = connect, execute_with_ray_data
         self.check_now, self.check = check_placement_now, check_ready
         self.hardware = worker_hardware
-        self.train_stage, self.train = train_stage_on_ray, train_on_ray
+        self.train = train_on_ray
 
     def gpus(self, placement: "Settings") -> "SeenGpus":
         """GPUs of the cluster's live nodes; a cluster that would only be started for the job is

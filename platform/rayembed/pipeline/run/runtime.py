@@ -37,7 +37,7 @@ from rayembed.machine.hardware import Precision, auto_precision
 from rayembed.pipeline.checks.precision import AnyRun, run_settled
 from rayembed.pipeline.job import work_begins
 from rayembed.registry.provenance import node_hardware
-from rayembed.training.here import take_device, train_here, train_stage_here
+from rayembed.training.here import take_device, train_here
 from rayembed.training.memory.capacity import Node, check_capacity, check_validation_capacity
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from rayembed.evaluation.pooled.pool import Workers
     from rayembed.evaluation.score import Pool
     from rayembed.machine.hardware import Precision
-    from rayembed.training.job import Job, StageJob
+    from rayembed.training.job import Job
     from rayembed.training.validation.scoring import Validation
 
 
@@ -58,7 +58,6 @@ class Here:
 
     execute = staticmethod(execute_here)
     train = staticmethod(train_here)
-    train_stage = staticmethod(train_stage_here)
 
     def __init__(self, *, deterministic: bool = False) -> None:
         self._deterministic = deterministic
@@ -188,18 +187,6 @@ class Runtime(Protocol):
         """Context of the preparation of data."""
         ...
 
-    def train_stage(
-        self,
-        job: "StageJob",
-        folder: str,
-        metrics_log: Path,
-        offset: int,
-        *,
-        metrics_place: str | None = None,
-        validation: "Validation | None" = None,
-    ) -> None:
-        """Train a stage; arguments and errors are those of `training.here.train_stage_here`."""
-
     def train(
         self,
         job: "Job",
@@ -208,8 +195,9 @@ class Runtime(Protocol):
         offset: int,
         *,
         metrics_place: str | None = None,
+        validation: "Validation | None" = None,
     ) -> None:
-        """Train a job without validation, as `train_stage`."""
+        """Train a stage; arguments and errors are those of `training.here.train_here`."""
 
     def export(
         self, export: Callable[..., None], run: Any, weights: str | None, folder: str

@@ -294,7 +294,7 @@ def _train_and_score(
         )
         begun = stage.steps if job.is_done() else newest_step(place)
         enter(stage.name, f"{begun}/{stage.steps}")
-        runtime.train_stage(
+        runtime.train(
             job,
             place,
             folders.local / METRICS_FILE,

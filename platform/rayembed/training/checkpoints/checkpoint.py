@@ -36,7 +36,7 @@ from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import ArtifactError, StorageError
 from rayembed.training.checkpoints.weights import read_header, tensors_digest
-from rayembed.training.contrastive.loss_parameters import PREFIX
+from rayembed.training.contrastive.engine_module import PREFIX
 
 logger = logging.getLogger(__name__)
 

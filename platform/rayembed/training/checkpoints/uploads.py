@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from rayembed.training.trainer import Callback, StepRecord
+
 logger = logging.getLogger(__name__)
 
 _WORTH_TELLING_SECONDS = 5.0
@@ -19,13 +21,16 @@ _AFTER_AN_ERROR_SECONDS = 120.0
 """Most seconds that an upload is waited for when training ended with an error."""
 
 
-class Uploads:
+class Uploads(Callback):
     """Stores this worker's part of each checkpoint in a thread, one at a time.
 
     A checkpoint is complete on the local disk before its upload begins, so training may change
     weights meanwhile; it counts when all of it is stored, and until then the one before does. At
     the end of a `with` block nothing is on its way any more, except after another error an upload
     that takes minutes: the other workers may have gone, without whom it does not end.
+
+    As a callback it raises what an upload raised after the next step, and waits for the last one
+    before the next checkpoint and at the end.
 
     Raises:
         Exception: at the end of the block without another error, what an upload raised.
@@ -66,7 +71,7 @@ class Uploads:
         def upload() -> None:
             try:
                 store(part)
-            except BaseException as error:  # noqa: BLE001  raised by `check` in the training's thread
+            except BaseException as error:  # noqa: BLE001  raised by `wait` in the training's thread
                 self._error = error
             finally:
                 shutil.rmtree(own, ignore_errors=True)
@@ -75,10 +80,18 @@ class Uploads:
         self._thread = threading.Thread(target=upload, name=f"upload of step {step}", daemon=True)
         self._thread.start()
 
-    def check(self) -> None:
+    def on_step_end(self, record: StepRecord) -> None:
         """Raise what an upload raised; returns at once if there is nothing to tell."""
         if self._error is not None:
             raise self._error
+
+    def before_checkpoint(self) -> None:
+        """Wait for the last upload, so that the disk holds one checkpoint at a time."""
+        self.wait()
+
+    def on_train_end(self) -> None:
+        """Wait for the last upload: weights at their place end a stage."""
+        self.wait()
 
     def wait(self) -> None:
         """Return when nothing is on its way.
@@ -94,7 +107,8 @@ class Uploads:
                 "training has waited %.0f s for the upload of the checkpoint of step %d",
                 *(seconds, self._step),
             )
-        self.check()
+        if self._error is not None:
+            raise self._error
 
     def _join(self, timeout: float | None = None) -> None:
         if self._thread is not None:

@@ -27,6 +27,7 @@ from rayembed.models.passes.micro_batches import (
     places_in_row_order,
 )
 from rayembed.training.contrastive.batch_loss import Targets, rows_of
+from rayembed.training.objective import StepSettings
 
 
 def context_rows(
@@ -158,28 +159,15 @@ class CollatedStep:
         return self.micro_batches + [self.filler] * (num_passes - len(self.micro_batches))
 
 
-def collated(
-    model: EmbeddingModel,
-    batch: StepBatch,
-    stage: StageConfig,
-    *,
-    budget: int,
-    pass_cost: int,
-    seed: int,
-    pinned: bool,
+def collated_step(
+    model: EmbeddingModel, batch: StepBatch, stage: StageConfig, settings: StepSettings
 ) -> CollatedStep:
-    """Cut and collate a batch.
-
-    Args:
-        budget: padded tokens of a micro-batch.
-        pass_cost: what a forward pass costs beside its tokens, in tokens.
-        seed: of the draw of the context's documents.
-        pinned: whether micro-batches are put into memory that a GPU copies from by itself.
-    """
+    """Cut and collate a batch, as `run_step` takes it; may be called in another thread."""
+    budget, pass_cost = settings.micro_batch_tokens, settings.pass_cost_tokens
     costs = [cost(tokens) + model.added_tokens for tokens in batch.tokens]
     cuts = cut_for(model, costs, budget, pass_cost)
     occurrences = batch.occurrences()
-    held = Tensor.pin_memory if pinned else _as_it_is
+    held = Tensor.pin_memory if settings.pins else _as_it_is
 
     def ready(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: held(value) for name, value in tensors.items()}
@@ -195,7 +183,7 @@ def collated(
         rows = context_rows(
             world_size() * len(documents),
             model.max_context,
-            seed=seed,
+            seed=settings.seed,
             stage=stage.name,
             step=batch.step,
         )

@@ -1,20 +1,28 @@
-"""One training step: tokens → embeddings → candidates of all workers → loss → gradients.
+"""The contrastive objective and its step: tokens → embeddings → candidates → loss → gradients.
 
 b rows of this worker, K negatives a row, U distinct texts of this worker, D embedding width.
 """
 
+import copy
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from rayembed.config.loss import LossConfig, Widths
+from rayembed.assets.resolver import resolve_model
+from rayembed.config.backbone import Dtype
+from rayembed.config.loss import Widths
 from rayembed.config.stage import StageConfig
+from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.step_batch import StepBatch
+from rayembed.data.plan.stream import PairSteps
+from rayembed.data.vectors.lookup import StoredVectors
 from rayembed.distributed.collectives import (
     maxima,
+    rank,
     read_together,
     sum_with_gradient,
     summed,
@@ -27,65 +35,39 @@ from rayembed.distributed.grad_cache import (
     backward_with_cache,
     backward_with_graphs,
 )
+from rayembed.errors import ConfigError
 from rayembed.losses.candidates import Columns, Rows, num_repeated
-from rayembed.models.contract import EmbeddingModel, EmbedOutput, moved, to_device
+from rayembed.losses.contract import Contrastive, Pairwise
+from rayembed.models.contract import (
+    EmbeddingModel,
+    EmbedOutput,
+    PromptTokenizer,
+    Tokenizer,
+    TrainingTokenizer,
+    moved,
+    to_device,
+)
+from rayembed.models.loading.load import load_model
 from rayembed.training.contrastive.batch_loss import (
     check_rows,
     contrastive_loss,
     gathered,
     pairwise_loss,
 )
-from rayembed.training.contrastive.collated import CollatedStep, Needed, collated
-from rayembed.training.contrastive.dropped import without_gradient_unless_finite
-from rayembed.training.contrastive.hidden_states import (
-    StateErrors,
-    auxiliary_loss,
-    statistics_metrics,
-)
-from rayembed.training.contrastive.loss_parameters import (
-    LossParameters,
-    loss_parameters,
+from rayembed.training.contrastive.collated import CollatedStep, Needed, collated_step
+from rayembed.training.contrastive.engine_module import (
     named_values,
     parameter_shapes,
     scalars_of,
 )
+from rayembed.training.contrastive.hidden_states import (
+    auxiliary_loss,
+    check_comparable,
+    statistics_metrics,
+)
+from rayembed.training.dropped import without_gradient_unless_finite
 from rayembed.training.memory.graph_room import GraphRoom, Tokens
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """Execution settings of a step on this worker; only the seed affects results."""
-
-    micro_batch_tokens: int
-    grad_cache: bool | GraphRoom
-    """Whether to use GradCache, or what says so of each step."""
-    device: torch.device
-    _: KW_ONLY
-    pass_cost_tokens: int = 48
-    """Cost of a forward pass beside its tokens, in tokens; see `hardware.pass_cost_tokens`."""
-    seed: int = 0
-    """Seed of draws from a global batch, the same on all workers."""
-
-    @property
-    def pins(self) -> bool:
-        """Whether batches are put into memory that a device copies from by itself."""
-        return self.device.type != "cpu"
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """Outcome of one step over all workers."""
-
-    loss: float
-    """Mean over workers."""
-    texts: int
-    """Sum of the workers' distinct texts."""
-    tokens: int
-    padded_tokens: int
-    micro_batches: int
-    """Maximum over workers."""
-    metrics: dict[str, float]
-    """Model statistics of the global batch."""
+from rayembed.training.objective import Objective, StepReport, StepSettings
 
 
 def run_step(
@@ -178,19 +160,64 @@ def run_step(
     )
 
 
-def collated_step(
-    model: EmbeddingModel, batch: StepBatch, stage: StageConfig, settings: StepSettings
-) -> CollatedStep:
-    """The batch in micro-batches, as `run_step` takes it; may be made in another thread."""
-    return collated(
-        model,
-        batch,
-        stage,
-        budget=settings.micro_batch_tokens,
-        pass_cost=settings.pass_cost_tokens,
-        seed=settings.seed,
-        pinned=settings.pins,
-    )
+def stage_tokenizer(stage: StageConfig, tokenizer: Tokenizer) -> Tokenizer:
+    """The training tokenizer, with the stage's lengths if it sets any.
+
+    The given one is left as it is.
+    """
+    read = tokenizer.in_training() if isinstance(tokenizer, TrainingTokenizer) else tokenizer
+    wanted = {"query": stage.query_max_length, "document": stage.document_max_length}
+    if not any(wanted.values()):
+        return read
+    changed: PromptTokenizer = copy.copy(read)  # type: ignore[assignment] # all models' are
+    changed.max_lengths = {r: wanted[r] or length for r, length in changed.max_lengths.items()}
+    return changed
+
+
+class EmbeddingObjective(Objective):
+    """Queries near their positives, far from other candidates; the loss is the stage's."""
+
+    trace = "--trace-batch"
+    ahead = staticmethod(collated_step)
+    run_step = staticmethod(run_step)
+
+    def check(self, stage: StageConfig) -> None:
+        """Return when the stage's loss is one of embeddings."""
+        if not isinstance(stage.loss, Contrastive | Pairwise):
+            raise ConfigError(
+                f"stages.{stage.name}.loss.kind is {stage.loss.kind!r}, which is no loss of "
+                "embeddings, and the model gives embeddings; take another loss, such as infonce"
+            )
+
+    def teacher_widths(self, plan: BatchPlan) -> tuple[int, ...]:
+        """Those of the stage's teachers."""
+        return tuple(StoredVectors.open(folder).width for folder in plan.teachers)
+
+    def teacher(
+        self, model: EmbeddingModel, stage: StageConfig, dtype: str
+    ) -> EmbeddingModel | None:
+        """The stage's, of which `hidden_states` are learnt."""
+        if stage.hidden_states is None:
+            return None
+        reference = stage.hidden_states.teacher
+        teacher = load_model(resolve_model(reference), dtype=cast(Dtype, dtype))
+        check_comparable(f"stages.{stage.name}.hidden_states.teacher", model, teacher)
+        return teacher
+
+    def batches(
+        self, plan: BatchPlan, model: EmbeddingModel, stage: StageConfig, seed: int
+    ) -> PairSteps:
+        """Builder of this worker's share of each batch."""
+        tokenizer = stage_tokenizer(stage, model.tokenizer)
+        return PairSteps(plan, tokenizer, rank(), world_size())
+
+    def source(self, plan: BatchPlan, step: int) -> str:
+        """The batch's data sets."""
+        names = sorted({pair.dataset for pair in plan.read_pairs(step)})
+        return f"the data sets {', '.join(names)}" if len(names) > 1 else f"the data set {names[0]}"
+
+
+CONTRASTIVE = EmbeddingObjective()
 
 
 def _of_all_workers(
@@ -241,55 +268,3 @@ def _loss_parameters(engine: nn.Module) -> Callable[[], Tensor]:
         return found
 
     return values
-
-
-class EngineModule(nn.Module):
-    """The model as an engine wraps it, with the parameters of the loss if it has any: one forward
-    method for texts, for their context and for these parameters.
-
-    All go through the engine's own forward pass, which partitioned parameters need.
-
-    Args:
-        teachers: widths of the vectors of the stage's teachers.
-        states: adds the errors of the model's hidden states to its statistics.
-
-    Raises:
-        ConfigError: the loss cannot compare vectors of these widths.
-    """
-
-    def __init__(
-        self,
-        model: EmbeddingModel,
-        loss: LossConfig | None = None,
-        teachers: tuple[int, ...] = (),
-        states: StateErrors | None = None,
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.states = states
-        self.loss: LossParameters | None = None
-        if loss is not None:
-            found = loss_parameters(loss, Widths(model.dimensions[0], teachers))
-            self.loss = None if found is None else found.to(next(model.parameters()).device)
-
-    def forward(
-        self,
-        inputs: dict[str, Tensor] | None,
-        context: Tensor | None = None,
-        only_context: bool = False,
-        only_loss: bool = False,
-    ) -> EmbedOutput | Tensor:
-        """Outputs of the model, or only the context vectors of the texts, or only the values of
-        the loss's parameters.
-        """
-        if only_loss:
-            assert self.loss is not None
-            values: Tensor = self.loss()
-            return values
-        assert inputs is not None
-        if only_context:
-            return self.model.embed_context(inputs)
-        if self.states is not None:
-            return self.states(inputs)
-        output: EmbedOutput = self.model(inputs, context)
-        return output

@@ -43,10 +43,9 @@ class Scoring:
     """Validation of one stage. Made before its workers start, used by one thread at a time.
 
     Args:
-        data: fingerprint of what is scored on.
-        deciding: one score of those by task.
-        on_scored: told of each step that is scored, and at first of those that are already: a
-            process that was killed may not have told it.
+        steps: those that are to have a score.
+        validation: hears at first of steps that are scored already: a process that was killed may
+            not have told it.
 
     Raises:
         ArtifactError: scores that lie there were taken on other data.
@@ -58,23 +57,21 @@ class Scoring:
         folder: ValidationFolder,
         steps: Sequence[int],
         config: ValidationConfig,
-        data: str,
-        deciding: Callable[[Mapping[str, float]], float],
-        on_scored: Callable[[ValidationResult], None],
+        validation: Validation,
     ) -> None:
         self._stage, self._folder, self._steps, self._config = stage, folder, tuple(steps), config
-        self._data, self._deciding, self._on_scored = data, deciding, on_scored
+        self._validation, self._data = validation, validation.data
         self._records = {s: r for s, r in folder.records().items() if s in self._steps}
         self._absent: set[int] = set()
         for record in self._records.values():
-            if record.data != data:
+            if record.data != self._data:
                 raise ArtifactError(
                     f"stage {stage!r}: step {record.step} was scored on the data {record.data!r}, "
-                    f"now they are {data!r}: the validation's texts or mteb's version have changed "
+                    f"now they are {self._data!r}: the validation's texts or mteb's version have changed "
                     "since. Put them back, or give this run another --name"
                 )
             if record.score is not None:
-                on_scored(record)
+                validation.on_scored(record)
 
     @classmethod
     def of(
@@ -84,8 +81,7 @@ class Scoring:
         config, stage = run.evaluation.validation, run.stages[number]
         assert config is not None
         steps = validated_steps(stage.steps, run.validation_interval(stage))
-        given = validation.data, validation.deciding, validation.on_scored
-        return cls(stage.name, folder, steps, config, *given)
+        return cls(stage.name, folder, steps, config, validation)
 
     @property
     def choice(self) -> Choice:
@@ -111,7 +107,7 @@ class Scoring:
         if bad:
             self.failed(step, content, f"the score of {', '.join(bad)} is not a number", seconds)
             return
-        score = self._deciding(scores)
+        score = self._validation.deciding(scores)
         record = ValidationResult(step, content, self._data, score, dict(scores), seconds)
         if not self._keep(record):
             return
@@ -121,7 +117,7 @@ class Scoring:
             "stage %s  step %d  validation %.4f%s, %.1f s; best so far: step %s",
             *(self._stage, step, score, by_task, seconds, self.choice.step),
         )
-        self._on_scored(record)
+        self._validation.on_scored(record)
 
     def failed(self, step: int, content: str, problem: str, seconds: float) -> None:
         """Keep that the weights of a step have no score. Another submission does not try again, so

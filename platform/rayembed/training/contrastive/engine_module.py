@@ -1,4 +1,4 @@
-"""Parameters of a loss while it is trained.
+"""The module that an engine wraps: a model with the parameters of its loss.
 
 P numbers in all parameters of a loss.
 """
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rayembed.config.loss import LossConfig, Widths
-from rayembed.models.contract import TrainableModel
+from rayembed.models.contract import EmbeddingModel, EmbedOutput, TrainableModel
+from rayembed.training.contrastive.hidden_states import StateErrors
 
 PREFIX = "loss:"
 """What the names of a loss's parameters begin with in checkpoints; no module can have such a name.
@@ -65,3 +66,55 @@ def scalars_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     not worth a transfer from the device in each step.
     """
     return {f"loss_{n}": value.detach() for n, value in parameters.items() if value.numel() == 1}
+
+
+class EngineModule(nn.Module):
+    """The model as an engine wraps it, with the parameters of the loss if it has any: one forward
+    method for texts, for their context and for these parameters.
+
+    All go through the engine's own forward pass, which partitioned parameters need.
+
+    Args:
+        teachers: widths of the vectors of the stage's teachers.
+        states: adds the errors of the model's hidden states to its statistics.
+
+    Raises:
+        ConfigError: the loss cannot compare vectors of these widths.
+    """
+
+    def __init__(
+        self,
+        model: EmbeddingModel,
+        loss: LossConfig | None = None,
+        teachers: tuple[int, ...] = (),
+        states: StateErrors | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.states = states
+        self.loss: LossParameters | None = None
+        if loss is not None:
+            found = loss_parameters(loss, Widths(model.dimensions[0], teachers))
+            self.loss = None if found is None else found.to(next(model.parameters()).device)
+
+    def forward(
+        self,
+        inputs: dict[str, Tensor] | None,
+        context: Tensor | None = None,
+        only_context: bool = False,
+        only_loss: bool = False,
+    ) -> EmbedOutput | Tensor:
+        """Outputs of the model, or only the context vectors of the texts, or only the values of
+        the loss's parameters.
+        """
+        if only_loss:
+            assert self.loss is not None
+            values: Tensor = self.loss()
+            return values
+        assert inputs is not None
+        if only_context:
+            return self.model.embed_context(inputs)
+        if self.states is not None:
+            return self.states(inputs)
+        output: EmbedOutput = self.model(inputs, context)
+        return output
