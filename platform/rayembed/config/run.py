@@ -19,10 +19,10 @@ from rayembed.config.stage import StageConfig
 from rayembed.config.stage_data import (
     as_taken,
     check_clusters,
+    check_negatives_at_hand,
     check_negatives_used,
     check_similarity,
     check_teachers,
-    no_negatives,
 )
 from rayembed.config.types import FileName, Seed, unique_names
 from rayembed.config.validation import (
@@ -51,47 +51,10 @@ class Run(NamedRun):
     placement: Placement = Placement()
 
     @model_validator(mode="after")
-    def _stages_fit(self) -> "Run":
-        datasets = {dataset.name: dataset for dataset in self.data.datasets}
+    def _fits(self) -> "Run":
         for stage in self.stages:
-            for name in stage.datasets:
-                if name not in datasets:
-                    raise ValueError(
-                        f"stage {stage.name!r} uses the data set {name!r}, which data.datasets "
-                        f"lacks; {nearest(name, datasets)}"
-                    )
-                dataset = datasets[name]
-                in_batch = stage.batch.in_batch_negatives and dataset.in_batch_negatives
-                in_batch |= "similarity" in stage.loss.needs  # rows learn from each other
-                if not in_batch and not (stage.batch.num_negatives and dataset.has_negatives):
-                    raise ValueError(
-                        f"the data set {name!r} has no negatives in stage {stage.name!r}, so its "
-                        "loss is always zero; give it negatives (mining, or negatives of the "
-                        "source, with the stage's batch.num_negatives above 0) or allow in-batch "
-                        "negatives in both the stage and the data set"
-                    )
-                hard = stage.batch.num_negatives and dataset.has_negatives
-                if stage.batch.global_pairs == 1 and not hard:
-                    raise ValueError(
-                        f"stages.{stage.name}.batch.global_pairs is 1, and the data set {name!r} "
-                        "has no negatives there: the only row of a batch has no other to be told "
-                        "from, so its loss is always zero; set it to 2 or more, 64 is usual"
-                    )
-                if stage.batch.policy == "clustered":
-                    check_clusters(stage, dataset)
-            setting = f"stage {stage.name!r}: batch.global_pairs"
-            workers = self.placement.fewest_workers, self.placement.workers
-            check_shares(setting, stage.batch.global_pairs, *workers)
-            stage.optimizer.check_zero_stage(self.placement.zero_stage)
-        return self
-
-    @model_validator(mode="after")
-    def _instructions_can_be_saved(self) -> "Run":
+            self._check_stage(stage)
         check_prompt_names(self.instructions)
-        return self
-
-    @model_validator(mode="after")
-    def _experts_can_be_spread(self) -> "Run":
         check_expert_parallel(
             self.model,
             size=self.placement.expert_parallel,
@@ -99,13 +62,64 @@ class Run(NamedRun):
             zero_stage=self.placement.zero_stage,
             elastic=self.placement.is_elastic,
         )
+        self._check_widths()
+        self._check_lengths()
+        for stage in self.stages:
+            check_similarity(stage, self._datasets_of(stage))
+            check_teachers(stage, self._datasets_of(stage))
+        for dataset in self.data.datasets:
+            check_negatives_used(dataset, [s for s in self.stages if dataset.name in s.datasets])
+        for stage in self.stages:
+            check_negatives_at_hand(stage, self._datasets_of(stage))
+        self._check_held_out_names()
+        if self.evaluation.guard is not None:
+            check_guard(self.evaluation.guard, self.evaluation, bool(self.held_out_datasets))
+        self._check_validation()
+        # Steps of epochs are known only when records are estimated or counted.
+        if all(stage.epochs is None for stage in self.stages):
+            self.check_choice()
         return self
 
-    @model_validator(mode="after")
-    def _widths_are_offered(self) -> "Run":
+    def _datasets_of(self, stage: StageConfig) -> list[DatasetConfig]:
+        datasets = {dataset.name: dataset for dataset in self.data.datasets}
+        return [datasets[name] for name in stage.datasets]
+
+    def _check_stage(self, stage: StageConfig) -> None:
+        datasets = {dataset.name: dataset for dataset in self.data.datasets}
+        for name in stage.datasets:
+            if name not in datasets:
+                raise ValueError(
+                    f"stage {stage.name!r} uses the data set {name!r}, which data.datasets "
+                    f"lacks; {nearest(name, datasets)}"
+                )
+            dataset = datasets[name]
+            in_batch = stage.batch.in_batch_negatives and dataset.in_batch_negatives
+            in_batch |= "similarity" in stage.loss.needs  # rows learn from each other
+            if not in_batch and not (stage.batch.num_negatives and dataset.has_negatives):
+                raise ValueError(
+                    f"the data set {name!r} has no negatives in stage {stage.name!r}, so its "
+                    "loss is always zero; give it negatives (mining, or negatives of the "
+                    "source, with the stage's batch.num_negatives above 0) or allow in-batch "
+                    "negatives in both the stage and the data set"
+                )
+            hard = stage.batch.num_negatives and dataset.has_negatives
+            if stage.batch.global_pairs == 1 and not hard:
+                raise ValueError(
+                    f"stages.{stage.name}.batch.global_pairs is 1, and the data set {name!r} "
+                    "has no negatives there: the only row of a batch has no other to be told "
+                    "from, so its loss is always zero; set it to 2 or more, 64 is usual"
+                )
+            if stage.batch.policy == "clustered":
+                check_clusters(stage, dataset)
+        setting = f"stage {stage.name!r}: batch.global_pairs"
+        workers = self.placement.fewest_workers, self.placement.workers
+        check_shares(setting, stage.batch.global_pairs, *workers)
+        stage.optimizer.check_zero_stage(self.placement.zero_stage)
+
+    def _check_widths(self) -> None:
         offered = self.model.offered_dimensions
         if offered is None:
-            return self
+            return
         for stage in self.stages:
             if lost := [d for d in stage.loss.dimensions if d not in offered]:
                 raise ValueError(
@@ -113,10 +127,8 @@ class Run(NamedRun):
                     f"{offered} lacks them, so that nobody could ask for such "
                     "vectors; add them there"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _lengths_fit(self) -> "Run":
+    def _check_lengths(self) -> None:
         for stage in self.stages:
             for name in ("query_max_length", "document_max_length"):
                 wanted, most = getattr(stage, name), getattr(self.model, name)
@@ -125,45 +137,8 @@ class Run(NamedRun):
                         f"stages.{stage.name}.{name} {wanted} exceeds model.{name} {most}; a stage "
                         "may read less of a text than the model, not more"
                     )
-        return self
 
-    @model_validator(mode="after")
-    def _losses_have_what_they_need(self) -> "Run":
-        datasets = {dataset.name: dataset for dataset in self.data.datasets}
-        for stage in self.stages:
-            used = [datasets[name] for name in stage.datasets]
-            check_similarity(stage, used)
-            if "teacher_scores" in stage.loss.needs:
-                check_teachers(stage, used)
-        return self
-
-    @model_validator(mode="after")
-    def _negatives_are_used(self) -> "Run":
-        for dataset in self.data.datasets:
-            check_negatives_used(dataset, [s for s in self.stages if dataset.name in s.datasets])
-        return self
-
-    @model_validator(mode="after")
-    def _negatives_can_be_had(self) -> "Run":
-        datasets = {dataset.name: dataset for dataset in self.data.datasets}
-        for stage in self.stages:
-            wanted = stage.batch.num_negatives
-            used = [datasets[name] for name in stage.datasets]
-            if wanted and not any(dataset.has_negatives for dataset in used):
-                raise ValueError(no_negatives(stage, used))
-            for dataset in used:
-                setting, most = dataset.most_negatives or ("", wanted)
-                if most < wanted:
-                    verb = "mines" if dataset.mining is not None else "draws"
-                    raise ValueError(
-                        f"stage {stage.name!r} takes batch.num_negatives {wanted} of each query, "
-                        f"but data set {dataset.name!r} {verb} {most}; raise data.datasets."
-                        f"{dataset.name}.{setting} or lower stages.{stage.name}.batch.num_negatives"
-                    )
-        return self
-
-    @model_validator(mode="after")
-    def _held_out_sets_have_names_of_their_own(self) -> "Run":
+    def _check_held_out_names(self) -> None:
         taken = {own.name for own in self.evaluation.own_sets}
         for dataset in self.held_out_datasets:
             if held_out_set(dataset.name) in taken:
@@ -172,16 +147,8 @@ class Run(NamedRun):
                     f"held-out part of the data set {dataset.name!r}; choose another one, or set "
                     f"data.datasets.{dataset.name}.held_out=null"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _guard_can_compare(self) -> "Run":
-        if self.evaluation.guard is not None:
-            check_guard(self.evaluation.guard, self.evaluation, bool(self.held_out_datasets))
-        return self
-
-    @model_validator(mode="after")
-    def _validation_has_what_is_held_out(self) -> "Run":
+    def _check_validation(self) -> None:
         validation = self.evaluation.validation
         if validation is not None and isinstance(validation.data, HeldOutValidation):
             if not self.held_out_datasets:
@@ -191,14 +158,6 @@ class Run(NamedRun):
                     "or data.kind=own_sets, beir or mteb"
                 )
             check_names("evaluation.validation.weights", validation.weights, self.validation_names)
-        return self
-
-    @model_validator(mode="after")
-    def _validation_has_a_choice(self) -> "Run":
-        # Steps of epochs are known only when records are estimated or counted.
-        if all(stage.epochs is None for stage in self.stages):
-            self.check_choice()
-        return self
 
     def check_choice(self) -> None:
         """Check that validation scores a step before the last one, if it is to keep the best.

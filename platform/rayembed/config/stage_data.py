@@ -53,8 +53,12 @@ def check_similarity(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
 
 
 def check_teachers(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
-    """Raise when no row can have a teacher's scores, or a row those of different teachers."""
+    """Raise when the loss reads a teacher's scores and no row can have them, or a row those of
+    different teachers.
+    """
     loss = stage.loss.kind
+    if "teacher_scores" not in stage.loss.needs:
+        return
     for dataset in used:
         mining = dataset.mining
         if mining is not None and mining.further_teachers and mining.rescoring is None:
@@ -139,7 +143,23 @@ def without_negatives(dataset: DatasetConfig) -> DatasetConfig:
     return dataset
 
 
-def no_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> str:
+def check_negatives_at_hand(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
+    """Raise when a stage asks for more hard negatives than its data sets give."""
+    wanted = stage.batch.num_negatives
+    if wanted and not any(dataset.has_negatives for dataset in used):
+        raise ValueError(_no_negatives(stage, used))
+    for dataset in used:
+        setting, most = dataset.most_negatives or ("", wanted)
+        if most < wanted:
+            verb = "mines" if dataset.mining is not None else "draws"
+            raise ValueError(
+                f"stage {stage.name!r} takes batch.num_negatives {wanted} of each query, "
+                f"but data set {dataset.name!r} {verb} {most}; raise data.datasets."
+                f"{dataset.name}.{setting} or lower stages.{stage.name}.batch.num_negatives"
+            )
+
+
+def _no_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> str:
     """Message for a stage that asks for hard negatives of data sets without any."""
     first = used[0].name
     wanted, names = stage.batch.num_negatives, ", ".join(dataset.name for dataset in used)
