@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import datasets
 import numpy as np
@@ -19,11 +20,11 @@ from own_pairs import UNGUARDED, write_pairs
 from tiny_models import save_encoder
 
 import rayembed
-from rayembed.api import calls, measure
+from rayembed.api import calls, measure, training
 from rayembed.api.callbacks import Evaluate
 from rayembed.api.calls import EncodingProgress
 from rayembed.api.measure import _beir_folder
-from rayembed.api.training import _look_at, training_run
+from rayembed.api.training import _look_at
 from rayembed.data.epochs import resolve
 from rayembed.data.given_rows import rows_file, table_of_rows
 from rayembed.data.plan.batch_plan import BatchPlan
@@ -278,12 +279,9 @@ def test_mined_rows_have_all_their_positives(folder, rows):
 
 def _run_of(pairs, folder, **given):
     """The run that `train` would do."""
-    nothing = dict.fromkeys(
-        ("loss", "steps", "epochs", "batch_size", "learning_rate", "query_instruction", "name")
-    )
-    path = rows_file(pairs, str(folder / "out"))
-    further = {"storage": str(folder / "out"), "workers": 1, "settings": FAST, **given}
-    return resolve(training_run(str(folder / "encoder"), path, **{**nothing, **further}))
+    further = {"output": folder / "out", "settings": FAST, **given}
+    with patch.object(training, "trained_by", lambda run, _: run):
+        return resolve(rayembed.train(folder / "encoder", pairs, **further))
 
 
 def test_settings_follow_the_number_of_rows(folder):

@@ -310,19 +310,16 @@ def adapt(
         settings=settings,
     )
     storage = absolute_storage(str(output))
-    found: dict[str, Any] = {
+    given = {
         "model.backbone.path": reference_of(model),
         "placement.storage_path": storage,
         "placement.workers": workers,
+        f"{_DATASET}.mining.teacher": None if teacher is None else reference_of(teacher),
+        f"{_DATASET}.mining.rescoring.model": None if reranker is None else reference_of(reranker),
+        "stages.adapt.steps": steps,
+        "stages.adapt.batch.global_pairs": batch_size,
     }
-    if teacher is not None:
-        found[f"{_DATASET}.mining.teacher"] = reference_of(teacher)
-    if reranker is not None:
-        found[f"{_DATASET}.mining.rescoring.model"] = reference_of(reranker)
-    if steps is not None:
-        found["stages.adapt.steps"] = steps
-    if batch_size is not None:
-        found["stages.adapt.batch.global_pairs"] = batch_size
+    found = {setting: value for setting, value in given.items() if value is not None}
     path = rows_file(_documents(corpus), storage)
     return trained_by(corpus_run(path, found, settings or {}, name))
 

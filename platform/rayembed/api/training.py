@@ -170,21 +170,22 @@ def train(
 
     check_addresses(model=model, name=name, output=output, settings=settings)
     storage = absolute_storage(str(output))
-    run = training_run(
-        reference_of(model),
-        rows_file(pairs, storage),
-        loss=loss,
-        steps=steps,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        query_instruction=query_instruction,
-        name=name,
-        storage=storage,
-        workers=workers,
-        settings=settings or {},
-    )
-    return trained_by(run, callbacks)
+    path = rows_file(pairs, storage)
+    if steps is not None and epochs is not None:
+        raise ConfigError(f"steps={steps} and epochs={epochs:g} are given; one of them is enough")
+    given = {
+        "model.backbone.path": reference_of(model),
+        "placement.storage_path": storage,
+        "placement.workers": workers,
+        "stages.finetune.loss": None if loss is None else _loss_settings(loss),
+        f"{_DATASET}.query_instruction": query_instruction,
+        "stages.finetune.batch.global_pairs": batch_size,
+        "stages.finetune.epochs": epochs,
+        "stages.finetune.steps": steps,
+        "stages.finetune.optimizer.learning_rate": learning_rate,
+    }
+    found = {setting: value for setting, value in given.items() if value is not None}
+    return trained_by(_run_over(path, found, settings or {}, name), callbacks)
 
 
 def trained_by(run: Run, callbacks: "Sequence[Callback]" = ()) -> Trained:
@@ -206,64 +207,38 @@ def trained_by(run: Run, callbacks: "Sequence[Callback]" = ()) -> Trained:
         return Trained(train_run(found.run, callbacks=callbacks))
 
 
-def training_run(
-    model: str,
-    path: str,
-    *,
-    loss: LossConfig | str | None,
-    steps: int | None,
-    epochs: float | None,
-    batch_size: int | None,
-    learning_rate: float | None,
-    query_instruction: str | None,
-    name: str | None,
-    storage: str,
-    workers: int,
-    settings: Mapping[str, Any],
+def _run_over(
+    path: str, found: Mapping[str, Any], settings: Mapping[str, Any], name: str | None
 ) -> Run:
-    """The run of `train`, whose arguments these are, over the rows at `path`.
+    """The run of `train` over the rows at `path`.
+
+    Args:
+        found: settings by the arguments, before what the rows say.
+        settings: further ones, before both.
+        name: of the run; None: by the settings and what the files hold.
 
     Raises:
         RayembedError: as `train`.
     """
-    if steps is not None and epochs is not None:
-        raise ConfigError(f"steps={steps} and epochs={epochs:g} are given; one of them is enough")
     form = {name: settings.get(f"{_DATASET}.source.{name}") for name in _FORM}
     look = _look_at(path, **form)
-    graded = {"sentence1", "sentence2", "score"} <= look.columns
-    found: dict[str, Any] = {
-        "model.backbone.path": model,
-        f"{_DATASET}.source.path": path,
-        "placement.storage_path": storage,
-        "placement.workers": workers,
-    }
+    seen: dict[str, Any] = {f"{_DATASET}.source.path": path}
     share = _share(look.documents)
     held_out = {} if share == 0.1 else {f"{_DATASET}.held_out.share": share}
-    found |= held_out if share else _UNSCORED
-    if graded:
+    seen |= held_out if share else _UNSCORED
+    if {"sentence1", "sentence2", "score"} <= look.columns:
         source = {"kind": "graded", "path": path, "max_rejected_share": OWN_REJECTED_SHARE}
-        found |= {f"{_DATASET}.source": source}
-        found |= {"stages.finetune.batch.in_batch_negatives": False}
-        found |= {"stages.finetune.loss": {"kind": "cosent"}}
+        seen |= {f"{_DATASET}.source": source}
+        seen |= {"stages.finetune.batch.in_batch_negatives": False}
+        seen |= {"stages.finetune.loss": {"kind": "cosent"}}
     elif look.negatives:
-        found |= {f"{_DATASET}.source.negatives": "negatives"}
-        found |= {"stages.finetune.batch.num_negatives": look.negatives}
-    if loss is not None:
-        found |= {"stages.finetune.loss": _loss_settings(loss)}
-    if query_instruction is not None:
-        found |= {f"{_DATASET}.query_instruction": query_instruction}
+        seen |= {f"{_DATASET}.source.negatives": "negatives"}
+        seen |= {"stages.finetune.batch.num_negatives": look.negatives}
     # A power of two, of which any usual number of workers has an equal share.
     left = look.rows - int(look.rows * (share or 0))
     fitting = min(64, 1 << max(2, left // 2).bit_length() - 1)
-    size = fitting if batch_size is None else batch_size
-    found |= {"stages.finetune.batch.global_pairs": size}
-    if epochs is not None:
-        found |= {"stages.finetune.epochs": epochs}
-    if steps is not None:
-        found |= {"stages.finetune.steps": steps}
-    if learning_rate is not None:
-        found |= {"stages.finetune.optimizer.learning_rate": learning_rate}
-    run = override(get_recipe(OWN_PAIRS), assignments_of({**found, **settings}))
+    seen |= {"stages.finetune.batch.global_pairs": fitting}
+    run = override(get_recipe(OWN_PAIRS), assignments_of({**seen, **found, **settings}))
     return run.model_copy(update={"name": name or default_name("pairs", run, look.keys)})
 
 
