@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 SILENCE_SECONDS = 10.0
 """Seconds without a line after which one is written."""
@@ -98,13 +98,14 @@ def enter(phase: str, detail: str = "") -> None:
 
 def present_phase() -> str:
     """Name of the overview's present phase; empty where there is none."""
-    return "" if _teller.overview is None else _teller.overview.present()
+    phase = None if _teller.overview is None else _teller.overview.present()
+    return "" if phase is None else phase.name
 
 
 def detail(text: str) -> None:
     """Note how far the present phase is, for a line that changes."""
-    if _teller.overview is not None:
-        _teller.overview.detail(text)
+    if _teller.overview is not None and (phase := _teller.overview.present()) is not None:
+        phase.detail = text
 
 
 def bar(done: float, of: int) -> str:
@@ -163,14 +164,9 @@ class _Overview:
             phase.began = now if phase.began is None else phase.began
             phase.ended = now if phase.ended is None else phase.ended
 
-    def present(self) -> str:
-        names = [each.name for each in self.phases if each.began is not None and each.ended is None]
-        return names[0] if names else ""
-
-    def detail(self, text: str) -> None:
-        for phase in self.phases:
-            if phase.began is not None and phase.ended is None:
-                phase.detail = text
+    def present(self) -> _Phase | None:
+        begun = (each for each in self.phases if each.began is not None and each.ended is None)
+        return next(begun, None)
 
     def text(self, *, with_times: bool = False) -> str:
         fits = _takes("✓→")
@@ -181,16 +177,6 @@ class _Overview:
             + (f" {duration((phase.ended or 0) - (phase.began or 0))}" if with_times else "")
             for phase in self.phases
         )
-
-
-class _Live(Protocol):
-    """A line that changes."""
-
-    def show(self, text: str) -> None:
-        """Show the text instead of the one before."""
-
-    def clear(self) -> None:
-        """Show nothing."""
 
 
 class _Terminal:
@@ -229,6 +215,10 @@ class _Notebook:
     @staticmethod
     def _shown(text: str) -> dict[str, str]:
         return {"text/html": f"<pre>{html.escape(text)}</pre>", "text/plain": text}
+
+
+_Live = _Terminal | _Notebook
+"""A line that changes."""
 
 
 def live_line() -> _Live | None:
@@ -335,12 +325,8 @@ _heard = _Heard()
 @contextmanager
 def hearing(listener: Listener | None) -> Iterator[None]:
     """Have what this thread does inside the block heard, as one unit; None: by nobody."""
-    before = _heard.listener, _heard.first, _heard.width
-    _heard.listener, _heard.first, _heard.width = listener, 0.0, 1.0
-    try:
+    with _as_heard(listener, 0.0, 1.0):
         yield
-    finally:
-        _heard.listener, _heard.first, _heard.width = before
 
 
 def present_listener() -> Listener | None:
@@ -357,13 +343,20 @@ def tell(share: float) -> None:
 @contextmanager
 def piece(first: float, last: float) -> Iterator[None]:
     """Count what is told inside the block from this share of the present piece up to that one."""
-    before = _heard.first, _heard.width
-    _heard.first, _heard.width = before[0] + first * before[1], (last - first) * before[1]
-    try:
+    start, width = _heard.first + first * _heard.width, (last - first) * _heard.width
+    with _as_heard(_heard.listener, start, width):
         tell(0.0)
         yield
+
+
+@contextmanager
+def _as_heard(listener: Listener | None, first: float, width: float) -> Iterator[None]:
+    before = _heard.listener, _heard.first, _heard.width
+    _heard.listener, _heard.first, _heard.width = listener, first, width
+    try:
+        yield
     finally:
-        _heard.first, _heard.width = before
+        _heard.listener, _heard.first, _heard.width = before
 
 
 def pieces(items: Sequence[Item]) -> Iterator[Item]:
