@@ -106,7 +106,7 @@ class Side:
         initial = loss.initial_parameters(widths)
         parameters = {name: value.requires_grad_() for name, value in initial.items()}
         embeddings = normalize(torch.randn(len(self.made.tokens), 384, requires_grad=True), dim=1)
-        targets = Targets.of(self.made, device, loss.needs)
+        targets = Targets.of(self.made, device)
         rows = rows_of(self.made, device)
         contrastive_loss(embeddings, rows, targets, self.stage, parameters).backward()
 

@@ -15,7 +15,8 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.training import engine as engine_module
 from rayembed.training.contrastive.step import run_step
-from rayembed.training.engine import DeepSpeedEngine, deepspeed_settings
+from rayembed.training.deepspeed_settings import deepspeed_settings
+from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.objective import StepSettings
 
 pytestmark = pytest.mark.distributed
@@ -113,7 +114,7 @@ def found(request):
 
 
 ON_THE_HOST = {
-    "a value, collated.py:collated": 1,
+    "a value, collated.py:collated_step": 1,
     ".tolist(), step.py:run_step": 1,
 }
 """Reads of tensors that are the host's anyway."""

@@ -94,7 +94,7 @@ def step_of(pairs, negatives, loss):
 def loss_and_gradient(batch, stage, width=16):
     torch.manual_seed(0)
     raw = torch.randn(len(batch.tokens), width, requires_grad=True)
-    targets = Targets.of(batch, CPU, stage.loss.needs)
+    targets = Targets.of(batch, CPU)
     loss = contrastive_loss(F.normalize(raw, dim=1), rows_of(batch, CPU), targets, stage, {})
     (gradient,) = torch.autograd.grad(loss, raw)
     return loss.detach(), gradient

@@ -256,7 +256,7 @@ def peak(pairs, block, monkeypatch):
     cpu = torch.device("cpu")
     with LiveBytes() as live:
         raw = torch.randn(len(batch.tokens), 16, requires_grad=True)
-        targets = Targets.of(batch, cpu, config.loss.needs)
+        targets = Targets.of(batch, cpu)
         vectors = torch.nn.functional.normalize(raw, dim=1)
         contrastive_loss(vectors, rows_of(batch, cpu), targets, config, {}).backward()
     return live.peak

@@ -35,7 +35,7 @@ def live_gpus(gpu: str | None = None, *, check: bool) -> SeenGpus:
     Args:
         gpu: kind that a placement names; None: any.
     """
-    nodes = _live_nodes()
+    nodes = live_nodes()
     seen = nodes_gpus([node["Resources"] for node in nodes])
     if not check or not seen.number:
         return seen
@@ -59,7 +59,7 @@ def gpu_problems(gpu: str | None = None) -> dict[str, str]:
     """
     nodes = [
         node["NodeID"]
-        for node in _live_nodes()
+        for node in live_nodes()
         if node["Resources"].get("GPU") and has_named_gpu(gpu, node["Resources"])
     ]
     task = ray.remote(num_cpus=0, num_gpus=1, max_retries=1)(gpu_facts)
@@ -86,5 +86,6 @@ def _problem(checked: Any) -> str | None:
         return f"a node does not answer when its GPU is checked: {why}"
 
 
-def _live_nodes() -> list[dict[str, Any]]:
+def live_nodes() -> list[dict[str, Any]]:
+    """Ray's own facts of the nodes that are alive."""
     return [node for node in ray.nodes() if node["Alive"]]

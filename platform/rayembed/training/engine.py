@@ -15,81 +15,13 @@ from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.expert_group import ExpertGroup
 from rayembed.errors import PlacementError
 from rayembed.models.contract import EmbeddingModel, TrainableModel
-from rayembed.optim.orthogonal import Fragment
-from rayembed.training.checkpoints.partitioned_states import states_by_owner
+from rayembed.training.checkpoints.partitioned_states import fragments, states_by_owner
 from rayembed.training.contrastive.engine_module import EngineModule
 from rayembed.training.contrastive.hidden_states import StateErrors
+from rayembed.training.deepspeed_settings import deepspeed_settings, largest_adapter
 from rayembed.training.expert_parallel import SpreadExperts, group_name
 from rayembed.training.kept_zeros import KeptZeros
 from rayembed.training.optimizer import parameter_groups, set_learning_rates, trained_parameters
-
-_WHOLE = 10_000
-"""Elements up to which a parameter stays whole on each worker in stage 3: norms and biases."""
-
-_BUCKET = 500_000_000
-"""Maximum elements of a gradient bucket in one reduction; DeepSpeed's default."""
-
-
-def deepspeed_settings(
-    stage: TrainLoopConfig,
-    placement: Placement,
-    dtype: str,
-    num_workers: int,
-    num_trained: int,
-    largest_adapter: int = 0,
-) -> dict[str, Any]:
-    """DeepSpeed's configuration; defaults that may change results are written out.
-
-    Args:
-        num_trained: trained weights; no buffer need hold more.
-        largest_adapter: elements of the largest matrix of LoRA.
-    """
-    # Even, as stages 1 and 2 demand.
-    bucket = min(_BUCKET, num_trained + num_trained % 2)
-    zero: dict[str, Any] = {
-        "stage": placement.zero_stage,
-        # With overlap, stage 1 reduces in the last backward pass alone and loses the gradients of
-        # parameters that only earlier passes used (a context encoder under GradCache).
-        "overlap_comm": False,
-        "contiguous_gradients": True,
-        "reduce_scatter": True,
-        "reduce_bucket_size": bucket,
-        "allgather_bucket_size": bucket,
-    }
-    if placement.zero_stage == 3:
-        # Small parameters stay whole on each worker, since gathering costs more, and so do the
-        # many matrices of LoRA (rank 16 on Mistral: 448 of 16,384 to 229,376 elements, 84 MB).
-        zero["stage3_param_persistence_threshold"] = max(_WHOLE, largest_adapter)
-        zero["stage3_prefetch_bucket_size"] = 50_000_000
-        zero["stage3_max_live_parameters"] = 1_000_000_000
-        zero["stage3_max_reuse_distance"] = 1_000_000_000
-    # What is added up from one reduction to the next is held in fp32. Stage 0 has no such setting,
-    # and in stage 1 it takes another optimiser, which gave wrong gradients after several backward
-    # passes (measured: norm 6.9 for 1.05); both reduce once a step.
-    data_types = {"grad_accum_dtype": "fp32"} if placement.zero_stage >= 2 else {}
-    return {
-        "train_batch_size": stage.global_rows,
-        "train_micro_batch_size_per_gpu": stage.global_rows // num_workers,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": stage.optimizer.gradient_clipping,
-        "gradient_predivide_factor": 1.0,
-        "prescale_gradients": False,
-        # Sums over workers: in bf16 they would depend on how many there are.
-        "communication_data_type": "fp32",
-        "bf16": {"enabled": dtype == "bfloat16"},
-        "data_types": data_types,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": 10**9,
-        "wall_clock_breakdown": False,
-        # Its clock of samples per second waits for the device at each forward pass.
-        "timers": {"throughput": {"enabled": False}},
-    }
-
-
-def largest_adapter(model: nn.Module) -> int:
-    """Elements of the largest matrix of LoRA, rank times width; 0 for a model without any."""
-    return max((p.numel() for name, p in model.named_parameters() if "lora_" in name), default=0)
 
 
 class DeepSpeedEngine:
@@ -109,7 +41,6 @@ class DeepSpeedEngine:
         self.model = model
         self._zero_stage = placement.zero_stage
         self._bf16 = dtype == "bfloat16"
-        _disable_shared_memory()
         self._experts = SpreadExperts.of(model)
         # Embedding models have several kinds of passes, which must go through the engine alike.
         module: nn.Module = model
@@ -140,13 +71,17 @@ class DeepSpeedEngine:
             config=settings,
             dist_init_required=not torch.distributed.is_initialized(),
         )
-        _reset_step_counters(self._optimizer)
+        # DeepSpeed allocates optimiser states by a step with zero gradients; in stage 0 with bf16
+        # that step stays counted, and the first real ones come out at 0.74 of their size.
+        for state in self._inner().state.values():
+            if "step" in state:
+                state["step"].zero_()
         self._reduces_once = placement.reduce_once and self._zero_stage >= 2
         self._unreduced, self._adding_up = ExitStack(), False
         if self._bf16:
             self._sum_in_fp32()
         if stage.optimizer.splits_matrices and self._zero_stage:
-            self._inner().fragments = self._fragments()  # type: ignore[attr-defined] # its own
+            self._inner().fragments = fragments(self._optimizer)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """Take DeepSpeed off the model, whose whole weights cannot be had from it afterwards.
@@ -404,53 +339,30 @@ class DeepSpeedEngine:
             self._optimizer._hp_optimizer_states_linked = False
             self._optimizer._lazy_init_hp_params_optimizer_state()
 
-    def _fragments(self) -> dict[Tensor, list[Fragment]]:
-        """What of each parameter lies in this worker's partitions; of stages 1 and 2."""
-        own = self._optimizer
-        groups = zip(own.bit16_groups, own.single_partition_of_fp32_groups, strict=True)
-        return {
-            flat: [_fragment(p) for p in parameters if p._hp_mapping is not None]
-            for parameters, flat in groups
-        }
-
     def _restore_partition(self, p: nn.Parameter, key: str, value: Tensor) -> None:
-        from deepspeed.utils import (
-            safe_set_full_fp32_param,
-            safe_set_full_optimizer_state,
-            safe_set_local_fp32_param,
-            safe_set_local_optimizer_state,
-        )
+        from deepspeed import utils
 
         value = value.to(p.device)
         if self._zero_stage < 3:
             if key == "weight":
-                safe_set_full_fp32_param(p, value)
+                utils.safe_set_full_fp32_param(p, value)
             else:
-                safe_set_full_optimizer_state(p, value, key)
+                utils.safe_set_full_optimizer_state(p, value, key)
             return
         # The setter of whole values takes only sizes that the number of workers divides.
         share: int = p.ds_tensor.numel()  # type: ignore[attr-defined] # set by DeepSpeed
         mine = value.flatten()[rank() * share : (rank() + 1) * share]
         mine = nn.functional.pad(mine, (0, share - mine.numel()))
         if key == "weight":
-            safe_set_local_fp32_param(p, mine)
+            utils.safe_set_local_fp32_param(p, mine)
         else:
-            safe_set_local_optimizer_state(p, mine, key)
+            utils.safe_set_local_optimizer_state(p, mine, key)
 
 
 def _not_finite(parameters: Iterable[nn.Parameter]) -> bool:
     """Whether a gradient has a number that is not finite, by one read of the device."""
     norms = torch._foreach_norm([p.grad for p in parameters if p.grad is not None])
     return not bool(torch.stack(norms).isfinite().all())
-
-
-def _fragment(parameter: Any) -> Fragment:
-    """The part of a parameter that lies in this worker's partition, by DeepSpeed's own note."""
-    part = parameter._hp_mapping
-    of_parameter, of_partition = part.lp_fragment_address, part.hp_fragment_address
-    return Fragment(
-        parameter.shape, of_parameter.start, of_parameter.numel, place=of_partition.start
-    )
 
 
 def expert_group(size: int) -> ExpertGroup:
@@ -469,7 +381,6 @@ def expert_group(size: int) -> ExpertGroup:
     deepspeed = _deepspeed()
     from deepspeed.utils import groups
 
-    _disable_shared_memory()
     deepspeed.init_distributed()
     groups._create_expert_and_data_parallel(size)
     return ExpertGroup(groups._get_expert_parallel_group(group_name(size)))
@@ -497,30 +408,11 @@ def _sign_of_experts(num_experts: int) -> nn.Module:
 def _deepspeed() -> Any:
     """Import DeepSpeed without MLflow, which it imports if installed, for an unused autotuner: each
     worker would start 1.5 CPU seconds later, and again after each fault.
+
+    Its shared-memory reduction, which serves only inference, is left out: it would be compiled at
+    the start of a first run on CPUs, a minute, and by a C++ compiler that a machine may lack.
     """
     with without("mlflow"):
         import deepspeed
-    return deepspeed
-
-
-def _disable_shared_memory() -> None:
-    """Disable DeepSpeed's shared-memory reduction, which serves only inference.
-
-    It would be compiled at the start of a first run on CPUs: a minute, and a C++ compiler that a
-    machine may lack.
-    """
-    import deepspeed
-
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
-
-def _reset_step_counters(optimizer: Any) -> None:
-    """Reset the optimiser's step counters to zero.
-
-    DeepSpeed allocates optimiser states by a step with zero gradients; in stage 0 with bf16 that
-    step stays counted, and the first real ones come out at 0.74 of their size.
-    """
-    inner = getattr(optimizer, "optimizer", optimizer)
-    for state in inner.state.values():
-        if "step" in state:
-            state["step"].zero_()
+    return deepspeed

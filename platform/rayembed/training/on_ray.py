@@ -23,7 +23,7 @@ from rayembed.config.placement import Placement
 from rayembed.data.engine.on_ray import node_precision, remote_with
 from rayembed.display.progress import doing
 from rayembed.errors import PlacementError, WorkerError
-from rayembed.machine.gpu_check_on_ray import gpu_problems
+from rayembed.machine.gpu_check_on_ray import gpu_problems, live_nodes
 from rayembed.machine.hardware import Precision
 from rayembed.registry.provenance import node_hardware
 from rayembed.training.checkpoints.checkpoint_list import CHECKPOINTS, repair_checkpoint_list
@@ -113,7 +113,7 @@ def check_gpus(placement: Placement) -> None:
 
 
 def _nodes() -> list[Node]:
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [node["Resources"] for node in live_nodes()]
 
 
 def _request_nodes(bundles: list[dict[str, float]]) -> None:
@@ -196,7 +196,8 @@ def _trainer(
     patience = str(placement.collective_timeout_seconds)
     os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", patience)
     _fetch(job)
-    actor = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=_here())(MetricsSink)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=here)(MetricsSink)
     sink = actor.remote(str(metrics_log), metrics_place)
     filesystem, path = open_storage_for_ray(folder)
     workers = placement.fewest_workers, placement.workers
@@ -305,8 +306,8 @@ def _fetch(job: Job) -> None:
     """
     nodes = [
         node["NodeID"]
-        for node in ray.nodes()
-        if node["Alive"] and workers_that_fit(job.placement, [node["Resources"]])
+        for node in live_nodes()
+        if workers_that_fit(job.placement, [node["Resources"]])
     ]
     if len(nodes) > 1:
         logger.info("having %s on each of %d nodes", " and ".join(job.pretrained), len(nodes))
@@ -359,7 +360,3 @@ def _wait_for(tasks: list[Any], what: str, advice: str) -> None:
             f"{what} was lost with its process or node: {error}\n{advice} Submit the run again "
             "under the same name to go on from here."
         ) from error
-
-
-def _here() -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

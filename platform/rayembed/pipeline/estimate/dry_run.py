@@ -37,7 +37,7 @@ _SPARE = 0.05
 """Share of a GPU that shapes which change leave unused; assumed."""
 
 _BUCKET = 500_000_000
-"""Elements of DeepSpeed's buffer of gradients; see `engine.deepspeed_settings`."""
+"""Elements of DeepSpeed's buffer of gradients; see `deepspeed_settings`."""
 
 _WIDTHS = {"bfloat16": 2, "float32": 4}
 

@@ -4,12 +4,14 @@ DeepSpeed's own getters all-reduce every state of every parameter in fp32, zeros
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rayembed.distributed.collectives import rank, world_size
+from rayembed.distributed.collectives import gather, rank
+from rayembed.optim.orthogonal import Fragment
 
 
 def states_by_owner(
@@ -46,12 +48,7 @@ def _parts(parameters: Sequence[nn.Parameter]) -> list[list[int]]:
     """Number of elements of each parameter in each worker's partition."""
     device = parameters[0].device if parameters else "cpu"
     mine = torch.tensor([_held(p) for p in parameters], dtype=torch.int64, device=device)
-    everyone = [torch.empty_like(mine) for _ in range(world_size())]
-    if world_size() > 1:
-        dist.all_gather(everyone, mine)
-    else:
-        everyone = [mine]
-    found: list[list[int]] = torch.stack(everyone, dim=1).tolist()
+    found: list[list[int]] = gather(mine.unsqueeze(0)).T.tolist()
     return found
 
 
@@ -78,3 +75,25 @@ def _in_place(parameter: nn.Parameter, own: Tensor | None) -> Tensor:
         start = parameter._hp_mapping.lp_fragment_address.start  # type: ignore[attr-defined]
         whole[start : start + own.numel()] = own
     return whole
+
+
+def fragments(optimizer: Any) -> dict[Tensor, list[Fragment]]:
+    """What of each parameter lies in this worker's partitions; of stages 1 and 2.
+
+    Args:
+        optimizer: DeepSpeed's own.
+    """
+    groups = zip(optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True)
+    return {
+        flat: [_fragment(p) for p in parameters if p._hp_mapping is not None]
+        for parameters, flat in groups
+    }
+
+
+def _fragment(parameter: Any) -> Fragment:
+    """The part of a parameter that lies in this worker's partition, by DeepSpeed's own note."""
+    part = parameter._hp_mapping
+    of_parameter, of_partition = part.lp_fragment_address, part.hp_fragment_address
+    return Fragment(
+        parameter.shape, of_parameter.start, of_parameter.numel, place=of_partition.start
+    )

@@ -4,7 +4,7 @@ b rows of this worker, K negatives a row, U distinct texts of this worker, N can
 workers, D embedding width.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -69,8 +69,8 @@ class Targets:
     """Candidates of all workers; None: the loss makes them, for which the host waits."""
 
     @classmethod
-    def of(cls, batch: StepBatch, device: torch.device, needs: Collection[str] = ()) -> "Targets":
-        """Those of a batch on a device, see `to`."""
+    def of(cls, batch: StepBatch, device: torch.device) -> "Targets":
+        """Those of a batch, moved to a device asynchronously from pinned memory."""
         tensor = torch.from_numpy
         return cls(
             tensor(batch.query),
@@ -80,27 +80,16 @@ class Targets:
             tensor(batch.similarity),
             tensor(batch.positive_score),
             tensor(batch.negative_score),
-            tuple(map(tensor, batch.teacher_vectors if "teacher_vectors" in needs else ())),
-        ).to(device, needs)
+            tuple(map(tensor, batch.teacher_vectors)),
+        ).each(partial(moved, device=device))
 
-    def to(self, device: torch.device, needs: Collection[str]) -> "Targets":
-        """The same on a device, asynchronously from pinned memory; it gets only what a loss with
-        these needs reads.
-        """
-        need_of = dict.fromkeys(("positive_score", "negative_score"), "teacher_scores")
-        need_of["similarity"] = "similarity"
-        unread = {name for name, need in need_of.items() if need not in needs}
-        return self.each(lambda name, value: value if name in unread else moved(value, device))
-
-    def each(self, change: Callable[[str, Tensor], Tensor]) -> "Targets":
-        """Targets of what a function makes of each tensor, by its name."""
-        made: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if name == "teacher_vectors":
-                made[name] = tuple(change(name, vectors) for vectors in value)
-            elif name != "columns":
-                made[name] = change(name, value)
-        return replace(self, **made)
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Targets":
+        """Targets of what a function makes of each tensor; the columns stay."""
+        made: dict[str, Any] = {
+            name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        vectors = tuple(map(change, self.teacher_vectors))
+        return replace(self, **made, teacher_vectors=vectors)
 
 
 def contrastive_loss(

@@ -199,7 +199,7 @@ def collated_step(
     return CollatedStep(
         batch=batch,
         rows=hashes.each(held),
-        targets=Targets.of(batch, cpu, stage.loss.needs).each(lambda _, value: held(value)),
+        targets=Targets.of(batch, cpu).each(held),
         repeated=int(num_repeated(hashes)),
         places=held(places_in_row_order(cuts)),
         counts=held(torch.tensor([len(costs), sum(costs), padded], dtype=torch.float64)),

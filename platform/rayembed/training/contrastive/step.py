@@ -4,7 +4,6 @@ b rows of this worker, K negatives a row, U distinct texts of this worker, D emb
 """
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -92,7 +91,7 @@ def run_step(
     batch, device, shared = ready.batch, settings.device, ready.context
     check_rows(batch, stage)
     rows = ready.rows.each(partial(moved, device=device))
-    targets = ready.targets.to(device, stage.loss.needs)
+    targets = ready.targets.each(partial(moved, device=device))
     places, counts = moved(ready.places, device), moved(ready.counts, device)
     in_batch = stage.loss.takes_candidates and stage.batch.in_batch_negatives
     everyone = gathered(rows) if in_batch else None
@@ -120,7 +119,7 @@ def run_step(
         micro_batches=ready.filled(needed.passes),
         num_fillers=needed.passes - ready.needed.passes,
         context=context,
-        loss_parameters=_loss_parameters(engine) if shapes else None,
+        loss_parameters=partial(engine, None, only_loss=True) if shapes else None,
     )
     # Read when the step is done: a device is not asked before.
     told: list[Tensor] = []
@@ -260,11 +259,3 @@ def _keeps_graphs(
 
     measured = first["input_ids"].numel() + sum(batch["input_ids"].numel() for batch in context)
     return setting.keeps_graphs(forward, measured, tokens, several=several)
-
-
-def _loss_parameters(engine: nn.Module) -> Callable[[], Tensor]:
-    def values() -> Tensor:
-        found: Tensor = engine(None, only_loss=True)
-        return found
-
-    return values

@@ -22,6 +22,7 @@ from ray.train.v2._internal.exceptions import (
 
 from rayembed.config.placement import Placement
 from rayembed.errors import PlacementError, RayembedError, WorkerError, may_pass
+from rayembed.machine.gpu_check_on_ray import live_nodes
 from rayembed.training.job import Job
 from rayembed.training.memory.capacity import worker_resources, workers_that_fit
 
@@ -161,9 +162,10 @@ class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
 
         Of a node that is gone Ray does not tell the resources any more.
         """
-        alive = [node for node in ray.nodes() if node["Alive"]]
         return {
-            n["NodeID"] for n in alive if not workers_that_fit(self._placement, [n["Resources"]])
+            node["NodeID"]
+            for node in live_nodes()
+            if not workers_that_fit(self._placement, [node["Resources"]])
         }
 
 
@@ -175,7 +177,7 @@ def await_lost_nodes() -> set[str]:
     """
     deadline = time.monotonic() + _NODE_DEATH_SECONDS
     while time.monotonic() < deadline:
-        if all(_answers(node) for node in ray.nodes() if node["Alive"]):
+        if all(map(_answers, live_nodes())):
             break
         time.sleep(_POLL_SECONDS)
     return _gone()

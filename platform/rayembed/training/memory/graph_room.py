@@ -213,10 +213,14 @@ class GraphRoom:
 
     def _of_layer(self, forward: Callable[[], Any], measured: int) -> float:
         """Bytes a token that a layer takes more than one that is recomputed."""
+        return ((self._whole or 0.0) - self._recomputed(forward, measured)) / self._layers
+
+    def _recomputed(self, forward: Callable[[], Any], measured: int) -> float:
+        """Bytes of a token's graph with all layers recomputed; measured once, by a collective."""
         if self._bare is None:
             self._model.recompute_layers()
             self._bare = self._of_token(graph_bytes(forward), measured, " with layers recomputed")
-        return ((self._whole or 0.0) - self._bare) / self._layers
+        return self._bare
 
     def _fits(self, way: Way, tokens: Tokens, forward: Callable[[], Any], measured: int) -> bool:
         if self._left is None:
@@ -224,11 +228,9 @@ class GraphRoom:
             if self._limit is not None:
                 self._left = min(self._left, self._limit)
         kept = tokens.of_step if way.graphs else tokens.of_pass
-        if way.recomputed and self._bare is None:
-            self._model.recompute_layers()
-            self._bare = self._of_token(graph_bytes(forward), measured, " with layers recomputed")
+        bare = self._recomputed(forward, measured) if way.recomputed else 0.0
         if self._recompute is True:
-            return self._holds(kept * (self._bare or 0.0))
+            return self._holds(kept * bare)
         if self._whole is None:
             if self._recompute == "auto":
                 self._model.recompute_layers(0)

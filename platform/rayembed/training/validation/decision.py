@@ -21,8 +21,6 @@ class Choice:
 
     step: int | None
     """Step with the best score; None: no step has a score yet."""
-    score: float | None
-    """Score of this step."""
     ends_at: int | None
     """Step by which early stopping ends the stage; scores of later steps count for nothing."""
     settled: bool
@@ -51,7 +49,7 @@ def choose(
     in_a_row = 0
     for step in sorted(steps):
         if step not in scores:
-            return Choice(best, _or_none(best, highest), None, settled=False)
+            return Choice(best, None, settled=False)
         score = scores[step]
         if score is None:
             continue
@@ -64,8 +62,8 @@ def choose(
             continue
         in_a_row += 1
         if in_a_row == stopping.patience:
-            return Choice(best, _or_none(best, highest), step, settled=True)
-    return Choice(best, _or_none(best, highest), None, settled=True)
+            return Choice(best, step, settled=True)
+    return Choice(best, None, settled=True)
 
 
 def promoted_step(choice: Choice, steps: Collection[int], keep: Literal["best", "last"]) -> int:
@@ -93,7 +91,3 @@ def still_needed(
     if there and (keep == "last" or choice.step is None):
         needed.add(max(there))
     return needed
-
-
-def _or_none(step: int | None, score: float) -> float | None:
-    return None if step is None else score

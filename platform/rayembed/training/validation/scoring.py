@@ -67,8 +67,8 @@ class Scoring:
             if record.data != self._data:
                 raise ArtifactError(
                     f"stage {stage!r}: step {record.step} was scored on the data {record.data!r}, "
-                    f"now they are {self._data!r}: the validation's texts or mteb's version have changed "
-                    "since. Put them back, or give this run another --name"
+                    f"now they are {self._data!r}: the validation's texts or mteb's version have "
+                    "changed since. Put them back, or give this run another --name"
                 )
             if record.score is not None:
                 validation.on_scored(record)
