@@ -1,9 +1,14 @@
 """Hashes that compare texts, queries and classes; the same on all machines."""
 
-from collections.abc import Callable, Iterable
+from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
 import xxhash
+
+if TYPE_CHECKING:  # settings of sources hash texts, and load no numpy
+    import numpy as np
 
 NO_HASH = 0
 """Placeholder in hash arrays for "no text" or "no label"; no text or label hashes to it."""
@@ -33,6 +38,8 @@ def seeded_keys(hashes: np.ndarray, seed: int, purpose: str) -> np.ndarray:
     Args:
         hashes: (n,) int64.
     """
+    import numpy as np
+
     salt = np.uint64(xxhash.xxh3_64_intdigest(f"{seed}\0{purpose}".encode()))
     return mixed(np.ascontiguousarray(hashes, dtype=np.int64).view(np.uint64) ^ salt)
 
@@ -43,6 +50,8 @@ def nth_smallest(keys: Callable[[], Iterable[np.ndarray]], n: int) -> int:
     Args:
         keys: gives (some,) uint64 keys after each other; called twice.
     """
+    import numpy as np
+
     shift = np.uint64(48)
     counts = np.zeros(1 << 16, np.int64)
     for some in keys():
@@ -60,6 +69,8 @@ def mixed(values: np.ndarray) -> np.ndarray:
     One changed input bit changes half of the output bits, so that sorting by the output is a
     shuffle.
     """
+    import numpy as np
+
     bits = values.view(np.uint64)
     with np.errstate(over="ignore"):
         bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

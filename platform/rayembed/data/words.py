@@ -4,6 +4,8 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+from rayembed.data.hashes import text_hash
+
 # Scripts that put no space between words: each character with its marks is taken for one.
 _SPACELESS = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -51,8 +53,6 @@ def normalised_hash(text: str) -> int:
     A positive in another case or with other white space is still the answer, also to a tokenizer
     that reads it otherwise.
     """
-    from rayembed.data.hashes import text_hash  # numpy, which settings do without
-
     return text_hash(same_text_form(text))
 
 
