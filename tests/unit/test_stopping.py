@@ -1,12 +1,9 @@
-"""A job that is asked to stop: told at once, ended with the signal's code, the second time hard."""
+"""A job that is asked to stop: told, ended with the signal's code, the second time hard."""
 
 import asyncio
-import contextlib
-import ctypes
 import inspect
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +19,6 @@ from rayembed.pipeline import stopping
 from rayembed.pipeline.job import exit_code
 from rayembed.pipeline.stopping import ends_with_it, hearing, keep_hearing
 from rayembed.training.faults.elastic_on_ray import StoppableTrainer, end_with_checkpoint
-from rayembed.training.here import _Interrupts
 from rayembed.training.metrics_sink import MetricsSink
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
@@ -84,113 +80,6 @@ def test_other_ends_are_as_they_were(capfd, handlers):
 LINE = "SIGINT: the job is stopped in order"
 
 
-def call_of_c():
-    """Two functions: one waits in C, outside the interpreter's lock, until the other is called."""
-    library = ctypes.CDLL(None)
-    library.PyThread_allocate_lock.restype = ctypes.c_void_p
-    lock = ctypes.c_void_p(library.PyThread_allocate_lock())
-    library.PyThread_acquire_lock(lock, 1)
-    return (lambda: library.PyThread_acquire_lock(lock, 1)), partial(
-        library.PyThread_release_lock, lock
-    )
-
-
-def told_in_a_call_of_c(capfd, seconds, before=lambda: None):
-    """Whether SIGINT was told while the main thread was in such a call, and what was in all."""
-    wait, end, written = *call_of_c(), []
-
-    def interrupt():
-        time.sleep(0.1)  # until the main thread waits
-        os.kill(os.getpid(), signal.SIGINT)
-        deadline = time.monotonic() + seconds
-        while LINE not in "".join(written) and time.monotonic() < deadline:
-            time.sleep(0.01)
-            written.append(capfd.readouterr().err)
-        end()
-
-    thread = threading.Thread(target=interrupt)
-    with contextlib.suppress(KeyboardInterrupt), hearing():
-        before()
-        thread.start()
-        wait()
-    thread.join()
-    return LINE in "".join(written), "".join([*written, capfd.readouterr().err])
-
-
-@pytest.mark.parametrize("taken", [False, True])
-def test_a_signal_is_told_while_the_main_thread_is_in_a_call_of_c(taken, capfd):
-    """Unless another library has taken the socket: the handler tells then, once as well."""
-    before = partial(signal.set_wakeup_fd, -1) if taken else (lambda: None)
-    at_once, told = told_in_a_call_of_c(capfd, 0.5 if taken else 30, before)
-    assert at_once is not taken
-    assert told.count(LINE) == 1
-
-
-def test_a_signal_is_told_so_in_a_step_of_local_training_that_is_not_ended(capfd):
-    stops = _Interrupts()
-    with contextlib.ExitStack() as training:
-        at_once, told = told_in_a_call_of_c(capfd, 30, lambda: training.enter_context(stops))
-        assert at_once
-        assert isinstance(stops.interrupt, KeyboardInterrupt)
-    assert told.count(LINE) == 1
-
-
-@pytest.fixture
-def sockets():
-    """Of other libraries that hear signals so."""
-    pairs = [socket.socketpair() for _ in range(2)]
-    for _, writes in pairs:
-        writes.setblocking(False)
-    yield [writes for _, writes in pairs]
-    signal.set_wakeup_fd(-1)
-    for both in pairs:
-        for one in both:
-            one.close()
-
-
-def present_wakeup():
-    number = signal.set_wakeup_fd(-1)
-    signal.set_wakeup_fd(number)
-    return number
-
-
-@pytest.mark.parametrize("heard", [False, True])
-def test_what_heard_signals_before_hears_them_again(heard, sockets):
-    before = sockets[0].fileno()
-    signal.set_wakeup_fd(before)
-    with contextlib.suppress(KeyboardInterrupt), hearing():
-        outer = present_wakeup()
-        assert outer not in (-1, before)
-        with hearing():
-            assert present_wakeup() not in (-1, before, outer)
-        assert present_wakeup() == outer
-        if heard:
-            signal.raise_signal(signal.SIGTERM)
-    assert present_wakeup() == before
-    assert not [thread for thread in threading.enumerate() if thread.name == "signals"]
-
-
-def test_a_socket_that_is_closed_meanwhile_is_not_put_back(sockets):
-    signal.set_wakeup_fd(sockets[0].fileno())
-    with hearing():
-        sockets[0].close()
-    assert present_wakeup() == -1
-
-
-def test_another_library_keeps_the_socket_that_it_took(sockets):
-    before, other = (each.fileno() for each in sockets)
-    signal.set_wakeup_fd(before)
-    with hearing():
-        own = signal.set_wakeup_fd(other)
-        keep_hearing()
-        assert present_wakeup() == other
-        signal.set_wakeup_fd(-1)  # and gives it back, as asyncio does
-        keep_hearing()
-        assert present_wakeup() == own
-        signal.set_wakeup_fd(other)
-    assert present_wakeup() == other
-
-
 def test_a_signal_in_asyncio_is_told_once(capfd):
     async def work():
         loop = asyncio.get_running_loop()
@@ -201,45 +90,6 @@ def test_a_signal_in_asyncio_is_told_once(capfd):
     with pytest.raises(KeyboardInterrupt), hearing():
         asyncio.run(work())
     assert capfd.readouterr().err.count(LINE) == 1
-    assert present_wakeup() == -1
-
-
-def test_signals_of_a_forked_process_are_not_those_of_its_parent(capfd):
-    with hearing():
-        child = os.fork()
-        if not child:
-            signal.signal(signal.SIGINT, lambda *_: None)
-            signal.raise_signal(signal.SIGINT)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        time.sleep(0.1)
-        assert capfd.readouterr().err == ""
-
-
-def test_a_forked_process_that_goes_on_does_not_hold_up_the_end():
-    """It has a copy of what the parent's thread waits at."""
-    with hearing():
-        child = os.fork()
-        if not child:
-            signal.pause()
-            os._exit(0)
-    try:
-        assert not [thread for thread in threading.enumerate() if thread.name == "signals"]
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-def test_a_forked_process_that_leaves_the_block_does_not_end_the_thread_of_its_parent():
-    block = hearing()
-    with block:
-        child = os.fork()
-        if not child:
-            block.__exit__(None, None, None)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        time.sleep(0.1)
-        assert "signals" in [thread.name for thread in threading.enumerate()]
 
 
 def test_another_thread_hears_nothing(handlers):
@@ -253,7 +103,6 @@ def test_another_thread_hears_nothing(handlers):
     thread.start()
     thread.join()
     assert seen == [handlers]
-    assert present_wakeup() == -1
 
 
 def test_a_signal_that_others_handle_is_left_to_them(capfd):

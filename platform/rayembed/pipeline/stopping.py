@@ -1,4 +1,4 @@
-"""A job that is asked to stop says so at once, ends in order, and at the second time at once.
+"""A job that is asked to stop says so, ends in order, and at the second time at once.
 
 Libraries put handlers of their own in place of these: Ray one for SIGTERM, which ends in addresses
 of C++ functions, and Ray Train one for SIGINT, which says nothing and ends with another code.
@@ -6,16 +6,14 @@ of C++ functions, and Ray Train one for SIGINT, which says nothing and ends with
 
 import contextlib
 import errno
-import inspect
 import os
 import signal
-import socket
 import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
@@ -41,11 +39,6 @@ class HeardSignal:
     """What is stopped, in a word."""
     number: int | None = None
     """Number of the signal; None: there was none."""
-    _told: bool = False
-    _writing: threading.RLock = field(default_factory=threading.RLock)
-    """Held by whoever writes the line. A second signal may interrupt the main thread there."""
-    _wakeup: socket.socket | None = None
-    """Gets the number of each signal as it comes."""
 
     @property
     def exit_code(self) -> int:
@@ -76,73 +69,18 @@ class HeardSignal:
         self._tell(number)
         raise KeyboardInterrupt
 
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Tell inside the block of a signal as it comes, from a thread.
-
-        Python runs `hear` when the main thread's present call of C is over, which may be a product
-        of many seconds. A call that keeps the interpreter's lock keeps the thread from it too.
-        """
-        reads, self._wakeup = socket.socketpair()
-        wakeup = self._wakeup
-        wakeup.setblocking(False)  # or Python does not take it
-        thread = threading.Thread(target=self._listen, args=(reads,), name="signals", daemon=True)
-        thread.start()
-        former = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            present = signal.set_wakeup_fd(-1)
-            another = present not in (-1, wakeup.fileno())
-            with contextlib.suppress(OSError, ValueError):  # it was closed meanwhile
-                signal.set_wakeup_fd(present if another else former)
-            # Closed alone, it would not end the thread as long as a forked process has a copy.
-            with contextlib.suppress(OSError):  # in such a process itself
-                wakeup.shutdown(socket.SHUT_WR)
-            wakeup.close()
-            thread.join()
-            reads.close()
-
     def keep(self) -> None:
-        """Put back the handlers, and the socket where no other library has one."""
+        """Put back the handlers."""
         for number in self.numbers:
             signal.signal(number, self.hear)
-        if self._wakeup is not None:
-            present = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
-            if present not in (-1, self._wakeup.fileno()):
-                signal.set_wakeup_fd(present)
-
-    def in_child(self) -> None:
-        """Leave the parent its socket: its thread would take a signal of this process for its own,
-        which has no such thread, and may have been forked while that one wrote.
-        """
-        self._writing = threading.RLock()
-        with contextlib.suppress(ValueError):  # another thread of the parent forked
-            signal.set_wakeup_fd(-1)
-            if self._wakeup is not None:
-                self._wakeup.close()
-
-    def _listen(self, reads: socket.socket) -> None:
-        while numbers := reads.recv(64):
-            for number in numbers:
-                # Where others handle it, it may mean something else; but for those that name this
-                # one as what they wrap, and call it.
-                handler = signal.getsignal(number)
-                if callable(handler) and inspect.unwrap(handler) == self.hear:
-                    self._tell(number)
 
     def _tell(self, number: int) -> None:
-        """Write the line once, whoever comes first: the thread or the handler."""
-        with self._writing:
-            if self._told:
-                return
-            self._told = True
-            name = signal.Signals(number).name
-            again = "SIGTERM" if number == signal.SIGHUP else "the same once more"
-            # Past Python's own buffer, which may be in use where the signal comes.
-            line = f"\n{name}: the {self.what} is stopped in order; {again} ends it at once\n"
-            with contextlib.suppress(OSError):  # of a terminal that is gone
-                os.write(_STDERR, line.encode())
+        name = signal.Signals(number).name
+        again = "SIGTERM" if number == signal.SIGHUP else "the same once more"
+        # Past Python's own buffer, which may be in use where the signal comes.
+        line = f"\n{name}: the {self.what} is stopped in order; {again} ends it at once\n"
+        with contextlib.suppress(OSError):  # of a terminal that is gone
+            os.write(_STDERR, line.encode())
 
 
 def _leave_terminal() -> None:
@@ -164,19 +102,11 @@ _current: list[HeardSignal] = []
 _ends_with_it: list[Callable[[], object]] = []
 
 
-def _in_child() -> None:
-    for heard in _current:
-        heard.in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)
-
-
 @contextmanager
 def hearing(
     signals: Sequence[signal.Signals] = _SIGNALS, *, what: str = "job"
 ) -> Iterator[HeardSignal]:
-    """SIGINT, SIGTERM and SIGHUP become `KeyboardInterrupt` inside the block, told at once.
+    """SIGINT, SIGTERM and SIGHUP become `KeyboardInterrupt` inside the block.
 
     After one was heard the handlers stay, so that a second one ends what takes long to end. In
     another thread than the main one nothing is heard; of SIGHUP nothing under `nohup`.
@@ -193,16 +123,15 @@ def hearing(
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         heard.numbers = tuple(n for n in signals if n != signal.SIGHUP)
     former = {number: signal.getsignal(number) for number in heard.numbers}
-    with heard.at_once():
-        _current.append(heard)
-        heard.keep()
-        try:
-            yield heard
-        finally:
-            _current.remove(heard)
-            if heard.number is None:
-                for number, handler in former.items():
-                    signal.signal(number, handler)
+    _current.append(heard)
+    heard.keep()
+    try:
+        yield heard
+    finally:
+        _current.remove(heard)
+        if heard.number is None:
+            for number, handler in former.items():
+                signal.signal(number, handler)
 
 
 @contextmanager

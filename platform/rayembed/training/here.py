@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -168,8 +167,6 @@ class _Interrupts:
             signal.signal(number, handler)
 
     def _around(self, handler: _Handler) -> _Handler:
-        # By what is wrapped, a thread that tells of signals knows that its handler is still asked.
-        @wraps(handler)
         def hear(number: int, frame: FrameType | None) -> None:
             try:
                 handler(number, frame)
