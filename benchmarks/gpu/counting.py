@@ -43,8 +43,8 @@ _OWN = {  # operations that are several kernels
     torch.ops.rayembed.adapted_linear_backward.default: adapted_linear.gradients,
 }
 _ATTENTION = {  # and whether it is a backward pass
-    torch.ops.rayembed.attention_on_meta.default: False,
-    torch.ops.rayembed.attention_on_meta_backward.default: True,
+    _aten._scaled_dot_product_flash_attention.default: False,
+    _aten._scaled_dot_product_flash_attention_backward.default: True,
 }
 _INSTRUCTIONS = 816 / 64
 """Of a decision of dropout, as its kernel's code for sm_90 has them. Those that multiply and those
@@ -177,8 +177,9 @@ class CountOnMeta(TorchDispatchMode):
             return out
         out = func(*args, **kwargs)
         if func in _ATTENTION:
-            self._kept += [*args[:3], *out]
-            self._attended(*args[:2], backward=_ATTENTION[func])
+            backward = _ATTENTION[func]  # whose first argument is the output's gradient
+            self._kept += [*args[:4], *out]
+            self._attended(*args[backward : backward + 2], backward=backward)
             return out
         if func in _NOTHING or (_is_view(func) and _shares(args[0], out)):
             self._kept += [

@@ -163,7 +163,7 @@ def attention_rows(device, dtype, heads: Heads, tokens: int, rounds: int) -> lis
 
 def module_rows(device, dtype, width: int, tokens: int, rounds: int) -> list[list[object]]:
     """Rayembed's latent attention, and a layer's element-wise work eager and compiled."""
-    from rayembed.config.pooling import LatentAttentionPooling
+    from rayembed.config.backbone import LatentAttentionPooling
     from rayembed.models.nvembed.pooling import build_latent_attention
 
     config = LatentAttentionPooling(num_latents=512 if width > 1000 else 16, num_heads=8)

@@ -55,8 +55,7 @@ def cases(toy: bool) -> dict[str, Case]:
 
 def settings_of(case: Case, folder: Path, dtype: str) -> Any:
     """Settings of rayembed's model."""
-    from rayembed.config.backbone import LoraConfig
-    from rayembed.config.pooling import LatentAttentionPooling
+    from rayembed.config.backbone import LatentAttentionPooling, LoraConfig
     from rayembed.models.biencoder.config import BiEncoderConfig
     from rayembed.models.nvembed.config import NVEmbedConfig
 

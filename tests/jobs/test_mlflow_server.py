@@ -131,7 +131,7 @@ def test_run_against_a_server_that_comes_and_goes(server, tmp_path, caplog):
     # Submitted again, it is the same run.
     again = open_run(server, folder)
     assert again.run_id == tracker.run_id
-    assert again.forward(log) == 0
+    assert again.send_all(log, to_the_end=False) == 0
     assert again.close("FINISHED") is True
 
 

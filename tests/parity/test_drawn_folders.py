@@ -22,9 +22,8 @@ from tiny_models import metaspace_tokenizer, save_decoder, save_encoder, wordpie
 from tokenizers import processors
 
 import rayembed
-from rayembed.config.backbone import BackboneConfig
+from rayembed.config.backbone import BackboneConfig, ProjectionConfig
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.pooling import ProjectionConfig
 from rayembed.errors import ArtifactError, DataError, RayembedError
 from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.run_scores import make_spec

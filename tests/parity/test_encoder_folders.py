@@ -11,8 +11,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tiny_models import metaspace_tokenizer, save_decoder, save_encoder
 from tokenizers import processors
 
-from rayembed.config.backbone import BackboneConfig
-from rayembed.config.pooling import EosPooling, ProjectionConfig
+from rayembed.config.backbone import BackboneConfig, EosPooling, ProjectionConfig
 from rayembed.errors import ArtifactError
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.loading.build import build_model

@@ -16,9 +16,8 @@ from mteb.types import PromptType
 from tiny_models import save_mistral_tokenizer
 from tokenizers import Tokenizer
 
-from rayembed.config.backbone import BackboneConfig
+from rayembed.config.backbone import BackboneConfig, LatentAttentionPooling
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.errors import ArtifactError
 from rayembed.evaluation.run_scores import make_spec
 from rayembed.models.loading.load import load_model

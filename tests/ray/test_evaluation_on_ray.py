@@ -16,7 +16,7 @@ from word_articles import run_over_words, write_word_articles
 
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.data_run import data_of
-from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.evaluation import EvaluationPlacement
 from rayembed.config.mining import Teacher
 from rayembed.config.override import override
 from rayembed.config.settings import parse

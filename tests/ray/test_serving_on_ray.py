@@ -43,7 +43,6 @@ def folder(tmp_path_factory, tracking_uri):
         folder,
         "tiny",
         tracker=tracker,
-        scores={},
         weights_fingerprint="1" * 12,
         dimensions=(32, 8),
         instruction_template="Instruct: {instruction}\nQuery: ",

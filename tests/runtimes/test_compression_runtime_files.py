@@ -7,8 +7,7 @@ import pytest
 from rayembed.assets.hub import model_files
 from rayembed.errors import ArtifactError
 from rayembed.models.loading.saved_folder import read_graph
-from rayembed.registry.model_requirements import pip_requirements
-from rayembed.registry.register import _runtime
+from rayembed.registry.register import _runtime, pip_requirements
 from rayembed_extras.compression.runtimes import Onnx, OpenVINO
 from rayembed_extras.compression.settings import COMPRESSIONS
 

@@ -8,7 +8,7 @@ from tiny_folders import save_biencoder
 
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
-from rayembed.registry.model_requirements import pip_requirements
+from rayembed.registry.register import pip_requirements
 from rayembed_extras.compression.contract import CalibrationText, Source
 from rayembed_extras.compression.runtimes import Onnx, OpenVINO
 

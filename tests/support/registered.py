@@ -37,7 +37,6 @@ def registered_folders(saved: Mapping[str, Path], home: Path) -> dict[str, Path]
             folder,
             name,
             tracker=tracker,
-            scores={},
             weights_fingerprint=weights_fingerprint(folder),
             dimensions=(),
             instruction_template=None,

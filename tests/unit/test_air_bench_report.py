@@ -9,7 +9,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.evaluation import EvaluationRun
 from rayembed.errors import DataError
 from rayembed.pipeline.evaluate.evaluate import evaluate
 from rayembed.pipeline.evaluate.job import run_evaluation_job, track

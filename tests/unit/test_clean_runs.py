@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,12 @@ def killed(*_, **__):
     raise Killed
 
 
+@contextmanager
+def killed_at_its_end(_):
+    yield
+    raise Killed
+
+
 def closed_midway(tracker: tracking.Tracker, _: str) -> None:
     """The end of a tracker that is killed when its thread has ended."""
     tracker._stop.set()
@@ -107,7 +114,7 @@ POINTS = [
     (train_module, "register_trained", killed),
     (train_module, "Outcome", killed),
     (tracking.Tracker, "close", closed_midway),
-    (RunFolders, "keep_at_the_end", killed),
+    (RunFolders, "kept", killed_at_its_end),
     (train_module, "remove_states", killed),
     (checkpoint_list, "remove_folder", half_removed),
 ]

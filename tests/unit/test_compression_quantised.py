@@ -21,7 +21,7 @@ from rayembed.models.loading.files import load_weights, read_header
 from rayembed.models.loading.load import check_loadable, load_model
 from rayembed.models.passes.encoding import encode
 from rayembed.models.saving.export import read_compression
-from rayembed.registry.model_requirements import format_requirements
+from rayembed.registry.register import format_requirements
 from rayembed_extras.compression.contract import CalibrationText, Source
 from rayembed_extras.compression.gptq import GPTQ
 from rayembed_extras.compression.matrices import matrices_of

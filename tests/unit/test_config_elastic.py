@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_adaptation import tiny_adaptation
 
-from rayembed.config.expert_parallel import worker_numbers
 from rayembed.config.override import override
-from rayembed.config.placement import Placement
+from rayembed.config.placement import Placement, worker_numbers
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError

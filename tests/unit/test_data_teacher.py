@@ -15,10 +15,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tiny_models import LINES, save_cross_encoder, save_decoder, save_encoder
 
-from rayembed.config.backbone import BackboneConfig
+from rayembed.config.backbone import BackboneConfig, MeanPooling
 from rayembed.config.data_run import data_of
 from rayembed.config.mining import MiningConfig
-from rayembed.config.pooling import MeanPooling
 from rayembed.config.settings import parse
 from rayembed.data.mining import rescoring
 from rayembed.data.prepare import prepare

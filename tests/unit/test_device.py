@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from own_pairs import own_run
 
-from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
+from rayembed.config.evaluation import EvaluationPlacement, EvaluationRun
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.serving import ServedModel, ServingConfig

@@ -8,7 +8,7 @@ import mteb
 import pytest
 from mteb.results import BenchmarkResults, ModelResult, TaskResult
 
-from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.evaluation import EvaluationRun
 from rayembed.errors import ConfigError
 from rayembed.evaluation import averages
 from rayembed.evaluation.benchmarks import (

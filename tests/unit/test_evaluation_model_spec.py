@@ -18,9 +18,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tiny_models import save_cross_encoder, save_decoder, save_encoder, save_nomic
 
-from rayembed.config.backbone import BackboneConfig
+from rayembed.config.backbone import BackboneConfig, MeanPooling
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.pooling import MeanPooling
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.evaluation.model_spec import EncodeSpec

@@ -9,8 +9,7 @@ from run_scoring import evaluate, tasks_of
 from table_model import oracle
 from tiny_folders import save_biencoder
 
-from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.evaluation import EvaluationRun, ModelUnderTest
 from rayembed.config.mining import Teacher
 from rayembed.config.settings import parse
 from rayembed.data.engine.artifacts import PipelineContext

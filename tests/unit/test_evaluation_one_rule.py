@@ -17,8 +17,7 @@ from word_articles import HELD_OUT, WORDS, run_over_words, write_word_articles
 import rayembed
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.document import read_yaml
-from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.evaluation import EvaluationRun, ModelUnderTest
 from rayembed.config.named_benchmarks import with_own_sets
 from rayembed.config.override import override
 from rayembed.config.serving import Limits, ServedModel

@@ -6,7 +6,7 @@ import mteb
 import pytest
 from made_results import write_result
 
-from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.evaluation import EvaluationRun
 from rayembed.errors import ConfigError
 from rayembed.evaluation.benchmarks import ENGLISH_V1, MtebTask
 from rayembed.evaluation.bm25 import Bm25, bm25_meta

@@ -63,7 +63,6 @@ def folders(tracker, tmp_path_factory):
             folder,
             "tiny",
             tracker=tracker,
-            scores={"SciFact": 0.5},
             weights_fingerprint=weights_fingerprint(folder),
             dimensions=(32,),
             instruction_template=None,

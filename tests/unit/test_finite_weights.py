@@ -252,7 +252,7 @@ def test_a_folder_is_not_registered(tmp_path):
     (folder / "modules.json").write_text("[]")
     path = folder / "0_Part" / "model.safetensors"
     safetensors.torch.save_file({"a": torch.tensor([math.nan])}, path)
-    given = {"scores": {}, "weights_fingerprint": "1", "dimensions": (1,), "global_step": 1}
+    given = {"weights_fingerprint": "1", "dimensions": (1,), "global_step": 1}
 
     def put():
         make_version(folder, "m", tracker=None, instruction_template=None, **given)

@@ -4,8 +4,13 @@ import pytest
 import torch
 from tiny_models import save_decoder, save_encoder
 
-from rayembed.config.backbone import BackboneConfig, LoraConfig
-from rayembed.config.pooling import ClsPooling, LatentAttentionPooling, MeanPooling
+from rayembed.config.backbone import (
+    BackboneConfig,
+    ClsPooling,
+    LatentAttentionPooling,
+    LoraConfig,
+    MeanPooling,
+)
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.adapters.lora import merge_lora, merged_state
 from rayembed.models.biencoder.config import BiEncoderConfig

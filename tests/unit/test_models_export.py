@@ -9,8 +9,8 @@ from sentence_transformers import SentenceTransformer
 from tiny_models import save_decoder, save_encoder
 from transformers import AutoModel
 
-from rayembed.config.backbone import BackboneConfig
-from rayembed.config.pooling import (
+from rayembed.config.backbone import (
+    BackboneConfig,
     ClsPooling,
     EosPooling,
     LatentAttentionPooling,

@@ -17,9 +17,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import save_decoder, save_encoder, save_nomic
 
 from rayembed.assets import resolver as object_storage
-from rayembed.config.backbone import BackboneConfig
+from rayembed.config.backbone import BackboneConfig, LatentAttentionPooling
 from rayembed.config.mining import MiningConfig
-from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.config.settings import parse
 from rayembed.data.vectors import teacher
 from rayembed.models.architecture import architecture_of

@@ -8,8 +8,7 @@ from sentence_transformers import SentenceTransformer
 from tiny_models import save_decoder, save_encoder
 
 import rayembed.models.sentence_module  # noqa: F401  # lets sentence-transformers take its class
-from rayembed.config.backbone import BackboneConfig
-from rayembed.config.pooling import LatentAttentionPooling
+from rayembed.config.backbone import BackboneConfig, LatentAttentionPooling
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.loading.build import build_model
 from rayembed.models.loading.load import load_model

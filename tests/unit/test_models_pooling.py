@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rayembed.config.pooling import (
+from rayembed.config.backbone import (
     ClsPooling,
     EosPooling,
     LatentAttentionPooling,

@@ -19,8 +19,7 @@ import rayembed
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data_run import TeacherPlacement, data_of
-from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
+from rayembed.config.evaluation import EvaluationPlacement, EvaluationRun, ModelUnderTest
 from rayembed.config.mining import CrossEncoder, Teacher
 from rayembed.config.override import override
 from rayembed.config.serving import Limits, ServedModel

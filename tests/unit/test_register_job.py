@@ -282,7 +282,7 @@ def test_a_plain_sentence_transformers_folder_is_registered(store, job, tmp_path
     import mlflow
     from sentence_transformers import SentenceTransformer
 
-    from rayembed.config.pooling import ProjectionConfig
+    from rayembed.config.backbone import ProjectionConfig
 
     folder = save_biencoder(tmp_path / "other", projections=(ProjectionConfig(width=6),))
     (folder / "rayembed.json").unlink()
@@ -318,7 +318,6 @@ def test_the_card_of_a_trained_model_is_written_from_its_run(store, job, tmp_pat
         folder,
         "tiny",
         tracker=tracker,
-        scores={},
         weights_fingerprint=weights,
         dimensions=(32,),
         instruction_template=None,

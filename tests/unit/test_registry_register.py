@@ -73,7 +73,6 @@ def tracker(tmp_path_factory):
 def put(folder, tracker, name="tiny", **changes):
     arguments = {
         "tracker": tracker,
-        "scores": {"Wiki (en)": 0.75},
         "weights_fingerprint": "111111111111",
         "dimensions": (8, 4),
         "instruction_template": TEMPLATE,
@@ -106,7 +105,7 @@ def vectors(answer):
     return np.array([item["embedding"] for item in answer["data"]], dtype=np.float32)
 
 
-def test_version_has_alias_scores_and_metrics_of_its_model(registered, tracker):
+def test_version_has_alias_and_tags_of_its_model(registered, tracker):
     client = MlflowClient(tracker.tracking_uri, tracker.tracking_uri)
     assert (registered.name, registered.version) == ("tiny", 1)
     assert registered.uri == "models:/tiny/1"
@@ -115,7 +114,6 @@ def test_version_has_alias_scores_and_metrics_of_its_model(registered, tracker):
     assert int(version.version) == 1
     assert version.run_id == tracker.run_id
     assert version.tags == {
-        "score.Wiki _en_": "0.75",
         "rayembed.fingerprint": "abcabcabcabc",
         WEIGHTS_TAG: "111111111111",
         MODEL_ID_TAG: version.tags[MODEL_ID_TAG],
@@ -123,7 +121,6 @@ def test_version_has_alias_scores_and_metrics_of_its_model(registered, tracker):
     logged = client.get_logged_model(version.tags[MODEL_ID_TAG])
     assert json.loads(logged.tags["mlflow.modelVersions"]) == [{"name": "tiny", "version": 1}]
     assert str(logged.status) == "READY"
-    assert {(m.key, m.value, m.step) for m in logged.metrics} == {("model/Wiki _en_", 0.75, 7)}
     # The run is still the one that the tracker has open.
     assert client.get_run(tracker.run_id).info.status == "RUNNING"
 
@@ -230,11 +227,9 @@ def test_served_model_answers_the_openai_body(loaded, reference):
 
 def test_same_weights_make_no_second_version(folder, tracker, registered):
     client = MlflowClient(tracker.tracking_uri, tracker.tracking_uri)
-    again = put(folder, tracker, scores={"Wiki (en)": 0.5})
+    again = put(folder, tracker)
     assert again == registered
     assert len(client.search_model_versions("name='tiny'")) == 1
-    tags = client.get_model_version("tiny", "1").tags
-    assert tags["score.Wiki _en_"] == "0.5"
     # Killed between sending and registering: the model that was sent is taken.
     client.delete_registered_model("tiny")
     after = put(folder, tracker)
@@ -313,7 +308,6 @@ def test_nvembed_export_gives_the_vectors_of_its_own_encoder(tracker, tmp_path, 
         tmp_path / "exported",
         "nvembed",
         tracker=tracker,
-        scores={},
         weights_fingerprint="333333333333",
         dimensions=model.dimensions,
         instruction_template=config.instruction_template,
@@ -358,7 +352,6 @@ def test_biencoder_takes_an_instruction_as_plain_text(tracker, tmp_path, loaded,
         tmp_path / "exported",
         "biencoder",
         tracker=tracker,
-        scores={},
         weights_fingerprint="444444444444",
         dimensions=model.dimensions,
         instruction_template=None,

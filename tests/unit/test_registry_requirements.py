@@ -11,11 +11,7 @@ from tiny_folders import ARCHITECTURES
 
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
-from rayembed.registry.model_requirements import (
-    format_requirements,
-    imported_modules,
-    pip_requirements,
-)
+from rayembed.registry.register import format_requirements, pip_requirements
 from rayembed_extras.compression.contract import Source
 from rayembed_extras.compression.quantised import Int8
 
@@ -26,13 +22,6 @@ def test_requirements_are_exact_and_on_an_index():
     found = pip_requirements()
     assert any(line.startswith("sentence-transformers==") for line in found)
     assert all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in found)
-
-
-def test_only_what_loading_and_embedding_reach_is_required():
-    """Training, evaluation and Ray are in the code that travels, and are no part of a model."""
-    modules = imported_modules()
-    assert {"mlflow", "torch", "peft", "xxhash", "sentence_transformers", "tokenizers"} <= modules
-    assert not modules & {"rayembed", "json", "ray", "deepspeed", "mteb", "datasets", "typer"}
 
 
 @pytest.fixture(scope="module")

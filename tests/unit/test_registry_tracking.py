@@ -111,15 +111,15 @@ def test_same_run_goes_on_and_each_step_is_there_once(opened, tmp_path):
     tracker = opened()
     log = MetricsLog(tmp_path / "run" / METRICS_FILE)
     write(log, 1, 5)
-    assert tracker.forward(log) == 5
-    assert tracker.forward(log) == 0
+    assert tracker.send_all(log, to_the_end=False) == 5
+    assert tracker.send_all(log, to_the_end=False) == 0
     # Killed; the checkpoint is that of step 3, so 4 and 5 are reported again, at another time.
     again = opened()
     assert again.run_id == tracker.run_id
     log = MetricsLog(tmp_path / "run" / METRICS_FILE)
     log.truncate(3)
     write(log, 4, 7)
-    assert again.forward(log) == 2
+    assert again.send_all(log, to_the_end=False) == 2
     assert stored(again) == [(s, 1.0 / s) for s in range(1, 8)]
     assert again.close("FINISHED")
     assert run_of(again).info.status == "FINISHED"
@@ -138,9 +138,9 @@ def test_process_killed_between_metrics_and_tag_sends_no_point_twice(opened, tmp
     tracker = opened()
     log = MetricsLog(tmp_path / "run" / METRICS_FILE)
     write(log, 1, 4)
-    tracker.forward(log)
+    tracker.send_all(log, to_the_end=False)
     MlflowClient(tracker.tracking_uri).set_tag(tracker.run_id, SENT_TAG, "2")
-    assert opened().forward(log) == 2
+    assert opened().send_all(log, to_the_end=False) == 2
     assert stored(tracker) == [(s, 1.0 / s) for s in range(1, 5)]
 
 
@@ -149,7 +149,7 @@ def test_what_is_not_finite_is_not_sent_and_the_count_of_it_is(opened, tmp_path)
     log = MetricsLog(tmp_path / "run" / METRICS_FILE)
     for step, loss in ((1, 2.0), (2, float("nan")), (3, 1.0)):
         log.append("only", step, step, {"loss": loss, "dropped_steps": float(step > 1)})
-    assert tracker.forward(log) == 3
+    assert tracker.send_all(log, to_the_end=False) == 3
     assert stored(tracker) == [(1, 2.0), (3, 1.0)]
     assert stored(tracker, "train/dropped_steps") == [(1, 0.0), (2, 1.0), (3, 1.0)]
 
@@ -161,12 +161,12 @@ def test_cut_log_while_steps_wait_unsent(opened, tmp_path, away):
     log = MetricsLog(tmp_path / "run" / METRICS_FILE)
     write(log, 1, 5)
     tracker._every_steps = 100  # all five are read and none is due
-    assert tracker.forward(log) == 0
+    assert tracker.send_all(log, to_the_end=False) == 0
     tracker._every_steps = 1
     log.truncate(3)
     log.append("only", 4, 4, {"loss": 44.0})
     log.append("only", 5, 5, {"loss": 55.0})
-    assert tracker.forward(log) == 5
+    assert tracker.send_all(log, to_the_end=False) == 5
     assert stored(tracker)[3:] == [(4, 44.0), (5, 55.0)]
 
 
@@ -301,11 +301,11 @@ def test_another_mlflow_gets_everything_from_the_start(opened, tmp_path):
     tracker = opened()
     write(log, 1, 3)
     tracker.log_scores("eval", {"STS": 0.5}, 3)
-    assert tracker.forward(log) == 3
+    assert tracker.send_all(log, to_the_end=False) == 3
     MlflowClient(tracker.tracking_uri).delete_run(tracker.run_id)
     other = opened()
     assert other.run_id != tracker.run_id
-    assert other.forward(log) == 3
+    assert other.send_all(log, to_the_end=False) == 3
     assert stored(other, "eval/STS") == [(3, 0.5)]
 
 
@@ -314,7 +314,7 @@ def test_long_runs_are_thinned_but_keep_their_end(opened, tmp_path, monkeypatch)
     tracker = opened(total_steps=11)  # every third step
     log = MetricsLog(tmp_path / "run" / METRICS_FILE)
     write(log, 1, 5)
-    assert tracker.forward(log) == 1
+    assert tracker.send_all(log, to_the_end=False) == 1
     write(log, 6, 11)
     tracker._log = log
     assert tracker.close("FINISHED")

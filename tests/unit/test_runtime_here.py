@@ -20,7 +20,7 @@ from tiny_models import save_encoder
 
 from rayembed.assets.storage import list_files, read_bytes, upload_folder
 from rayembed.config.data_run import TeacherPlacement, data_of
-from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.evaluation import EvaluationPlacement
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse

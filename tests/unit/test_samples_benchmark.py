@@ -7,7 +7,7 @@ from made_up_articles import HELD_OUT, run_over, write_articles
 from run_scoring import tasks_of
 
 from rayembed.config import named_benchmarks
-from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.evaluation import EvaluationRun
 from rayembed.config.named_benchmarks import with_own_sets
 from rayembed.config.own_sets import RetrievalSet
 from rayembed.config.settings import parse

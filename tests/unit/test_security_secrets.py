@@ -19,7 +19,7 @@ import rayembed
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import exists, open_storage_for_ray, read_bytes
 from rayembed.config.document import without_places
-from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.evaluation import EvaluationRun
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.evaluation import EvaluationPlacement
 from rayembed.config.placement import Placement
 from rayembed.errors import PlacementError
 from rayembed.machine import gpu_check_on_ray

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayembed.config.validation import EarlyStoppingConfig
+from rayembed.config.run_evaluation import EarlyStoppingConfig
 from rayembed.training.validation.decision import (
     choose,
     promoted_step,

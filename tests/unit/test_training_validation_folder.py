@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rayembed.config.run_evaluation import EarlyStoppingConfig, ValidationConfig
 from rayembed.config.settings import parse
-from rayembed.config.validation import EarlyStoppingConfig, ValidationConfig
 from rayembed.errors import ArtifactError
 from rayembed.training.callbacks import WorkerValidation
 from rayembed.training.checkpoints.weights import read_made_of, tensors_digest

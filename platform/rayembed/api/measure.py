@@ -12,7 +12,7 @@ from rayembed.api.embedder import Embedder, load
 from rayembed.api.training import Trained, trained_by
 from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.config.data_run import DataRun
-from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.evaluation import EvaluationRun
 from rayembed.config.override import overridden, override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse

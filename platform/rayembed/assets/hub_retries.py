@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-import httpx
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -25,7 +23,6 @@ LONGEST_WAIT_SECONDS = 300.0
 """Window of the hub's rate limits in seconds."""
 
 _RESET = re.compile(r";\s*t\s*=\s*(\d+)")
-_LOST = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
 
 
 def with_retries(
@@ -66,9 +63,14 @@ def with_retries(
 
 def _most_tries(error: BaseException, most: int) -> int:
     """Maximum number of attempts; 1 for permanent errors."""
+    from httpx import NetworkError, RemoteProtocolError, TimeoutException
+
     if passes(status_of(error)):
         return most
-    lost = any(isinstance(cause, _LOST) for cause in causes_of(error))
+    lost = any(
+        isinstance(cause, TimeoutException | NetworkError | RemoteProtocolError)
+        for cause in causes_of(error)
+    )
     return TRIES_WITHOUT_ANSWER if lost else 1
 
 

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint
 from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
 
-from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.evaluation import EvaluationRun
 from rayembed.config.own_sets import OwnSet, Scores
 from rayembed.config.run import Run
 from rayembed.config.settings import SettingsT, changed, nearest, parse

@@ -7,32 +7,33 @@ from pydantic import Field, model_validator
 
 from rayembed.config.data import DataConfig, DatasetConfig, data_identity
 from rayembed.config.document import NamedRun
-from rayembed.config.expert_parallel import check_expert_parallel, check_shares
 from rayembed.config.held_out import held_out_set
 from rayembed.config.instructions import check_prompt_names
 from rayembed.config.model import ModelConfig
 from rayembed.config.own_sets import ClassificationSet, OwnSet, RetrievalSet, Scores
-from rayembed.config.placement import Placement
-from rayembed.config.run_evaluation import EvaluationConfig, check_guard, own_sets_of
+from rayembed.config.placement import Placement, check_expert_parallel, check_shares
+from rayembed.config.run_evaluation import (
+    BeirValidation,
+    EvaluationConfig,
+    HeldOutValidation,
+    MtebValidation,
+    OwnSetsValidation,
+    ValidationConfig,
+    check_guard,
+    check_names,
+    own_sets_of,
+)
 from rayembed.config.settings import changed, nearest, parse
 from rayembed.config.stage import StageConfig
 from rayembed.config.stage_data import (
     as_taken,
-    check_clusters,
-    check_negatives_at_hand,
+    check_dataset,
+    check_negatives,
     check_negatives_used,
     check_similarity,
     check_teachers,
 )
 from rayembed.config.types import FileName, Seed, unique_names
-from rayembed.config.validation import (
-    BeirValidation,
-    HeldOutValidation,
-    MtebValidation,
-    OwnSetsValidation,
-    ValidationConfig,
-    check_names,
-)
 from rayembed.errors import ConfigError
 
 
@@ -52,93 +53,43 @@ class Run(NamedRun):
 
     @model_validator(mode="after")
     def _fits(self) -> "Run":
+        datasets = {dataset.name: dataset for dataset in self.data.datasets}
+        workers = self.placement.fewest_workers, self.placement.workers
         for stage in self.stages:
-            self._check_stage(stage)
+            for name in stage.datasets:
+                if name not in datasets:
+                    raise ValueError(
+                        f"stage {stage.name!r} uses the data set {name!r}, which data.datasets "
+                        f"lacks; {nearest(name, datasets)}"
+                    )
+                check_dataset(stage, datasets[name])
+            check_shares(
+                f"stage {stage.name!r}: batch.global_pairs", stage.batch.global_pairs, *workers
+            )
+            stage.optimizer.check_zero_stage(self.placement.zero_stage)
         check_prompt_names(self.instructions)
-        check_expert_parallel(
-            self.model,
-            size=self.placement.expert_parallel,
-            workers=self.placement.workers,
-            zero_stage=self.placement.zero_stage,
-            elastic=self.placement.is_elastic,
-        )
-        self._check_widths()
-        self._check_lengths()
+        check_expert_parallel(self.model, self.placement)
         for stage in self.stages:
-            check_similarity(stage, self._datasets_of(stage))
-            check_teachers(stage, self._datasets_of(stage))
+            stage.check_model(self.model)
+        for stage in self.stages:
+            used = [datasets[name] for name in stage.datasets]
+            check_similarity(stage, used)
+            if "teacher_scores" in stage.loss.needs:
+                check_teachers(stage, used)
         for dataset in self.data.datasets:
             check_negatives_used(dataset, [s for s in self.stages if dataset.name in s.datasets])
         for stage in self.stages:
-            check_negatives_at_hand(stage, self._datasets_of(stage))
-        self._check_held_out_names()
+            check_negatives(stage, [datasets[name] for name in stage.datasets])
+        self._check_held_out()
         if self.evaluation.guard is not None:
             check_guard(self.evaluation.guard, self.evaluation, bool(self.held_out_datasets))
-        self._check_validation()
         # Steps of epochs are known only when records are estimated or counted.
         if all(stage.epochs is None for stage in self.stages):
             self.check_choice()
         return self
 
-    def _datasets_of(self, stage: StageConfig) -> list[DatasetConfig]:
-        datasets = {dataset.name: dataset for dataset in self.data.datasets}
-        return [datasets[name] for name in stage.datasets]
-
-    def _check_stage(self, stage: StageConfig) -> None:
-        datasets = {dataset.name: dataset for dataset in self.data.datasets}
-        for name in stage.datasets:
-            if name not in datasets:
-                raise ValueError(
-                    f"stage {stage.name!r} uses the data set {name!r}, which data.datasets "
-                    f"lacks; {nearest(name, datasets)}"
-                )
-            dataset = datasets[name]
-            in_batch = stage.batch.in_batch_negatives and dataset.in_batch_negatives
-            in_batch |= "similarity" in stage.loss.needs  # rows learn from each other
-            if not in_batch and not (stage.batch.num_negatives and dataset.has_negatives):
-                raise ValueError(
-                    f"the data set {name!r} has no negatives in stage {stage.name!r}, so its "
-                    "loss is always zero; give it negatives (mining, or negatives of the "
-                    "source, with the stage's batch.num_negatives above 0) or allow in-batch "
-                    "negatives in both the stage and the data set"
-                )
-            hard = stage.batch.num_negatives and dataset.has_negatives
-            if stage.batch.global_pairs == 1 and not hard:
-                raise ValueError(
-                    f"stages.{stage.name}.batch.global_pairs is 1, and the data set {name!r} "
-                    "has no negatives there: the only row of a batch has no other to be told "
-                    "from, so its loss is always zero; set it to 2 or more, 64 is usual"
-                )
-            if stage.batch.policy == "clustered":
-                check_clusters(stage, dataset)
-        setting = f"stage {stage.name!r}: batch.global_pairs"
-        workers = self.placement.fewest_workers, self.placement.workers
-        check_shares(setting, stage.batch.global_pairs, *workers)
-        stage.optimizer.check_zero_stage(self.placement.zero_stage)
-
-    def _check_widths(self) -> None:
-        offered = self.model.offered_dimensions
-        if offered is None:
-            return
-        for stage in self.stages:
-            if lost := [d for d in stage.loss.dimensions if d not in offered]:
-                raise ValueError(
-                    f"stages.{stage.name}.loss.dimensions learns {lost}, but model.dimensions "
-                    f"{offered} lacks them, so that nobody could ask for such "
-                    "vectors; add them there"
-                )
-
-    def _check_lengths(self) -> None:
-        for stage in self.stages:
-            for name in ("query_max_length", "document_max_length"):
-                wanted, most = getattr(stage, name), getattr(self.model, name)
-                if wanted is not None and wanted > most:
-                    raise ValueError(
-                        f"stages.{stage.name}.{name} {wanted} exceeds model.{name} {most}; a stage "
-                        "may read less of a text than the model, not more"
-                    )
-
-    def _check_held_out_names(self) -> None:
+    def _check_held_out(self) -> None:
+        """Raise where held-out parts have names of other sets, or validation lacks them."""
         taken = {own.name for own in self.evaluation.own_sets}
         for dataset in self.held_out_datasets:
             if held_out_set(dataset.name) in taken:
@@ -147,8 +98,6 @@ class Run(NamedRun):
                     f"held-out part of the data set {dataset.name!r}; choose another one, or set "
                     f"data.datasets.{dataset.name}.held_out=null"
                 )
-
-    def _check_validation(self) -> None:
         validation = self.evaluation.validation
         if validation is not None and isinstance(validation.data, HeldOutValidation):
             if not self.held_out_datasets:

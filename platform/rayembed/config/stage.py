@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from rayembed.config.architecture import ArchitectureConfig
 from rayembed.config.loss import LOSSES, LossConfig
 from rayembed.config.mining import Teacher
 from rayembed.config.optimizer import OPTIMIZERS, OptimizerConfig
@@ -122,6 +123,26 @@ class StageConfig(Settings):
                 f"stages.{self.name}.loss.dimensions names {wrong}, but the model's vectors are "
                 f"{full} wide in full, which always counts; name widths below that"
             )
+
+    def check_model(self, model: ArchitectureConfig) -> None:
+        """Check that the model offers the widths of the loss and reads as long texts as the stage.
+
+        Raises:
+            ValueError: it does not.
+        """
+        offered = model.offered_dimensions
+        if offered is not None and (lost := [d for d in self.loss.dimensions if d not in offered]):
+            raise ValueError(
+                f"stages.{self.name}.loss.dimensions learns {lost}, but model.dimensions "
+                f"{offered} lacks them, so that nobody could ask for such vectors; add them there"
+            )
+        for name in ("query_max_length", "document_max_length"):
+            wanted, most = getattr(self, name), getattr(model, name)
+            if wanted is not None and wanted > most:
+                raise ValueError(
+                    f"stages.{self.name}.{name} {wanted} exceeds model.{name} {most}; a stage "
+                    "may read less of a text than the model, not more"
+                )
 
     def check_steps(self, steps: int | None) -> None:
         """Check that the optimiser's warm-up and schedule fit the stage; see `OptimizerConfig`.

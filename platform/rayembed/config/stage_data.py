@@ -7,7 +7,33 @@ from rayembed.config.settings import changed
 from rayembed.config.stage import StageConfig
 
 
-def check_clusters(stage: StageConfig, dataset: DatasetConfig) -> None:
+def check_dataset(stage: StageConfig, dataset: DatasetConfig) -> None:
+    """Return when the stage can learn from rows of the data set.
+
+    Raises:
+        ValueError: its loss would always be zero, or its clusters are no batches of the stage.
+    """
+    name, hard = dataset.name, stage.batch.num_negatives and dataset.has_negatives
+    in_batch = stage.batch.in_batch_negatives and dataset.in_batch_negatives
+    in_batch |= "similarity" in stage.loss.needs  # rows learn from each other
+    if not in_batch and not hard:
+        raise ValueError(
+            f"the data set {name!r} has no negatives in stage {stage.name!r}, so its "
+            "loss is always zero; give it negatives (mining, or negatives of the "
+            "source, with the stage's batch.num_negatives above 0) or allow in-batch "
+            "negatives in both the stage and the data set"
+        )
+    if stage.batch.global_pairs == 1 and not hard:
+        raise ValueError(
+            f"stages.{stage.name}.batch.global_pairs is 1, and the data set {name!r} "
+            "has no negatives there: the only row of a batch has no other to be told "
+            "from, so its loss is always zero; set it to 2 or more, 64 is usual"
+        )
+    if stage.batch.policy == "clustered":
+        _check_clusters(stage, dataset)
+
+
+def _check_clusters(stage: StageConfig, dataset: DatasetConfig) -> None:
     """Return when the data set's clusters are batches of the stage.
 
     Raises:
@@ -143,8 +169,12 @@ def without_negatives(dataset: DatasetConfig) -> DatasetConfig:
     return dataset
 
 
-def check_negatives_at_hand(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
-    """Raise when a stage asks for more hard negatives than its data sets give."""
+def check_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
+    """Return when the data sets have as many hard negatives of a query as the stage takes.
+
+    Raises:
+        ValueError: none has any, or one has fewer.
+    """
     wanted = stage.batch.num_negatives
     if wanted and not any(dataset.has_negatives for dataset in used):
         raise ValueError(_no_negatives(stage, used))

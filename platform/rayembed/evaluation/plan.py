@@ -14,7 +14,7 @@ from typing import Any
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.results import TaskResult
 
-from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.evaluation import EvaluationRun
 from rayembed.config.named_benchmarks import (
     further_benchmark_names,
     job_benchmark_names,

@@ -13,8 +13,8 @@ from rayembed.assets.hub_client import limit_hub
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import Prompts
 from rayembed.config.run import Run
+from rayembed.config.run_evaluation import BeirValidation, HeldOutValidation, MtebValidation
 from rayembed.config.settings import nearest
-from rayembed.config.validation import BeirValidation, HeldOutValidation, MtebValidation
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.jobs import TaskFactory
 from rayembed.evaluation.loaded_spec import loaded_spec, scores_of

@@ -9,9 +9,8 @@ from torch import nn
 
 from rayembed.assets.sentence_modules import OWN_MODULE
 from rayembed.config.architecture import ArchitectureConfig
-from rayembed.config.backbone import BackboneConfig, Dtype
+from rayembed.config.backbone import BackboneConfig, Dtype, ProjectionConfig
 from rayembed.config.model import ModelConfig
-from rayembed.config.pooling import ProjectionConfig
 from rayembed.config.table import load
 from rayembed.errors import ConfigError
 from rayembed.models.contract import PromptTokenizer

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from rayembed.config.pooling import PlainPooling, ProjectionConfig
+from rayembed.config.backbone import PlainPooling, ProjectionConfig
 from rayembed.models.attention.packed import Packed
 
 States = Float[Tensor, "*tokens hidden"]

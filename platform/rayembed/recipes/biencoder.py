@@ -2,11 +2,10 @@
 Wikipedia sample.
 """
 
-from rayembed.config.backbone import BackboneConfig
+from rayembed.config.backbone import BackboneConfig, MeanPooling
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.held_out import HeldOutFraction
 from rayembed.config.mining import ConsistencyConfig, MiningConfig
-from rayembed.config.pooling import MeanPooling
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed

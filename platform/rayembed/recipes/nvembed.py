@@ -6,10 +6,9 @@ Table 4 are `single_stage` and `reversed_stages`.
 
 from collections.abc import Set
 
-from rayembed.config.backbone import BackboneConfig, LoraConfig
+from rayembed.config.backbone import BackboneConfig, LatentAttentionPooling, LoraConfig
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.mining import MiningConfig
-from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed

@@ -143,6 +143,20 @@ def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def log_params(client: Any, run_id: str, params: Mapping[str, Any]) -> None:
+    """Log parameters of a run; those that it has keep their first values, with a warning."""
+    from mlflow.entities import Param
+
+    kept = client.get_run(run_id).data.params
+    wanted = {allowed_key(name): param_text(value) for name, value in params.items()}
+    changed = sorted(name for name in wanted if kept.get(name, wanted[name]) != wanted[name])
+    if changed:
+        _logger.warning("MLflow keeps the first values of the params %s", ", ".join(changed))
+    new = [Param(name, value) for name, value in wanted.items() if name not in kept]
+    for start in range(0, len(new), PARAMS_PER_BATCH):
+        client.log_batch(run_id, params=new[start : start + PARAMS_PER_BATCH])
+
+
 def find_experiment(client: Any, name: str, tracking_uri: str) -> str:
     """Id of the experiment, created if missing; for a SQLite store its artifacts are beside the
     file.

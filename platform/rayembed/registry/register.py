@@ -3,24 +3,81 @@
 import json
 import logging
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rayembed.assets.finite import check_finite_files
+from rayembed.config.backbone import RUNTIME_PACKAGES, Runtime
+from rayembed.config.model import architecture_classes
 from rayembed.errors import ArtifactError
 from rayembed.registry.aliases import version_turn
 from rayembed.registry.mlflow_run import (
     FINGERPRINT_TAG,
-    allowed_key,
     as_tracking_error,
     find_model_versions,
     open_client,
     quoted,
 )
-from rayembed.registry.model_requirements import format_requirements, pip_requirements
 from rayembed.registry.tracking import Tracker
+
+REQUIRED = (
+    "cloudpickle",
+    "filelock",
+    "huggingface_hub",
+    "jaxtyping",
+    "mlflow",
+    "numpy",
+    "pandas",
+    "peft",
+    "psutil",
+    "pydantic",
+    "safetensors",
+    "sentence-transformers",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "xxhash",
+)
+"""Packages that loading and embedding import, whatever the architecture; what these need in turn,
+pip finds."""
+
+
+def pip_requirements(runtime: Runtime | None = None) -> list[str]:
+    """Requirements of the served model, pinned to this environment's versions.
+
+    Args:
+        runtime: of a model of graphs; None: it has weights for torch.
+    """
+    names = {*REQUIRED, *_of_other_packages()}
+    if runtime is not None:
+        names.add(RUNTIME_PACKAGES[runtime])
+    # A local build (`2.13.0+cpu`) is on no index.
+    return sorted(f"{name}=={version(name).partition('+')[0]}" for name in names)
+
+
+def format_requirements(folder: Path) -> list[str]:
+    """Requirements of a model's files beside those of its code: what reads quantised weights."""
+    settings = (json.loads(path.read_text("utf-8")) for path in folder.rglob("config.json"))
+    methods = {(one.get("quantization_config") or {}).get("quant_method") for one in settings}
+    name = "compressed-tensors"
+    return [f"{name}=={version(name)}"] if name in methods else []
+
+
+def _of_other_packages() -> set[str]:
+    """Packages outside of this one that add architectures."""
+    members = [(one.__module__, one.architecture) for one in architecture_classes()]
+    modules = {name.partition(".")[0] for both in members for name in both} - {"rayembed"}
+    provided = packages_distributions() if modules else {}
+    for name in modules - provided.keys():
+        _logger.warning(
+            "no installed package is known to hold the module %r, so that the requirements of "
+            "the registered model lack it; where it is served, it must be installed by hand",
+            name,
+        )
+    return {package for name in modules & provided.keys() for package in provided[name]}
+
 
 TASK = "llm/v1/embeddings"
 """MLflow's task name of OpenAI's embeddings schema, stored in the model's metadata."""
@@ -49,7 +106,6 @@ def make_version(
     name: str,
     *,
     tracker: Tracker,
-    scores: Mapping[str, float],
     weights_fingerprint: str,
     dimensions: Sequence[int],
     instruction_template: str | None,
@@ -61,8 +117,6 @@ def make_version(
 
     Args:
         folder: what `EmbeddingModel.save` wrote; sentence-transformers loads it.
-        scores: main score of each task; become tags `score.<task>` of the version and metrics
-            `model/<task>` of MLflow's model.
         dimensions: widths that a caller may ask for, the full one first.
         instruction_template: how an instruction stands before a text; None: as plain text behind
             the prompt of the text's role.
@@ -83,7 +137,6 @@ def make_version(
     with as_tracking_error(tracker.tracking_uri):
         run_tags = client.get_run(tracker.run_id).data.tags
         tags = {
-            **{allowed_key(f"score.{task}"): f"{score:.6g}" for task, score in scores.items()},
             FINGERPRINT_TAG: run_tags.get(FINGERPRINT_TAG, ""),
             WEIGHTS_TAG: weights_fingerprint,
         }
@@ -96,9 +149,7 @@ def make_version(
             }
             model_id = _find_logged_model(client, tracker.experiment_id, weights_fingerprint)
             if model_id is None:
-                model_id = _log_model(
-                    client, tracker, folder, name, config, scores, tags, global_step
-                )
+                model_id = _log_model(client, tracker, folder, name, config, tags, global_step)
             with version_turn(client, name):
                 # Another process may have registered the same weights meanwhile.
                 number = find_version(client, name, weights_fingerprint)
@@ -141,16 +192,15 @@ def _log_model(
     folder: Path,
     name: str,
     config: Mapping[str, Any],
-    scores: Mapping[str, float],
     tags: Mapping[str, str],
     global_step: int,
 ) -> str:
-    """Log a new model with folder, code and scores; its id.
+    """Log a new model with folder and code; its id.
 
     Through the client and not through `mlflow.pyfunc.log_model`, which works on the process's
     global tracking address and active run, and ends that run.
     """
-    from mlflow.entities import LoggedModelOutput, Metric
+    from mlflow.entities import LoggedModelOutput
 
     model = client.create_logged_model(
         tracker.experiment_id,
@@ -164,29 +214,16 @@ def _log_model(
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".mlflow-") as scratch:
         _save_pyfunc(Path(scratch) / "model", folder, model, tracker.run_id, config)
         client.log_model_artifacts(model.model_id, str(Path(scratch) / "model"))
-    now = int(time.time() * 1000)
-    metrics = [
-        Metric(
-            allowed_key(f"model/{task}"),
-            float(score),
-            now,
-            global_step,
-            model_id=model.model_id,
-            run_id=tracker.run_id,
-        )
-        for task, score in scores.items()
-    ]
-    client.log_batch(tracker.run_id, metrics)
     client.finalize_logged_model(model.model_id, "READY")
     return str(model.model_id)
 
 
-def _runtime(folder: Path) -> str | None:
+def _runtime(folder: Path) -> Runtime | None:
     """Runtime of a model of graphs; None for other models."""
     path = folder / "rayembed.json"
     settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     graph = settings.get("graph")
-    return None if graph is None else str(graph["runtime"])
+    return None if graph is None else cast(Runtime, graph["runtime"])
 
 
 def _save_pyfunc(

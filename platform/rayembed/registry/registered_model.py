@@ -198,7 +198,7 @@ def read_scores(client: Any, version: Any) -> tuple[TaskScore, ...]:
 
 
 def keep_scores(
-    client: Any, version: Any, scores: Sequence[TaskScore], files: Path | None
+    client: Any, version: Any, scores: Sequence[TaskScore], files: Path | None, *, step: int = 0
 ) -> tuple[TaskScore, ...]:
     """Merge new scores into those of the version; all scores.
 
@@ -208,6 +208,7 @@ def keep_scores(
 
     Args:
         files: folder with the result files that the scores were read from; kept as they are.
+        step: of the run after which the model is, for metrics of a version without any.
     """
     kept = {score.task: score for score in read_scores(client, version)}
     kept |= {score.task: score for score in scores}
@@ -217,7 +218,7 @@ def keep_scores(
     if files is not None:
         client.log_artifacts(version.run_id, str(files), f"{_folder(place)}/results")
     figures = summary(merged)
-    _log_metrics(client, version, figures)
+    _log_metrics(client, version, figures, step)
     for name, value in figures.items():
         key, text = allowed_key(f"score.{name}"), f"{value:.6g}"
         if version.tags.get(key) != text:
@@ -225,16 +226,16 @@ def keep_scores(
     return merged
 
 
-def _log_metrics(client: Any, version: Any, figures: dict[str, float]) -> None:
+def _log_metrics(client: Any, version: Any, figures: dict[str, float], step: int) -> None:
     from mlflow.entities import Metric
 
     model_id = version.tags.get(MODEL_ID_TAG)
     if model_id:
         metrics_there = client.get_logged_model(model_id).metrics or ()
         there = {metric.key: metric.value for metric in metrics_there}
-        step = max((metric.step for metric in metrics_there), default=0)
+        step = max((metric.step for metric in metrics_there), default=step)
     else:
-        there, step = client.get_run(version.run_id).data.metrics, 0
+        there = client.get_run(version.run_id).data.metrics
     now = int(time.time() * 1000)
     metrics = [
         Metric(key, value, now, step, model_id=model_id, run_id=version.run_id)

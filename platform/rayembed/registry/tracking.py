@@ -30,7 +30,6 @@ from rayembed.registry.mlflow_run import (
     FINGERPRINT_TAG,
     NOTE_OF_TRAINING,
     NOTE_TAG,
-    PARAMS_PER_BATCH,
     TAG_CHARACTERS,
     Entry,
     Outbox,
@@ -40,8 +39,8 @@ from rayembed.registry.mlflow_run import (
     find_experiment,
     find_run,
     flatten,
+    log_params,
     open_client,
-    param_text,
     send_entry,
 )
 from rayembed.registry.tracking_uri import check_reachable
@@ -65,7 +64,16 @@ _logger = logging.getLogger(__name__)
 
 
 class Tracker:
-    """One MLflow run, written by this process only. Made by `open`, `open_for_run` or `reopen`."""
+    """One MLflow run, written by this process only. Made by `open`, `open_for_run` or `reopen`.
+
+    As a context manager it closes the run at the end of the block: as `status` says, or as failed
+    or killed where an error or an interrupt ends the block. Raises as `close`.
+    """
+
+    status: Status = "FINISHED"
+    """How the run ends where no error ends the block."""
+    complete = False
+    """Whether MLflow has everything of a run that is closed."""
 
     def __init__(self, folder: Path, state: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -85,6 +93,16 @@ class Tracker:
         self._sent: int | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "Tracker":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        status = self.status
+        if kind is not None:
+            stopped = issubclass(kind, KeyboardInterrupt | SystemExit)
+            status = "KILLED" if stopped else "FAILED"
+        self.complete = self.close(status)
 
     @classmethod
     def open(
@@ -138,7 +156,7 @@ class Tracker:
             tracker = cls(Path(folder), state)
             tracker._storage = storage
             tracker._take_over(state)
-            tracker._log_params(params)
+            log_params(client, run_id, params)
             for key, value in without_places(tags, storage).items():
                 client.set_tag(run_id, allowed_key(key), str(value)[:TAG_CHARACTERS])
         return tracker
@@ -185,15 +203,6 @@ class Tracker:
         if tracking_uri is not None:
             state["tracking_uri"] = tracking_uri
         return cls(Path(folder), state)
-
-    def forward(self, log: MetricsLog) -> int:
-        """Send pending steps; their number. Steps already in MLflow are skipped.
-
-        Raises:
-            TrackingError: MLflow is away; what was not sent will be by a later call.
-        """
-        with self._turn(), as_tracking_error(self.tracking_uri):
-            return self._send_metrics(log, to_the_end=False)
 
     def start_forwarding(self, log: MetricsLog, every_seconds: float = 15.0) -> None:
         """Forward in a background thread until `close`; warns once if MLflow is unreachable."""
@@ -283,16 +292,22 @@ class Tracker:
             return False
         return True
 
-    def send_all(self, log: MetricsLog | None) -> int:
+    def send_all(self, log: MetricsLog | None, *, to_the_end: bool = True) -> int:
         """Send all pending data, the last step included; the number of steps sent.
 
+        Steps already in MLflow are skipped.
+
+        Args:
+            to_the_end: whether a last step is sent that is none of every n-th.
+
         Raises:
-            TrackingError: MLflow is away.
+            TrackingError: MLflow is away; what was not sent will be by a later call.
         """
         with self._turn(), as_tracking_error(self.tracking_uri):
-            sent = self._send_metrics(log, to_the_end=True) if log is not None else 0
+            sent = 0 if log is None else self._send_metrics(log, to_the_end=to_the_end)
             self._send_outbox()
-            return sent
+        self._note_back()
+        return sent
 
     def _take_over(self, state: Mapping[str, Any]) -> None:
         """Link folder and MLflow run, send leftovers of an earlier process, set RUNNING."""
@@ -306,18 +321,6 @@ class Tracker:
         self._send_outbox()
         self._client.update_run(self.run_id, status="RUNNING")
 
-    def _log_params(self, params: Mapping[str, Any]) -> None:
-        from mlflow.entities import Param
-
-        kept = self._client.get_run(self.run_id).data.params
-        wanted = {allowed_key(name): param_text(value) for name, value in params.items()}
-        changed = sorted(name for name in wanted if kept.get(name, wanted[name]) != wanted[name])
-        if changed:
-            _logger.warning("MLflow keeps the first values of the params %s", ", ".join(changed))
-        new = [Param(name, value) for name, value in wanted.items() if name not in kept]
-        for start in range(0, len(new), PARAMS_PER_BATCH):
-            self._client.log_batch(self.run_id, params=new[start : start + PARAMS_PER_BATCH])
-
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Serialise requests; a dead server is detected by a probe instead of retries."""
@@ -330,22 +333,16 @@ class Tracker:
             self._lock.release()
 
     def _forward_regularly(self, every_seconds: float) -> None:
-        assert self._log is not None
         while not self._stop.wait(every_seconds):
             try:
-                with self._turn(), as_tracking_error(self.tracking_uri):
-                    self._send_metrics(self._log, to_the_end=False)
-                    self._send_outbox()
-                    self._note_back()
+                self.send_all(self._log, to_the_end=False)
             except (TrackingError, ArtifactError) as error:
                 self._warn_away(error)
 
     def _tell(self, entry: Entry) -> None:
         self._outbox.put(entry)
         try:
-            with self._turn(), as_tracking_error(self.tracking_uri):
-                self._send_outbox()
-                self._note_back()
+            self.send_all(None)
         except TrackingError as error:
             self._warn_away(error)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rayembed.config.validation import EarlyStoppingConfig
+from rayembed.config.run_evaluation import EarlyStoppingConfig
 from rayembed.distributed.collectives import largest, rank
 from rayembed.training.checkpoints.checkpoint_list import checkpoint_name
 from rayembed.training.checkpoints.weights import write_weights

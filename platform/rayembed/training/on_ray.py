@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayembed.assets.storage import is_remote, join, open_storage_for_ray
 from rayembed.config.document import NamedRun
-from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.evaluation import EvaluationPlacement
 from rayembed.config.placement import Placement
 from rayembed.data.engine.on_ray import node_precision, remote_with
 from rayembed.display.progress import doing

@@ -26,7 +26,7 @@ from rayembed.pipeline.storage import placed
 from rayembed.registry.metrics_log import METRICS_FILE, LogReader, MetricsLog, record_of
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder
-from rayembed.registry.tracking import Status, Tracker
+from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.training.checkpoints.checkpoint_list import newest_step, remove_states
 from rayembed_extras.adaptation.encoder import check_adaptable
@@ -130,23 +130,15 @@ def _adapt(
     tracker = Tracker.open_for_run(
         run, tracking_uri, folders.local, tags=trial.tags if trial else {}
     )
-    status: Status = "FAILED"
-    try:
+    with folders.kept(), tracker:
         found = collect_provenance(runtime.hardware(run.placement))
         found["data"] = dict(plan.manifest)
         tracker.log_resolved_run(run.published())
         tracker.log_provenance(found)
         tracker.start_forwarding(MetricsLog(folders.local / METRICS_FILE))
         outcome = _train(run, plan, folders, tracker, runtime, trial)
-        status = "FINISHED"
-    except (KeyboardInterrupt, SystemExit):
-        status = "KILLED"
-        raise
-    finally:
-        complete = tracker.close(status)
-        folders.keep_at_the_end(status)
     remove_states(run, folders.storage)  # only now: what a later call reads is in storage
-    return outcome, plan, complete
+    return outcome, plan, tracker.complete
 
 
 def _train(

@@ -11,8 +11,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.document import NamedRun
-from rayembed.config.expert_parallel import check_shares
-from rayembed.config.placement import Placement
+from rayembed.config.placement import Placement, check_shares
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column, FileSource

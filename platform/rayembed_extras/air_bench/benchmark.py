@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayembed.assets.storage import join
-from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
+from rayembed.config.evaluation import EvaluationPlacement, EvaluationRun
 from rayembed_extras.air_bench.catalogue import Version
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import check_writable, is_remote, join
 from rayembed.config.document import fingerprint
-from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.evaluation import EvaluationPlacement
 from rayembed.config.run import Run
 from rayembed.data.plan.batch_plan import TRAINING, BatchPlan
 from rayembed.display.progress import doing

@@ -10,7 +10,7 @@ from rayembed_extras.compression.run_settings import CompressionRun
 from rayembed_extras.compression.settings import COMPRESSIONS, settings_in
 
 if TYPE_CHECKING:
-    from rayembed.registry.tracking import Status
+    pass
 
 
 def _way(text: str) -> dict[str, Any]:
@@ -31,18 +31,12 @@ def _compress(run: CompressionRun, context: JobContext) -> int:
     tracking_uri = reachable_tracking_uri(placement.tracking_uri, placement.storage_path)
     known = ready(run)
     # Before any work: MLflow may have another run of this name.
-    tracker = open_tracker(known.run, tracking_uri)
-    status: Status = "FAILED"
-    complete = False
-    try:
+    with open_tracker(known.run, tracking_uri) as tracker:
         result = compress(known)
         folder = write_report(result)
         versions = track(result, tracker)
-        status = "FINISHED"
-    finally:
-        complete = tracker.close(status)
     print_report(result, context.out, folder=folder, tracking_uri=tracking_uri, versions=versions)
-    if not complete:
+    if not tracker.complete:
         context.out.write("MLflow     has not got everything: the same command sends the rest\n")
     return 0
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.document import Document
-from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.evaluation import EvaluationPlacement, ModelUnderTest
 from rayembed.config.own_sets import Scores
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column

@@ -156,7 +156,7 @@ def _sweep(
     write_atomic(files.local / DATA_FILE, json.dumps(plans, indent=1).encode())
     write_atomic(files.local / SWEEP_FILE, sweep.to_yaml().encode())
     files.keep()
-    tracker = Tracker.open(
+    with Tracker.open(
         tracking_uri,
         placement.experiment,
         sweep.name,
@@ -168,9 +168,7 @@ def _sweep(
         folder=files.local,
         total_steps=0,
         storage=placement.storage_path,
-    )
-    status: Status = "FAILED"
-    try:
+    ) as tracker:
         tags = {"mlflow.parentRunId": tracker.run_id, "rayembed.sweep": sweep.name}
         try:
             run_trials(TuneJob(sweep, trials, trial_store, way.run_trial, tags))
@@ -180,12 +178,10 @@ def _sweep(
             report = write_report(sweep, records, files, tracker, printed, source)
             files.keep()
         outcome = _hand_on_best(sweep, records, tracker, way)
-        status = "FAILED" if _failed(records) else "FINISHED"
-    finally:
-        complete = tracker.close(status)
-        files.keep()
+        tracker.status = "FAILED" if _failed(records) else "FINISHED"
+    files.keep()
     swept = SweepResult(sweep, records, report, outcome)
-    print_swept(sweep, records, report, outcome, printed, source, mlflow_complete=complete)
+    print_swept(sweep, records, report, outcome, printed, source, mlflow_complete=tracker.complete)
     _refuse_failed(records)
     return swept
 

@@ -8,7 +8,7 @@ from rayembed.assets.storage import write_atomic
 from rayembed.config.document import fingerprint
 from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.provenance import collect_provenance
-from rayembed.registry.tracking import Status, Tracker
+from rayembed.registry.tracking import Tracker
 from rayembed_papers.backbone.catalogue import BENCHMARKS
 from rayembed_papers.backbone.evaluation import BackboneScores
 
@@ -26,7 +26,7 @@ def track(scores: BackboneScores, tracking_uri: str) -> bool:
     name = f"{backbone.name}@{backbone.weights}-{key[:8]}"
     place = hashlib.sha256(f"{tracking_uri} {name}".encode()).hexdigest()[:12]
     folder = cache_folder() / "backbone-runs" / place
-    tracker = Tracker.open(
+    with Tracker.open(
         tracking_uri,
         run.placement.experiment,
         name,
@@ -35,10 +35,7 @@ def track(scores: BackboneScores, tracking_uri: str) -> bool:
         {"rayembed.results": scores.folder, "rayembed.model_revision": backbone.weights},
         folder=folder,
         total_steps=1,
-    )
-    status: Status = "FAILED"
-    complete = False
-    try:
+    ) as tracker:
         tracker.log_provenance(collect_provenance({}))
         for benchmark in BENCHMARKS:
             if summaries := scores.of_benchmark(benchmark):
@@ -53,7 +50,5 @@ def track(scores: BackboneScores, tracking_uri: str) -> bool:
         for file, text in scores.reports.items():
             write_atomic(folder / "reports" / file, text.encode())
         tracker.log_artifact(folder / "reports", "results")
-        status = "FAILED" if scores.failed else "FINISHED"
-    finally:
-        complete = tracker.close(status)
-    return complete
+        tracker.status = "FAILED" if scores.failed else "FINISHED"
+    return tracker.complete

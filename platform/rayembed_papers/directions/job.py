@@ -157,7 +157,7 @@ def _track(name: str, files: Sequence[Path], found: "Sequence[Finding]", storage
     from rayembed.registry.tracking_uri import resolve_tracking_uri
 
     try:
-        tracker = Tracker.open(
+        with Tracker.open(
             resolve_tracking_uri(None, storage),
             "rayembed",
             f"papers-{name}",
@@ -166,16 +166,15 @@ def _track(name: str, files: Sequence[Path], found: "Sequence[Finding]", storage
             {"rayembed.kind": "papers"},
             folder=files[0].parent,
             total_steps=0,
-        )
-        for file in files:
-            tracker.log_artifact(file)
-        apart = {one.direction.key: one.apart for one in found if one.apart is not None}
-        number = sum(one.number for one in apart.values())  # pairs of runs: a report's "step"
-        halves = {key: one.half for key, one in apart.items() if one.half is not None}
-        tracker.log_scores("difference", {key: one.mean for key, one in apart.items()}, number)
-        tracker.log_scores("half_width", halves, number)
-        tracker.set_tags({f"verdict.{one.direction.key}": one.verdict for one in found})
-        tracker.close("FINISHED")
+        ) as tracker:
+            for file in files:
+                tracker.log_artifact(file)
+            apart = {one.direction.key: one.apart for one in found if one.apart is not None}
+            number = sum(one.number for one in apart.values())  # pairs of runs: a report's "step"
+            halves = {key: one.half for key, one in apart.items() if one.half is not None}
+            tracker.log_scores("difference", {key: one.mean for key, one in apart.items()}, number)
+            tracker.log_scores("half_width", halves, number)
+            tracker.set_tags({f"verdict.{one.direction.key}": one.verdict for one in found})
     except TrackingError as error:
         logger.warning("the report is not in MLflow: %s", error)
 

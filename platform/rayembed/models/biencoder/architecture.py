@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from rayembed.assets.sentence_modules import is_own_format
-from rayembed.config.pooling import ProjectionConfig
+from rayembed.config.backbone import ProjectionConfig
 from rayembed.errors import ArtifactError
 from rayembed.models.architecture import (
     Architecture,

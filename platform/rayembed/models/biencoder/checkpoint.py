@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rayembed.config.backbone import BackboneConfig, Dtype
-from rayembed.config.pooling import MeanPooling, ProjectionConfig
+from rayembed.config.backbone import BackboneConfig, Dtype, MeanPooling, ProjectionConfig
 from rayembed.errors import ArtifactError
 from rayembed.models.architecture import SentenceModule
 from rayembed.models.biencoder.config import BiEncoderConfig

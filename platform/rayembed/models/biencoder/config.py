@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import PositiveInt
 
 from rayembed.config.architecture import ArchitectureConfig
-from rayembed.config.backbone import LoraConfig
-from rayembed.config.pooling import MeanPooling, PlainPooling, ProjectionConfig
+from rayembed.config.backbone import LoraConfig, MeanPooling, PlainPooling, ProjectionConfig
 
 
 class BiEncoderConfig(ArchitectureConfig):

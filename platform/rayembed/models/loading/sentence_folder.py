@@ -9,9 +9,9 @@ from torch import nn
 
 from rayembed.assets.names import below
 from rayembed.assets.sentence_modules import no_pickled_objects
-from rayembed.config.backbone import Dtype
-from rayembed.config.pooling import (
+from rayembed.config.backbone import (
     ClsPooling,
+    Dtype,
     EosPooling,
     MaxPooling,
     MeanPooling,

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayembed.config.backbone import BackboneConfig, Dtype
-from rayembed.config.pooling import LatentAttentionPooling
+from rayembed.config.backbone import BackboneConfig, Dtype, LatentAttentionPooling
 from rayembed.errors import ArtifactError
 from rayembed.models.loading.backbones import finish_backbone, remove_causal_mask, torch_dtype
 from rayembed.models.loading.files import load_weights, read_json, weight_paths

@@ -5,10 +5,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from rayembed.config.architecture import ArchitectureConfig
-from rayembed.config.backbone import LoraConfig
-from rayembed.config.pooling import (
+from rayembed.config.backbone import (
     EosPooling,
     LatentAttentionPooling,
+    LoraConfig,
     MeanPooling,
     SelfAttentionPooling,
 )

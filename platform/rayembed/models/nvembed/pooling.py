@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayembed.config.pooling import LatentAttentionPooling, SelfAttentionPooling
+from rayembed.config.backbone import LatentAttentionPooling, SelfAttentionPooling
 from rayembed.errors import ConfigError
 from rayembed.models import pooling
 from rayembed.models.attention.packed import Packed

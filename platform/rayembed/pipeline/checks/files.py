@@ -24,9 +24,9 @@ from rayembed.config.idle import idle_clusters
 from rayembed.config.named_benchmarks import further_benchmark_names, refuse_job_benchmarks
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
+from rayembed.config.run_evaluation import MtebValidation
 from rayembed.config.settings import changed, parse
 from rayembed.config.stage import StageConfig
-from rayembed.config.validation import MtebValidation
 from rayembed.data.epochs import ExpectedRecords, expected_records, many_passes
 from rayembed.data.epochs import resolve as resolve_run
 from rayembed.data.sources.check import Head, is_here, look, with_source_path

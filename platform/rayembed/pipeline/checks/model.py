@@ -14,10 +14,10 @@ from rayembed.config.idle import idle_settings
 from rayembed.config.loss import Widths
 from rayembed.config.mining import Teacher
 from rayembed.config.run import Run
+from rayembed.config.run_evaluation import BeirValidation, MtebValidation
 from rayembed.config.stage import StageConfig
 from rayembed.config.table import load
 from rayembed.config.types import Role
-from rayembed.config.validation import BeirValidation, MtebValidation
 from rayembed.data.mining.rescoring import check_cross_encoder
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.sources.check import is_here, look

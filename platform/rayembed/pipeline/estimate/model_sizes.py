@@ -83,31 +83,21 @@ def _remembered(
     return values
 
 
-_OWNED: Any = torch.library.Library("rayembed", "FRAGMENT")  # type: ignore[no-untyped-call]
-_OWNED.define(
-    "attention_on_meta(Tensor query, Tensor key, Tensor value, bool masked) -> (Tensor, Tensor)"
-)
-_OWNED.define(
-    "attention_on_meta_backward(Tensor query, Tensor key, Tensor value, bool masked) "
-    "-> (Tensor, Tensor, Tensor)"
-)
-
-
 @contextmanager
 def kernels_on_meta() -> Iterator[None]:
     """Attention and dropout as the kernels of GPUs have them, in all threads of the process.
 
     On the meta device torch makes the scores of all pairs of tokens, and dropout's noise as a
     tensor in the inputs' type. A GPU's attention keeps its inputs and output and a number a query,
-    its dropout a byte a number. Attention is one operation, `rayembed.attention_on_meta`, and one
-    in the backward pass: a mode sees it as it sees a GPU's.
+    its dropout a byte a number. Attention is one operation, that of torch's flash kernel, and one
+    in the backward pass; it takes any number type here, and a mask costs nothing.
     """
 
     def attention(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_: Any
     ) -> Tensor:
-        masked = attn_mask is not None
-        out: Tensor = torch.ops.rayembed.attention_on_meta(query, key, value, masked)[0]
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        out: Tensor = flash(query, key, value, 0.0, False)[0]
         return out
 
     before = functional.scaled_dot_product_attention, functional.dropout
@@ -121,38 +111,6 @@ def kernels_on_meta() -> Iterator[None]:
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     return torch.native_dropout(x, p, True)[0] if training and p else x
-
-
-def _attended(query: Tensor, key: Tensor, value: Tensor, masked: bool) -> tuple[Tensor, Tensor]:
-    """Shapes of an attention's output and its number a query."""
-    texts, heads, length = query.shape[:-1]
-    # Laid out as fused kernels do: a text's heads beside one another.
-    out = query.new_empty(texts, length, heads, value.shape[-1]).transpose(1, 2)
-    return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
-
-
-def _gradients(
-    query: Tensor, key: Tensor, value: Tensor, masked: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.masked = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.mark_non_differentiable(output[1])
-
-
-def _backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
-    tensors = ctx.saved_tensors[:3]
-    return *torch.ops.rayembed.attention_on_meta_backward(*tensors, ctx.masked), None
-
-
-_OWNED.impl("attention_on_meta", _attended, "CompositeExplicitAutograd")
-_OWNED.impl("attention_on_meta_backward", _gradients, "CompositeExplicitAutograd")
-torch.library.register_autograd(
-    "rayembed::attention_on_meta", _backward, setup_context=_keep, lib=_OWNED
-)
 
 
 class _Answered(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own

@@ -4,82 +4,30 @@ from typing import Any
 
 from rayembed.samples.assets import MINILM, SMOLLM2
 
-_MISTRAL_7B = {
-    "model_type": "mistral",
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-}
-_LLAMA2_7B = {
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-}
-_SHEARED_LLAMA_1_3B = {
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 2048,
-    "intermediate_size": 5504,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-}
-_QWEN2_5_1_5B = {
-    "model_type": "qwen2",
-    "vocab_size": 151936,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-}
-_NOMIC_BERT = {
-    "model_type": "nomic_bert",
-    "vocab_size": 30528,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-}
-_SMOLLM2_135M = {
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-}
-_MINILM_L6 = {
-    "model_type": "bert",
-    "vocab_size": 30522,
-    "hidden_size": 384,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 12,
-}
-_BERT_BASE = {
-    "model_type": "bert",
-    "vocab_size": 30522,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-}
+Settings = dict[str, Any]
+
+
+def _shape(family: str, words: int, width: int, inner: int, layers: int, heads: int) -> Settings:
+    return {
+        "model_type": family,
+        "vocab_size": words,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+
+
+_MISTRAL_7B = {**_shape("mistral", 32000, 4096, 14336, 32, 32), "num_key_value_heads": 8}
+_LLAMA2_7B = {**_shape("llama", 32000, 4096, 11008, 32, 32), "num_key_value_heads": 32}
+_SHEARED_LLAMA_1_3B = {**_shape("llama", 32000, 2048, 5504, 24, 16), "num_key_value_heads": 16}
+_QWEN2_5_1_5B = {**_shape("qwen2", 151936, 1536, 8960, 28, 12), "num_key_value_heads": 2}
+_NOMIC_BERT = _shape("nomic_bert", 30528, 768, 3072, 12, 12)
+_SMOLLM2_135M = {**_shape("llama", 49152, 576, 1536, 30, 9), "num_key_value_heads": 3}
+_MINILM_L6 = _shape("bert", 30522, 384, 1536, 6, 12)
+_BERT_BASE = _shape("bert", 30522, 768, 3072, 12, 12)
 _XLM_R_BASE = {
-    "model_type": "xlm-roberta",
-    "vocab_size": 250002,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
+    **_shape("xlm-roberta", 250002, 768, 3072, 12, 12),
     "max_position_embeddings": 514,
     "type_vocab_size": 1,
 }
@@ -95,7 +43,7 @@ _MNOMIC_BERT = {
     "rotary_emb_base": 10_000,
 }
 
-PUBLISHED: dict[str, dict[str, Any]] = {
+PUBLISHED: dict[str, Settings] = {
     SMOLLM2: _SMOLLM2_135M,
     MINILM: _MINILM_L6,
     "hf://mistralai/Mistral-7B-v0.1": _MISTRAL_7B,

@@ -17,8 +17,8 @@ from rayembed.config.document import NamedRun
 from rayembed.config.mining import Teacher
 from rayembed.config.named_benchmarks import tokens_of_sets
 from rayembed.config.run import Run
+from rayembed.config.run_evaluation import HeldOutValidation, OwnSetsValidation
 from rayembed.config.stage import StageConfig
-from rayembed.config.validation import HeldOutValidation, OwnSetsValidation
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.machine.cores import num_cores
 from rayembed.machine.device import placed_here

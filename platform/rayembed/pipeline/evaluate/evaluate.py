@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayembed.assets.storage import check_writable, join
-from rayembed.config.evaluation import BM25
-from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.evaluation import BM25, EvaluationRun
 from rayembed.config.named_benchmarks import job_benchmark, job_benchmark_names
 from rayembed.errors import RayembedError
 from rayembed.evaluation.benchmarks import MtebTask

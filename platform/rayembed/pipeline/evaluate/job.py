@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rayembed.assets.cache import cache_folder
 from rayembed.config.document import fingerprint, published_values
-from rayembed.config.evaluation_run import EvaluationRun, ResultsPlace
+from rayembed.config.evaluation import EvaluationRun, ResultsPlace
 from rayembed.config.named_benchmarks import (
     further_benchmark_names,
     job_benchmark,
@@ -22,7 +22,7 @@ from rayembed.pipeline.job import Job, JobContext, Option, Reader, names_in, opt
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.provenance import collect_provenance
-from rayembed.registry.tracking import Status, Tracker
+from rayembed.registry.tracking import Tracker
 
 
 def own_set(text: str) -> dict[str, str]:
@@ -174,7 +174,7 @@ def track(evaluated: EvaluationResult, tracking_uri: str) -> bool:
     name = f"{meta.name}@{meta.revision}"
     place = hashlib.sha256(f"{tracking_uri} {name}".encode()).hexdigest()[:12]
     storage = absolute_storage(run.placement.storage_path)
-    tracker = Tracker.open(
+    with Tracker.open(
         tracking_uri,
         run.placement.experiment,
         name.replace("/", "__"),
@@ -187,10 +187,7 @@ def track(evaluated: EvaluationResult, tracking_uri: str) -> bool:
         folder=cache_folder() / "evaluation-runs" / place,
         total_steps=1,
         storage=storage,
-    )
-    status: Status = "FAILED"
-    complete = False
-    try:
+    ) as tracker:
         tracker.log_provenance(collect_provenance({}))
         tracker.log_scores("score", evaluated.scored.scores, 0)
         for benchmark, values in benchmark_averages(evaluated).items():
@@ -199,7 +196,5 @@ def track(evaluated: EvaluationResult, tracking_uri: str) -> bool:
             if scores := job_benchmark(name).scores(run, done):
                 tracker.log_scores(f"dev/{name}", scores, 0)
         tracker.log_artifact(evaluated.scored.local, "results")
-        status = "FAILED" if evaluated.failed else "FINISHED"
-    finally:
-        complete = tracker.close(status)
-    return complete
+        tracker.status = "FAILED" if evaluated.failed else "FINISHED"
+    return tracker.complete

@@ -15,8 +15,7 @@ from torch import Tensor
 from rayembed.assets.clients import split_options
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import exists, join, write_atomic
-from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.evaluation import EvaluationPlacement, ModelUnderTest
 from rayembed.config.own_sets import Scores
 from rayembed.config.run import Run
 from rayembed.config.settings import parse

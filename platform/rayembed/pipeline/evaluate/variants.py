@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Generic, TypeVar
 
-from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
+from rayembed.config.evaluation import EvaluationPlacement, EvaluationRun, ModelUnderTest
 from rayembed.config.own_sets import Scores
 from rayembed.display.progress import doing
 from rayembed.display.tables import MISSING, Cell, Table, show

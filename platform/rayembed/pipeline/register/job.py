@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,28 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RegistryRequest:
-    """Model, action and gates of the registry job."""
-
-    name: str
-    """Name of the registered model."""
-    model: str | None
-    """Reference of the model; None: a rollback, which needs none."""
-    results: str | None
-    trust_results: bool
-    promote: bool
-    rollback: bool
-    gates: Gates
-    dry_run: bool
-    card: str | None
-    hub: str | None
-    """Repository `org/name` on the Hugging Face hub that the model is uploaded to."""
-    experiment: str
-    tracking_uri: str
-
-
-def _work(asked: RegistryRequest, _: JobContext) -> int:
+def _work(asked: argparse.Namespace, _: JobContext) -> int:
     # A registry that has nothing is made by the first registration, by nothing else.
     made = asked.dry_run or asked.rollback or str(asked.model).startswith(SCHEME)
     client = connect(asked.tracking_uri, made=made)
@@ -59,7 +37,8 @@ def _work(asked: RegistryRequest, _: JobContext) -> int:
         return _roll_back(client, asked) if asked.rollback else _register(client, asked)
 
 
-def _read(args: argparse.Namespace) -> RegistryRequest:
+def _read(args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments, checked, with the gates, the name and MLflow's address that they mean."""
     gates = Gates(
         tuple(parse_requirement(text) for text in args.require),
         args.better_than,
@@ -79,20 +58,11 @@ def _read(args: argparse.Namespace) -> RegistryRequest:
         raise ConfigError(f"--name {name!r}: {error}") from None
     storage = absolute_storage(args.storage_path)
     makes = not (args.dry_run or args.rollback)
-    return RegistryRequest(
-        name=name,
-        model=args.model,
-        results=args.results,
-        trust_results=args.trust_results,
-        promote=args.promote,
-        rollback=args.rollback,
-        gates=gates,
-        dry_run=args.dry_run,
-        card=args.card,
-        hub=args.push_to_hub and check_repository_name(args.push_to_hub),
-        experiment=args.experiment,
-        tracking_uri=resolve_tracking_uri(args.tracking_uri, storage, make_folder=makes),
-    )
+    if args.push_to_hub:
+        check_repository_name(args.push_to_hub)
+    args.name, args.gates = name, gates
+    args.tracking_uri = resolve_tracking_uri(args.tracking_uri, storage, make_folder=makes)
+    return args
 
 
 def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
@@ -116,7 +86,7 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
         raise ConfigError(f"--differing is about --better-than; add --better-than {CHAMPION}")
 
 
-def _register(client: Any, asked: RegistryRequest) -> int:
+def _register(client: Any, asked: argparse.Namespace) -> int:
     """Register what is asked, keep its scores, promote it; nothing is changed before all checks."""
     from rayembed.pipeline.register.registration import (  # torch and mteb
         find_candidate,
@@ -124,7 +94,6 @@ def _register(client: Any, asked: RegistryRequest) -> int:
         put,
     )
 
-    assert asked.model is not None
     candidate = find_candidate(
         client,
         asked.model,
@@ -134,7 +103,7 @@ def _register(client: Any, asked: RegistryRequest) -> int:
         tracking_uri=asked.tracking_uri,
     )
     out = console(soft_wrap=True)
-    if asked.hub is not None and candidate.folder is None:
+    if asked.push_to_hub is not None and candidate.folder is None:
         raise ConfigError(
             f"--push-to-hub uploads a folder, and {asked.model!r} is a version of the registry; "
             "name the exported folder as --model, which has the same weights"
@@ -181,8 +150,8 @@ def _register(client: Any, asked: RegistryRequest) -> int:
     out.print(f"Scores     {len(candidate.scores)} tasks of weights {candidate.weights}")
     if not candidate.scores:
         out.print(f"           without scores it is no candidate; {how_to_score(made.uri)}")
-    if asked.hub is not None and candidate.folder is not None:
-        out.print(f"Hub        {upload_model(candidate.folder, asked.hub, made.card)}")
+    if asked.push_to_hub is not None and candidate.folder is not None:
+        out.print(f"Hub        {upload_model(candidate.folder, asked.push_to_hub, made.card)}")
     if not asked.promote:
         return 0
     outcome = promote(client, asked.name, number, candidate.scores, asked.gates)
@@ -197,7 +166,7 @@ def _register(client: Any, asked: RegistryRequest) -> int:
     return 0 if outcome.decision.holds else 1
 
 
-def _roll_back(client: Any, asked: RegistryRequest) -> int:
+def _roll_back(client: Any, asked: argparse.Namespace) -> int:
     outcome = rollback(client, asked.name, dry_run=asked.dry_run)
     out = console(soft_wrap=True)
     if asked.dry_run and outcome.moved:
@@ -215,8 +184,9 @@ def _print_outcome(name: str, outcome: Outcome, out: "Console") -> None:
 
 
 def _print_dry_run(
-    candidate: "Candidate", asked: RegistryRequest, held: bool, out: "Console"
+    candidate: "Candidate", asked: argparse.Namespace, held: bool, out: "Console"
 ) -> None:
+    hub = asked.push_to_hub if held else None
     if candidate.number is not None:
         what = f"version {candidate.number} is there already"
     else:
@@ -225,7 +195,7 @@ def _print_dry_run(
         f"Nothing is changed (--dry-run): {asked.name}, weights {candidate.weights}: {what}, "
         f"with the scores of {len(candidate.scores)} tasks"
         + ("" if candidate.scores else ", so it would be no candidate")
-        + (f"; its folder would be uploaded to {asked.hub}" if asked.hub and held else "")
+        + (f"; its folder would be uploaded to {hub}" if hub else "")
     )
 
 

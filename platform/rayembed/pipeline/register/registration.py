@@ -37,7 +37,7 @@ from rayembed.registry.registered_model import (
     read_scores,
     weights_of,
 )
-from rayembed.registry.tracking import Status, Tracker
+from rayembed.registry.tracking import Tracker
 from rayembed.results.files import find_results, read_results
 from rayembed.results.scores import TaskScore
 
@@ -274,7 +274,8 @@ def put(
         number = _make_version(candidate, name, open_tracker)
     version = get_version(client, ModelReference(name, number, None))
     if candidate.new_scores:
-        keep_scores(client, version, candidate.new_scores, candidate.results)
+        step = candidate.training.global_step if candidate.training else 0
+        keep_scores(client, version, candidate.new_scores, candidate.results, step=step)
     card = ""
     if candidate.new_scores or candidate.folder is not None or card_file is not None:
         training = candidate.training or _training_of(client, version)
@@ -307,7 +308,6 @@ def _make_version(candidate: Candidate, name: str, open_tracker: OpenTracker) ->
             folder,
             name,
             tracker=tracker,
-            scores={score.task: score.value for score in candidate.new_scores},
             weights_fingerprint=candidate.weights,
             dimensions=_dimensions(folder),
             instruction_template=_template(folder),
@@ -321,8 +321,9 @@ def own_run(
 ) -> Iterator[Tracker]:
     """MLflow run of a model that was not trained here, named by the weights; closed at the end."""
     shown = without_place(candidate.reference)
-    with tempfile.TemporaryDirectory(prefix="registration-") as scratch:
-        tracker = Tracker.open(
+    with (
+        tempfile.TemporaryDirectory(prefix="registration-") as scratch,
+        Tracker.open(
             tracking_uri,
             experiment,
             f"{name}-{candidate.weights}",
@@ -331,13 +332,9 @@ def own_run(
             {},
             folder=scratch,
             total_steps=1,
-        )
-        status: Status = "FAILED"
-        try:
-            yield tracker
-            status = "FINISHED"
-        finally:
-            tracker.close(status)
+        ) as tracker,
+    ):
+        yield tracker
 
 
 def _card(training: Training, name: str, dimensions: int, scores: tuple[TaskScore, ...]) -> str:

@@ -32,7 +32,7 @@ from rayembed.errors import ArtifactError
 from rayembed.pipeline.storage import absolute_storage, placed
 from rayembed.registry.metrics_log import METRICS_FILE
 from rayembed.registry.run_folder import claim_run_folder
-from rayembed.registry.tracking import Status, send_metrics
+from rayembed.registry.tracking import send_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -133,14 +133,18 @@ class RunFolders:
         named = {stage: file_name(place) for stage, place in plans.items()}
         write_atomic(self.local / PLANS_FILE, (json.dumps(named, indent=2) + "\n").encode())
 
-    def keep_at_the_end(self, status: Status) -> None:
-        """Copy the small files to storage; what made the run fail stays the error that is told."""
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Copy the small files to storage at the end of the block; its error goes before others."""
         try:
-            self.files.keep()
-        except ArtifactError as error:
-            if status == "FINISHED":
-                raise
-            logger.warning("%s", error)
+            yield
+        except BaseException:
+            try:
+                self.files.keep()
+            except ArtifactError as error:
+                logger.warning("%s", error)
+            raise
+        self.files.keep()
 
 
 def plan_of(run: Run, stage: str) -> str:

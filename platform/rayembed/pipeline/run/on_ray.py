@@ -29,7 +29,7 @@ from rayembed.pipeline.stopping import keep_hearing, without_hangups
 from rayembed.registry.provenance import with_commit
 
 if TYPE_CHECKING:
-    from rayembed.config.evaluation_run import EvaluationPlacement
+    from rayembed.config.evaluation import EvaluationPlacement
     from rayembed.config.placement import Placement
     from rayembed.config.settings import Settings
     from rayembed.data.engine.artifacts import PipelineContext

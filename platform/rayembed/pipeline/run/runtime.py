@@ -4,20 +4,18 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
 from rayembed.config.data_run import DataRun
 from rayembed.config.document import NamedRun
-from rayembed.config.evaluation_run import EvaluationPlacement, EvaluationRun
+from rayembed.config.evaluation import EvaluationPlacement, EvaluationRun
 from rayembed.config.placement import Placement, RuntimeSettings, is_device
 from rayembed.config.settings import Settings
 from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.engine.here import execute_here
-from rayembed.data.engine.work_items import Execute
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.display.progress import doing
 from rayembed.display.quiet import MLFLOW, quiet, set_unset
@@ -36,21 +34,16 @@ from rayembed.machine.gpu_check import gpu_facts, gpu_problem, usable_gpus_here
 from rayembed.machine.hardware import Precision, auto_precision
 from rayembed.pipeline.checks.precision import AnyRun, run_settled
 from rayembed.pipeline.job import work_begins
+from rayembed.pipeline.run.on_ray import OnRay
 from rayembed.registry.provenance import node_hardware
 from rayembed.training.here import take_device, train_here
 from rayembed.training.memory.capacity import Node, check_capacity, check_validation_capacity
 
-if TYPE_CHECKING:
-    from rayembed.data.engine.artifacts import PipelineContext
-    from rayembed.evaluation.pooled.pool import Workers
-    from rayembed.evaluation.score import Pool
-    from rayembed.machine.hardware import Precision
-    from rayembed.training.job import Job
-    from rayembed.training.validation.scoring import Validation
+logger = logging.getLogger(__name__)
 
 
 class Here:
-    """The runtime of this process; a `Runtime`.
+    """The process itself as the place where a run is done; a `Runtime`.
 
     Args:
         deterministic: whether a GPU must compute the same bits each time.
@@ -82,6 +75,9 @@ class Here:
     def check_now(self, placement: Placement, *, validates: bool = False) -> None:
         """Check that this process can train on the placement's device, and that this machine has
         the CPUs and the GPU of a worker, which works.
+
+        Raises:
+            PlacementError: it cannot, or something is missing.
         """
         if placement.on_gpu:
             facts = gpu_facts()
@@ -139,74 +135,10 @@ def _this_machine() -> Node:
     return {"CPU": float(num_cores()), "GPU": float(torch.cuda.device_count())}
 
 
-logger = logging.getLogger(__name__)
+Runtime = Here | OnRay
+"""Place where a run is done; both kinds have the same methods."""
 
 PlacedRun = TypeVar("PlacedRun", bound=NamedRun | EvaluationRun)
-
-
-class Runtime(Protocol):
-    """What a run asks of the place where it is done."""
-
-    @property
-    def execute(self) -> Execute:
-        """Runs a data step's tasks that need no teacher."""
-        ...
-
-    def start(self) -> None:
-        """Be ready for work."""
-
-    def gpus(self, placement: Settings) -> SeenGpus:
-        """GPUs of the machines that will compute, on which torch computes; joins the cluster that
-        is named.
-        """
-        ...
-
-    def check_now(self, placement: Placement, *, validates: bool = False) -> None:
-        """Check the placement before data is prepared, unless nodes are still to come.
-
-        Raises:
-            PlacementError: what was asked is not there.
-        """
-
-    def check(self, placement: Placement, *, validates: bool = False) -> None:
-        """Check the placement before training; may wait for nodes. Raises as `check_now`."""
-
-    def precision(self, placement: Placement | EvaluationPlacement) -> "Precision":
-        """Number type that a worker computes fast; joins the cluster that is named."""
-        ...
-
-    def is_here(self) -> bool:
-        """Whether all work is done on this machine."""
-        ...
-
-    def hardware(self, placement: Placement) -> dict[str, Any] | None:
-        """Hardware of a worker; None if unknown."""
-        ...
-
-    def data_context(self, run: DataRun) -> "PipelineContext":
-        """Context of the preparation of data."""
-        ...
-
-    def train(
-        self,
-        job: "Job",
-        folder: str,
-        metrics_log: Path,
-        offset: int,
-        *,
-        metrics_place: str | None = None,
-        validation: "Validation | None" = None,
-    ) -> None:
-        """Train a stage; arguments and errors are those of `training.here.train_here`."""
-
-    def export(
-        self, export: Callable[..., None], run: Any, weights: str | None, folder: str
-    ) -> None:
-        """Call `export(run, weights, folder)`, which needs memory for the whole model."""
-
-    def pool(self, workers: "Workers") -> "Pool":
-        """Pool that does jobs of an evaluation."""
-        ...
 
 
 def with_device(run: PlacedRun, runtime: Runtime) -> PlacedRun:
@@ -264,6 +196,4 @@ def runtime_of(placement: RuntimeSettings) -> Runtime:
         logger.info("this process does the work, without Ray (placement.runtime)")
         may_use_gpu = getattr(placement, "use_gpu", False) is not False
         return Here(deterministic=may_use_gpu and getattr(placement, "deterministic", False))
-    from rayembed.pipeline.run.on_ray import OnRay
-
     return OnRay()

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -56,7 +56,7 @@ from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, dropped_step
 from rayembed.registry.mirrors import Mirrors, check_mirrors
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder
-from rayembed.registry.tracking import Status, Tracker
+from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.training.checkpoints.checkpoint_list import newest_step, remove_states
 from rayembed.training.checkpoints.export import export
@@ -211,8 +211,7 @@ def _train(
     tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags=tags)
     metrics = MetricsLog(folders.local / METRICS_FILE)
     mirrors = Mirrors(run, folders.local, metrics.path)
-    status: Status = "FAILED"
-    try:
+    with folders.kept(), tracker, closing(mirrors):
         found = collect_provenance(runtime.hardware(run.placement))
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
         found |= provenance_of_teachers(run, plans)
@@ -236,15 +235,7 @@ def _train(
             run, plans, held_out, folders, tracker, runtime, tell, trial, callbacks
         )
         outcome = end(run, folders, tracker, scores, found)
-        status = "FINISHED"
-    except (KeyboardInterrupt, SystemExit):
-        status = "KILLED"
-        raise
-    finally:
-        mirrors.close()
-        complete = tracker.close(status)
-        folders.keep_at_the_end(status)
-    return outcome, complete
+    return outcome, tracker.complete
 
 
 def _checked(run: Run) -> tuple[PromptTokenizer, list[ResolvedDataset]]:

@@ -23,9 +23,8 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ResizeDecision,
 )
 
-from rayembed.config.expert_parallel import worker_numbers
 from rayembed.config.optimizer import TrainLoopConfig
-from rayembed.config.placement import Placement
+from rayembed.config.placement import Placement, worker_numbers
 from rayembed.training.faults.failures_on_ray import FAILED_STARTS
 from rayembed.training.job import Job
 from rayembed.training.memory.capacity import Node, most_workers, workers_that_fit

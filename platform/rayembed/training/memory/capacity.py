@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.evaluation import EvaluationPlacement
 from rayembed.config.placement import Placement
 from rayembed.display.progress import doing
 from rayembed.errors import PlacementError

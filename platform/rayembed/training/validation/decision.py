@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rayembed.config.validation import EarlyStoppingConfig
+from rayembed.config.run_evaluation import EarlyStoppingConfig
 
 Scores = Mapping[int, float | None]
 """Step → score, or None where it could not be taken; a step still without one is not there."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rayembed.config.run import Run
-from rayembed.config.validation import ValidationConfig
+from rayembed.config.run_evaluation import ValidationConfig
 from rayembed.errors import ArtifactError
 from rayembed.training.validation.decision import (
     Choice,
