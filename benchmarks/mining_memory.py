@@ -60,14 +60,13 @@ def mine(folder, made, parts):
     from rayembed.config.mining import MiningConfig
     from rayembed.data.mining.corpus import CorpusFiles
     from rayembed.data.mining.found import CorpusSearch, MineUnit, Shard
-    from rayembed.data.mining.tasks import MineParts, MiningTeacher
+    from rayembed.data.mining.tasks import MineParts
 
     records, others, vectors = made
     config = MiningConfig(teacher="random")
     files, whole = CorpusFiles(records, others, vectors), (Shard(0, None),)
     search = CorpusSearch(str(folder), files, whole, config.search, config.candidates, 0)
-    teachers = (MiningTeacher(vectors, "random"),)
-    task = MineParts(str(folder / "mined"), str(folder / "examples"), search, teachers, config, 0)
+    task = MineParts(str(folder / "mined"), search, (vectors,), config)
     before, mined, began = peak_mib(), 0, time.perf_counter()
     for first in range(0, len(records), parts):
         started = time.perf_counter()
