@@ -21,6 +21,7 @@ EXAMPLES = 20
 HISTOGRAM_EDGES = np.linspace(-1.0, 1.0, 101)
 """Edges of 100 bins of width 0.02; cosines outside by rounding count in the outer bins."""
 
+_NO_SCORES = np.zeros(len(HISTOGRAM_EDGES) - 1, dtype=np.int64)
 _COUNTS = ("mined", "without_negatives", "short", "vague", "candidates")
 _SHOWN_CHARACTERS = 300
 
@@ -126,7 +127,9 @@ def _sums(results: Sequence[Result]) -> dict[str, Any]:
         "refused": dict(sorted(refused.items())),
         "histograms": [
             {
-                name: sum(np.array(one[name].split(" "), np.int64) for one in of_teacher).tolist()
+                name: sum(
+                    (np.array(one[name].split(" "), np.int64) for one in of_teacher), _NO_SCORES
+                ).tolist()
                 for name in of_teacher[0]
             }
             for of_teacher in zip(*(result["histograms"] for result in results), strict=True)

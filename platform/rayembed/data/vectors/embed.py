@@ -184,13 +184,12 @@ class EmbedPart:
             asked = [([record.query for record in records], "query")]
         asked.append((texts, "document"))
         encoder = self.load(self.config, self.vectors.weights, device)
-        *queries, documents = [
-            finite(self.config, some, encoder(some, role)) for some, role in pieces(asked)
-        ]
+        found = [finite(self.config, some, encoder(some, role)) for some, role in pieces(asked)]
         if self.of == "given":
-            self.vectors.save_given(part, documents, texts)
+            self.vectors.save_given(part, found[-1], texts)
         else:
-            self.vectors.save(part, *(queries or [documents[:0]]), documents, known)
+            queries = found[0] if self.of == "rows" else found[0][:0]
+            self.vectors.save(part, queries, found[-1], known)
 
 
 def embed_parts(
