@@ -45,6 +45,16 @@ def test_the_list_is_grouped_short_and_fast():
     assert max(map(len, lines)) <= 100
 
 
+def test_loading_a_job_for_its_help_or_its_errors_loads_neither_torch_nor_mteb_nor_ray():
+    code = (
+        "import sys; from rayembed.jobs.table import JOBS; from rayembed.config.table import load\n"
+    )
+    code += "for name, command in JOBS.members().items():\n    load(command.job)\n"
+    code += "    heavy = {'torch', 'mteb', 'ray', 'transformers'} & set(sys.modules)\n"
+    code += "    assert not heavy, (name, heavy)\n"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_script_starts_a_job_of_the_command():
     """But those that train one architecture alone."""
     started = []

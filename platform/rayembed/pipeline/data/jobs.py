@@ -3,23 +3,20 @@
 import argparse
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rayembed.assets.storage import check_writable
 from rayembed.config.data_run import DataRun, data_of
 from rayembed.config.data_steps import data_steps
 from rayembed.config.settings import nearest
-from rayembed.data.engine.artifacts import DatasetArtifact
-from rayembed.data.prepare import prepare_datasets
-from rayembed.data.sources.check import check_sources
 from rayembed.errors import ConfigError
-from rayembed.pipeline.checks.model import check_teachers
-from rayembed.pipeline.checks.network import check_asked
-from rayembed.pipeline.data.tables import print_prepared
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
-from rayembed.pipeline.run.runtime import runtime_of
 from rayembed.pipeline.storage import placed
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.recipes.datasets.catalogue import data_recipe_names, get_data_recipe
+
+if TYPE_CHECKING:
+    from rayembed.data.engine.artifacts import DatasetArtifact
 
 OWN_PAIRS = "pairs"
 """The recipe of a job that names none: the user's own pairs."""
@@ -48,8 +45,6 @@ def data_job(until: str, example: str = "") -> Job[DataRequest]:
         return DataRequest(run, _chosen(run, args.datasets, until))
 
     def work(request: DataRequest, _: JobContext) -> None:
-        # Ray and torch; a dry run needs neither.
-
         do_steps(request.run, request.names, until)
 
     return Job(
@@ -135,7 +130,9 @@ run_mine_job = data_job("mined", "--recipe nvembed-quickstart")
 run_cluster_job = data_job("clustered", "--recipe cde-quickstart")
 
 
-def do_steps(run: DataRun, names: Collection[str], until: str) -> dict[str, list[DatasetArtifact]]:
+def do_steps(
+    run: DataRun, names: Collection[str], until: str
+) -> "dict[str, list[DatasetArtifact]]":
     """Data set → its finished folders, after a table of them was printed.
 
     Everything that a user can get wrong is checked before a worker starts.
@@ -143,6 +140,14 @@ def do_steps(run: DataRun, names: Collection[str], until: str) -> dict[str, list
     Raises:
         RayembedError: what is wrong and what to do.
     """
+    # Ray and torch, which the settings and a dry run need not.
+    from rayembed.data.prepare import prepare_datasets
+    from rayembed.data.sources.check import check_sources
+    from rayembed.pipeline.checks.model import check_teachers
+    from rayembed.pipeline.checks.network import check_asked
+    from rayembed.pipeline.data.tables import print_prepared
+    from rayembed.pipeline.run.runtime import runtime_of
+
     run = placed(run)
     check_writable(run.placement.storage_path)
     named = [dataset for dataset in run.data.datasets if dataset.name in names]

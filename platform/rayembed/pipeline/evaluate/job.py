@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rayembed.assets.cache import cache_folder
 from rayembed.config.document import fingerprint, published_values
@@ -16,13 +17,14 @@ from rayembed.config.override import override
 from rayembed.config.own_sets import Scores
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, TrackingError
-from rayembed.pipeline.evaluate.evaluate import EvaluationResult
-from rayembed.pipeline.evaluate.report import benchmark_averages
 from rayembed.pipeline.job import Job, JobContext, Option, Reader, names_in, option
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.tracking import Tracker
+
+if TYPE_CHECKING:
+    from rayembed.pipeline.evaluate.evaluate import EvaluationResult
 
 
 def own_set(text: str) -> dict[str, str]:
@@ -160,7 +162,7 @@ run_evaluation_job = Job(
 """The job that scores a model; its exit code is 1 where a task has no score."""
 
 
-def track(evaluated: EvaluationResult, tracking_uri: str) -> bool:
+def track(evaluated: "EvaluationResult", tracking_uri: str) -> bool:
     """Whether MLflow has all of the evaluation now.
 
     The run of a model at its revision is one, however often and with whichever tasks it is scored:
@@ -169,6 +171,8 @@ def track(evaluated: EvaluationResult, tracking_uri: str) -> bool:
     Raises:
         TrackingError: MLflow is away or refuses.
     """
+    from rayembed.pipeline.evaluate.report import benchmark_averages
+
     run, meta = evaluated.run, evaluated.scored.meta
     key = fingerprint([str(meta.name), str(meta.revision)])
     name = f"{meta.name}@{meta.revision}"
