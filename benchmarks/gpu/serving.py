@@ -29,7 +29,7 @@ Ask = Callable[[list[str]], Awaitable[np.ndarray]]
 
 def ours(folder: Path, device: torch.device, dtype: str) -> Ask:
     from rayembed.models.loading.load import load_model
-    from rayembed.serving.service import EmbeddingService
+    from rayembed_extras.serving.service import EmbeddingService
 
     service = EmbeddingService("made-up", load_model(folder, dtype=dtype).to(device))
 

@@ -10,15 +10,15 @@ from mlflow_uris import mlflow_at
 from registered import register
 from tiny_folders import save_biencoder, save_nvembed
 
-from rayembed.config.serving import ServedModel, ServingConfig
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
 from rayembed.pipeline.run import local_head
-from rayembed.pipeline.serve_job import pin
 from rayembed.registry.tracking import Tracker
-from rayembed.serving import on_ray
-from rayembed.serving.app import digest
+from rayembed_extras.serving import on_ray
+from rayembed_extras.serving.app import digest
+from rayembed_extras.serving.job import pin
+from rayembed_extras.serving.settings import ServedModel, ServingConfig
 
 pytestmark = pytest.mark.ray
 

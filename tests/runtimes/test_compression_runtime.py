@@ -14,7 +14,6 @@ from tiny_folders import TINY, save_tiny
 from tiny_models import LINES, save_encoder
 
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.serving import Limits, ServedModel
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.evaluation.rayembed_spec import rayembed_spec
 from rayembed.models.loading.build import build_model, check_buildable
@@ -26,11 +25,12 @@ from rayembed.models.passes.runtime_model import RuntimeModel
 from rayembed.models.saving.export import read_compression
 from rayembed.models.sentence_module import as_sentence_transformer
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings
-from rayembed.serving import on_ray as serving_on_ray
-from rayembed.serving.app import make_app
 from rayembed_extras.compression import trace
 from rayembed_extras.compression.contract import CalibrationText, Source
 from rayembed_extras.compression.runtimes import Onnx, OpenVINO
+from rayembed_extras.serving import on_ray as serving_on_ray
+from rayembed_extras.serving.app import make_app
+from rayembed_extras.serving.settings import Limits, ServedModel
 
 TEXTS = [
     *LINES[1:],

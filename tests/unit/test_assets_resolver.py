@@ -9,10 +9,10 @@ from rayembed.pipeline.data.corpus_job import run_corpus_job
 from rayembed.pipeline.evaluate.job import run_evaluation_job
 from rayembed.pipeline.evaluate.merge_job import run_merge_job
 from rayembed.pipeline.register.job import run_register_job
-from rayembed.pipeline.serve_job import run_serve_job
 from rayembed.recipes.catalogue import get_recipe
 from rayembed_extras.compression.job import run_compression_job
 from rayembed_extras.compression.sizes_job import run_sizes_job
+from rayembed_extras.serving.job import run_serve_job
 from rayembed_papers.noise.job import _labelled
 
 

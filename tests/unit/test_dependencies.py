@@ -12,6 +12,7 @@ import pytest
 from rayembed import errors
 from rayembed.errors import ConfigError, require_packages
 from rayembed_extras.air_bench.job import air_bench_jobs
+from rayembed_extras.serving.job import run_serve_job
 from rayembed_extras.sweeps.trials import check_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -102,10 +103,14 @@ def test_what_is_not_installed_is_named_with_its_extra(monkeypatch):
         require_packages("a house", "door", "ast", "json")
 
 
-def test_a_sweep_and_a_benchmark_without_their_extras_are_refused_before_work(monkeypatch):
+def test_what_needs_an_extra_is_refused_before_work_without_it(monkeypatch, capsys):
     without(monkeypatch, "optuna")
     with pytest.raises(ConfigError, match=r"a sweep needs optuna.*rayembed\[sweeps\]"):
         check_sweep(None)
     without(monkeypatch, "pytrec_eval")
     with pytest.raises(ConfigError, match=r"AIR-Bench_24\.05 needs pytrec_eval.*\[air-bench\]"):
         air_bench_jobs("AIR-Bench_24.05", "results")
+    without(monkeypatch, "fastapi")
+    assert run_serve_job(["--model", "/nothing/there"]) != 0
+    shown = "error: a server needs fastapi, which is not installed: pip install 'rayembed[serving]'"
+    assert shown in capsys.readouterr().err

@@ -13,7 +13,6 @@ from own_pairs import own_run
 from rayembed.config.evaluation import EvaluationPlacement, EvaluationRun
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
-from rayembed.config.serving import ServedModel, ServingConfig
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, PlacementError
 from rayembed.evaluation.pooled import on_ray as evaluation_on_ray
@@ -25,7 +24,6 @@ from rayembed.machine.device import (
     check_deterministic_start,
     deterministic,
     gpus_here,
-    nodes_gpus,
     placed_here,
     settled_gpu,
     settled_placement,
@@ -37,7 +35,6 @@ from rayembed.pipeline.run import runtime as pipeline_here
 from rayembed.pipeline.run.on_ray import OnRay
 from rayembed.pipeline.run.runtime import Here, runtime_of, started, with_device
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.serving.on_ray import with_devices
 from rayembed.training import here as training_here
 from rayembed.training.here import take_device
 from rayembed_extras.sweeps import sweep as pipeline_sweep
@@ -274,34 +271,6 @@ def test_an_evaluation_whose_gpus_do_not_fit_is_told_of_cpus(cluster):
     with pytest.raises(PlacementError, match=r"workers=2 need .*\(placement\.use_gpu=false"):
         evaluation_on_ray._check_room(Workers(number=2, gpu=True))
     evaluation_on_ray._check_room(Workers(number=2))
-
-
-@pytest.mark.parametrize(
-    ("gpus_there", "asked", "expected"),
-    [
-        (0, ["auto", "auto"], [False, False]),
-        (1, ["auto"], [True]),
-        (1, ["auto", "auto"], [False, False]),  # one of them would wait for ever
-        (2, ["auto", "auto"], [True, True]),
-        (1, [True, "auto"], [True, False]),
-        (1, [False, "auto"], [False, True]),
-    ],
-)
-def test_served_models_have_gpus_where_all_copies_have_one(gpus_there, asked, expected):
-    models = [ServedModel(name=str(i), model="m", use_gpu=use) for i, use in enumerate(asked)]
-    seen = nodes_gpus([{"CPU": 8.0, "GPU": float(gpus_there)}])
-    settled = with_devices(ServingConfig(models=tuple(models)), seen)
-    assert [model.use_gpu for model in settled.models] == expected
-
-
-@pytest.mark.parametrize(
-    ("gpus_there", "most", "expected"), [(1, 4, False), (4, 4, True), (1, 1, True)]
-)
-def test_copies_that_may_still_be_started_need_a_gpu_too(gpus_there, most, expected):
-    model = ServedModel(name="m", model="m", autoscaling={"max_replicas": most})
-    seen = nodes_gpus([{"CPU": 8.0, "GPU": float(gpus_there)}])
-    (settled,) = with_devices(ServingConfig(models=(model,)), seen).models
-    assert settled.use_gpu is expected
 
 
 class Accelerator:

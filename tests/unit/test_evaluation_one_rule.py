@@ -20,7 +20,6 @@ from rayembed.config.document import read_yaml
 from rayembed.config.evaluation import EvaluationRun, ModelUnderTest
 from rayembed.config.named_benchmarks import with_own_sets
 from rayembed.config.override import override
-from rayembed.config.serving import Limits, ServedModel
 from rayembed.config.settings import parse
 from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.prompts_table import literal_prompts
@@ -41,11 +40,12 @@ from rayembed.pipeline.evaluate.variants import Scored
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.pipeline.run.runtime import runtime_of
 from rayembed.samples.references import TASK_NAMES
-from rayembed.serving import on_ray as serving_on_ray
-from rayembed.serving.app import make_app
 from rayembed_extras.compression import compress
 from rayembed_extras.compression.measure import Measured
 from rayembed_extras.compression.run_settings import SpeedConfig
+from rayembed_extras.serving import on_ray as serving_on_ray
+from rayembed_extras.serving.app import make_app
+from rayembed_extras.serving.settings import Limits, ServedModel
 
 INSTRUCTIONS = {
     "WikiSentenceRetrieval": "find the lazy dog",  # other words than the task's own

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import mteb
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 from made_up_articles import run_over
 from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
@@ -20,8 +19,6 @@ from rayembed.models.loading.load import check_loadable, load_model
 from rayembed.models.passes.encoding import encode
 from rayembed.registry.openai_schema import read_encode_options
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings, _own_prefixes
-from rayembed.serving.app import make_app
-from rayembed.serving.service import EmbeddingService
 from rayembed.training.checkpoints.export import export
 
 TEXTS = ["own3 place", "the sentence number 2"]
@@ -96,16 +93,6 @@ def test_every_way_to_the_vectors_uses_it(folder, tmp_path):
     assert prompts_of(tmp_path / "again")["query"] == "q Find it "
     again = encode(load_model(tmp_path / "again"), TEXTS, role="query")
     np.testing.assert_allclose(again, told, atol=1e-6)
-
-    service = EmbeddingService("tiny", model, source="x")
-    with TestClient(make_app({"tiny": service}, service.limits)) as client:
-
-        def served(**body):
-            answer = client.post("/v1/embeddings", json={"input": TEXTS, "role": "query", **body})
-            return np.array([item["embedding"] for item in answer.json()["data"]])
-
-        np.testing.assert_allclose(served(), told, atol=1e-6)
-        np.testing.assert_allclose(served(instruction=""), bare, atol=1e-6)
 
 
 def test_the_registered_model_uses_it_and_never_twice(folder):

@@ -25,7 +25,6 @@ from rayembed.models.passes import passes as passes_module
 from rayembed.models.passes.encoding import encode, encode_context
 from rayembed.models.passes.fitting import TextsAtOnce, room_for
 from rayembed.models.passes.passes import passes
-from rayembed.serving.service import EmbeddingService
 
 TEXTS = [f"{'a text of ' * (i % 7)}number {i}" for i in range(40)]
 FITS = 130
@@ -204,16 +203,6 @@ def test_memory_that_runs_out_in_a_trial_of_packed_texts_is_not_taken_for_its_re
     with pytest.raises(type(error)):
         unpadded.why_not_alike("part", part, full, full, 9)
     assert not unpadded._trials[part]
-
-
-def test_a_server_goes_on():
-    model = ToyModel().eval()
-    expected = encode(model, TEXTS, role="query")
-    model.forward, tried = filled(model.forward)
-    service = EmbeddingService("toy", model, tokens_per_batch=10_000)
-    found = service._embed_together(model.tokenizer(TEXTS, "query"))
-    np.testing.assert_allclose(np.stack(found), expected, atol=1e-6)
-    assert max(tried) > FITS
 
 
 def test_a_reranker_goes_on_with_fewer_pairs(tmp_path, monkeypatch, caplog):

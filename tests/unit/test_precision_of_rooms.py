@@ -22,7 +22,6 @@ from rayembed.config.data_run import TeacherPlacement, data_of
 from rayembed.config.evaluation import EvaluationPlacement, EvaluationRun, ModelUnderTest
 from rayembed.config.mining import CrossEncoder, Teacher
 from rayembed.config.override import override
-from rayembed.config.serving import Limits, ServedModel
 from rayembed.config.settings import parse
 from rayembed.config.small_vectors import StoredVectors as SmallVectors
 from rayembed.data.engine import on_ray as data_on_ray
@@ -53,7 +52,6 @@ from rayembed.pipeline.evaluate.run_scorer import RunScorer
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.pipeline.run.on_ray import OnRay
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.serving import on_ray as serving
 from rayembed_extras.compression.calibration import loaded_as_saved
 from rayembed_extras.compression.gptq import GPTQ
 from rayembed_extras.compression.quantised import Int8
@@ -298,17 +296,6 @@ def test_scores_with_rounded_products_have_a_revision_of_their_own(machine, tmp_
         assert loaded_types(rounded) == {torch.float32}
     else:
         np.testing.assert_array_equal(*(spec.load("cpu")(*texts) for spec in specs))
-
-
-def test_a_server_on_a_gpu_rounds_products_by_name_alone(monkeypatch, plain):
-    seen = []
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", seen.append)
-    monkeypatch.setattr(serving, "load_model", lambda folder, *, dtype, device: seen.append(dtype))
-    monkeypatch.setattr(serving, "EmbeddingService", lambda *_, **__: None)
-    for use_gpu, dtype in ((True, "tf32"), (False, "tf32"), (True, "float32")):
-        model = {"model": str(plain), "name": "m", "use_gpu": use_gpu, "dtype": dtype}
-        serving.load(parse(ServedModel, model), Limits(), None)
-    assert seen == ["float32", "high", "float32", "float32"]
 
 
 class Workers:

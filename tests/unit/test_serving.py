@@ -16,16 +16,16 @@ from fastapi.testclient import TestClient
 from tiny_folders import ARCHITECTURES, save_nvembed
 
 from rayembed.api.embedder import Embedder
-from rayembed.config.serving import Limits, ServedModel
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError, WorkerError
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
-from rayembed.serving import on_ray as serving_on_ray
-from rayembed.serving.app import _Bodies, _metrics, digest, make_app
-from rayembed.serving.batcher import Batcher
-from rayembed.serving.routes import Embedded, _ranked
-from rayembed.serving.service import EmbeddingService, State
+from rayembed_extras.serving import on_ray as serving_on_ray
+from rayembed_extras.serving.app import _Bodies, _metrics, digest, make_app
+from rayembed_extras.serving.batcher import Batcher
+from rayembed_extras.serving.routes import Embedded, _ranked
+from rayembed_extras.serving.service import EmbeddingService, State
+from rayembed_extras.serving.settings import Limits, ServedModel
 
 TEXTS = ["Paris is the capital of France", "the quick brown fox", "7 wonders"]
 SMALL = Limits(texts=3, characters=100, body_bytes=4000, waiting_texts=5)

@@ -10,14 +10,14 @@ import pytest
 from fastapi.testclient import TestClient
 from tiny_folders import save_biencoder, save_nvembed
 
-from rayembed.config.serving import Limits
 from rayembed.errors import AssetError
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
-from rayembed.serving.app import make_app
-from rayembed.serving.on_ray import RemoteService
-from rayembed.serving.routes import model_tokenizer, named_tokenizer
-from rayembed.serving.service import EmbeddingService, ServiceError
+from rayembed_extras.serving.app import make_app
+from rayembed_extras.serving.on_ray import RemoteService
+from rayembed_extras.serving.routes import model_tokenizer, named_tokenizer
+from rayembed_extras.serving.service import EmbeddingService, ServiceError
+from rayembed_extras.serving.settings import Limits
 
 TEXTS = ["Paris is the capital of France", "the quick brown fox", "7 wonders"]
 
@@ -271,7 +271,7 @@ def test_a_request_that_takes_too_long_is_given_up_in_the_other_process(model, m
 
 
 def test_a_model_that_does_not_tell_its_state_is_failing(model, monkeypatch):
-    monkeypatch.setattr("rayembed.serving.app._STATE_SECONDS", 0.05)
+    monkeypatch.setattr("rayembed_extras.serving.app._STATE_SECONDS", 0.05)
     good, bad = EmbeddingService("good", model), EmbeddingService("bad", model)
     client = client_of(good, bad)
     assert client.get("/health").status_code == 200

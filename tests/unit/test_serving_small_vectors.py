@@ -18,8 +18,8 @@ from rayembed.evaluation.run_scores import make_spec
 from rayembed.models.loading.load import load_model
 from rayembed.quantisation import from_bits, from_int8, to_bits, to_int8
 from rayembed.search.stored import best_by_bits
-from rayembed.serving.app import make_app
-from rayembed.serving.service import EmbeddingService
+from rayembed_extras.serving.app import make_app
+from rayembed_extras.serving.service import EmbeddingService
 
 TEXTS = ["Paris is the capital of France", "the quick brown fox", "7 wonders"]
 

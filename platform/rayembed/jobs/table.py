@@ -103,11 +103,6 @@ JOBS = NamedTable(
             "Register a model with its scores in MLflow, promote it by gates, or roll back.",
             "rayembed.pipeline.register.job:run_register_job",
         ),
-        "serve": Command(
-            SERVE,
-            "Serve models at the paths of OpenAI, Text Embeddings Inference and Cohere.",
-            "rayembed.pipeline.serve_job:run_serve_job",
-        ),
         "corpus": Command(
             SERVE,
             "Give a CDE model a corpus: some documents, embedded once, saved with it.",

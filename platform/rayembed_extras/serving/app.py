@@ -13,10 +13,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from rayembed.config.serving import Limits
 from rayembed.registry.openai_schema import ROLES
-from rayembed.serving.routes import ROUTES
-from rayembed.serving.service import Answer, Served, ServiceError, State
+from rayembed_extras.serving.routes import ROUTES
+from rayembed_extras.serving.service import Answer, Served, ServiceError, State
+from rayembed_extras.serving.settings import Limits
 
 _RETRY_SECONDS = "2"
 _STATE_SECONDS = 5.0

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from rayembed.config.serving import Limits
 from rayembed.config.types import Role
 from rayembed.errors import DataError
 from rayembed.models.contract import Tokens, cost
 from rayembed.models.passes.encoding import default_budget, encode_tokens, no_unit_vectors
 from rayembed.models.transformer_model import TransformerModel
 from rayembed.registry.openai_schema import EncodeOptions, RequestError, cut
-from rayembed.serving.batcher import Batcher
-from rayembed.serving.routes import ROUTES, Call, Embedded, Offer, Text
+from rayembed_extras.serving.batcher import Batcher
+from rayembed_extras.serving.routes import ROUTES, Call, Embedded, Offer, Text
+from rayembed_extras.serving.settings import Limits
 
 _TEXTS_PER_CALL = 64
 """Texts tokenised at once; a request that was given up ends between two calls."""

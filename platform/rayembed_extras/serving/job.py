@@ -6,12 +6,13 @@ import signal
 import threading
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.serving import ServedModel, ServingConfig, named_reference
 from rayembed.display.progress import doing
+from rayembed.errors import require_packages
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.registered_model import SCHEME, parse_reference, pinned_reference
 from rayembed.registry.tracking_uri import resolve_tracking_uri
+from rayembed_extras.serving.settings import ServedModel, ServingConfig, named_reference
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ def _pinned(served: ServedModel, tracking_uri: str | None) -> ServedModel:
 
 def _serve(config: ServingConfig, context: JobContext) -> None:
     """Return when the process was told to stop, after the application was taken away."""
+    require_packages("a server", "serving", "fastapi", "starlette", "uvicorn")
     config = pin(config)
     keys = [key.strip() for key in os.environ.get(config.api_key_env, "").split(",")]
     keys = [key for key in keys if key]
@@ -60,8 +62,8 @@ def _serve(config: ServingConfig, context: JobContext) -> None:
         )
     # Ray and the web server; nothing before needs them.
     from rayembed.pipeline.run.on_ray import connect as connect_to_ray
-    from rayembed.serving import on_ray
-    from rayembed.serving.app import digest
+    from rayembed_extras.serving import on_ray
+    from rayembed_extras.serving.app import digest
 
     connect_to_ray()
     try:

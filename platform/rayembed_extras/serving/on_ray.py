@@ -13,15 +13,15 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import RayServeException
 
-from rayembed.config.serving import Limits, ServedModel, ServingConfig
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.machine.device import SeenGpus, settled_gpu
 from rayembed.machine.gpu_check_on_ray import live_gpus
 from rayembed.models.loading.load import computed_dtype, load_model
 from rayembed.registry.registered_model import find_folder
-from rayembed.serving.app import make_app
-from rayembed.serving.routes import model_tokenizer, named_tokenizer
-from rayembed.serving.service import Answer, EmbeddingService, ServiceError, State
+from rayembed_extras.serving.app import make_app
+from rayembed_extras.serving.routes import model_tokenizer, named_tokenizer
+from rayembed_extras.serving.service import Answer, EmbeddingService, ServiceError, State
+from rayembed_extras.serving.settings import Limits, ServedModel, ServingConfig
 
 APPLICATION = "rayembed-embeddings"
 """Name of the Serve application."""

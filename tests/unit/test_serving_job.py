@@ -9,12 +9,12 @@ import time
 import pytest
 from tiny_folders import save_biencoder
 
-from rayembed.config.serving import named_reference
 from rayembed.display.progress import doing
 from rayembed.errors import ArtifactError, AssetError, ConfigError, TrackingError
 from rayembed.pipeline.run import on_ray as ray_of_jobs
-from rayembed.pipeline.serve_job import pin, run_serve_job
-from rayembed.serving import on_ray
+from rayembed_extras.serving import on_ray
+from rayembed_extras.serving.job import pin, run_serve_job
+from rayembed_extras.serving.settings import named_reference
 
 
 def resolve(arguments):
