@@ -89,7 +89,7 @@ def _model(narrower: int) -> Any:
     from rayembed.config.settings import changed
     from rayembed.models.adapters.lora import add_lora
     from rayembed.models.attention.short_texts import use_products
-    from rayembed.recipes.nvembed import nvembed_v2_public
+    from rayembed_papers.mixtures.nvembed import nvembed_v2_public
 
     # No narrower heads than half of them: the number a query and head is not in proportion.
     heads = max(HEADS // narrower, 4)

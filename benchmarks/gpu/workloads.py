@@ -91,7 +91,7 @@ def build(settings, kind: str, layers: int):
 
 def nvembed() -> Workload:
     """The recipe's model and micro-batches."""
-    from rayembed.recipes.nvembed import nvembed_v2_public
+    from rayembed_papers.mixtures.nvembed import nvembed_v2_public
 
     run = nvembed_v2_public()
     return Workload(run.model, 32, run.placement.micro_batch_tokens)

@@ -15,7 +15,7 @@ from rayembed.models.adapters.lora import add_lora
 from rayembed.models.attention import short_texts as attention
 from rayembed.models.attention.packed import Packed, pack
 from rayembed.models.layers import compile_layers
-from rayembed.recipes.nvembed import nvembed_v2_public
+from rayembed_papers.mixtures.nvembed import nvembed_v2_public
 
 TOKENS, LENGTH = 4096, 256
 

@@ -12,11 +12,11 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.pipeline.estimate.model_sizes import model_on_meta
-from rayembed.recipes.nvembed import nvembed_v2_public
 from rayembed.training.deepspeed_settings import deepspeed_settings, largest_adapter
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.objective import StepSettings
 from rayembed.training.optimizer import learning_rate_factor
+from rayembed_papers.mixtures.nvembed import nvembed_v2_public
 
 pytestmark = pytest.mark.distributed
 

@@ -14,7 +14,7 @@ from rayembed.data.engine.artifacts import open_artifact
 from rayembed.data.engine.parts import read_records
 from rayembed.pipeline.data.jobs import data_job
 from rayembed.recipes.catalogue import recipe_names
-from rayembed.recipes.datasets.catalogue import data_recipe_names
+from rayembed.recipes.data_recipes import data_recipe_names
 
 pytestmark = pytest.mark.job
 

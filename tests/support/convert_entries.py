@@ -12,7 +12,7 @@ from rayembed.data.engine.parts import read_table
 from rayembed.data.sources.check import check_source
 from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.recipes.datasets.catalogue import get_dataset
+from rayembed.recipes.data_recipes import get_dataset
 
 
 def main(folder: str, names: list[str]) -> None:

@@ -21,7 +21,7 @@ SCRIPT = """
 import io, pickle, sys
 from rayembed.config.data_run import DataRun
 from rayembed.config.override import override
-from rayembed.recipes.datasets.catalogue import get_data_recipe
+from rayembed.recipes.data_recipes import get_data_recipe
 run = override(get_data_recipe("pairs"), [
     "data.datasets.pairs.source.path=pairs.jsonl",
     "data.datasets.pairs.held_out=null",

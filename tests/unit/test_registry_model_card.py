@@ -9,7 +9,7 @@ from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.pipeline.register.licences import base_licence, data_licences
-from rayembed.recipes.datasets.catalogue import get_dataset
+from rayembed.recipes.data_recipes import get_dataset
 from rayembed.registry.card_parts import plain_card
 from rayembed.registry.model_card import hub_name, model_card
 from rayembed.registry.register import DESCRIPTION_CHARACTERS, describe

@@ -1,11 +1,11 @@
-"""Shared parts of recipes: compared scores, placements for a laptop and a GPU node."""
+"""Shared parts of recipes: compared scores, a placement for a laptop."""
 
 from collections.abc import Mapping
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import HeldOutFraction
 from rayembed.config.own_sets import OwnSet
-from rayembed.config.placement import Placement, ZeroStage
+from rayembed.config.placement import Placement
 from rayembed.config.run_evaluation import EvaluationConfig, GuardConfig
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.samples.assets import (
@@ -15,10 +15,6 @@ from rayembed.samples.assets import (
     MINILM,
     SENTENCE_TASK,
 )
-
-PUBLISHED_SCORES = ("NanoBEIR",)
-"""Benchmarks of runs of published size: minutes beside days of training. The papers' own are set by
-`evaluation.benchmarks`."""
 
 EVALUATION_INSTRUCTIONS: Mapping[str, str] = {
     "WikiSentenceRetrieval": SENTENCE_TASK,
@@ -70,21 +66,5 @@ def on_a_laptop(*, micro_batch_tokens: int | None = None) -> Placement:
         cpus_per_worker=1.0,
         threads_per_worker="auto",
         zero_stage=2,
-        micro_batch_tokens=micro_batch_tokens,
-    )
-
-
-def on_gpus(
-    *,
-    workers: int = 8,
-    zero_stage: ZeroStage = 2,
-    micro_batch_tokens: int,
-) -> Placement:
-    """A worker on each of several GPUs."""
-    return Placement(
-        workers=workers,
-        use_gpu=True,
-        cpus_per_worker=8.0,
-        zero_stage=zero_stage,
         micro_batch_tokens=micro_batch_tokens,
     )

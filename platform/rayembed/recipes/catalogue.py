@@ -82,67 +82,23 @@ def _load(point: EntryPoint) -> Run:
 
 
 def _recipes() -> dict[str, Callable[[], Run]]:
-    return {
-        **_outside(),
+    own: dict[str, Callable[[], Run]] = {
         "nvembed-quickstart": nvembed.quickstart,
-        **_stages_of_table_4("nvembed-quickstart", nvembed.quickstart),
-        "nvembed-v1": nvembed.nvembed_v1,
-        "nvembed-v2": nvembed.nvembed_v2,
-        "nvembed-v2-public": nvembed.nvembed_v2_public,
-        **_stages_of_table_4("nvembed-v2", nvembed.nvembed_v2),
-        **_data_of_table_4(),
+        "nvembed-quickstart-single-stage": nvembed.quickstart_single_stage,
+        "nvembed-quickstart-single-stage-in-batch": nvembed.quickstart_in_batch,
+        "nvembed-quickstart-reversed": nvembed.quickstart_reversed,
         "causal2vec-quickstart": causal2vec.quickstart,
         "causal2vec-quickstart-last-token": causal2vec.quickstart_last_token,
         "causal2vec-quickstart-icl": causal2vec.quickstart_icl,
-        "causal2vec-mistral-7b": causal2vec.mistral_7b,
-        "causal2vec-mistral-7b-icl": causal2vec.mistral_7b_icl,
-        "causal2vec-llama2-7b": causal2vec.llama2_7b,
-        "causal2vec-qwen2.5-1.5b": causal2vec.qwen2_5_1_5b,
-        "causal2vec-sllama-1.3b": causal2vec.sheared_llama_1_3b,
         "cde": cde.own_pairs,
         "cde-quickstart": cde.quickstart,
         "cde-quickstart-filtered": cde.quickstart_filtered,
         "cde-quickstart-clustered": cde.quickstart_clustered,
         "cde-quickstart-random": cde.quickstart_random,
-        "cde-small": cde.small,
-        "cde-small-unsupervised": cde.small_unsupervised,
         "nomic-quickstart": nomic.quickstart,
         "nomic-quickstart-dense": nomic.quickstart_dense,
-        "nomic-v2-moe": nomic.v2_moe,
-        "biencoder": biencoder.own_pairs,
+        OWN_PAIRS: biencoder.own_pairs,
         OWN_CORPUS: biencoder.own_corpus,
         "biencoder-quickstart": biencoder.quickstart,
     }
-
-
-def _stages_of_table_4(name: str, recipe: Callable[[], Run]) -> dict[str, Callable[[], Run]]:
-    """NV-Embed, Table 4, first part: single stages and the reversed order."""
-    alone, in_batch, turned = (
-        f"{name}-single-stage",
-        f"{name}-single-stage-in-batch",
-        (f"{name}-reversed"),
-    )
-    return {
-        alone: lambda: nvembed.single_stage(recipe(), alone, in_batch=False),
-        in_batch: lambda: nvembed.single_stage(recipe(), in_batch, in_batch=True),
-        turned: lambda: nvembed.reversed_stages(recipe(), turned),
-    }
-
-
-def _data_of_table_4() -> dict[str, Callable[[], Run]]:
-    """NV-Embed, Table 4, second and third part: class names as documents; S0, S1, S2."""
-    build = nvembed.published
-    return {
-        "nvembed-v2-labels": lambda: build(
-            "nvembed-v2-labels", mined=True, added=True, synthetic=True, labels="label"
-        ),
-        "nvembed-v2-s0": lambda: build(
-            "nvembed-v2-s0", mined=False, added=False, synthetic=False, labels="example"
-        ),
-        "nvembed-v2-s1": lambda: build(
-            "nvembed-v2-s1", mined=True, added=False, synthetic=False, labels="example"
-        ),
-        "nvembed-v2-s2": lambda: build(
-            "nvembed-v2-s2", mined=True, added=True, synthetic=False, labels="example"
-        ),
-    }
+    return own | {name: recipe for name, recipe in _outside().items() if name not in own}

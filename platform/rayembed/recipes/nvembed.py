@@ -1,37 +1,24 @@
-"""Runs of NV-Embed (arXiv 2405.17428): the published ones and one for a laptop.
+"""Runs of NV-Embed (arXiv 2405.17428) for a laptop, and the stages of Table 4 for any.
 
-Tables 2 and 3 are `--set model.pooling.kind=… --set model.mask=…` on any of them; the stages of
+Tables 2 and 3 are `--set model.pooling.kind=… --set model.mask=…` on any run; the stages of
 Table 4 are `single_stage` and `reversed_stages`.
 """
-
-from collections.abc import Set
 
 from rayembed.config.backbone import BackboneConfig, LatentAttentionPooling, LoraConfig
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.mining import MiningConfig
 from rayembed.config.run import Run
-from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
 from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.data.mining.rules import PercPos
-from rayembed.data.sources.classes import LabelForm
 from rayembed.errors import ConfigError
 from rayembed.losses.infonce import InfoNCE
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.optim.adamw import AdamW
-from rayembed.optim.cosine import Linear
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
-    PUBLISHED_SCORES,
     compared_scores,
     on_a_laptop,
-    on_gpus,
-)
-from rayembed.recipes.datasets.nvembed import (
-    entries,
-    other_datasets,
-    retrieval_datasets,
-    uniform_over_samples,
 )
 from rayembed.samples.assets import (
     CLASSIFICATION_TASK,
@@ -42,8 +29,6 @@ from rayembed.samples.assets import (
     SMOLLM2,
 )
 from rayembed.samples.wikipedia import Wikipedia
-
-MISTRAL_7B = "hf://mistralai/Mistral-7B-v0.1@main"
 
 
 def quickstart() -> Run:
@@ -108,74 +93,19 @@ def quickstart() -> Run:
     )
 
 
-def nvembed_v1() -> Run:
-    """NV-Embed-v1 (Table 4, last row).
-
-    Without mined negatives, added and synthetic data; names of classes are the documents.
-    """
-    return published("nvembed-v1", mined=False, added=False, synthetic=False, labels="label")
+def quickstart_single_stage() -> Run:
+    """The quickstart in one stage, with the hard negatives of each query alone."""
+    return single_stage(quickstart(), "nvembed-quickstart-single-stage", in_batch=False)
 
 
-def nvembed_v2() -> Run:
-    """NV-Embed-v2: mined negatives, all data, examples as documents of classes."""
-    return published("nvembed-v2", mined=True, added=True, synthetic=True, labels="example")
+def quickstart_in_batch() -> Run:
+    """The quickstart in one stage, with in-batch negatives."""
+    return single_stage(quickstart(), "nvembed-quickstart-single-stage-in-batch", in_batch=True)
 
 
-def nvembed_v2_public() -> Run:
-    """NV-Embed-v2 with publicly available data: without BioASQ, HoVer and synthetic pairs.
-
-    Weights and steps are those of the whole, in which the three have 5 % of all samples.
-    """
-    return without(
-        nvembed_v2(),
-        "nvembed-v2-public",
-        {entry.config.name for entry in entries() if entry.home.layout == "own"},
-    )
-
-
-def without(run: Run, name: str, left_out: Set[str]) -> Run:
-    """The run without some data sets, each stage keeping the weights of the others."""
-    data = changed(run.data, datasets=[d for d in run.data.datasets if d.name not in left_out])
-    stages = [
-        changed(
-            stage,
-            datasets={d: weight for d, weight in stage.datasets.items() if d not in left_out},
-        )
-        for stage in run.stages
-    ]
-    return changed(run, name=name, data=data, stages=stages)
-
-
-def published(name: str, *, mined: bool, added: bool, synthetic: bool, labels: LabelForm) -> Run:
-    """Published-size run (Table 11) with the data of one row of Table 4.
-
-    Sizes of the batches, steps, optimiser and LoRA are the paper's. It does not state the
-    temperature, Adam's other values and clipping; those here are the usual ones.
-    """
-    retrieval = retrieval_datasets(mined=mined, added=added, synthetic=synthetic)
-    everything = (*retrieval, *other_datasets(mined=mined, labels=labels))
-    return Run(
-        name=name,
-        model=NVEmbedConfig(
-            backbone=BackboneConfig(path=MISTRAL_7B, dtype="bfloat16"),
-            mask="bidirectional",
-            pooling=LatentAttentionPooling(num_latents=512, num_heads=8),
-            lora=LoraConfig(rank=16, alpha=32, dropout=0.1),
-            query_max_length=512,
-            document_max_length=512,
-        ),
-        data=DataConfig(datasets=everything),
-        stages=(
-            _published_stage(
-                "retrieval", retrieval, in_batch=True, steps=20_000, learning_rate=2e-5
-            ),
-            _published_stage(
-                "blend", everything, in_batch=False, steps=18_000, learning_rate=1.5e-5
-            ),
-        ),
-        evaluation=EvaluationConfig(benchmarks=PUBLISHED_SCORES),
-        placement=on_gpus(micro_batch_tokens=16_384),
-    )
+def quickstart_reversed() -> Run:
+    """The quickstart with its stages in the other order."""
+    return reversed_stages(quickstart(), "nvembed-quickstart-reversed")
 
 
 def single_stage(run: Run, name: str, *, in_batch: bool) -> Run:
@@ -215,27 +145,6 @@ def reversed_stages(run: Run, name: str) -> Run:
         changed(first, optimizer=last.optimizer),
     )
     return changed(run, name=name, stages=stages)
-
-
-def _published_stage(
-    name: str,
-    datasets: tuple[DatasetConfig, ...],
-    *,
-    in_batch: bool,
-    steps: int,
-    learning_rate: float,
-) -> StageConfig:
-    return StageConfig(
-        name=name,
-        datasets=uniform_over_samples(datasets),
-        batch=BatchConfig(global_pairs=128, num_negatives=7, in_batch_negatives=in_batch),
-        loss=InfoNCE(temperature=0.02),
-        optimizer=AdamW(
-            learning_rate=learning_rate, weight_decay=0.03, warmup_steps=50, schedule=Linear()
-        ),
-        steps=steps,
-        checkpoint_every_steps=500,
-    )
 
 
 def _wikipedia_datasets(sample: Wikipedia, max_length: int) -> tuple[DatasetConfig, ...]:

@@ -16,9 +16,11 @@ from rayembed.models.cde.config import CDEConfig
 from rayembed.models.nomic_moe.config import ExpertsConfig, NomicMoeConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.recipes import biencoder, cde, nomic
-from rayembed.recipes.datasets.nomic import finetuning_entries
 from rayembed.samples.assets import MINILM
 from rayembed.samples.wikipedia import Wikipedia
+from rayembed_papers.mixtures.cde import NOMIC_BERT, small_unsupervised
+from rayembed_papers.mixtures.datasets.nomic import finetuning_entries
+from rayembed_papers.mixtures.nomic import v2_moe
 from rayembed_papers.tables.llm_rows import PrintedFigures
 
 _BATCHES = (1, 2, 4)
@@ -45,7 +47,7 @@ def nomic_7() -> dict[str, Run]:
     Texts have 128 tokens. The paper does not say the optimiser's settings; they are those of
     pretraining.
     """
-    dense, pretrained = cde.small_unsupervised(), nomic.v2_moe()
+    dense, pretrained = small_unsupervised(), v2_moe()
     datasets = tuple(changed(dataset, clusters=None) for dataset in dense.data.datasets)
     pairs = dense.stages[0].steps * dense.stages[0].batch.global_pairs // 3  # it has three epochs
     first = pretrained.stages[0]
@@ -64,7 +66,7 @@ def nomic_7() -> dict[str, Run]:
             rows[_nomic_7_row(every, times)] = Run(
                 name="nomic-table7",
                 model=NomicMoeConfig(
-                    backbone=BackboneConfig(path=cde.NOMIC_BERT),
+                    backbone=BackboneConfig(path=NOMIC_BERT),
                     experts=ExpertsConfig(every=every, top_k=1, start="released"),
                     rotary_base=1000.0,
                     query_max_length=128,
@@ -261,7 +263,7 @@ def cde_1() -> dict[str, Run]:
     these have the whole backbone, because no encoder of 6 layers is published with it.
     """
     small = ("query_max_length", "document_max_length", "num_context")
-    both = override(cde.small_unsupervised(), [f"model.{name}=64" for name in small])
+    both = override(small_unsupervised(), [f"model.{name}=64" for name in small])
     without = plain(both)
     return {
         "neither": random_batches(without, 16_384),

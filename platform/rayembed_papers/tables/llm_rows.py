@@ -6,7 +6,11 @@ from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import changed
 from rayembed.models.causal2vec.config import Causal2VecConfig
-from rayembed.recipes import causal2vec, nvembed
+from rayembed.recipes.causal2vec import last_token
+from rayembed.recipes.causal2vec import quickstart as causal2vec_quickstart
+from rayembed.recipes.nvembed import quickstart as nvembed_quickstart
+from rayembed.recipes.nvembed import reversed_stages, single_stage
+from rayembed_papers.mixtures import causal2vec, nvembed
 
 PrintedFigures = Mapping[str, Mapping[str, float]]
 """Row → column → figure, of 100."""
@@ -78,7 +82,7 @@ def nvembed_2() -> dict[str, Run]:
 
 def nvembed_2_small() -> dict[str, Run]:
     """The quickstart, whose pooling and mask the space sets."""
-    return {"": nvembed.quickstart()}
+    return {"": nvembed_quickstart()}
 
 
 def printed_nvembed_4() -> PrintedFigures:
@@ -127,10 +131,10 @@ def nvembed_4() -> dict[str, Run]:
         return nvembed.published(name, mined=mined, added=added, synthetic=False, labels="example")
 
     return {
-        "single stage, in-batch": nvembed.single_stage(whole, "table4-a", in_batch=True),
-        "single stage": nvembed.single_stage(whole, "table4-b", in_batch=False),
+        "single stage, in-batch": single_stage(whole, "table4-a", in_batch=True),
+        "single stage": single_stage(whole, "table4-b", in_batch=False),
         "two stages": whole,
-        "reversed stages": nvembed.reversed_stages(whole, "table4-d"),
+        "reversed stages": reversed_stages(whole, "table4-d"),
         "labels for documents": nvembed.published(
             "table4-e", mined=True, added=True, synthetic=True, labels="label"
         ),
@@ -147,14 +151,14 @@ def nvembed_4_small() -> dict[str, Run]:
     Its second stage has no in-batch negatives, so without any mining it could not learn retrieval;
     S0 mines without regard to the positive's score.
     """
-    whole = nvembed.quickstart()
+    whole = nvembed_quickstart()
     topics = ("wiki-topic-classification", "wiki-topic-clustering")
     mined = ("wiki-description", "wiki-sentence")
     return {
-        "single stage, in-batch": nvembed.single_stage(whole, "table4-a", in_batch=True),
-        "single stage": nvembed.single_stage(whole, "table4-b", in_batch=False),
+        "single stage, in-batch": single_stage(whole, "table4-a", in_batch=True),
+        "single stage": single_stage(whole, "table4-b", in_batch=False),
         "two stages": whole,
-        "reversed stages": nvembed.reversed_stages(whole, "table4-d"),
+        "reversed stages": reversed_stages(whole, "table4-d"),
         "labels for documents": override(
             whole, [f"data.datasets.{name}.source.label_form=label" for name in topics]
         ),
@@ -171,7 +175,7 @@ def causal2vec_bases() -> dict[str, Run]:
 
 def causal2vec_small() -> dict[str, Run]:
     """The quickstart, whose settings the space sets."""
-    return {"": causal2vec.quickstart()}
+    return {"": causal2vec_quickstart()}
 
 
 def causal2vec_2() -> dict[str, Run]:
@@ -185,13 +189,13 @@ def causal2vec_2() -> dict[str, Run]:
 
 def causal2vec_2_small() -> dict[str, Run]:
     """Rows of the quickstart."""
-    return _parts_of_causal2vec(causal2vec.quickstart())
+    return _parts_of_causal2vec(causal2vec_quickstart())
 
 
 def _parts_of_causal2vec(whole: Run) -> dict[str, Run]:
     assert isinstance(whole.model, Causal2VecConfig)
     return {
-        "neither": causal2vec.last_token(whole, "causal2vec-table2"),
+        "neither": last_token(whole, "causal2vec-table2"),
         "Contextual token": changed(whole, model=changed(whole.model, representation="eos")),
         "Contextual token and concatenation": whole,
     }

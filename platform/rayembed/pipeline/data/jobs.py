@@ -13,7 +13,7 @@ from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
 from rayembed.pipeline.storage import placed
 from rayembed.recipes.catalogue import get_recipe, recipe_names
-from rayembed.recipes.datasets.catalogue import data_recipe_names, get_data_recipe
+from rayembed.recipes.data_recipes import data_recipe_names, get_data_recipe
 
 if TYPE_CHECKING:
     from rayembed.data.engine.artifacts import DatasetArtifact

@@ -12,13 +12,13 @@ from rayembed.data.engine.artifacts import DatasetArtifact
 from rayembed.data.sources.tasks import counts_of
 from rayembed.display.tables import Table, console
 from rayembed.pipeline.run.held_out import held_out_set_of
-from rayembed.recipes.datasets.catalogue import (
+from rayembed.recipes.data_recipes import (
+    Entry,
     data_recipe_names,
     dataset_names,
     get_data_recipe,
     get_dataset,
 )
-from rayembed.recipes.datasets.entry import Entry
 
 _LAYOUTS = (
     "layout: how files and columns are known. seen: on pages of the repository or in code that "
@@ -90,7 +90,7 @@ def print_catalogue(out: TextIO) -> None:
     by_table: dict[str, list[Entry]] = {}
     for name in dataset_names():
         entry = get_dataset(name)
-        by_table.setdefault(f"{entry.paper}, {entry.reference}", []).append(entry)
+        by_table.setdefault(f"{entry.paper.name}, {entry.reference}", []).append(entry)
     for title, entries in by_table.items():
         printer.print(_entries_table(title, entries))
         for entry in entries:

@@ -10,7 +10,7 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.named_benchmarks import benchmark_of
 from rayembed.config.run import Run
 from rayembed.errors import AssetError
-from rayembed.recipes.datasets.catalogue import dataset_names, get_dataset
+from rayembed.recipes.data_recipes import dataset_names, get_dataset
 from rayembed.results.files import TaskFacts
 
 _CARD = "README.md"

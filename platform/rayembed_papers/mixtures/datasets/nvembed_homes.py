@@ -10,7 +10,8 @@ from rayembed.data.sources.mteb import MtebSource
 from rayembed.data.sources.nli import NLISource
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.data.sources.sts import STSSource
-from rayembed.recipes.datasets.entry import Home, Layout, hub, hub_page
+from rayembed.recipes.data_recipes import Home, Layout
+from rayembed_papers.mixtures.datasets.entry import hub, hub_page
 
 
 def beir(repository: str, revision: str, layout: Layout, licence: str, notes: str = "") -> Home:

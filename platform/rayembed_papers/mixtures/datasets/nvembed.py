@@ -28,10 +28,11 @@ from rayembed.data.sources.classes import ClassesSource, LabelForm
 from rayembed.data.sources.earlier import RecordsSource
 from rayembed.data.sources.mteb import MtebSource
 from rayembed.data.sources.pairs import PairsSource
-from rayembed.recipes.datasets import nvembed_homes as homes
-from rayembed.recipes.datasets.bge import bge_e5, bge_full
-from rayembed.recipes.datasets.entry import Entry, Home, own_folder
-from rayembed.recipes.datasets.nvembed_classes import (
+from rayembed.recipes.data_recipes import Entry, Home
+from rayembed_papers.mixtures.datasets import nvembed_homes as homes
+from rayembed_papers.mixtures.datasets.bge import bge_e5, bge_full
+from rayembed_papers.mixtures.datasets.entry import NV_EMBED, own_folder
+from rayembed_papers.mixtures.datasets.nvembed_classes import (
     CLUSTERING,
     LABELLED,
     MULTI_CLASS,
@@ -266,7 +267,7 @@ def _retrieval_entries(*, mined: bool, added: bool, synthetic: bool) -> list[Ent
         config = DatasetConfig(
             name="synthetic", source=_SYNTHETIC.source, num_samples=NUM_SYNTHETIC
         )
-        found.append(Entry(config, "NV-Embed", "section 4.3", _SYNTHETIC, NUM_SYNTHETIC))
+        found.append(Entry(config, NV_EMBED, "section 4.3", _SYNTHETIC, NUM_SYNTHETIC))
     return found
 
 
@@ -297,7 +298,7 @@ def _paired(row: Row, *, task: TaskKind, mined: bool) -> Entry:
         num_samples=row.num_samples,
         mining=_mining(row, home.source, rule, symmetric=symmetric) if given is None else None,
     )
-    return Entry(config, "NV-Embed", _TABLE, home, row.num_samples)
+    return Entry(config, NV_EMBED, _TABLE, home, row.num_samples)
 
 
 def _mining(row: Row, source: Source, rule: Rule, *, symmetric: bool) -> MiningConfig:
@@ -329,7 +330,7 @@ def _classes(row: ClassRow, *, task: TaskKind, labels: LabelForm) -> Entry:
         num_samples=row.num_samples,
         cleaning=_cleaning(row, task, given=isinstance(source, PairsSource)),
     )
-    return Entry(config, "NV-Embed", _TABLE, home, row.num_samples)
+    return Entry(config, NV_EMBED, _TABLE, home, row.num_samples)
 
 
 def _cleaning(row: ClassRow, task: TaskKind, *, given: bool) -> CleaningConfig:

@@ -18,7 +18,7 @@ from rayembed.data.sources.pairs import PairsSource
 from rayembed.data.sources.sts import STSSource
 from rayembed.errors import ConfigError
 from rayembed.recipes.catalogue import get_recipe, recipe_names
-from rayembed.recipes.datasets.catalogue import (
+from rayembed.recipes.data_recipes import (
     data_recipe_names,
     dataset_names,
     get_data_recipe,
@@ -274,7 +274,7 @@ def test_every_entry_says_where_it_lives_and_how_that_is_known():
         entry = get_dataset(name)
         source, home = entry.config.source, entry.home
         kinds.add(type(source))
-        assert entry.paper in {"NV-Embed", "Nomic Embed v2", "Causal2Vec", "CDE"}
+        assert entry.paper.name in {"NV-Embed", "Nomic Embed v2", "Causal2Vec", "CDE"}
         assert re.match(r"arXiv 2\d{3}\.\d{5}, (Table \d|Appendix A|section \d)", entry.reference)
         assert entry.config.in_batch_negatives
         assert home.notes, name
@@ -314,7 +314,7 @@ def test_instructions_are_mtebs_where_the_paper_does_not_say_otherwise():
     """Both come from the same collection; what differs is listed, so that no typing error hides."""
     import mteb
 
-    from rayembed.recipes.datasets.nvembed_classes import CLUSTERING, LABELLED, MULTI_CLASS
+    from rayembed_papers.mixtures.datasets.nvembed_classes import CLUSTERING, LABELLED, MULTI_CLASS
 
     by_name = {row.name: row for row in (*LABELLED, *MULTI_CLASS, *CLUSTERING)}
     compared = 0
@@ -381,7 +381,8 @@ def test_revisions_of_mtebs_repositories_are_those_that_mteb_evaluates_with():
 
 def test_the_catalogue_is_settings_alone():
     """Every module of it can be read where neither torch, Ray nor mteb is installed."""
-    from rayembed.recipes.datasets import catalogue, nomic, nvembed
+    from rayembed.recipes import data_recipes as catalogue
+    from rayembed_papers.mixtures.datasets import nomic, nvembed
 
     for module in (catalogue, nomic, nvembed):
         assert not re.search(r"import (torch|ray|mteb)\b", inspect.getsource(module))

@@ -12,9 +12,10 @@ configuration in its public code, whose loader takes the first positive of a row
 
 from rayembed.config.data import DatasetConfig, TaskKind
 from rayembed.config.mining import ClusterConfig
-from rayembed.recipes.datasets.bge import bge_full
-from rayembed.recipes.datasets.entry import Entry
-from rayembed.recipes.datasets.nomic_pairs import PAIRS, Use, config_of, home_of, prefixes
+from rayembed.recipes.data_recipes import Entry
+from rayembed_papers.mixtures.datasets.bge import bge_full
+from rayembed_papers.mixtures.datasets.entry import CDE
+from rayembed_papers.mixtures.datasets.nomic_pairs import PAIRS, Use, config_of, home_of, prefixes
 
 SUPERVISED: dict[str, Use] = {
     "amazon_counterfactual_classification": "classification",
@@ -59,7 +60,7 @@ def unsupervised_entries() -> tuple[Entry, ...]:
     return tuple(
         Entry(
             config_of(pairs, clusters()),
-            "CDE",
+            CDE,
             "Table 5",
             home_of(pairs),
             pairs.num_pairs,
@@ -99,7 +100,7 @@ def _supervised(split: str, use: Use) -> Entry:
         document_instruction=query if split == "quora" else document,
         clusters=clusters(),
     )
-    return Entry(config, "CDE", "section 5, training data of BGE", home)
+    return Entry(config, CDE, "section 5, training data of BGE", home)
 
 
 def _task(split: str, use: Use) -> TaskKind:

@@ -12,8 +12,9 @@ the records, before training.
 from dataclasses import dataclass
 
 from rayembed.config.data import DatasetConfig
-from rayembed.recipes.datasets.bge import bge_e5, bge_full
-from rayembed.recipes.datasets.entry import Entry, Home
+from rayembed.recipes.data_recipes import Entry, Home
+from rayembed_papers.mixtures.datasets.bge import bge_e5, bge_full
+from rayembed_papers.mixtures.datasets.entry import CAUSAL2VEC
 
 
 @dataclass(frozen=True)
@@ -101,4 +102,4 @@ def _entry(row: Row) -> Entry:
         query_instruction=row.instruction,
         sample_share=None if row.ratio == 1.0 else row.ratio,
     )
-    return Entry(config, "Causal2Vec", "Appendix A.3, Table 8", row.home)
+    return Entry(config, CAUSAL2VEC, "Appendix A.3, Table 8", row.home)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from rayembed.recipes.datasets import nvembed_homes as homes
-from rayembed.recipes.datasets.bge import bge_full
-from rayembed.recipes.datasets.entry import Home
+from rayembed.recipes.data_recipes import Home
+from rayembed_papers.mixtures.datasets import nvembed_homes as homes
+from rayembed_papers.mixtures.datasets.bge import bge_full
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from rayembed.data.sources.earlier import RecordsSource
 from rayembed.data.sources.mteb import MtebSource
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.errors import ConfigError
-from rayembed.recipes.datasets.catalogue import dataset_names, get_dataset
+from rayembed.recipes.data_recipes import dataset_names, get_dataset
 
 
 @pytest.fixture(scope="module")

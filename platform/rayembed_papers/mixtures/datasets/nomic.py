@@ -19,9 +19,10 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ConsistencyConfig, MiningConfig
 from rayembed.data.mining.rules import PercPos
 from rayembed.data.sources.pairs import PairsSource
-from rayembed.recipes.datasets.bge import bge_e5, bge_full
-from rayembed.recipes.datasets.entry import Entry, Home, hub, hub_page
-from rayembed.recipes.datasets.nomic_pairs import PAIRS, config_of, home_of, prefixes
+from rayembed.recipes.data_recipes import Entry, Home
+from rayembed_papers.mixtures.datasets.bge import bge_e5, bge_full
+from rayembed_papers.mixtures.datasets.entry import NOMIC, hub, hub_page
+from rayembed_papers.mixtures.datasets.nomic_pairs import PAIRS, config_of, home_of, prefixes
 
 _QUERY, _DOCUMENT = prefixes("search")
 
@@ -192,7 +193,7 @@ def pretraining_entries() -> tuple[Entry, ...]:
     english = [
         Entry(
             config_of(pairs),
-            "Nomic Embed v2",
+            NOMIC,
             "Table 10 (English)",
             home_of(pairs),
             pairs.num_pairs,
@@ -224,7 +225,7 @@ def _web(code: str, home: Home, corpus: str) -> Entry:
     )
     return Entry(
         config,
-        "Nomic Embed v2",
+        NOMIC,
         "Table 10",
         home,
         LANGUAGES[code],
@@ -296,4 +297,4 @@ def _finetuned(name: str, samples: int, home: Home, *, given: bool) -> Entry:
         num_samples=samples,
         mining=mining,
     )
-    return Entry(config, "Nomic Embed v2", "Table 11", home, samples)
+    return Entry(config, NOMIC, "Table 11", home, samples)

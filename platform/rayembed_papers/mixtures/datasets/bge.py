@@ -6,7 +6,8 @@ row `query`, `pos`, `neg` (lists of texts), `prompt` and scores.
 """
 
 from rayembed.data.sources.pairs import PairsSource
-from rayembed.recipes.datasets.entry import Home, hub, hub_page
+from rayembed.recipes.data_recipes import Home
+from rayembed_papers.mixtures.datasets.entry import hub, hub_page
 
 _FULL, _FULL_REVISION = "cfli/bge-full-data", "78f5c99b534a52824ab26bd24edda592eaed4c7a"
 _E5, _E5_REVISION = "cfli/bge-e5data", "7a949e8f7db86ef52ce4b2d65cfde1a633f4ca75"

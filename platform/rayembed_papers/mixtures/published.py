@@ -1,0 +1,23 @@
+"""What all runs of published size share: compared scores, a placement on GPUs."""
+
+from rayembed.config.placement import Placement, ZeroStage
+
+PUBLISHED_SCORES = ("NanoBEIR",)
+"""Benchmarks of runs of published size: minutes beside days of training. The papers' own are set by
+`evaluation.benchmarks`."""
+
+
+def on_gpus(
+    *,
+    workers: int = 8,
+    zero_stage: ZeroStage = 2,
+    micro_batch_tokens: int,
+) -> Placement:
+    """A worker on each of several GPUs."""
+    return Placement(
+        workers=workers,
+        use_gpu=True,
+        cpus_per_worker=8.0,
+        zero_stage=zero_stage,
+        micro_batch_tokens=micro_batch_tokens,
+    )
