@@ -27,7 +27,7 @@ from rayembed.data.sources.earlier import RecordsSource
 from rayembed.data.sources.mteb import MtebSource
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.errors import ConfigError
-from rayembed.recipes.data_recipes import dataset_names, get_dataset
+from rayembed.recipes.data_recipes import known_datasets
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def hub():
 
 def config_of(name: str) -> DatasetConfig:
     """As in the catalogue, but nothing of a benchmark is taken out, which would be fetched."""
-    return get_dataset(name).config.model_copy(update={"cleaning": CleaningConfig()})
+    return known_datasets()[name].config.model_copy(update={"cleaning": CleaningConfig()})
 
 
 def converted(config: DatasetConfig, folder: Path, root: str = "") -> DatasetArtifact:
@@ -268,10 +268,10 @@ def family(source: Source) -> tuple[str, ...]:
 
 def test_every_layout_of_the_catalogue_is_converted_here():
     here = {*PAIRS, *CLASSES, "nvembed/bioasq", "nvembed/reddit-s2s-labels", "nvembed/synthetic"}
-    covered = {family(get_dataset(name).config.source) for name in here}
-    for name in dataset_names():
-        source = get_dataset(name).config.source
+    covered = {family(known_datasets()[name].config.source) for name in here}
+    for name, entry in known_datasets().items():
+        source = entry.config.source
         if not isinstance(source, MtebSource):  # below, with mteb's own loader
             # STSBenchmark is laid out as STS12.
             alike = "nvembed/sts12" if name == "nvembed/stsbenchmark" else name
-            assert family(get_dataset(alike).config.source) in covered, name
+            assert family(known_datasets()[alike].config.source) in covered, name

@@ -9,7 +9,7 @@ from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.pipeline.register.licences import base_licence, data_licences
-from rayembed.recipes.data_recipes import get_dataset
+from rayembed.recipes.data_recipes import known_datasets
 from rayembed.registry.card_parts import plain_card
 from rayembed.registry.model_card import hub_name, model_card
 from rayembed.registry.register import DESCRIPTION_CHARACTERS, describe
@@ -315,7 +315,7 @@ def test_licences_come_from_cards_and_from_the_catalogue(tmp_path):
     (tmp_path / "README.md").write_text("# No front matter\n")
     assert base_licence(str(tmp_path)) == ""
     assert base_licence(str(tmp_path / "nothing")) == ""
-    entry = get_dataset("nvembed/fever")
+    entry = known_datasets()["nvembed/fever"]
     values = make_run().model_dump(mode="json")
     fever = entry.config.model_dump(mode="json") | {"name": "pairs"}
     values["data"]["datasets"][0] = fever

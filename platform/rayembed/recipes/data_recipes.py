@@ -10,11 +10,9 @@ from typing import Literal
 
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.data_run import DataRun
-from rayembed.config.settings import nearest
 from rayembed.config.sources import Source
 from rayembed.config.table import NamedTable
 from rayembed.data.sources.pairs import PairsSource
-from rayembed.errors import ConfigError
 
 Layout = Literal["seen", "alike", "remembered", "own"]
 """Evidence for the names of files and columns; none could be tried against the hub itself.
@@ -98,21 +96,11 @@ DATA_RECIPES = NamedTable(
 """All data recipes by name."""
 
 
-def dataset_names() -> tuple[str, ...]:
-    """Names known to `get_dataset`, paper by paper: `nvembed/fever`, …, `cde/bge-fever`."""
-    return tuple(_entries())
-
-
-def get_dataset(name: str) -> Entry:
-    """Entry of a data set.
-
-    Raises:
-        ConfigError: no such data set; the message names the nearest one.
-    """
-    entries = _entries()
-    if name not in entries:
-        raise ConfigError(f"no data set {name!r} in the catalogue; {nearest(name, entries)}")
-    return entries[name]
+@cache
+def known_datasets() -> dict[str, Entry]:
+    """The catalogue: data sets by name, paper by paper: `nvembed/fever`, …, `cde/bge-fever`."""
+    recipes = DATA_RECIPES.members().values()
+    return {entry.name: entry for recipe in recipes for entry in recipe.entries()}
 
 
 def data_recipe_names() -> tuple[str, ...]:
@@ -128,9 +116,3 @@ def get_data_recipe(name: str) -> DataRun:
     """
     datasets = DATA_RECIPES.get(name).datasets()
     return DataRun(name=name, data=DataConfig(datasets=tuple(datasets)))
-
-
-@cache
-def _entries() -> dict[str, Entry]:
-    recipes = DATA_RECIPES.members().values()
-    return {entry.name: entry for recipe in recipes for entry in recipe.entries()}

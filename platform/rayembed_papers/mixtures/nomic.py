@@ -90,5 +90,5 @@ def v2_moe() -> Run:
             ),
         ),
         evaluation=EvaluationConfig(benchmarks=PUBLISHED_SCORES),
-        placement=on_gpus(workers=16, zero_stage=2, micro_batch_tokens=65_536),
+        placement=on_gpus(workers=16, micro_batch_tokens=65_536),
     )

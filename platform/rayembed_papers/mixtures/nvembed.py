@@ -1,6 +1,5 @@
 """Published runs of NV-Embed (arXiv 2405.17428): Table 11, with the data of each row of Table 4."""
 
-from collections.abc import Set
 from functools import partial
 
 from rayembed.config.pooling import LatentAttentionPooling
@@ -46,15 +45,8 @@ def nvembed_v2_public() -> Run:
 
     Weights and steps are those of the whole, in which the three have 5 % of all samples.
     """
-    return without(
-        nvembed_v2(),
-        "nvembed-v2-public",
-        {entry.config.name for entry in entries() if entry.home.layout == "own"},
-    )
-
-
-def without(run: Run, name: str, left_out: Set[str]) -> Run:
-    """The run without some data sets, each stage keeping the weights of the others."""
+    run = nvembed_v2()
+    left_out = {entry.config.name for entry in entries() if entry.home.layout == "own"}
     data = changed(run.data, datasets=[d for d in run.data.datasets if d.name not in left_out])
     stages = [
         changed(
@@ -63,7 +55,7 @@ def without(run: Run, name: str, left_out: Set[str]) -> Run:
         )
         for stage in run.stages
     ]
-    return changed(run, name=name, data=data, stages=stages)
+    return changed(run, name="nvembed-v2-public", data=data, stages=stages)
 
 
 def published(name: str, *, mined: bool, added: bool, synthetic: bool, labels: LabelForm) -> Run:

@@ -1,6 +1,6 @@
 """What all runs of published size share: compared scores, a placement on GPUs."""
 
-from rayembed.config.placement import Placement, ZeroStage
+from rayembed.config.placement import Placement
 
 PUBLISHED_SCORES = ("NanoBEIR",)
 """Benchmarks of runs of published size: minutes beside days of training. The papers' own are set by
@@ -10,7 +10,6 @@ PUBLISHED_SCORES = ("NanoBEIR",)
 def on_gpus(
     *,
     workers: int = 8,
-    zero_stage: ZeroStage = 2,
     micro_batch_tokens: int,
 ) -> Placement:
     """A worker on each of several GPUs."""
@@ -18,6 +17,6 @@ def on_gpus(
         workers=workers,
         use_gpu=True,
         cpus_per_worker=8.0,
-        zero_stage=zero_stage,
+        zero_stage=2,
         micro_batch_tokens=micro_batch_tokens,
     )

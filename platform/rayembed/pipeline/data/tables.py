@@ -15,9 +15,8 @@ from rayembed.pipeline.run.held_out import held_out_set_of
 from rayembed.recipes.data_recipes import (
     Entry,
     data_recipe_names,
-    dataset_names,
     get_data_recipe,
-    get_dataset,
+    known_datasets,
 )
 
 _LAYOUTS = (
@@ -88,8 +87,7 @@ def print_catalogue(out: TextIO) -> None:
     printer = console(out)
     printer.print(Table(["recipe", "data sets"], recipes, title="Data recipes"))
     by_table: dict[str, list[Entry]] = {}
-    for name in dataset_names():
-        entry = get_dataset(name)
+    for entry in known_datasets().values():
         by_table.setdefault(f"{entry.paper.name}, {entry.reference}", []).append(entry)
     for title, entries in by_table.items():
         printer.print(_entries_table(title, entries))

@@ -10,7 +10,7 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.named_benchmarks import benchmark_of
 from rayembed.config.run import Run
 from rayembed.errors import AssetError
-from rayembed.recipes.data_recipes import dataset_names, get_dataset
+from rayembed.recipes.data_recipes import known_datasets
 from rayembed.results.files import TaskFacts
 
 _CARD = "README.md"
@@ -49,8 +49,7 @@ def _data_licence(dataset: DatasetConfig) -> str:
     for path in dataset.source.paths.values():
         if (benchmark := benchmark_of(path)) is not None:
             return benchmark.licence
-    for name in dataset_names():
-        entry = get_dataset(name)
+    for entry in known_datasets().values():
         # By where rows come from: a run may call a data set as it likes.
         if entry.home.layout != "own" and entry.config.source == dataset.source:
             return entry.home.licence
