@@ -16,7 +16,7 @@ import pyarrow as pa
 import xxhash
 
 from rayembed.assets.arrow_files import parquet_bytes
-from rayembed.assets.storage import file_name, join, write_atomic
+from rayembed.assets.storage import join, write_atomic
 from rayembed.config.mining import Overlap
 from rayembed.data.cleaning.bm25 import EvaluationIndex, Match, open_index, write_index
 from rayembed.data.cleaning.evaluation_texts import (
@@ -159,13 +159,11 @@ def find_in_documents(
     return FoundDocuments(hashes, counts, some(result["examples"] for result in results))
 
 
-def drop_overlap(
-    working: str, name: str, config: Overlap, root: str, path: str, execute: Execute
-) -> str:
+def drop_overlap(working: str, name: str, config: Overlap, root: str, path: str) -> str:
     """Write a file again without the rows whose text is or contains an evaluation text.
 
     Args:
-        working: keeps the index, the task's result and the new file.
+        working: keeps the index and the new file.
         name: of the data set, for the log.
         root: where relative paths of files start.
         path: of a Parquet file with a column `text`.
@@ -176,13 +174,16 @@ def drop_overlap(
     Raises:
         AssetError, ConfigError, DataError: the evaluation texts cannot be had.
     """
-    task = DropOverlap(working, _write_texts(working, config, root), config)
-    items = [FileItem(path)]
-    (result,) = run_resumable(working, f"overlap of examples {name}", task, items, execute)
-    log.info(
-        "overlap %s: %d of %d examples are not drawn", name, result["gone"], result["examples_in"]
-    )
-    return join(working, str(result["left"]))
+    index = _index(_write_texts(working, config, root), config)
+    table = read_table(path)
+    found = index.best([[text] for text in table["text"].to_pylist()])
+    left = table.filter(pa.array([match is None for match in found], pa.bool_()))
+    gone = len(table) - len(left)
+    log.info("overlap %s: %d of %d examples are not drawn", name, gone, len(table))
+    content = parquet_bytes(left)
+    new = join(working, f"left-{xxhash.xxh3_128_hexdigest(content)}.parquet")
+    write_atomic(new, content)
+    return new
 
 
 def _write_texts(working: str, config: Overlap, root: str) -> str:
@@ -268,40 +269,6 @@ class FindInDocuments:
         name = f"documents-{item.key}"
         examples = write_removed(self.folder, name, table, SCHEMA_OF_DOCUMENTS)
         return {"found": found, "examples": examples}
-
-
-@dataclass(frozen=True)
-class FileItem:
-    """Work item: one file, whose name tells its content."""
-
-    path: str
-
-    @property
-    def key(self) -> str:
-        """Name of the file."""
-        return file_name(self.path)
-
-
-@dataclass(frozen=True)
-class DropOverlap:
-    """Task: write a file again without the rows whose text is or contains an evaluation text."""
-
-    folder: str
-    index: str
-    config: Overlap
-
-    def __call__(self, item: FileItem) -> Result:
-        """Report `left`, the name of the new file, how many `examples_in` there were and how many
-        of them are `gone`.
-        """
-        index = _index(self.index, self.config)
-        table = read_table(item.path)
-        found = index.best([[text] for text in table["text"].to_pylist()])
-        stays = [match is None for match in found]
-        content = parquet_bytes(table.filter(pa.array(stays, pa.bool_())))
-        name = f"left-{xxhash.xxh3_128_hexdigest(content)}.parquet"
-        write_atomic(join(self.folder, name), content)
-        return {"left": name, "examples_in": len(stays), "gone": stays.count(False)}
 
 
 @dataclass(frozen=True)

@@ -232,85 +232,44 @@ Ranks = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Part, row, number among the part's positives, and rank of each positive of some rows, (n,) int64
 each, row after row."""
 
-_Shown = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Part, row and rank of the first positive of some rows, (n,) int64 each."""
-
-
 def _ranked_parts(
     folder: str, parts: Sequence[Part], positives: Sequence[int], shards: Shards, top_k: int
 ) -> tuple[list[RankedPart], list[Mapping[str, Any]], int]:
     """Parts with what their rows' ranks decide, counts of kept rows for each language, and the
-    number of positives that go from rows that stay.
+    number of positives that go from rows that stay. Five bytes a positive are in memory.
 
     Args:
         positives: number of positives of each part.
     """
-    decided = _Decided(parts, positives, top_k)
+    starts = np.cumsum([0, *positives])
+    ranks = np.zeros(starts[-1], dtype=np.int32)
+    first = np.zeros(starts[-1], dtype=np.bool_)
     counted: dict[Language, tuple[int, int]] = {}
+    lost = 0
     for number, language in enumerate(shards.languages):
-        rows, kept = decided.add(*read_ranks(folder, number))
-        before, kept_before = counted.get(language, (0, 0))
-        counted[language] = before + rows, kept_before + kept
+        part, row, text, rank = read_ranks(folder, number)
+        place = starts[part] + text
+        ranks[place] = rank
+        begins = np.flatnonzero(
+            (np.diff(part, prepend=NOT_THERE) != 0) | (np.diff(row, prepend=NOT_THERE) != 0)
+        )
+        first[place[begins]] = True
+        left = np.add.reduceat(rank <= top_k, begins, dtype=np.int64)
+        lost += int((np.diff(begins, append=len(rank)) - left)[left > 0].sum())
+        rows, kept = counted.get(language, (0, 0))
+        counted[language] = rows + len(begins), kept + int((left > 0).sum())
+    assert ranks.all(), "a row is in no shard"
     shares: list[Mapping[str, Any]] = [
         {"language": language, "rows": rows, "kept": kept, "share": round(kept / rows, 4)}
         for language, (rows, kept) in counted.items()
     ]
-    return decided.ranked_parts(), shares, decided.lost
-
-
-class _Decided:
-    """What ranks decide: a bit for each positive of all parts, whose rows are in all shards."""
-
-    def __init__(self, parts: Sequence[Part], positives: Sequence[int], top_k: int) -> None:
-        self._parts, self._top_k = parts, top_k
-        self._positives = np.array(positives, dtype=np.int64)
-        self._starts = np.concatenate([[0], np.cumsum(-(-self._positives // 8))])
-        self._stays = np.zeros(self._starts[-1], dtype=np.uint8)
-        self._found, none = np.zeros_like(self._positives), np.empty(0, dtype=np.int64)
-        self._shown: _Shown = none, none, none
-        self.lost = 0
-        """Number of positives that go from rows that stay."""
-
-    def add(
-        self, part: np.ndarray, row: np.ndarray, text: np.ndarray, rank: np.ndarray
-    ) -> tuple[int, int]:
-        """Add a shard's ranks, as of `read_ranks`; its rows, and those of them that stay."""
-        self._found += np.bincount(part, minlength=len(self._parts))
-        best = rank <= self._top_k
-        kept_text = text[best]
-        bits = (128 >> kept_text % 8).astype(np.uint8)
-        np.bitwise_or.at(self._stays, self._starts[part[best]] + kept_text // 8, bits)
-        first = np.flatnonzero(
-            (np.diff(part, prepend=NOT_THERE) != 0) | (np.diff(row, prepend=NOT_THERE) != 0)
-        )
-        positives = np.diff(first, append=len(rank))
-        left = np.bincount(np.repeat(np.arange(len(first)), positives)[best], minlength=len(first))
-        self.lost += int((positives - left)[left > 0].sum())
-        gone = first[left == 0]
-        self._shown = _first_of_parts(self._shown, (part[gone], row[gone], rank[gone]))
-        return len(first), len(first) - len(gone)
-
-    def ranked_parts(self) -> list[RankedPart]:
-        """The parts with what was decided."""
-        assert (self._found == self._positives).all(), "a row is in no shard"
-        part, _, rank = self._shown
-        bounds = np.searchsorted(part, np.arange(len(self._parts) + 1))
-        return [
-            RankedPart(one, self._stays[first:stop], tuple(rank[low:high].tolist()))
-            for one, (first, stop), (low, high) in zip(
-                self._parts, pairwise(self._starts), pairwise(bounds), strict=True
-            )
-        ]
-
-
-def _first_of_parts(*several: _Shown) -> _Shown:
-    """As many first rows of each part as are shown, in the order of parts and rows."""
-    of_part, row, rank = (np.concatenate(column) for column in zip(*several, strict=True))
-    order = np.lexsort((row, of_part))
-    of_part = of_part[order]
-    place = np.arange(len(of_part)) - np.searchsorted(of_part, of_part)
-    first = place < _EXAMPLES_OF_PART
-    return of_part[first], row[order[first]], rank[order[first]]
+    ranked = []
+    for one, (start, stop) in zip(parts, pairwise(starts), strict=True):
+        own, begins = ranks[start:stop], np.flatnonzero(first[start:stop])
+        stays = own <= top_k
+        gone = begins[np.add.reduceat(stays, begins, dtype=np.int64) == 0][:_EXAMPLES_OF_PART]
+        ranked.append(RankedPart(one, np.packbits(stays), tuple(own[gone].tolist())))
+    return ranked, shares, lost
 
 
 BINS = (1, 2, 3, 5, 10, 20, 50, 100)

@@ -89,7 +89,7 @@ class Conversion:
         if overlap is None:
             return path
         working, root = self.writer.working_folder, self.context.root
-        return drop_overlap(working, name, overlap, root, path, self.context.execute)
+        return drop_overlap(working, name, overlap, root, path)
 
     def _run(self, folder: str, what: str, task: Task, items: Sequence[WorkItem]) -> list[Result]:
         from rayembed.data.engine.work_items import run_resumable
