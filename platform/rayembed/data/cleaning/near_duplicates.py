@@ -18,7 +18,7 @@ on the number of parts nor on the rows' order.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from rayembed.data.engine.shuffle import Bucket
 from rayembed.data.engine.work_items import Execute, run_resumable
 from rayembed.data.plan.scratch import mapped, scratch_folder
 
-BYTES_OF_A_ROW = 40
+BYTES_OF_A_ROW = 32
 """Bytes of scratch for each row of the data set, where all of them are similar to another."""
 
 
@@ -86,16 +86,7 @@ def removed_rows(
     # As distances, so that zeros, which take no room, say that a row is by itself.
     above = mapped(scratch / "above", rows, small)
     for chunk in chunks():
-        _join(above, chunk.pairs)
-    # By root, the position of the row that stays; one more than it, so that zero is none.
-    stays = mapped(scratch / "stays", rows, small)
-    for chunk in chunks():
-        nodes = np.unique(chunk.pairs)
-        root = _roots(above, nodes)
-        known = stays[root].astype(np.int64) - 1
-        either = np.concatenate([nodes, known[known >= 0]])
-        roots, best = _first_of(np.concatenate([root, root[known >= 0]]), id_hash, either)
-        stays[roots] = best + 1
+        _join(above, chunk.pairs, id_hash)
     goes = mapped(scratch / "goes", rows, np.bool_)
     similarity = mapped(scratch / "similarity", rows, np.float32)
     other = mapped(scratch / "other", rows, small)
@@ -108,7 +99,7 @@ def removed_rows(
         alike = chunk.similarity[number]
         order = np.lexsort((beside, id_hash[beside], -alike, row))
         order = order[np.diff(row[order], prepend=-1) != 0]
-        order = order[stays[_roots(above, row[order])] - 1 != row[order]]
+        order = order[_roots(above, row[order]) != row[order]]
         here, there = row[order], beside[order]
         known, ids = other[here], id_hash[there]
         # Equal ones are told by (id hash, position), as within a chunk.
@@ -124,20 +115,23 @@ def removed_rows(
     return Removed(positions, task[positions], pair[positions], side[positions])
 
 
-def _join(above: np.ndarray, pairs: np.ndarray) -> None:
-    """Join the components of each pair: union-find, many pairs at a time."""
+def _join(above: np.ndarray, pairs: np.ndarray, id_hash: np.ndarray) -> None:
+    """Join the components of each pair: union-find, many pairs at a time.
+
+    The root of a component is its row of the lowest id hash.
+    """
     first, second = pairs[:, 0], pairs[:, 1]
     while len(first):
         roots = np.stack([_roots(above, first), _roots(above, second)])
         apart = roots[0] != roots[1]
-        high, low = roots.max(0)[apart], roots.min(0)[apart]
+        first, second, roots = first[apart], second[apart], roots[:, apart]
+        low, high = np.take_along_axis(roots, np.lexsort((roots, id_hash[roots]), axis=0), 0)
         # A root that several pairs would hang elsewhere goes to one of them; the others come again.
         above[high] = high - low
-        first, second = first[apart], second[apart]
 
 
 def _roots(above: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """(m,) int64 lowest known row of each row's component, which then is above it directly."""
+    """(m,) int64 known root of each row's component, which then is above it directly."""
     root = rows - above[rows]
     while True:
         higher = root - above[root]
@@ -146,13 +140,6 @@ def _roots(above: np.ndarray, rows: np.ndarray) -> np.ndarray:
         root = higher
     above[rows] = rows - root
     return np.asarray(root, np.int64)
-
-
-def _first_of(group: np.ndarray, id_hash: np.ndarray, rows: np.ndarray) -> tuple[Any, Any]:
-    """Each group once, and its row of the lowest id hash."""
-    order = np.lexsort((rows, id_hash[rows], group))
-    order = order[np.diff(group[order], prepend=-1) != 0]
-    return group[order], rows[order]
 
 
 log = logging.getLogger(__name__)

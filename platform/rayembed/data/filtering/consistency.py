@@ -232,6 +232,7 @@ Ranks = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Part, row, number among the part's positives, and rank of each positive of some rows, (n,) int64
 each, row after row."""
 
+
 def _ranked_parts(
     folder: str, parts: Sequence[Part], positives: Sequence[int], shards: Shards, top_k: int
 ) -> tuple[list[RankedPart], list[Mapping[str, Any]], int]:
