@@ -16,16 +16,15 @@ import numpy as np
 import xxhash
 
 from rayembed.assets.array_files import load_arrays, save_arrays
-from rayembed.assets.hub_client import limit_hub
 from rayembed.assets.storage import below, file_name, join, read_bytes
 from rayembed.config.mining import Containment
 from rayembed.config.settings import nearest
 from rayembed.config.types import has_content
-from rayembed.data.cleaning.signatures import GRAM_FACTOR, hashed_words
+from rayembed.data.cleaning.signatures import grams_of_lengths, hashed_words, windows
 from rayembed.data.engine.parts import remedy
-from rayembed.data.hashes import mixed
 from rayembed.data.sources.cells import is_unicode
 from rayembed.data.sources.files import list_pieces
+from rayembed.data.sources.mteb_tasks import load_data, loading_errors
 from rayembed.data.sources.rows import BadRow, lines_of, read_rows
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError, StorageError
 
@@ -84,16 +83,10 @@ def read_texts(source: TextSource) -> Iterator[str]:
     if source.task is None:
         yield from _texts_of_file(source)
         return
-    import httpx
-    from mteb.abstasks.retrieval import AbsTaskRetrieval
-
     task = source.task
     try:
-        limit_hub()
-        task.load_data()
-        if isinstance(task, AbsTaskRetrieval):
-            task.convert_v1_dataset_format_to_v2(num_proc=None)
-    except (OSError, ValueError, KeyError, httpx.HTTPError) as error:
+        load_data(task)
+    except loading_errors() as error:
         raise AssetError(
             f"cleaning.overlap.tasks: cannot load the data of the mteb task {source.name!r}: "
             f"{error}. Check the network or HF_ENDPOINT, or give its texts as a file"
@@ -232,21 +225,18 @@ class Grams:
 
 def grams_of(texts: Sequence[str], settings: Containment) -> Grams:
     """N-grams by which benchmark texts are found."""
-    found, places, seen = [np.empty(0, np.uint64)], [np.empty(0, np.int32)], set[int]()
+    found, places, lengths = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], set[int]()
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         hashes, counts = _hashed(texts[start : start + _TEXTS_AT_ONCE])
         taken = np.where(counts >= settings.shortest, np.minimum(counts, settings.ngram), 0)
-        of_slice = [int(length) for length in np.unique(taken[taken > 0])]
-        seen.update(of_slice)
-        for length, grams, texts_of in _windows(hashes, counts, of_slice):
-            ours = taken[texts_of] == length
-            found.append(grams[ours])
-            places.append((start + texts_of[ours]).astype(np.int32))
-    lengths = tuple(sorted(seen))
-    all_hashes, all_places = np.concatenate(found), np.concatenate(places)
+        lengths.update(taken[taken > 0].tolist())
+        grams, texts_of = grams_of_lengths(hashes, counts, taken)
+        found.append(grams)
+        places.append(start + texts_of)
+    all_hashes, all_places = np.concatenate(found), np.concatenate(places).astype(np.int32)
     order = np.lexsort((all_places, all_hashes))
     distinct, first = np.unique(all_hashes[order], return_index=True)
-    return Grams(distinct, all_places[order][first], lengths)
+    return Grams(distinct, all_places[order][first], tuple(sorted(lengths)))
 
 
 def write_grams(folder: str, texts: Sequence[str], settings: Containment) -> None:
@@ -299,7 +289,7 @@ class GramIndex:
         hashes, counts = _hashed(texts)
         unset = np.iinfo(np.int64).max
         best = np.full(len(texts), unset)
-        for _, grams, texts_of in _windows(hashes, counts, self.grams.lengths):
+        for _, grams, texts_of in windows(hashes, counts, self.grams.lengths):
             slot = grams >> self._shift
             passing = np.flatnonzero(self._filter[slot >> np.uint64(3)] & _bit(slot))
             wanted = grams[passing]
@@ -314,7 +304,7 @@ def share_contained(text: str, benchmark_text: str, settings: Containment) -> fl
     """Share of a benchmark text's distinct n-grams that a text has."""
     wanted = grams_of([benchmark_text], settings)
     hashes, counts = _hashed([text])
-    found = [grams for _, grams, _ in _windows(hashes, counts, wanted.lengths)]
+    found = [grams for _, grams, _ in windows(hashes, counts, wanted.lengths)]
     if not found:
         return 0.0
     return float(np.isin(wanted.hashes, np.concatenate(found)).mean())
@@ -327,27 +317,3 @@ def _hashed(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 def _bit(slot: np.ndarray) -> np.ndarray:
     return np.left_shift(np.uint8(1), (slot & np.uint64(7)).astype(np.uint8))
-
-
-def _windows(
-    hashes: np.ndarray, counts: np.ndarray, lengths: Sequence[int]
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """For each length, the hashes of all n-grams that lie within a text, and the text of each.
-
-    Args:
-        hashes: (words,) uint64 of all texts' words.
-        counts: (texts,) words of each text.
-        lengths: words of an n-gram, ascending.
-    """
-    text = np.repeat(np.arange(len(counts)), counts)
-    left = np.repeat(np.cumsum(counts), counts) - np.arange(len(hashes))
-    combined, done = np.zeros(len(hashes), dtype=np.uint64), 0
-    for length in lengths:
-        with np.errstate(over="ignore"):
-            for place in range(done, length):
-                # What begins too near the end of all texts is cut away.
-                there = max(len(hashes) - place, 0)
-                combined = combined[:there] * GRAM_FACTOR + hashes[place:]
-        done = length
-        inside = left[: len(combined)] >= length
-        yield length, mixed(combined[inside]), text[: len(combined)][inside]

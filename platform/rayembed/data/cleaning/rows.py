@@ -86,6 +86,10 @@ def drawn(id_hash: np.ndarray, keep: np.ndarray, num_samples: int | None, seed: 
     """(n,) bool mask of a sample of `num_samples` kept rows, drawn by a hash of seed and id.
 
     The sample is independent of the order of rows; all rows if there are no more.
+
+    Args:
+        id_hash: (n,) int64, which differ among the kept rows.
+        keep: (n,) bool.
     """
     left = int(keep.sum())
     if num_samples is None or left <= num_samples:
@@ -96,14 +100,10 @@ def drawn(id_hash: np.ndarray, keep: np.ndarray, num_samples: int | None, seed: 
 
     cuts = [slice(n, n + _ROWS_AT_ONCE) for n in range(0, len(keep), _ROWS_AT_ONCE)]
     last = np.uint64(nth_smallest(lambda: map(keys_of, cuts), num_samples))
-    chosen, smaller, equal = keep.copy(), 0, [np.empty(0, np.int64)]
+    chosen = keep.copy()
     for some in cuts:
-        rows, keys = some.start + np.flatnonzero(keep[some]), keys_of(some)
-        chosen[rows[keys >= last]] = False
-        smaller += int((keys < last).sum())
-        equal.append(rows[keys == last])
-    # Of equal keys the first ones, as many as there is room for.
-    chosen[np.concatenate(equal)[: num_samples - smaller]] = True
+        rows = some.start + np.flatnonzero(keep[some])
+        chosen[rows[keys_of(some) > last]] = False
     return chosen
 
 

@@ -5,7 +5,7 @@ of their n-grams, and one of b bands with 1 - (1 - s^r)^b (Leskovec, Rajaraman, 
 Massive Datasets, section 3.4). N-grams of words are hashed (shingles).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -213,18 +213,28 @@ def shingles_of_rows(rows: Sequence[Sequence[str]], ngram: int) -> Shingles:
 def shingles(texts: Sequence[str], ngram: int) -> Shingles:
     """All word n-grams of each text; a text with fewer words is a single n-gram."""
     hashes, counts = hashed_words(texts)
-    grams = np.maximum(counts - ngram + 1, 1)
-    first = np.concatenate([[0], np.cumsum(grams)])
-    start = np.cumsum(counts) - counts
-    # The word in which each n-gram starts, and of how many words it is.
-    begin = np.repeat(start - first[:-1], grams) + np.arange(first[-1])
-    length = np.repeat(np.minimum(counts, ngram), grams)
-    combined = np.zeros(len(begin), dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for place in range(ngram):
-            inside = place < length
-            combined[inside] = combined[inside] * GRAM_FACTOR + hashes[begin[inside] + place]
-    return Shingles(mixed(combined), first)
+    grams, text = grams_of_lengths(hashes, counts, np.minimum(counts, ngram))
+    order = np.argsort(text, kind="stable")
+    return Shingles(grams[order], np.searchsorted(text[order], np.arange(len(texts) + 1)))
+
+
+def grams_of_lengths(
+    hashes: np.ndarray, counts: np.ndarray, wanted: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes of each text's n-grams, and the text of each, in its order within a text.
+
+    Args:
+        hashes: (words,) uint64 of all texts' words.
+        counts: (texts,) words of each text.
+        wanted: (texts,) words of its n-grams; 0: it has none.
+    """
+    grams, texts = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+    lengths = np.unique(wanted[wanted > 0]).tolist()
+    for length, found, text in windows(hashes, counts, lengths):
+        ours = wanted[text] == length
+        grams.append(found[ours])
+        texts.append(text[ours])
+    return np.concatenate(grams), np.concatenate(texts)
 
 
 def hashed_words(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -239,3 +249,27 @@ def hashed_words(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     by_code = np.array([text_hash(word) for word in known], dtype=np.int64).view(np.uint64)
     hashes = by_code[np.array(codes, dtype=np.int64)]
     return hashes, np.array([len(found) for found in split], dtype=np.int64)
+
+
+def windows(
+    hashes: np.ndarray, counts: np.ndarray, lengths: Sequence[int]
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """For each length, the hashes of all n-grams that lie within a text, and the text of each.
+
+    Args:
+        hashes: (words,) uint64 of all texts' words.
+        counts: (texts,) words of each text.
+        lengths: words of an n-gram, ascending.
+    """
+    text = np.repeat(np.arange(len(counts)), counts)
+    left = np.repeat(np.cumsum(counts), counts) - np.arange(len(hashes))
+    combined, done = np.zeros(len(hashes), dtype=np.uint64), 0
+    for length in lengths:
+        with np.errstate(over="ignore"):
+            for place in range(done, length):
+                # What begins too near the end of all texts is cut away.
+                there = max(len(hashes) - place, 0)
+                combined = combined[:there] * GRAM_FACTOR + hashes[place:]
+        done = length
+        inside = left[: len(combined)] >= length
+        yield length, mixed(combined[inside]), text[: len(combined)][inside]

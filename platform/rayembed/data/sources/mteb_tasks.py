@@ -175,21 +175,14 @@ def _task(of: SplitOfTask) -> Any:
 
 @lru_cache(maxsize=1)
 def _loaded(of: SplitOfTask) -> Any:
-    import httpx
-    from mteb.abstasks.retrieval import AbsTaskRetrieval
-
     name, split, _ = of
     task = _task(of)
     try:
-        if isinstance(task, AbsTaskRetrieval):
-            _check_judgements(task, name, split)
-        limit_hub()
-        task.load_data()
-        if isinstance(task, AbsTaskRetrieval):
-            task.convert_v1_dataset_format_to_v2(num_proc=None)
+        _check_judgements(task, name, split)
+        load_data(task)
     except ConfigError:
         raise
-    except (OSError, ValueError, KeyError, httpx.HTTPError) as error:
+    except loading_errors() as error:
         raise DataError(
             f"mteb cannot load split {split!r} of its task {name!r} "
             f"({type(error).__name__}): {error}"
@@ -199,6 +192,27 @@ def _loaded(of: SplitOfTask) -> Any:
         if split not in splits:
             _refuse(name, hf_subset, split, list(splits))
     return task
+
+
+def load_data(task: Any) -> None:
+    """Load the data of an mteb task in mteb's present form.
+
+    Raises:
+        OSError, ValueError, KeyError, httpx.HTTPError: it cannot; see `loading_errors`.
+    """
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+
+    limit_hub()
+    task.load_data()
+    if isinstance(task, AbsTaskRetrieval):
+        task.convert_v1_dataset_format_to_v2(num_proc=None)
+
+
+def loading_errors() -> tuple[type[Exception], ...]:
+    """Errors of `load_data`."""
+    import httpx
+
+    return (OSError, ValueError, KeyError, httpx.HTTPError)
 
 
 def _check_judgements(task: Any, name: str, split: str) -> None:
