@@ -6,7 +6,7 @@ import pytest
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
-from rayembed.data.sources.building import record_of
+from rayembed.data.sources.file_rows import record_of
 from rayembed.data.words import normalised_hash, same_text_form, without_copies, words
 
 

@@ -191,11 +191,15 @@ def _check_lists(table: pa.Table) -> None:
     """Raise where lists of negatives are texts, as pandas reads them from a CSV."""
     cells = table["negatives"].to_pylist() if "negatives" in table.column_names else []
     for number, text in enumerate(cells):
-        if isinstance(text, str) and looks_like_list(text):
-            raise DataError(
-                f"row {number}: 'negatives' is {_shown(text)}, a list that was written as a text; "
-                "read it first, by json.loads or ast.literal_eval"
-            )
+        _check_is_no_list(text, number)
+
+
+def _check_is_no_list(item: Any, number: int) -> None:
+    if isinstance(item, str) and looks_like_list(item):
+        raise DataError(
+            f"row {number}: the negatives are {_shown(item)}, a list that was written as a text; "
+            "read it first, by json.loads or ast.literal_eval"
+        )
 
 
 def _is_number(value: Any) -> bool:
@@ -203,11 +207,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _texts(item: Any, number: int) -> list[str]:
-    if isinstance(item, str) and looks_like_list(item):
-        raise DataError(
-            f"row {number}: the negatives are {_shown(item)}, a list that was written as a text; "
-            "read it first, by json.loads or ast.literal_eval"
-        )
+    _check_is_no_list(item, number)
     texts = [item] if isinstance(item, str) else item
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise DataError(f"row {number}: negatives are texts or a list of texts, not {_shown(item)}")

@@ -20,9 +20,8 @@ from rayembed.data.engine.parts import Part, write_part
 from rayembed.data.engine.work_items import EXAMPLES_KEPT
 from rayembed.data.hashes import seeded_hash, text_hash
 from rayembed.data.records import Record
-from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, text_in
-from rayembed.data.sources.file_rows import ResolvedDataset
+from rayembed.data.sources.file_rows import ResolvedDataset, record_of
 from rayembed.data.sources.rows import BadRow, read_rows
 from rayembed.errors import DataError
 from rayembed_extras.synthesis.answers import RejectedAnswer, json_objects, no_json, normalised

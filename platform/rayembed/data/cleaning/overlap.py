@@ -234,14 +234,15 @@ class FindOverlap:
             result["contained"] = sum(row["reason"] == CONTAINED for row in listed)
         if self.config.negatives:
             rest = sorted(set(range(rows)).difference(gone))
-            given = [(row, n["text"]) for row in rest for n in records[row]["negatives"] or ()]
-            matches = index.best([[text] for _, text in given])
-            places = [
-                place for row in rest for place in range(len(records[row]["negatives"] or ()))
+            given = [
+                (row, place, negative["text"])
+                for row in rest
+                for place, negative in enumerate(records[row]["negatives"] or ())
             ]
+            matches = index.best([[text] for *_, text in given])
             result["negatives"] = [
                 [int(chosen[row]), place]
-                for (row, _), place, match in zip(given, places, matches, strict=True)
+                for (row, place, _), match in zip(given, matches, strict=True)
                 if match is not None
             ]
         return result

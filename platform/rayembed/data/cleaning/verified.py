@@ -16,7 +16,7 @@ from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.rows import NEAR_DUPLICATE, shown, write_removed
 from rayembed.data.cleaning.signatures import grams_of, sides
 from rayembed.data.engine.exchange import Buckets, Sent
-from rayembed.data.engine.parts import Part, read_table, remedy
+from rayembed.data.engine.parts import PartItem, read_table, remedy
 from rayembed.data.engine.shuffle import Bucket
 from rayembed.data.engine.work_items import Result
 
@@ -51,18 +51,12 @@ def _compared_path(folder: str, number: int) -> str:
 
 
 @dataclass(frozen=True)
-class CandidatePart:
+class CandidatePart(PartItem):
     """Work item: a part whose rows some tasks want."""
 
-    part: Part
     number: int
     first: int
     """Global position of the part's first row."""
-
-    @property
-    def key(self) -> str:
-        """Content hash of the part."""
-        return self.part.digest
 
 
 @dataclass(frozen=True)

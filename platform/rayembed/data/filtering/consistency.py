@@ -140,19 +140,13 @@ def _filter(
 
 
 @dataclass(frozen=True)
-class RankedPart:
+class RankedPart(PartItem):
     """Part with what the ranks of its rows' positives decide."""
 
-    part: Part
     stays: np.ndarray
     """uint8, a bit for each positive as of `np.packbits`: whether it is among the best."""
     shown: tuple[int, ...]
     """Ranks of the first positives of the first rows that go, as many as are shown."""
-
-    @property
-    def key(self) -> str:
-        """Content hash of the part; ranks follow from it and the folder's inputs."""
-        return self.part.digest
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from rayembed.data.engine.exchange import Buckets, Sent
 from rayembed.data.engine.index import read_column
-from rayembed.data.engine.parts import Part, PartItem, read_table
+from rayembed.data.engine.parts import PartItem, read_table
 from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import seeded_keys
 from rayembed.data.vectors.embed import Vectors
@@ -65,16 +65,10 @@ class CountLanguages:
 
 
 @dataclass(frozen=True)
-class NumberedPart:
+class NumberedPart(PartItem):
     """Work item: a part and its number among all."""
 
-    part: Part
     number: int
-
-    @property
-    def key(self) -> str:
-        """Content hash of the part."""
-        return self.part.digest
 
 
 _DOCUMENT = -1

@@ -26,11 +26,11 @@ from rayembed.data.engine.shuffle import Bucket, Scatter, bucket_of
 from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import text_hash
 from rayembed.data.records import reject_reason
-from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
+from rayembed.data.sources.file_rows import record_of
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import BadRow, read_rows
-from rayembed.data.sources.tasks import HeldOut, RecordWriter
+from rayembed.data.sources.tasks import HeldOut, RecordWriter, converted
 
 NO_QUERY = "query is not among the queries"
 NO_DOCUMENT = "document is not in the corpus"
@@ -83,15 +83,11 @@ class ScatterJudgements:
         writer = RecordWriter(shared.folder)
         scatter = Scatter(join(shared.scattered, "judgements"), _JUDGEMENTS, shared.buckets)
         needed: set[tuple[int, int]] = set()
-        for row in read_rows(item, self.columns):
-            if isinstance(row, BadRow):
-                writer.reject(row.reason, row.shown)
+        for row, judged in converted(item, self.columns, lambda row: self.judgement(row.values)):
+            if isinstance(judged, str):
+                writer.reject(judged, row.shown)
                 continue
-            try:
-                query, document = self.judgement(row.values)
-            except RowError as problem:
-                writer.reject(str(problem), row.values)
-                continue
+            query, document = judged
             bucket = bucket_of(query, shared.buckets)
             needed.add((text_hash(document), bucket))
             told = {"query": query, "document": document, "origin": row.origin}

@@ -22,10 +22,8 @@ from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.data.engine.parts import read_table
 from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import seeded_hash
-from rayembed.data.sources.cells import RowError
 from rayembed.data.sources.files import FilePiece
-from rayembed.data.sources.rows import Row, read_rows
-from rayembed.data.sources.tasks import HeldOut
+from rayembed.data.sources.tasks import HeldOut, converted
 from rayembed.data.words import normalised_hash
 
 TextAndClass = Callable[[Mapping[str, Any]], tuple[str, str]]
@@ -36,21 +34,11 @@ _SCHEMA = pa.schema([("class", pa.string()), ("hash", pa.uint64()), ("text", pa.
 _TRIES_PER_NEGATIVE = 10
 
 
-@dataclass(frozen=True)
-class ExampleFiles:
-    """Paths of the example pool that classification records are sampled from."""
-
-    pool: str = ""
-    """Path of the examples."""
-    further: str = ""
-    """Path of additional classes of the examples; empty if none are known."""
-
-
 class _Hashes:
     """Hashes grouped by class, in a table sorted by class and hash."""
 
     def __init__(self, table: pa.Table) -> None:
-        self._hashes = table["hash"].to_numpy()
+        self.hashes = table["hash"].to_numpy()
         found = table["class"].to_pylist()
         self.of_class = {
             name: range(bisect_left(found, name), bisect_right(found, name))
@@ -61,11 +49,7 @@ class _Hashes:
     def has(self, name: str, wanted: int) -> bool:
         """Whether the class has the hash."""
         rows = self.of_class.get(name, range(0))
-        return _among(self._hashes[rows.start : rows.stop], wanted)
-
-    def distinct(self) -> np.ndarray:
-        """(n,) uint64 distinct hashes of all classes, sorted."""
-        return np.unique(self._hashes)
+        return _among(self.hashes[rows.start : rows.stop], wanted)
 
 
 class Examples:
@@ -109,7 +93,7 @@ class Examples:
 
     def hashes(self) -> np.ndarray:
         """(n,) uint64 hashes of all examples, sorted."""
-        return self._kept.distinct()
+        return np.unique(self._kept.hashes)
 
 
 @dataclass(frozen=True)
@@ -128,13 +112,10 @@ class CollectExamples:
         """Report `pool`, the name of a Parquet file in the folder."""
         smallest: dict[str, dict[int, str]] = {}
         limit = self.limit
-        for row in read_rows(item, self.columns):
-            if not isinstance(row, Row):
+        for _, made in converted(item, self.columns, lambda row: self.text_and_class(row.values)):
+            if isinstance(made, str):
                 continue
-            try:
-                text, name = self.text_and_class(row.values)
-            except RowError:
-                continue
+            text, name = made
             if normalised_hash(text) in self.held_out.texts:
                 continue
             kept = smallest.setdefault(name, {})
@@ -167,16 +148,13 @@ class FindFurtherClasses:
 
     def __call__(self, item: FilePiece) -> Result:
         """Report `further`, the name of a Parquet file in the folder, no larger than the pool."""
-        examples = open_examples(ExampleFiles(self.pool), self.seed, ())
+        examples = open_examples(self.pool, "", self.seed, ())
         kept = examples.hashes()
         found: set[tuple[str, int]] = set()
-        for row in read_rows(item, self.columns):
-            if not isinstance(row, Row):
+        for _, made in converted(item, self.columns, lambda row: self.text_and_class(row.values)):
+            if isinstance(made, str):
                 continue
-            try:
-                text, name = self.text_and_class(row.values)
-            except RowError:
-                continue
+            text, name = made
             place = _place(self.seed, text)
             if _among(kept, place) and not examples.keeps(name, text):
                 found.add((name, place))
@@ -206,12 +184,14 @@ def merge_further(folder: str, names: Sequence[str]) -> str:
 
 
 @lru_cache(maxsize=2)
-def open_examples(files: ExampleFiles, seed: int, names: tuple[str, ...]) -> Examples:
-    """Open the example pool written by `merge_examples` and `merge_further`, with the class names
-    of the settings.
+def open_examples(pool: str, further: str, seed: int, names: tuple[str, ...]) -> Examples:
+    """Open the example pool with the class names of the settings.
+
+    Args:
+        pool: path that `merge_examples` gave.
+        further: path that `merge_further` gave; empty if no additional classes are known.
     """
-    further = read_table(files.further) if files.further else None
-    return Examples(read_table(files.pool), seed, names, further)
+    return Examples(read_table(pool), seed, names, read_table(further) if further else None)
 
 
 def example_of(examples: Examples, name: str, text: str, key: str) -> str | None:

@@ -11,14 +11,12 @@ from pydantic import Field, PositiveInt
 from rayembed.config.sources import Column
 from rayembed.config.types import has_content
 from rayembed.data.records import Record
-from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
-from rayembed.data.sources.file_rows import Conversion, NamedRows
+from rayembed.data.sources.file_rows import Conversion, NamedRows, record_of
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
     from rayembed.data.engine.work_items import Result
-    from rayembed.data.sources.class_examples import ExampleFiles
     from rayembed.data.sources.rows import Row
 
 LabelForm = Literal["example", "label"]
@@ -80,8 +78,8 @@ class ClassesSource(NamedRows):
             find = tasks.FindFurtherClasses(folder, *read, pool, seed)
             found = conversion.prepare("classes", find, pieces)
             further = tasks.merge_further(folder, [one["further"] for one in found])
-        files = tasks.ExampleFiles(pool, further)
-        return self.convert_rows(conversion, _DrawRecord(self, conversion.dataset, files, seed))
+        draw = _DrawRecord(self, conversion.dataset, pool, further, seed)
+        return self.convert_rows(conversion, draw)
 
     def text_and_class(self, row: Mapping[str, Any]) -> tuple[str, str]:
         """Text and class name of a row.
@@ -107,7 +105,8 @@ class _DrawRecord:
 
     source: ClassesSource
     dataset: DatasetConfig
-    files: ExampleFiles
+    pool: str
+    further: str
     seed: int
 
     def __call__(self, row: Row) -> list[Record]:
@@ -119,7 +118,8 @@ class _DrawRecord:
         )
 
         source, values = self.source, row.values
-        examples = open_examples(self.files, self.seed, tuple(sorted(source.names.values())))
+        names = tuple(sorted(source.names.values()))
+        examples = open_examples(self.pool, self.further, self.seed, names)
         text, name = source.text_and_class(values)
         language = text_in(values, source.language) if source.language else None
         key = f"{self.dataset.name}/{text}"  # another data set draws other examples

@@ -9,6 +9,7 @@ them into TSV, too, and are known by all cells of the file that begin with one.
 """
 
 import csv
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
@@ -234,20 +235,7 @@ def _unread(lines: _Lines, sign: str, error: str) -> str:
 
 def _open_quote(text: str, sign: str) -> int | None:
     """Index of the first quote that opens a cell and does not close at the end of it."""
-    place = 0
-    while place < len(text):
-        if text[place] == '"':
-            opened, place = place, _closing(text, place + 1)
-            if place < 0 or text[place + 1 : place + 2] not in ("", sign, "\r", "\n"):
-                return opened
-        place = text.find(sign, place) + 1
-        if not place:
-            return None
-    return None
-
-
-def _closing(text: str, place: int) -> int:
-    """Index of the next quote that is not doubled; -1 without one."""
-    while (place := text.find('"', place)) >= 0 and text[place + 1 : place + 2] == '"':
-        place += 2
-    return place
+    end = re.escape(sign)
+    quoted = rf'"(?:[^"]++|"")*+"(?={end}|[\r\n]|\Z)'
+    found = re.match(rf'(?:(?:{quoted}|(?!"))[^{end}]*+{end})*+(?!{quoted})(?=")', text)
+    return None if found is None else found.end()

@@ -15,7 +15,7 @@ from rayembed.errors import ArtifactError, DataError, StorageError
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
     from rayembed.data.engine.artifacts import DatasetArtifact
-    from rayembed.data.engine.parts import Part
+    from rayembed.data.engine.parts import PartItem
     from rayembed.data.engine.work_items import Result
     from rayembed.data.sources.tasks import HeldOut
 
@@ -58,11 +58,13 @@ class RecordsSource(Source):
 
     def convert(self, conversion: Conversion) -> list[Result]:
         """Copy the records of every part."""
+        from rayembed.data.engine.parts import PartItem
+
         folder = conversion.writer.parts_folder
         take = TakeRecords(
             folder, conversion.dataset, conversion.held_out, indexed=conversion.indexed
         )
-        items = [EarlierPart(part) for part in self._opened().parts]
+        items = [PartItem(part) for part in self._opened().parts]
         return conversion.run("records", take, items)
 
     def held_out_folder(self) -> str | None:
@@ -92,18 +94,6 @@ class RecordsSource(Source):
 
 
 @dataclass(frozen=True)
-class EarlierPart:
-    """Work item: a part of the earlier job."""
-
-    part: Part
-
-    @property
-    def key(self) -> str:
-        """Content hash of the part."""
-        return self.part.digest
-
-
-@dataclass(frozen=True)
 class TakeRecords:
     """Task: copy a part's records into this data set.
 
@@ -117,7 +107,7 @@ class TakeRecords:
     indexed: bool = False
     """Whether an index of the rows is written."""
 
-    def __call__(self, item: EarlierPart) -> Result:
+    def __call__(self, item: PartItem) -> Result:
         """Report `parts`, counts and examples of rejected records."""
         from rayembed.data.engine.parts import read_records
         from rayembed.data.sources.tasks import RecordWriter

@@ -17,13 +17,11 @@ def missing(path: str) -> str:
         return "no such file, folder or prefix"
     if here.is_symlink():
         try:
-            here.resolve(strict=True)
+            here.stat()
         except OSError as error:
             circle = error.errno == errno.ELOOP
             leads = "in a circle" if circle else f"to {str(here.readlink())!r}, which is not there"
             return f"it is a symbolic link that leads {leads}"
-        except RuntimeError:  # until Python 3.12
-            return "it is a symbolic link that leads in a circle"
     folder = here.absolute().parent
     if not folder.is_dir():
         there = f"no such file, and the folder {str(folder)!r} is not there either"

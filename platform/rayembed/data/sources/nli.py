@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rayembed.config.sources import Column
-from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
-from rayembed.data.sources.file_rows import Conversion, FileRows
+from rayembed.data.sources.file_rows import Conversion, FileRows, record_of
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
@@ -91,21 +91,16 @@ class ScatterPremises:
         import pyarrow as pa
 
         from rayembed.data.engine.shuffle import Scatter, bucket_of
-        from rayembed.data.sources.rows import BadRow, read_rows
-        from rayembed.data.sources.tasks import RecordWriter
+        from rayembed.data.sources.tasks import RecordWriter, converted
 
         names = ("premise", "hypothesis", "relation", "language", "origin")
         schema = pa.schema([(name, pa.string()) for name in names])
         writer = RecordWriter(self.folder)
         scatter = Scatter(self.scattered, schema, self.buckets)
-        for row in read_rows(item, self.source.columns.values()):
-            if isinstance(row, BadRow):
-                writer.reject(row.reason, row.shown)
-                continue
-            try:
-                told = _told(self.source, row)
-            except RowError as problem:
-                writer.reject(str(problem), row.values)
+        columns = self.source.columns.values()
+        for row, told in converted(item, columns, partial(_told, self.source)):
+            if isinstance(told, str):
+                writer.reject(told, row.shown)
             else:
                 scatter.add(bucket_of(told["premise"], self.buckets), told)
         return {**writer.finish(), "scattered": scatter.finish()}

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import field_validator
 
 from rayembed.config.sources import Column
-from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import name_in, text_in, text_or_none, texts_in
-from rayembed.data.sources.file_rows import NamedRows
+from rayembed.data.sources.file_rows import NamedRows, record_of
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig

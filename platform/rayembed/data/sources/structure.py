@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from rayembed.config.sources import Column, PairRule
 from rayembed.config.types import Seed, SortedDict, has_content
 from rayembed.data.hashes import seeded_hash
-from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, name_in, text_in
-from rayembed.data.sources.file_rows import NamedRows
+from rayembed.data.sources.file_rows import NamedRows, record_of
 from rayembed.data.words import split_lines, split_sentences, words
 
 if TYPE_CHECKING:
@@ -106,9 +105,8 @@ _FENCE = re.compile(r"(?:```|~~~)")
 _WRAP = re.compile(r"(?<=[^\s.!?:。！？])[ \t]*\n(?=[^\W\d_])")
 
 
-class _Rule(Protocol):
-    def __call__(self, title: str, text: str, seed: int, min_words: int) -> Pair | None:
-        """The pair of a document; None: it has none of this kind."""
+_Rule = Callable[[str, str, int, int], Pair | None]
+"""Gives a document's pair, by title, text, seed and fewest words; None: it has none of the kind."""
 
 
 def title_pair(title: str, text: str, seed: int, min_words: int) -> Pair | None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import model_validator
 
 from rayembed.config.sources import Column
-from rayembed.data.sources.building import both_ways, record_of
 from rayembed.data.sources.cells import RowError, number_in, text_in, text_or_none
-from rayembed.data.sources.file_rows import FileRows
+from rayembed.data.sources.file_rows import FileRows, both_ways, record_of
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.words import normalised_hash
 from rayembed.errors import DataError
+
+_Made = TypeVar("_Made")
 
 _BYTES_OF_A_ROW = 1024
 """Rows of a source are taken to have so many bytes until they are read."""
@@ -278,9 +280,9 @@ def group_of(row: Row | BadRow, column: str | None) -> str | None:
 
 
 def converted(
-    piece: FilePiece, columns: Collection[str], make: Callable[[Row], list[Record]]
-) -> Iterator[tuple[Row | BadRow, list[Record] | str]]:
-    """Each row of a piece with its records, or with the reason why it has none."""
+    piece: FilePiece, columns: Collection[str], make: Callable[[Row], _Made]
+) -> Iterator[tuple[Row | BadRow, _Made | str]]:
+    """Each row of a piece with what is made of it, or with the reason why nothing is."""
     for row in read_rows(piece, columns):
         if isinstance(row, BadRow):
             yield row, row.reason
