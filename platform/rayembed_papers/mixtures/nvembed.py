@@ -2,9 +2,7 @@
 
 from functools import partial
 
-from rayembed.config.pooling import LatentAttentionPooling
-
-from rayembed.config.backbone import BackboneConfig, LoraConfig
+from rayembed.config.backbone import BackboneConfig, LatentAttentionPooling, LoraConfig
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig

@@ -11,7 +11,6 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from rayembed.config.sources import Column, PairRule
 from rayembed.config.types import Seed, SortedDict, has_content
-from rayembed.data.hashes import seeded_hash
 from rayembed.data.sources.cells import RowError, name_in, text_in
 from rayembed.data.sources.file_rows import NamedRows, record_of
 from rayembed.data.words import split_lines, split_sentences, words
@@ -135,7 +134,7 @@ def heading_pair(title: str, text: str, seed: int, min_words: int) -> Pair | Non
     ]
     if not found:
         return None
-    heading, body = found[seeded_hash(seed, "heading", text) % len(found)]
+    heading, body = found[_seeded(seed, "heading", text) % len(found)]
     named = heading if title.strip() in ("", heading) else f"{title.strip()}: {heading}"
     return named, body
 
@@ -148,7 +147,7 @@ def sentence_pair(title: str, text: str, seed: int, min_words: int) -> Pair | No
     fitting = [one for one in sentences if _leaves_a_rest(one, whole, total, min_words)]
     if not fitting:
         return None
-    drawn = fitting[seeded_hash(seed, "sentence", text) % len(fitting)]
+    drawn = fitting[_seeded(seed, "sentence", text) % len(fitting)]
     return drawn, _without(whole, drawn)
 
 
@@ -173,7 +172,7 @@ def draw_pair(
     """
     found = ((rule, RULES[rule](title, text, seed, min_words)) for rule in weights)
     pairs = [(rule, pair) for rule, pair in found if pair is not None]
-    drawn = seeded_hash(seed, "rule", text) / 2**64 * sum(weights[rule] for rule, _ in pairs)
+    drawn = _seeded(seed, "rule", text) / 2**64 * sum(weights[rule] for rule, _ in pairs)
     for rule, pair in pairs:
         drawn -= weights[rule]
         if drawn < 0:
@@ -227,3 +226,9 @@ def _leaves_a_rest(sentence: str, whole: str, total: int, min_words: int) -> boo
 def _without(text: str, sentence: str) -> str:
     rest = text.replace(sentence, "")
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]{2,}", " ", rest)).strip()
+
+
+def _seeded(seed: int, purpose: str, text: str) -> int:
+    from rayembed.data.hashes import seeded_hash  # numpy, which settings do without
+
+    return seeded_hash(seed, purpose, text)
