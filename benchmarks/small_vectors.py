@@ -38,7 +38,7 @@ STORED = {
 
 
 def bytes_a_document(stored):
-    from rayembed.quantisation import bytes_of
+    from rayembed.machine.quantisation import bytes_of
 
     width = stored.get("dimensions", 384)
     kinds = [stored.get("precision", "float32")]

@@ -4,7 +4,7 @@ import csv
 
 from made_results import two_models
 
-from rayembed.evaluation.benchmark_lines import benchmark_lines
+from rayembed_extras.comparison.benchmark_lines import benchmark_lines
 
 BEIR = "BEIR"
 

@@ -10,8 +10,8 @@ from made_results import write_benchmark, write_result
 from rich.console import Console
 
 from rayembed.errors import ConfigError
-from rayembed.evaluation.benchmark_lines import MEAN, Line, benchmark_lines
 from rayembed.results.files import read_model, stored_models
+from rayembed_extras.comparison.benchmark_lines import MEAN, Line, benchmark_lines
 from rayembed_extras.comparison.compare import Column, Comparison, compare, measured
 from rayembed_extras.comparison.plots import category_bars, difference_dots
 from rayembed_extras.comparison.tables import (

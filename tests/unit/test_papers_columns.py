@@ -3,7 +3,8 @@
 import pytest
 
 from rayembed.errors import ConfigError
-from rayembed.evaluation.benchmark_lines import MEAN, MEAN_OF_16, benchmark_lines
+from rayembed.evaluation.averages import MEAN_OF_16
+from rayembed_extras.comparison.benchmark_lines import MEAN, benchmark_lines
 from rayembed_papers.published.columns import lines_of_air_bench, published
 
 MTEB = "MTEB(eng, v1)"

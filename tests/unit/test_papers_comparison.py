@@ -6,7 +6,7 @@ import pytest
 from comparison_job import BEIR, compared_on_beir, results_on_beir, told_by
 from made_results import write_benchmark
 
-from rayembed.evaluation.benchmark_lines import benchmark_lines
+from rayembed_extras.comparison.benchmark_lines import benchmark_lines
 from rayembed_papers.published.job import run_comparison_with_papers
 
 

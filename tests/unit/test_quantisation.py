@@ -5,8 +5,8 @@ import pytest
 import torch
 from sentence_transformers.util.quantization import quantize_embeddings
 
-from rayembed import quantisation as q
 from rayembed.losses.straight_through import straight_through
+from rayembed.machine import quantisation as q
 
 
 def unit(count, width, seed=0):

@@ -11,7 +11,7 @@ from mlflow_uris import mlflow_at
 from registered import register
 
 from rayembed.errors import ArtifactError, TrackingError
-from rayembed.quantisation import to_bits, to_int8
+from rayembed.machine.quantisation import to_bits, to_int8
 from rayembed.registry import register as module
 from rayembed.registry.mlflow_run import FINGERPRINT_TAG, find_model_versions, find_run, quoted
 from rayembed.registry.register import MODEL_ID_TAG, TASK, WEIGHTS_TAG

@@ -15,8 +15,8 @@ from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.pooled.best_documents import BestDocuments
 from rayembed.evaluation.pooled.encoding_worker import comparable
 from rayembed.evaluation.run_scores import make_spec
+from rayembed.machine.quantisation import from_bits, from_int8, to_bits, to_int8
 from rayembed.models.loading.load import load_model
-from rayembed.quantisation import from_bits, from_int8, to_bits, to_int8
 from rayembed.search.stored import best_by_bits
 from rayembed_extras.serving.app import make_app
 from rayembed_extras.serving.service import EmbeddingService

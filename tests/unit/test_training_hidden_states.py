@@ -16,10 +16,9 @@ from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ConfigError
 from rayembed.models.attention.unpadded import packs
-from rayembed.models.layers import layers_of
+from rayembed.models.layers import layers_of, replace_layers
 from rayembed.models.loading.build import build_model
 from rayembed.models.loading.load import load_model
-from rayembed.models.saving.cutting import keep_layers
 from rayembed.training.contrastive.engine_module import EngineModule
 from rayembed.training.contrastive.hidden_states import (
     StateErrors,
@@ -32,6 +31,12 @@ from rayembed.training.objective import StepSettings
 KINDS = ("biencoder", "nvembed", "nomic-moe")
 PAIRS, NEGATIVES, WEIGHT = 8, 2, 0.3
 BACK = lambda loss, last: loss.backward()  # noqa: E731
+
+
+def kept(part, layers):
+    """Keep only these layers of a model of transformers."""
+    replace_layers(part, layers)
+    part.config.num_hidden_layers = len(layers)
 
 
 def stage(weight=WEIGHT):
@@ -64,7 +69,7 @@ def student_of(kind, folder, *, layers=None, unpadded="never", change=True, **ch
     config = tiny_settings(kind, **changes)
     model = build_model(config, dict.fromkeys(config.parts, folder), seed=1)
     if layers is not None:
-        keep_layers(model.backbone, layers)
+        kept(model.backbone, layers)
     if change:
         moved(model)
     model.unpadded = unpadded
@@ -255,7 +260,7 @@ def test_a_teacher_whose_states_do_not_line_up_is_refused(folders, tmp_path):
     wide = load_model(save_encoder(tmp_path / "wide", hidden_size=64))
     refused(model, wide, "64 wide, the model's 32")
     shallow = load_model(folders["biencoder"])
-    keep_layers(shallow.backbone, [0])
+    kept(shallow.backbone, [0])
     refused(model, shallow, "1 layers, fewer than the model's 2")
     other = load_model(save_tiny("biencoder", tmp_path / "prefix", query_prefix="who "))
     refused(model, other, r"before a query the teacher has 'who … ' and the model 'where … '")

@@ -8,7 +8,7 @@ from rayembed.config.settings import Settings
 
 SmallPrecision = Literal["int8", "binary"]
 """`int8`: a byte for each dimension. `binary`: a bit, the dimension's sign. Both are defined in
-`rayembed.quantisation`, for training, evaluation and serving alike."""
+`rayembed.machine.quantisation`, for training, evaluation and serving alike."""
 
 Precision = Literal["float32", "int8", "binary"]
 """Number type in which vectors are stored and compared."""

@@ -22,7 +22,6 @@ from rayembed.models.loading.backbones import (
     loaded_architectures,
     num_positions,
 )
-from rayembed.models.saving.cutting import keep_layers, keep_words
 
 Model = Any
 """A `TransformerModel`, which is saved by its architecture and therefore not imported here."""
@@ -163,21 +162,17 @@ class Architecture:
         """Whether a layer of a part can stand at another place, both counted from 0."""
         return True
 
-    def cut_layers(self, part: Any, kept: Sequence[int]) -> None:
-        """Keep only these layers of a part, in its settings too; it may be on the meta device.
-
-        Raises:
-            ConfigError: its settings cannot say which layers are left.
+    def cut_layers(self, part: Any, kept: Sequence[int]) -> bool:
+        """Keep only these layers of a part that is no model of transformers, in its settings too;
+        it may be on the meta device. False: it is one, and nothing was done.
         """
-        keep_layers(part, kept)
+        return False
 
-    def cut_vocabulary(self, part: Any, kept: Sequence[int]) -> None:
-        """Keep only the embeddings of these ids, in rising order, which are then numbered from 0.
-
-        Raises:
-            ConfigError: something else in the part depends on the ids.
+    def cut_vocabulary(self, part: Any, kept: Sequence[int]) -> bool:
+        """Keep only the embeddings of these ids, in rising order, which are then numbered from 0,
+        of a part that is no model of transformers. False: it is one, and nothing was done.
         """
-        keep_words(part, kept)
+        return False
 
     def check_lengths(self, config: Any, parts: Parts) -> None:
         """Check that the parts have positions for texts of maximum length.

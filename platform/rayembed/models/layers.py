@@ -1,6 +1,6 @@
 """Layers of transformers: compiled, or computed again in the backward pass."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -131,6 +131,14 @@ def replace_layers(part: nn.Module, kept: Sequence[int]) -> None:
     name = next(name for name, module in part.named_modules() if module is layers)
     owner, _, own = name.rpartition(".")
     setattr(part.get_submodule(owner), own, nn.ModuleList(layers[layer] for layer in kept))
+
+
+def keep_rows(words: torch.nn.Embedding, new: Mapping[int, int]) -> None:
+    """Keep the rows of an embedding that have a new number, in their order, in place."""
+    kept = torch.tensor(sorted(new), device=words.weight.device)
+    words.weight = torch.nn.Parameter(words.weight.detach()[kept].clone())
+    words.num_embeddings = len(kept)
+    words.padding_idx = None if words.padding_idx is None else new.get(words.padding_idx)
 
 
 def _layers(part: nn.Module) -> nn.ModuleList:

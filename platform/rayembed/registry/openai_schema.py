@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from rayembed.config.types import has_content
-from rayembed.quantisation import to_bits, to_int8
+from rayembed.machine.quantisation import to_bits, to_int8
 
 Role = Literal["query", "document"]
 

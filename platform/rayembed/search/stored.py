@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from rayembed.config.small_vectors import Precision, Rescoring, StoredVectors
-from rayembed.quantisation import int8_step, quantised, to_bits, to_int8
+from rayembed.machine.quantisation import int8_step, quantised, to_bits, to_int8
 from rayembed.search.faiss_library import require_faiss
 
 _AT_ONCE = 1 << 16

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rayembed.display.figures import COLOURS, GRID, INK, grouped_bars, new_figure, png_of
-from rayembed.evaluation.benchmark_lines import MEAN, Line
+from rayembed_extras.comparison.benchmark_lines import MEAN, Line
 from rayembed_extras.comparison.compare import Column, Comparison, value
 from rayembed_extras.comparison.tables import metric_of
 

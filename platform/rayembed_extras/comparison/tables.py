@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from rayembed.display.tables import MISSING, Cell, Table, best_of, show
-from rayembed.evaluation.benchmark_lines import MEAN, MEAN_OF_16, Line
+from rayembed.evaluation.averages import MEAN_OF_16
+from rayembed_extras.comparison.benchmark_lines import MEAN, Line
 from rayembed_extras.comparison.compare import Column, Comparison, value
 
 DIGITS = 2

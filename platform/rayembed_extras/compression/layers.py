@@ -129,6 +129,7 @@ def _check_same(model: "TransformerModel", folder: Path, texts: Sequence[Calibra
 def _cut(way: Layers, model: "TransformerModel") -> None:
     from rayembed.models.architecture import architecture_of
     from rayembed.models.layers import layers_of
+    from rayembed_extras.compression.cutting import keep_layers
 
     if way.part not in model.parts:
         raise ConfigError(
@@ -155,7 +156,8 @@ def _cut(way: Layers, model: "TransformerModel") -> None:
             f"{kept.index(wrong[0])}, where the model has layers of another kind; keep layers so "
             "that the kinds alternate as before"
         )
-    architecture.cut_layers(part, kept)
+    if not architecture.cut_layers(part, kept):
+        keep_layers(part, kept)
     if way.part == "backbone":  # a setting that would cut it again
         backbone = model.config.backbone.model_copy(update={"num_layers": None})
         model.config = model.config.model_copy(update={"backbone": backbone})

@@ -80,6 +80,7 @@ class Vocabulary(Compression):
         from rayembed.models.passes.encoding import encode
         from rayembed.models.saving.export import check_target, new_folder
         from rayembed.models.transformer_model import write_files
+        from rayembed_extras.compression.cutting import keep_words
         from rayembed_extras.compression.matrices import statistics_of, statistics_of_cut
 
         check_target(output)
@@ -102,7 +103,8 @@ class Vocabulary(Compression):
             for name, pretrained in model.part_tokenizers.items()
         }
         for name, ids in kept.items():
-            architecture_of(model.config).cut_vocabulary(model.parts[name], ids)
+            if not architecture_of(model.config).cut_vocabulary(model.parts[name], ids):
+                keep_words(model.parts[name], ids)
         made = statistics_of_cut(before, model)
         with new_folder(output) as written:
             written.mkdir()

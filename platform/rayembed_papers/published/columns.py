@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from rayembed.errors import ConfigError
-from rayembed.evaluation.benchmark_lines import (
+from rayembed_extras.comparison.benchmark_lines import (
     MEAN,
     Line,
     average_groups,

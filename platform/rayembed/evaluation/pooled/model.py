@@ -35,7 +35,7 @@ from rayembed.evaluation.pooled.encoding_worker import (
     packed,
 )
 from rayembed.evaluation.pooled.pool import Pool
-from rayembed.quantisation import quantised
+from rayembed.machine.quantisation import quantised
 
 logger = logging.getLogger(__name__)
 

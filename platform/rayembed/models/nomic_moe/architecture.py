@@ -12,7 +12,7 @@ from rayembed.config.backbone import Dtype
 from rayembed.errors import ConfigError
 from rayembed.models.architecture import Architecture, Folders, Parts, Published, Shapes
 from rayembed.models.contract import PromptTokenizer
-from rayembed.models.layers import replace_layers
+from rayembed.models.layers import keep_rows, replace_layers
 from rayembed.models.loading.backbones import torch_dtype
 from rayembed.models.loading.files import write_json
 from rayembed.models.nomic_moe.config import NomicMoeConfig
@@ -28,7 +28,6 @@ from rayembed.models.nomic_moe.start import (
     published_nomic_config,
 )
 from rayembed.models.nomic_moe.tokens import NomicMoeTokenizer
-from rayembed.models.saving.cutting import keep_rows
 from rayembed.models.tokens import pretrained_tokenizer
 
 
@@ -75,17 +74,19 @@ class NomicMoeArchitecture(Architecture):
         """Whether both places have experts, or neither."""
         return part.config.is_moe(layer) == part.config.is_moe(place)
 
-    def cut_layers(self, part: NomicEncoder, kept: Sequence[int]) -> None:
+    def cut_layers(self, part: NomicEncoder, kept: Sequence[int]) -> bool:
         """Keep only these layers."""
         replace_layers(part, kept)
         part.config = replace(part.config, num_layers=len(kept))
+        return True
 
-    def cut_vocabulary(self, part: NomicEncoder, kept: Sequence[int]) -> None:
+    def cut_vocabulary(self, part: NomicEncoder, kept: Sequence[int]) -> bool:
         """Keep only these word vectors."""
         new = {old: number for number, old in enumerate(kept)}
         keep_rows(part.embeddings.word_embeddings, new)
         pad = None if part.config.pad_token_id is None else new[part.config.pad_token_id]
         part.config = replace(part.config, vocab_size=len(kept), pad_token_id=pad)
+        return True
 
     def write_part_settings(self, part: NomicEncoder, folder: Path) -> None:
         """Write the encoder's config.json in the published layout."""

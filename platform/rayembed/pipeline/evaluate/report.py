@@ -5,8 +5,7 @@ from typing import TextIO
 
 from rayembed.config.named_benchmarks import job_benchmark
 from rayembed.display.tables import Cell, Table, console
-from rayembed.evaluation.averages import averages, miracl_averages
-from rayembed.evaluation.benchmark_lines import BY_LANGUAGE
+from rayembed.evaluation.averages import BY_LANGUAGE, averages, miracl_averages
 from rayembed.evaluation.benchmarks import benchmark_tasks
 from rayembed.pipeline.evaluate.evaluate import EvaluationResult
 

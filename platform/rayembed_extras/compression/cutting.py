@@ -1,12 +1,12 @@
 """Transformers with fewer layers or fewer words, in place: weights and settings together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from rayembed.errors import ConfigError
-from rayembed.models.layers import replace_layers
+from rayembed.models.layers import keep_rows, replace_layers
 from rayembed.models.loading.backbones import first_position
 
 _KINDS_OF_LAYERS = ("layer_types", "mlp_layer_types", "no_rope_layers")
@@ -70,11 +70,3 @@ def keep_words(model: Any, kept: Sequence[int]) -> None:
         if name.endswith("_token_id") and value is not None:
             ids = [new.get(one) for one in value] if isinstance(value, list) else new.get(value)
             setattr(settings, name, ids)
-
-
-def keep_rows(words: torch.nn.Embedding, new: Mapping[int, int]) -> None:
-    """Keep the rows of an embedding that have a new number, in their order, in place."""
-    kept = torch.tensor(sorted(new), device=words.weight.device)
-    words.weight = torch.nn.Parameter(words.weight.detach()[kept].clone())
-    words.num_embeddings = len(kept)
-    words.padding_idx = None if words.padding_idx is None else new.get(words.padding_idx)

@@ -9,7 +9,7 @@ import pytest
 
 from rayembed.errors import ConfigError
 from rayembed.evaluation.averages import MIRACL_LANGUAGES
-from rayembed.evaluation.benchmark_lines import benchmark_lines, by_category
+from rayembed_extras.comparison.benchmark_lines import benchmark_lines, by_category
 from rayembed_papers.published.columns import SAME_TASKS
 from rayembed_papers.published.figures import (
     PAPERS,

@@ -13,28 +13,15 @@ from typing import Any
 
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
+from rayembed.evaluation.averages import BY_LANGUAGE, CATEGORIES, MEAN_OF_16, NOT_AMONG_THE_16
+from rayembed.evaluation.benchmarks import benchmark_names, benchmark_tasks
 from rayembed.results.scores import Place
 
 MEAN = "Mean"
 """Name of the mean over all lines among averages."""
 
-MEAN_OF_16 = "Mean (16)"
-"""Names the mean over MIRACL's languages without German and Yoruba (Nomic v2, Table 5)."""
-
-CATEGORIES: tuple[str, ...] = (
-    *("Retrieval", "Reranking", "Clustering", "PairClassification"),
-    *("Classification", "STS", "Summarization"),
-)
-"""The seven of MTEB(eng, v1), in the order of NV-Embed's Table 1; others come after them."""
-
 OWN = "Own tasks"
 """The category of tasks that mteb does not know."""
-
-BY_LANGUAGE = frozenset({"MIRACL", "MIRACL-HardNegatives"})
-"""Benchmarks that are one task of mteb's, with a score for each language."""
-
-NOT_AMONG_THE_16 = frozenset({"de", "yo"})
-"""MIRACL's surprise languages; mE5's authors report none of these two."""
 
 _NO_MEAN = frozenset({"AIR-Bench_24.04"})
 """Benchmarks whose categories have different metrics and that report no mean of them."""
@@ -73,8 +60,6 @@ def benchmark_lines(
     Raises:
         ConfigError: an unknown benchmark; names the nearest.
     """
-    from rayembed.evaluation.benchmarks import benchmark_names, benchmark_tasks
-
     if name in others:
         return others[name]
     try:

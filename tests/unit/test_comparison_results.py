@@ -10,9 +10,11 @@ from s3_server import BUCKET, s3_server
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.errors import ArtifactError, StorageError
-from rayembed.evaluation.benchmark_lines import (
+from rayembed.evaluation.averages import MEAN_OF_16
+from rayembed.results import files as result_files
+from rayembed.results.files import read_model, stored_models
+from rayembed_extras.comparison.benchmark_lines import (
     MEAN,
-    MEAN_OF_16,
     OWN,
     Line,
     average_groups,
@@ -20,8 +22,6 @@ from rayembed.evaluation.benchmark_lines import (
     benchmark_lines,
     found_lines,
 )
-from rayembed.results import files as result_files
-from rayembed.results.files import read_model, stored_models
 from rayembed_extras.comparison.compare import score_of
 
 PLAIN = Line("SciFact", "Retrieval", "ndcg_at_10", "SciFact", (("test", "default"),))
