@@ -16,13 +16,13 @@ from rayembed.data.engine.parts import read_table
 from rayembed.data.engine.work_items import in_process
 from rayembed.errors import ArtifactError, ConfigError, DataError, StorageError
 from rayembed.models.tokens import pretrained_tokenizer
-from rayembed.models.vocabulary import Vocabulary
 from rayembed_extras.adaptation.batch import MaskedSteps, mask
 from rayembed_extras.adaptation.encoder import check_adaptable, vocabulary
 from rayembed_extras.adaptation.make import _at_once, prepare_sequences
 from rayembed_extras.adaptation.plan import Pool, SequencePlan, order_sequences
 from rayembed_extras.adaptation.settings import MaskingConfig
 from rayembed_extras.adaptation.texts import Text, read_texts
+from rayembed_extras.adaptation.vocabulary import Vocabulary
 from rayembed_extras.adaptation.writer import SequenceWriter, packed, truncated
 
 WORDS = Vocabulary(

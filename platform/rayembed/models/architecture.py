@@ -250,16 +250,6 @@ def architectures() -> Iterator[Architecture]:
     yield from sorted(loaded_architectures(), key=lambda one: bool(one.takes_any_encoder))
 
 
-def published_in(folder: Path) -> Published | None:
-    """The model in a folder of a published layout, or an encoder in a usual format.
-
-    Raises:
-        ArtifactError: damaged, or with parts that are not supported.
-    """
-    asked = (architecture.published(folder) for architecture in architectures())
-    return next((found for found in asked if found is not None), None)
-
-
 def part_settings(config: ArchitectureConfig, name: str, folder: Path) -> BackboneConfig:
     """Settings of a pretrained part: the backbone's, or the number type alone for another."""
     if name == "backbone":

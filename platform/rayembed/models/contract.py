@@ -292,12 +292,6 @@ def pinned(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: value.pin_memory() for key, value in batch.items()}
 
 
-def settings_of(value: Any) -> dict[str, Any]:
-    """Plain values of a settings object, for the JSON beside saved weights."""
-    dumped: dict[str, Any] = value.model_dump(mode="json")
-    return dumped
-
-
 def trainable_state(model: nn.Module) -> dict[str, Tensor]:
     """Detached trainable parameters by name, sharing the model's memory."""
     return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}

@@ -122,21 +122,12 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
         cls,
         model_name_or_path: str,
         subfolder: str = "",
-        token: bool | str | None = None,
-        cache_folder: str | None = None,
-        revision: str | None = None,
-        local_files_only: bool = False,
-        **_: Any,
+        **options: Any,
     ) -> "SentenceModule":
         """Load a module that `save` wrote, from a folder or a hub repository."""
-        folder = load_dir_path(
-            model_name_or_path,
-            subfolder=subfolder,
-            token=token,
-            cache_folder=cache_folder,
-            revision=revision,
-            local_files_only=local_files_only,
-        )
+        names = ("token", "cache_folder", "revision", "local_files_only")
+        where = {name: options[name] for name in names if name in options}
+        folder = load_dir_path(model_name_or_path, subfolder=subfolder, **where)
         # Where it will be moved is not told: to a GPU, where there is one.
         return cls(load_model(folder, dtype=computed_dtype(Path(folder))))
 

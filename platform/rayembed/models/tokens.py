@@ -38,16 +38,22 @@ class TextTokenizer:
         self,
         pretrained: Any,
         *,
-        prefix: Sequence[int],
-        suffix: Sequence[int],
-        pad_id: int,
         max_lengths: dict[Role, int],
+        special: tuple[Sequence[int], Sequence[int], int] | None = None,
         pool_prompt: bool = True,
         template: str | None = None,
         prefixes: Mapping[Role, str] | None = None,
     ) -> None:
+        """The tokenizer.
+
+        Args:
+            special: prefix ids, suffix ids and the padding's id; None: the tokenizer's own.
+        """
         self.pretrained = without_settings(pretrained)
-        self.pad_id = pad_id
+        if special is None:
+            around = special_layout(self.pretrained.backend_tokenizer)
+            special = (*around, pretrained.pad_token_id or 0)
+        prefix, suffix, self.pad_id = special
         self.max_lengths = max_lengths
         self._prefix = np.array(prefix, dtype=np.int32)
         self._suffix = np.array(suffix, dtype=np.int32)
@@ -157,12 +163,8 @@ class PrefixTokenizer(TextTokenizer):
     def __init__(
         self, pretrained: Any, config: ArchitectureConfig, *, pool_prompt: bool = True
     ) -> None:
-        prefix, suffix = special_layout(without_settings(pretrained).backend_tokenizer)
         super().__init__(
             pretrained,
-            prefix=prefix,
-            suffix=suffix,
-            pad_id=pretrained.pad_token_id or 0,
             max_lengths=config.max_lengths,
             pool_prompt=pool_prompt,
             template=config.template,
@@ -172,14 +174,7 @@ class PrefixTokenizer(TextTokenizer):
 
 def plain_tokenizer(pretrained: Any, max_length: int) -> TextTokenizer:
     """Tokenizer of texts without prompts, with the model's own special tokens."""
-    prefix, suffix = special_layout(without_settings(pretrained).backend_tokenizer)
-    return TextTokenizer(
-        pretrained,
-        prefix=prefix,
-        suffix=suffix,
-        pad_id=pretrained.pad_token_id or 0,
-        max_lengths={"query": max_length, "document": max_length},
-    )
+    return TextTokenizer(pretrained, max_lengths={"query": max_length, "document": max_length})
 
 
 class SpecialIds:

@@ -19,14 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayembed.assets.finite import check_finite_files
-from rayembed.assets.sentence_modules import OWN_MODULE
-from rayembed.config.backbone import GraphConfig
 from rayembed.config.model import ModelConfig, without_place
 from rayembed.models.adapters.lora import merged_state
 from rayembed.models.architecture import SentenceModule, architecture_of
-from rayembed.models.attention.packed import Packed, counted_positions, packed_states
+from rayembed.models.attention.packed import token_states
 from rayembed.models.attention.unpadded import why_part_padded
-from rayembed.models.contract import EmbeddingModel, EmbedOutput, PromptTokenizer, settings_of
+from rayembed.models.contract import EmbeddingModel, EmbedOutput, PromptTokenizer
 from rayembed.models.layers import compile_layers
 from rayembed.models.loading.backbones import check_not_quantised, first_position
 from rayembed.models.loading.files import write_json
@@ -39,7 +37,7 @@ from rayembed.models.loading.saved_folder import (
 )
 from rayembed.models.loading.saved_prompts import prompts_to_save
 from rayembed.models.passes.encoding import check_vectors
-from rayembed.models.pooling import Layout, pooled_width
+from rayembed.models.pooling import pooled_width
 from rayembed.models.saving.export import new_folder
 from rayembed.models.tokens import save_tokenizer
 
@@ -59,8 +57,8 @@ class TransformerModel(EmbeddingModel):
 
     @property
     def head(self) -> nn.Module:
-        """Layers trained from random weights beside the pretrained parts."""
-        raise TypeError(f"{type(self).__name__} has no head")
+        """Layers trained from random weights beside the pretrained parts; most have none."""
+        return nn.Identity()
 
     @property
     def part_tokenizers(self) -> dict[str, Any]:
@@ -70,7 +68,7 @@ class TransformerModel(EmbeddingModel):
     @property
     def trained_parts(self) -> list[Any]:
         """The `parts` that are trained or have trained adapters."""
-        return list(self.parts.values())
+        return [part for name, part in self.parts.items() if name not in self.config.frozen]
 
     def backbone_parameter(self, name: str) -> bool:
         """Whether the named parameter belongs to a pretrained part or an adapter."""
@@ -148,15 +146,7 @@ class PooledTransformer(TransformerModel):
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
         """Unit vectors (B, D) of a collated micro-batch; takes no context."""
-        layout: Layout
-        ids, packed = batch["input_ids"], Packed.of(batch)
-        if packed is None:
-            layout = batch["attention_mask"]
-            states = self.backbone(input_ids=ids, attention_mask=layout).last_hidden_state
-        else:
-            layout = packed
-            positions = counted_positions(ids, batch["position_ids"], self._first_position)
-            states = packed_states(self.backbone, packed, positions, input_ids=ids)
+        states, layout = token_states(self.backbone, batch, self._first_position)
         pooled = self.pooling(states, layout, batch["pool_mask"])
         if pooled.shape[1] > self.dimensions[0]:
             pooled = pooled[:, : self.dimensions[0]]
@@ -181,40 +171,15 @@ def write_files(
         tokenizer = _padding_tokenizer(model) if name == "backbone" else pretrained
         save_tokenizer(tokenizer, part_folder(folder, name))
     architecture_of(model.config).write_more(model, folder)
-    _write_settings(model, folder)
+    write_settings(model, folder)
     modules = architecture_of(model.config).write_sentence_files(model, folder)
-    _write_sentence_files(model, modules, folder, instructions or {})
-    _let_all_read(folder)
+    write_sentence_files(model, modules, folder, instructions or {})
+    let_all_read(folder)
 
 
-def write_graph_files(
-    model: TransformerModel,
-    folder: Path,
-    graph: GraphConfig,
-    *,
-    instructions: Mapping[str, str] | None = None,
-) -> None:
-    """Write all files of a model but its weights, in whose place graphs of a CPU runtime stand.
-
-    Every architecture has the layout of those that need rayembed to load, bi-encoders too.
-
-    Args:
-        graph: how the graphs are run, which the caller writes.
-    """
-    architecture = architecture_of(model.config)
-    write_json(folder / "config.json", {"model_type": MODEL_TYPE, "kind": model.config.kind})
-    for name, part in model.parts.items():
-        (folder / name).mkdir()
-        architecture.write_part_settings(part, folder / name)
-        save_tokenizer(model.part_tokenizers[name], folder / name)
-    architecture.write_more(model, folder)
-    _write_settings(model, folder, graph=settings_of(graph))
-    _write_sentence_files(model, [SentenceModule("", OWN_MODULE)], folder, instructions or {})
-    _let_all_read(folder)
-
-
-def _write_settings(model: TransformerModel, folder: Path, **more: Any) -> None:
-    settings = settings_of(model.config.as_saved())
+def write_settings(model: TransformerModel, folder: Path, **more: Any) -> None:
+    """Write `rayembed.json`, with further entries."""
+    settings = model.config.as_saved().model_dump(mode="json")
     told = dict(model.default_instructions)
     for name, reference in model.config.parts.items():
         settings[name]["path"] = without_place(reference)
@@ -230,7 +195,8 @@ def _write_settings(model: TransformerModel, folder: Path, **more: Any) -> None:
     )
 
 
-def _let_all_read(folder: Path) -> None:
+def let_all_read(folder: Path) -> None:
+    """Give the files of a folder, made in a private one, the usual permissions."""
     for path in folder.rglob("*"):
         if path.is_file():
             os.chmod(path, 0o644)  # noqa: PTH101
@@ -252,12 +218,13 @@ def _padding_tokenizer(model: TransformerModel) -> Any:
     return pretrained
 
 
-def _write_sentence_files(
+def write_sentence_files(
     model: TransformerModel,
     modules: Sequence[SentenceModule],
     folder: Path,
     instructions: Mapping[str, str],
 ) -> None:
+    """Write `modules.json` and the prompts for sentence-transformers."""
     write_json(
         folder / "modules.json",
         [

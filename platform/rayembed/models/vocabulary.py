@@ -1,54 +1,9 @@
-"""Tokenizer facts for packing, masking and embedding. Independent of torch."""
+"""Whether a model has an embedding for each token of its tokenizer."""
 
-import hashlib
-import json
-from dataclasses import dataclass
 from typing import Any
 
 from rayembed.errors import ArtifactError
-from rayembed.models.tokens import TextTokenizer, special_layout, without_settings
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """Ids of a tokenizer's special tokens, and the number of words."""
-
-    prefix: tuple[int, ...]
-    """Special tokens before a sequence."""
-    suffix: tuple[int, ...]
-    """Special tokens after a sequence, and between texts within one."""
-    mask_id: int
-    pad_id: int
-    special_ids: tuple[int, ...]
-    """Ids that are never masked."""
-    num_words: int
-    """Vocabulary size for drawing random words."""
-
-
-def vocabulary_of(pretrained: Any, where: str) -> Vocabulary:
-    """Vocabulary of a tokenizer of transformers.
-
-    Args:
-        where: what to call it in messages.
-
-    Raises:
-        ArtifactError: it has no mask, or makes no tokens.
-    """
-    if pretrained.mask_token_id is None:
-        raise ArtifactError(
-            f"the tokenizer in {where!r} has no mask token, which masked-language modelling puts "
-            "in place of words; take a model that was trained so, or name its mask_token in "
-            "tokenizer_config.json"
-        )
-    prefix, suffix = special_layout(without_settings(pretrained).backend_tokenizer)
-    return Vocabulary(
-        prefix=tuple(prefix),
-        suffix=tuple(suffix),
-        mask_id=int(pretrained.mask_token_id),
-        pad_id=int(pretrained.pad_token_id or 0),
-        special_ids=tuple(sorted(map(int, pretrained.all_special_ids))),
-        num_words=len(pretrained),
-    )
+from rayembed.models.tokens import TextTokenizer
 
 
 def check_vocabulary(pretrained: Any, words: int, where: str) -> frozenset[int]:
@@ -102,9 +57,3 @@ def check_words(model: Any) -> None:
         missing = check_vocabulary(pretrained, words, f"the {name}")
         if isinstance(model.tokenizer, TextTokenizer) and pretrained is model.tokenizer.pretrained:
             model.tokenizer.without_embedding = missing
-
-
-def tokens_fingerprint(pretrained: Any) -> str:
-    """Fingerprint of everything that decides a text's tokens; twelve hexadecimal digits."""
-    told = [without_settings(pretrained).backend_tokenizer.to_str(), *pretrained.all_special_ids]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12]

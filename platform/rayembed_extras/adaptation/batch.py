@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayembed.data.plan.sampling import generator
-from rayembed.models.vocabulary import Vocabulary
 from rayembed_extras.adaptation.plan import SequencePlan
 from rayembed_extras.adaptation.settings import MaskingConfig
+from rayembed_extras.adaptation.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,13 @@ from rayembed.models.nomic_moe.shape import is_nomic_layout, shape_of
 from rayembed.models.nomic_moe.start import empty_encoder, load_start
 from rayembed.models.passes.encoding import PROBES
 from rayembed.models.tokens import pretrained_tokenizer
-from rayembed.models.vocabulary import Vocabulary, vocabulary_of
 from rayembed_extras.adaptation.masked_language import (
     MaskedLanguageHead,
     MaskedLanguageModel,
     collate_masked,
 )
 from rayembed_extras.adaptation.settings import RotaryEncoderConfig
+from rayembed_extras.adaptation.vocabulary import Vocabulary, vocabulary_of
 
 HEAD_FILE = "mlm_head.safetensors"
 """File of the head beside an adapted encoder; a later adaptation continues from it, others ignore

@@ -25,7 +25,6 @@ from rayembed.data.sources.tasks import EXAMPLES_PER_ITEM
 from rayembed.errors import ConfigError, DataError
 from rayembed.models.loading.start import part_within
 from rayembed.models.tokens import pretrained_tokenizer, without_settings
-from rayembed.models.vocabulary import Vocabulary, tokens_fingerprint, vocabulary_of
 from rayembed_extras.adaptation.plan import write_sequence_plan
 from rayembed_extras.adaptation.settings import (
     Adaptation,
@@ -35,6 +34,7 @@ from rayembed_extras.adaptation.settings import (
     TextsSource,
 )
 from rayembed_extras.adaptation.texts import FoundTexts, RejectedRow, Text, find_texts, read_texts
+from rayembed_extras.adaptation.vocabulary import Vocabulary, tokens_fingerprint, vocabulary_of
 from rayembed_extras.adaptation.writer import SequenceWriter, token_budget
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,6 @@ from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError, DivergenceError
 from rayembed.models.contract import load_trainable_state, moved, pinned, to_device
 from rayembed.models.passes.micro_batches import cut_by_length
-from rayembed.models.vocabulary import Vocabulary
 from rayembed.training.checkpoints.export import upload_model
 from rayembed.training.checkpoints.weights import read_weights, weights_digest
 from rayembed.training.dropped import without_gradient_unless_finite
@@ -48,6 +47,7 @@ from rayembed_extras.adaptation.masked_language import (
 )
 from rayembed_extras.adaptation.plan import SequencePlan
 from rayembed_extras.adaptation.settings import Adaptation, MaskedTraining, MaskingConfig
+from rayembed_extras.adaptation.vocabulary import Vocabulary
 
 PERPLEXITY = "perplexity"
 MASKED_ACCURACY = "masked_accuracy"

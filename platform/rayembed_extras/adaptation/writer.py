@@ -12,8 +12,8 @@ import xxhash
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
 from rayembed.data.engine.work_items import Result
-from rayembed.models.vocabulary import Vocabulary
 from rayembed_extras.adaptation.settings import CorpusConfig
+from rayembed_extras.adaptation.vocabulary import Vocabulary
 
 SCHEMA = pa.schema(
     [("hash", pa.int64()), ("language", pa.string()), ("input_ids", pa.list_(pa.int32()))]

@@ -64,14 +64,13 @@ class Compressed:
         Args:
             more: further entries.
         """
-        from rayembed.models.contract import settings_of
         from rayembed.models.saving.export import read_compression, write_compression
 
         before = read_compression(source)
         earlier = () if before is None or not self.matrices else before.get("matrices", ())
         record = {
             **({} if before is None else {"before": before}),
-            "settings": settings_of(way),
+            "settings": way.model_dump(mode="json"),
             "weights": self.weights,
             "compressed": self.compressed,
             "by_part": self.by_part,

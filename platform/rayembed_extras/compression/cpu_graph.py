@@ -82,11 +82,12 @@ class CpuGraph(Compression):
         """
         from rayembed.models.loading.load import empty_model
         from rayembed.models.loading.saved_folder import SETTINGS_FILE
+        from rayembed.models.passes.runtime_model import check_trainable
         from rayembed_extras.compression.matrices import matrices_of
         from rayembed_extras.compression.trace import trace
 
         require_packages(self.kind, "compress", "onnx", "onnxscript", *self.packages)
-        _check_weights(folder)
+        check_trainable(folder)
         model = empty_model(folder).eval()
         _check_size(model)
         if self.precision != "float32":
@@ -105,13 +106,13 @@ class CpuGraph(Compression):
         from rayembed.assets.finite import check_finite
         from rayembed.models.loading.load import load_model
         from rayembed.models.loading.saved_prompts import saved_instructions
+        from rayembed.models.passes.runtime_model import check_trainable
         from rayembed.models.saving.export import check_target, new_folder
-        from rayembed.models.transformer_model import write_graph_files
         from rayembed_extras.compression.matrices import matrices_of, statistics_of
 
         require_packages(self.kind, "compress", "onnx", "onnxscript", *self.packages)
         check_target(output)
-        _check_weights(source.folder)
+        check_trainable(source.folder)
         if self.precision == "int8-static" and len(source.texts) < self.fewest_texts:
             raise ConfigError(
                 "precision = 'int8-static' takes ranges from calibration texts; "
@@ -139,7 +140,7 @@ class CpuGraph(Compression):
         instructions = saved_instructions(source.folder, model.config)
         with new_folder(output) as written:
             written.mkdir()
-            write_graph_files(model, written, graph, instructions=instructions)
+            _write_files(model, written, graph, instructions=instructions)
             _write_graph(self, model, chosen, written / graph.file, _inputs(model, tokens, context))
             if graph.context_file is not None:
                 batches = _inputs(model, tokens, None)
@@ -173,15 +174,6 @@ class CpuGraph(Compression):
         raise TypeError(f"{type(self).__name__} counts no weights")
 
 
-def _check_weights(folder: Path) -> None:
-    from rayembed.models.loading.saved_folder import read_graph
-    from rayembed.models.passes.runtime_model import no_training
-
-    graph = read_graph(folder)
-    if graph is not None:
-        raise ConfigError(no_training(folder, graph))
-
-
 def _check_size(model: "TransformerModel") -> None:
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     if size > LARGEST_BYTES:
@@ -189,6 +181,43 @@ def _check_size(model: "TransformerModel") -> None:
             f"the model has {size / 1e9:.1f} GB in float32, and a graph's file holds "
             f"{LARGEST_BYTES / 1e9:.1f}; take a smaller model, or int8 weights for torch"
         )
+
+
+def _write_files(
+    model: "TransformerModel",
+    folder: Path,
+    graph: GraphConfig,
+    *,
+    instructions: Mapping[str, str] | None = None,
+) -> None:
+    """Write all files of a model but its weights, in whose place graphs of a CPU runtime stand.
+
+    Every architecture has the layout of those that need rayembed to load, bi-encoders too.
+
+    Args:
+        graph: how the graphs are run, which the caller writes.
+    """
+    from rayembed.assets.sentence_modules import OWN_MODULE
+    from rayembed.models.architecture import SentenceModule, architecture_of
+    from rayembed.models.loading.files import write_json
+    from rayembed.models.loading.saved_folder import MODEL_TYPE
+    from rayembed.models.tokens import save_tokenizer
+    from rayembed.models.transformer_model import (
+        let_all_read,
+        write_sentence_files,
+        write_settings,
+    )
+
+    architecture = architecture_of(model.config)
+    write_json(folder / "config.json", {"model_type": MODEL_TYPE, "kind": model.config.kind})
+    for name, part in model.parts.items():
+        (folder / name).mkdir()
+        architecture.write_part_settings(part, folder / name)
+        save_tokenizer(model.part_tokenizers[name], folder / name)
+    architecture.write_more(model, folder)
+    write_settings(model, folder, graph=graph.model_dump(mode="json"))
+    write_sentence_files(model, [SentenceModule("", OWN_MODULE)], folder, instructions or {})
+    let_all_read(folder)
 
 
 def _write_graph(

@@ -121,6 +121,25 @@ def counted_positions(ids: Tensor, positions: Tensor, first: int) -> Tensor:
     return (first + positions - in_text).masked_fill(left_out, first - 1)
 
 
+def token_states(
+    part: Any, batch: Mapping[str, Tensor], first: int, prefix: str = ""
+) -> tuple[Tensor, Tensor | Packed]:
+    """Last hidden states of a transformers model for a micro-batch, padded (B, T, H) or packed
+    (T, H), and where its texts stand: the attention mask (B, T) or their ends.
+
+    Args:
+        first: position of a text's first token, see `backbones.first_position`.
+        prefix: before `ids` and `mask`, and before the names of the entries of `pack`.
+    """
+    ids = batch[f"{prefix}ids" if prefix else "input_ids"]
+    packed = Packed.of(batch, prefix)
+    if packed is None:
+        mask = batch[f"{prefix}mask" if prefix else "attention_mask"]
+        return part(input_ids=ids, attention_mask=mask).last_hidden_state, mask
+    positions = counted_positions(ids, batch[f"{prefix}position_ids"], first)
+    return packed_states(part, packed, positions, input_ids=ids), packed
+
+
 def packed_states(
     part: Any,
     packed: Packed,

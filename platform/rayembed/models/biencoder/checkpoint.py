@@ -76,18 +76,14 @@ def published_width(found: EncoderFolder) -> int:
     Raises:
         ArtifactError: they state none.
     """
-    whole = _whole_width(found)
-    return min(whole, found.config.width or whole)
-
-
-def _whole_width(found: EncoderFolder) -> int:
     if found.config.projections:
-        return found.config.projections[-1].width
-    stated = read_json(found.transformer / "config.json")
-    width = (stated.get("text_config") or stated).get("hidden_size") or stated.get("dim")
-    if width is None:
+        whole: int | None = found.config.projections[-1].width
+    else:
+        stated = read_json(found.transformer / "config.json")
+        whole = (stated.get("text_config") or stated).get("hidden_size") or stated.get("dim")
+    if whole is None:
         raise ArtifactError(f"{str(found.transformer)!r} states no hidden size in its config.json")
-    return int(width)
+    return min(whole, found.config.width or whole)
 
 
 def write_plain_format(model: PooledTransformer, folder: Path) -> list[SentenceModule]:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rayembed.models.attention.packed import Packed, counted_positions, packed_states
+from rayembed.models.attention.packed import Packed, packed_states, token_states
 from rayembed.models.causal2vec.config import Causal2VecConfig, Representation
 from rayembed.models.causal2vec.contextual_tokens import ContextualTokens
 from rayembed.models.causal2vec.tokens import Causal2VecTokenizer
 from rayembed.models.contract import EmbedOutput, Tokens
 from rayembed.models.loading.backbones import first_position
 from rayembed.models.passes.passes import passes
-from rayembed.models.pooling import Layout, eos, masked_mean
+from rayembed.models.pooling import eos, masked_mean
 from rayembed.models.transformer_model import TransformerModel
 
 
@@ -109,18 +109,8 @@ class Causal2Vec(TransformerModel):
             return None
         if "encoder_output" in batch:
             return batch["encoder_output"]
-        ids, packed = batch["encoder_ids"], Packed.of(batch, "encoder_")
-        layout: Layout
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.encoder.frozen):
-            if packed is None:
-                layout = batch["encoder_mask"]
-                states = self.encoder(input_ids=ids, attention_mask=layout).last_hidden_state
-            else:
-                layout = packed
-                positions = counted_positions(
-                    ids, batch["encoder_position_ids"], self._first_position
-                )
-                states = packed_states(self.encoder, packed, positions, input_ids=ids)
+            states, layout = token_states(self.encoder, batch, self._first_position, "encoder_")
         read: Tensor = self.contextual.reader(states, layout)
         return read
 
@@ -172,12 +162,6 @@ class Causal2Vec(TransformerModel):
         return [
             {**one, "encoder_output": output} for one, output in zip(tokens, outputs, strict=True)
         ]
-
-    @property
-    def trained_parts(self) -> list[Any]:
-        """The LLM, and the encoder unless it is frozen."""
-        frozen = self.config.encoder is None or self.config.encoder.frozen
-        return [self.backbone] if frozen else list(self.parts.values())
 
 
 def _placed(embeddings: Tensor, tokens: Tensor, batch: Mapping[str, Tensor]) -> Tensor:

@@ -233,20 +233,19 @@ class Causal2VecTokenizer:
         ids, mask = padded([one["encoder_ids"] for one in tokens], self.encoder.pad_id)
         return {"encoder_ids": ids, "encoder_mask": mask}
 
+    def _encoded(self, texts: Sequence[str]) -> list[Any]:
+        backend = self.pretrained.backend_tokenizer
+        found: list[Any] = backend.encode_batch(list(texts), add_special_tokens=False)
+        return found
+
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        encodings = self.pretrained.backend_tokenizer.encode_batch(
-            list(texts), add_special_tokens=False
-        )
-        return [list(encoding.ids) for encoding in encodings]
+        return [list(encoding.ids) for encoding in self._encoded(texts)]
 
     def _cut(self, texts: Sequence[str], limit: int) -> list[str]:
         """Texts cut after token `limit`; not decoded, which would change them."""
-        encodings = self.pretrained.backend_tokenizer.encode_batch(
-            list(texts), add_special_tokens=False
-        )
         return [
             text[: encoding.offsets[limit - 1][1]] if len(encoding.ids) > limit else text
-            for text, encoding in zip(texts, encodings, strict=True)
+            for text, encoding in zip(texts, self._encoded(texts), strict=True)
         ]
 
 

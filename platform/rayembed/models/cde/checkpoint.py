@@ -230,13 +230,9 @@ def load_corpus(folder: Path) -> Tensor | None:
     Raises:
         ArtifactError: the file is damaged.
     """
-    import safetensors
-    import safetensors.torch
-
     path = folder / CORPUS_FILE
     if not path.is_file():
         return None
-    try:
-        return safetensors.torch.load_file(path)[_CORPUS]
-    except (OSError, KeyError, safetensors.SafetensorError) as error:
-        raise ArtifactError(f"cannot read the corpus {str(path)!r}: {error}") from error
+    if (vectors := load_weights(path).get(_CORPUS)) is None:
+        raise ArtifactError(f"{str(path)!r} holds no context vectors; set the corpus again")
+    return vectors

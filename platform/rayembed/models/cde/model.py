@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayembed.errors import DataError
-from rayembed.models.attention.packed import Packed, counted_positions, packed_states
+from rayembed.models.attention.packed import Packed, packed_states, token_states
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.cde.layers import ContextLayers
 from rayembed.models.cde.positions import SequenceLayout
 from rayembed.models.contract import EmbedOutput
 from rayembed.models.loading.backbones import first_position
-from rayembed.models.pooling import Layout, every_token, masked_mean
+from rayembed.models.pooling import every_token, masked_mean
 from rayembed.models.tokens import PrefixTokenizer
 from rayembed.models.transformer_model import TransformerModel
 
@@ -79,15 +79,7 @@ class CDE(TransformerModel):
 
     def embed_context(self, batch: dict[str, Tensor]) -> Tensor:
         """(B, h) float32 context vectors of a micro-batch of documents, not normalised."""
-        layout: Layout
-        ids, packed = batch["input_ids"], Packed.of(batch)
-        if packed is None:
-            layout = batch["attention_mask"]
-            states = self.encoder(input_ids=ids, attention_mask=layout).last_hidden_state
-        else:
-            layout = packed
-            positions = counted_positions(ids, batch["position_ids"], self._first_position)
-            states = packed_states(self.encoder, packed, positions, input_ids=ids)
+        states, layout = token_states(self.encoder, batch, self._first_position)
         return self.layers.context(masked_mean(states, every_token(states, layout), layout))
 
     def set_corpus(self, vectors: Tensor | None) -> None:

@@ -14,7 +14,7 @@ from rayembed.config.backbone import BackboneConfig, DtypeSetting
 from rayembed.config.model import architecture_classes
 from rayembed.config.table import load
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.machine.hardware import auto_precision, settled
+from rayembed.machine.hardware import auto_precision
 from rayembed.models.attention.short_texts import use_products
 
 logger = logging.getLogger(__name__)
@@ -48,11 +48,6 @@ _HIDDEN_DROPOUT = (
 def torch_dtype(dtype: DtypeSetting | Literal["float16"]) -> torch.dtype:
     """Torch dtype of a setting; `auto` is the type that this machine computes fast."""
     return _DTYPES[auto_precision().dtype if dtype == "auto" else dtype]
-
-
-def settled_backbone(config: BackboneConfig) -> BackboneConfig:
-    """Settings with `auto` replaced by this machine's number type."""
-    return config.model_copy(update={"dtype": settled(config.dtype)})
 
 
 def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from rayembed.config.model import ModelConfig
+from rayembed.machine.hardware import settled
 from rayembed.models.adapters.lora import add_lora
 from rayembed.models.architecture import Parts, architecture_of
+from rayembed.models.contract import PromptTokenizer
 from rayembed.models.kept_zeros import keep_zeros
-from rayembed.models.loading.backbones import check_not_quantised, settled_backbone, torch_dtype
+from rayembed.models.loading.backbones import check_not_quantised, torch_dtype
 from rayembed.models.loading.start import find_start
 from rayembed.models.transformer_model import TransformerModel
 from rayembed.models.vocabulary import check_words
@@ -31,7 +33,8 @@ def build_model(config: ModelConfig, folders: Folders, *, seed: int) -> Transfor
         ArtifactError: no usable model or tokenizer in a folder.
         ConfigError: settings that do not fit a pretrained part.
     """
-    config = config.model_copy(update={"backbone": settled_backbone(config.backbone)})
+    backbone = config.backbone.model_copy(update={"dtype": settled(config.backbone.dtype)})
+    config = config.model_copy(update={"backbone": backbone})
     architecture = architecture_of(config)
     start = find_start(folders, config)
     tokenizer = architecture.tokenizer(config, start.folders)
@@ -68,20 +71,31 @@ def check_buildable(config: ModelConfig, folders: Folders) -> TransformerModel:
     architecture = architecture_of(config)
     start = find_start(folders, config)
     tokenizer = architecture.tokenizer(config, start.folders)
-    parts = {
-        name: architecture.empty_part(config, name, folder)
-        for name, folder in start.folders.items()
-    }
+    parts = empty_parts(config, start.folders)
     check_not_quantised(parts)
     architecture.check_parts(config, parts, start.folders)
     architecture.check_lengths(config, parts)
     with torch.device("meta"):
-        head = architecture.build_head(config, shapes_of(parts))
         choose_trained(config, parts)
-        model: TransformerModel = architecture.assemble(config, parts, head, tokenizer)
+    model = empty_around(config, parts, tokenizer)
     check_words(model)
     if config.keep_zeros:
         keep_zeros(model, folders, head=start.load_head is not None)
+    return model
+
+
+def empty_parts(config: ModelConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
+    """The pretrained parts on the meta device."""
+    architecture = architecture_of(config)
+    return {name: architecture.empty_part(config, name, at) for name, at in folders.items()}
+
+
+def empty_around(config: ModelConfig, parts: Parts, tokenizer: PromptTokenizer) -> TransformerModel:
+    """The model around finished parts with a head on the meta device."""
+    architecture = architecture_of(config)
+    with torch.device("meta"):
+        head = architecture.build_head(config, shapes_of(parts))
+        model: TransformerModel = architecture.assemble(config, parts, head, tokenizer)
     return model
 
 

@@ -7,12 +7,15 @@ import struct
 import time
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
+import torch
 import xxhash
 from torch import Tensor
 
 from rayembed.assets.cache import cache_folder, filled
 from rayembed.assets.names import below
+from rayembed.assets.sentence_modules import no_pickled_objects
 from rayembed.errors import ArtifactError, AssetError
 
 _MAX_HEADER_BYTES = 100_000_000
@@ -116,17 +119,20 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Load all tensors of a safetensors file by name, on the CPU.
+    """Load all tensors of a safetensors file, or of one that torch wrote, by name, on the CPU.
 
     Raises:
-        ArtifactError: there is no such file, or it is damaged.
+        ArtifactError: there is no such file, it is damaged, or holds other objects than tensors.
     """
     import safetensors
     import safetensors.torch
 
     try:
-        return safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        with no_pickled_objects(path):
+            return dict(torch.load(path, "cpu", weights_only=True, mmap=is_zipfile(path)))
+    except (OSError, RuntimeError, ValueError, safetensors.SafetensorError) as error:
         raise ArtifactError(f"cannot read the weights {str(path)!r}: {error}") from error
 
 

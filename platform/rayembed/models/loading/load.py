@@ -10,9 +10,9 @@ from rayembed.config.model import ModelConfig
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError
 from rayembed.machine.hardware import Precision, auto_precision, settled, wide_enough
-from rayembed.models.architecture import Published, architecture_of, published_in
+from rayembed.models.architecture import Published, architecture_of, architectures
 from rayembed.models.loading.backbones import torch_dtype
-from rayembed.models.loading.build import check_buildable, shapes_of
+from rayembed.models.loading.build import check_buildable, empty_around, empty_parts, shapes_of
 from rayembed.models.loading.files import read_json
 from rayembed.models.loading.saved_folder import (
     POOLING_FILE,
@@ -113,7 +113,8 @@ def published(folder: Path) -> Published:
     Raises:
         ArtifactError: nothing that any architecture reads.
     """
-    found = published_in(folder)
+    asked = (architecture.published(folder) for architecture in architectures())
+    found = next((found for found in asked if found is not None), None)
     if found is None:
         raise ArtifactError(f"no architecture reads the model in {str(folder)!r}")
     if (folder / "modules.json").is_file():
@@ -270,12 +271,8 @@ def empty_model(folder: Path) -> TransformerModel:
             return check_buildable(config, dict.fromkeys(config.parts, folder))
         return load_model(folder, dtype=saved_dtype(folder))
     folders = part_folders(config, folder)
-    parts = {name: architecture.empty_part(config, name, at) for name, at in folders.items()}
     tokenizer = architecture.tokenizer(config, folders)
-    with torch.device("meta"):
-        head = architecture.build_head(config, shapes_of(parts))
-        model: TransformerModel = architecture.assemble(config, parts, head, tokenizer)
-    return model
+    return empty_around(config, empty_parts(config, folders), tokenizer)
 
 
 def _check_is_model(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from rayembed.config.instructions import check_prompt_names, instruction_in
 from rayembed.config.model import ModelConfig
@@ -65,11 +65,15 @@ def given_prompts(prompts: Mapping[str, str], prefix: str) -> dict[str, str]:
     return {name: text for name, text in prompts.items() if name not in others}
 
 
+def sentence_settings(folder: Path) -> dict[str, Any]:
+    """Content of a folder's config_sentence_transformers.json; empty without one."""
+    path = folder / "config_sentence_transformers.json"
+    return read_json(path) if path.is_file() else {}
+
+
 def saved_prompts(folder: Path) -> dict[str, str]:
     """All literal prompts of a saved model, by name."""
-    path = folder / "config_sentence_transformers.json"
-    stated = read_json(path) if path.is_file() else {}
-    prompts: dict[str, str | None] = stated.get("prompts") or {}
+    prompts: dict[str, str | None] = sentence_settings(folder).get("prompts") or {}
     return {name: text or "" for name, text in prompts.items()}
 
 

@@ -4,11 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import nn
 
 from rayembed.assets.names import below
-from rayembed.assets.sentence_modules import no_pickled_objects
 from rayembed.config.backbone import (
     ClsPooling,
     Dtype,
@@ -20,7 +18,14 @@ from rayembed.config.backbone import (
     WeightedMeanPooling,
 )
 from rayembed.errors import ArtifactError
-from rayembed.models.loading.files import read_header, read_json, read_json_value, weight_paths
+from rayembed.models.loading.files import (
+    load_weights,
+    read_header,
+    read_json,
+    read_json_value,
+    weight_paths,
+)
+from rayembed.models.loading.saved_prompts import sentence_settings
 
 Activation = Literal["identity", "tanh", "relu", "gelu"]
 
@@ -116,18 +121,10 @@ def load_projections(head: nn.Module, files: Sequence[Path]) -> None:
     Raises:
         ArtifactError: a file is damaged, or has other weights than its settings say.
     """
-    import safetensors
-    import safetensors.torch
-
     for path, projection in zip(files, getattr(head, "projections", ()), strict=True):
         try:
-            if path.suffix == ".safetensors":
-                state = safetensors.torch.load_file(path)
-            else:
-                with no_pickled_objects(path):
-                    state = torch.load(path, map_location="cpu", weights_only=True)
-            projection.load_state_dict(state)
-        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+            projection.load_state_dict(load_weights(path))
+        except (ArtifactError, RuntimeError) as error:
             raise ArtifactError(f"cannot load the Dense module {str(path)!r}: {error}") from error
 
 
@@ -194,7 +191,7 @@ def read_stated(folder: Path) -> Stated:
         ArtifactError: settings of other types than these have, or unknown ones.
     """
     path = folder / "config_sentence_transformers.json"
-    stated = read_json(path) if path.is_file() else {}
+    stated = sentence_settings(folder)
     check_known(path, stated, _STATED)
     if (kind := stated.get("model_type")) not in (None, "SentenceTransformer"):
         raise ArtifactError(

@@ -17,11 +17,10 @@ from rayembed.models.loading.saved_folder import (
     load_head,
     part_folder,
     part_folders,
-    read_graph,
     read_settings,
 )
 from rayembed.models.loading.sentence_folder import load_projections, read_modules
-from rayembed.models.passes.runtime_model import no_training
+from rayembed.models.passes.runtime_model import check_trainable
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +51,7 @@ def find_start(folders: Path | Mapping[str, Path], config: ModelConfig) -> Start
             runtime, which has no weights.
     """
     folder = folders["backbone"] if isinstance(folders, Mapping) else folders
-    graph = read_graph(folder)
-    if graph is not None:
-        raise ConfigError(no_training(folder, graph))
+    check_trainable(folder)
     if (folder / SETTINGS_FILE).is_file():
         start = _of_rayembed(folder, config)
     elif (folder / "modules.json").is_file():
@@ -83,9 +80,7 @@ def find_start(folders: Path | Mapping[str, Path], config: ModelConfig) -> Start
 
 def part_within(folder: Path, name: str) -> Path:
     """Folder of a further part within a model's folder, or that folder where it is the part."""
-    graph = read_graph(folder)
-    if graph is not None:
-        raise ConfigError(no_training(folder, graph))
+    check_trainable(folder)
     if (folder / SETTINGS_FILE).is_file():
         return part_folders(read_settings(folder), folder).get(name, folder)
     return read_modules(folder).transformer if (folder / "modules.json").is_file() else folder

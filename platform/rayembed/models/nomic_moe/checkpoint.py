@@ -3,12 +3,10 @@
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from zipfile import is_zipfile
 
 import torch
 from torch import Tensor
 
-from rayembed.assets.sentence_modules import no_pickled_objects
 from rayembed.errors import ArtifactError
 from rayembed.models.loading.files import load_weights, read_header, weight_paths
 from rayembed.models.nomic_moe.encoder import NomicEncoder
@@ -21,17 +19,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     Raises:
         ArtifactError: none there, or damaged ones.
     """
-    if paths := weight_paths(folder):
-        return {name: value for path in paths for name, value in load_weights(path).items()}
-    path = folder / "pytorch_model.bin"
-    try:
-        with no_pickled_objects(path):
-            found: dict[str, Tensor] = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)
-            )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ArtifactError(f"cannot read the weights {str(path)!r}: {error}") from error
-    return found
+    paths = weight_paths(folder) or [folder / "pytorch_model.bin"]
+    return {name: value for path in paths for name, value in load_weights(path).items()}
 
 
 def load_encoder_weights(folder: Path) -> NomicEncoder:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from rayembed.errors import ConfigError
@@ -35,11 +35,6 @@ class NomicMoe(TransformerModel):
         self.backbone = backbone
         self.tokenizer = tokenizer
         self.dimensions = dimensions_of(config, backbone.config)
-
-    @property
-    def head(self) -> nn.Module:
-        """Module without weights, as the mean has none."""
-        return nn.Identity()
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
         """Unit vectors (B, D) of a collated micro-batch and, in training, statistics; no context.

@@ -29,10 +29,8 @@ class NVEmbedTokenizer(TextTokenizer):
     def __init__(self, pretrained: Any, config: NVEmbedConfig, special: SpecialIds) -> None:
         super().__init__(
             pretrained,
-            prefix=[] if special.bos is None else [special.bos],
-            suffix=[special.eos],
-            pad_id=special.pad,
             max_lengths=config.max_lengths,
+            special=([] if special.bos is None else [special.bos], [special.eos], special.pad),
             pool_prompt=False,
             template=config.instruction_template,
         )

@@ -5,8 +5,8 @@ The next texts are tokenised, and for a GPU collated, by threads while the devic
 
 import heapq
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import get_args
 
 import numpy as np
@@ -135,27 +135,43 @@ def encode_tokens(
     """
     vectors = np.empty((len(tokens), model.dimensions[0]), dtype=np.float32)
     budget = tokens_per_batch or corpus_budget(model)
-    was_training = model.training
-    model.eval()
-    try:
-        done = 0
+
+    def embed(batch: dict[str, Tensor]) -> Tensor:
+        output: EmbedOutput = model(batch) if context is None else model(batch, context)
+        return output.embeddings
+
+    with _in_evaluation_mode(model):
         tokens = model.first_pass(tokens, budget)
         costs = [cost(one) + model.added_tokens for one in tokens]
-
-        def embed(batch: dict[str, Tensor]) -> Tensor:
-            output: EmbedOutput = model(batch) if context is None else model(batch, context)
-            return output.embeddings
-
-        for chosen, made in passes(model, tokens, costs, budget, embed):
+        for chosen, made in _counted(passes(model, tokens, costs, budget, embed), tokens, progress):
             vectors[chosen] = made.numpy()
             if check is not None:
                 check(vectors[chosen], np.array(chosen))
-            done += len(chosen)
-            if progress is not None:
-                progress(done, len(tokens))
+    return vectors
+
+
+@contextmanager
+def _in_evaluation_mode(model: EmbeddingModel) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
     finally:
         model.train(was_training)
-    return vectors
+
+
+def _counted(
+    made: Iterator[tuple[list[int], Tensor]],
+    tokens: Sequence[Tokens],
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[tuple[list[int], Tensor]]:
+    """The passes; once each was taken, tell how many texts are done."""
+    done = 0
+    for chosen, vectors in made:
+        yield chosen, vectors
+        done += len(chosen)
+        if progress is not None:
+            progress(done, len(tokens))
 
 
 @torch.inference_mode()
@@ -176,20 +192,13 @@ def encode_context(
     """
     tokens = _tokenize(model, list(documents), "document", "", True)
     vectors: list[Tensor] = [torch.empty(0)] * len(tokens)
-    done = 0
-    was_training = model.training
-    model.eval()
-    try:
-        costs = [cost(one) for one in tokens]
-        budget = tokens_per_batch or corpus_budget(model)
-        for chosen, made in passes(model, tokens, costs, budget, model.embed_context):
+    costs = [cost(one) for one in tokens]
+    budget = tokens_per_batch or corpus_budget(model)
+    with _in_evaluation_mode(model):
+        made_of = passes(model, tokens, costs, budget, model.embed_context)
+        for chosen, made in _counted(made_of, tokens, progress):
             for place, vector in zip(chosen, made, strict=True):
                 vectors[place] = vector
-            done += len(chosen)
-            if progress is not None:
-                progress(done, len(tokens))
-    finally:
-        model.train(was_training)
     return torch.stack(vectors)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rayembed.config.backbone import GraphConfig
 from rayembed.config.model import ModelConfig
@@ -27,9 +27,6 @@ from rayembed.models.loading.saved_folder import (
 from rayembed.models.loading.saved_prompts import saved_instructions
 from rayembed.models.passes.graphs import PACKAGES, Graph
 from rayembed.models.transformer_model import TransformerModel
-
-GRAPH_SUFFIXES = (".onnx", ".xml", ".bin", ".data")
-"""Endings of the files that hold graphs and their weights."""
 
 
 class RuntimeModel(TransformerModel):
@@ -65,11 +62,6 @@ class RuntimeModel(TransformerModel):
     def parts(self) -> dict[str, Any]:
         """None: the pretrained models are within the graph."""
         return {}
-
-    @property
-    def head(self) -> nn.Module:
-        """Module without weights: the head is within the graph."""
-        return nn.Identity()
 
     @property
     def device(self) -> torch.device:
@@ -124,7 +116,7 @@ class RuntimeModel(TransformerModel):
 
     def recompute_layers(self, number: int | None = None, between_products: int = 0) -> None:
         """Refuse, as there are none."""
-        raise ConfigError(no_training(self.folder, self.graph))
+        raise no_training(self.folder, self.graph)
 
     def compile_layers(self, backend: str = "inductor") -> None:
         """Do nothing: the runtime has compiled the graph."""
@@ -136,7 +128,7 @@ class RuntimeModel(TransformerModel):
         Raises:
             ConfigError: always.
         """
-        raise ConfigError(no_training(self.folder, self.graph))
+        raise no_training(self.folder, self.graph)
 
     def save(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
         """Write the graphs and all beside them to another folder, atomically, with the corpus.
@@ -199,9 +191,15 @@ def check_graph(folder: Path) -> GraphConfig:
     return graph
 
 
-def no_training(folder: Path, graph: GraphConfig) -> str:
-    """Why nothing starts from the model of graphs in a folder."""
-    return (
+def check_trainable(folder: Path) -> None:
+    """Raise ConfigError where a model that something is to start from has graphs for weights."""
+    if (graph := read_graph(folder)) is not None:
+        raise no_training(folder, graph)
+
+
+def no_training(folder: Path, graph: GraphConfig) -> ConfigError:
+    """Error where something starts from the model of graphs in a folder."""
+    return ConfigError(
         f"{str(folder)!r} is a graph for {graph.runtime} ({graph.precision}) without weights that "
         "could be trained or changed; take the model that it was made of"
     )
