@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -9,8 +10,9 @@ import numpy as np
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.small_vectors import StoredVectors
 from rayembed.config.types import Role
-from rayembed.errors import ConfigError
+from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.prompts import ModelPrompts, role_of
+from rayembed.models.loading.files import weights_fingerprint
 from rayembed.search.faiss_library import require_faiss
 
 if TYPE_CHECKING:
@@ -140,11 +142,31 @@ class PromptedSpec:
         return self.prompts.shown(encode_spec.instruction)
 
 
-def stated_settings(settings: ModelUnderTest) -> dict[str, str]:
-    """Number type, length and width as a user set them, for wrappers that choose them otherwise."""
-    given = settings.model_dump(include={"dtype", "max_length", "dimensions"})
-    told = {name: "as loaded" if value is None else str(value) for name, value in given.items()}
-    return told | stored_conditions(settings.stored)
+class WrappedSpec:
+    """Base class of specs of models that other libraries load and encode with."""
+
+    settings: ModelUnderTest
+
+    @property
+    def stored(self) -> StoredVectors:
+        """As the settings have it."""
+        return self.settings.stored
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Number type, length and width as a user set them; the libraries have others if unset."""
+        given = self.settings.model_dump(include={"dtype", "max_length", "dimensions"})
+        told = {name: "as loaded" if value is None else str(value) for name, value in given.items()}
+        return told | stored_conditions(self.stored)
+
+
+def check_same_weights(reference: str, folder: Path, weights: str) -> None:
+    """Raise ArtifactError unless the folder has the weights that the evaluation began with."""
+    if (seen := weights_fingerprint(folder)) != weights:
+        raise ArtifactError(
+            f"the model {reference!r} has weights {seen} on this machine, but the evaluation began "
+            f"with {weights}; give all machines the same and start again"
+        )
 
 
 def stored_conditions(stored: StoredVectors) -> dict[str, str]:
@@ -196,21 +218,8 @@ def model_meta(name: str, revision: str, **known: Any) -> "ModelMeta":
     """
     from mteb.models import ModelMeta
 
-    unknown = dict.fromkeys(
-        (
-            "loader",
-            "release_date",
-            "n_parameters",
-            "memory_usage_mb",
-            "max_tokens",
-            "embed_dim",
-            "license",
-            "public_training_code",
-            "public_training_data",
-            "training_datasets",
-            "similarity_fn_name",
-        )
-    )
+    fields = ModelMeta.model_fields.items()
+    unknown = dict.fromkeys(name for name, field in fields if field.is_required())
     stated = {
         "name": name if "/" in name else f"rayembed/{name}",
         "revision": revision,

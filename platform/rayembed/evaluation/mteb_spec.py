@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import mteb
-import numpy as np
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models import ModelMeta, SentenceTransformerEncoderWrapper
 from mteb.models.abs_encoder import AbsEncoder
@@ -17,7 +16,6 @@ from mteb.types import PromptType
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.settings import nearest
-from rayembed.config.small_vectors import StoredVectors
 from rayembed.errors import AssetError, ConfigError
 from rayembed.evaluation.loader_code import GIVES_LEAVE, foreign_code, gives_leave
 from rayembed.evaluation.model_spec import (
@@ -25,22 +23,21 @@ from rayembed.evaluation.model_spec import (
     EmbedTexts,
     EncodeSpec,
     Similarity,
+    WrappedSpec,
     check_stored,
-    stated_settings,
 )
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.sentence_spec import (
-    BATCH_SIZE,
     SentenceSpec,
     adjust,
-    as_vectors,
+    in_batches,
     refuse_for_others,
     sentence_spec,
 )
 from rayembed.evaluation.task_text import task_metadata as read_task
 from rayembed.evaluation.task_text import task_text
 from rayembed.machine.hardware import Precision, settled
-from rayembed.models.passes.fitting import TextsAtOnce, room_for
+from rayembed.models.passes.fitting import room_for
 from rayembed.models.versions import VECTORS
 
 logger = logging.getLogger(__name__)
@@ -56,7 +53,7 @@ _MORE_THAN_TEXTS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class MtebSpec:
+class MtebSpec(WrappedSpec):
     """Vectors are those of mteb's wrapper, which gets the task's metadata and prompt type."""
 
     settings: ModelUnderTest
@@ -105,16 +102,6 @@ class MtebSpec:
         """The name of the wrapper, which alone knows."""
         return f"(as mteb's {_loader_name(self.stated)} has it)"
 
-    @property
-    def stored(self) -> StoredVectors:
-        """As the settings have it."""
-        return self.settings.stored
-
-    @property
-    def conditions(self) -> dict[str, str]:
-        """Settings that differ from the wrapper's own."""
-        return stated_settings(self.settings)
-
     def load(self, device: str) -> EmbedTexts:
         """The model in mteb's wrapper, on the device.
 
@@ -134,25 +121,19 @@ class MtebSpec:
         if self._changes(but=("dimensions",)):
             _adjust(wrapper, self.settings)
 
-        at_once = TextsAtOnce(BATCH_SIZE)
+        def embed(texts: Sequence[str], encode_spec: EncodeSpec, number: int) -> Any:
+            side = encode_spec.prompt_type
+            return wrapper.encode(
+                _loader(texts, number),
+                task_metadata=read_task(encode_spec.task),
+                hf_split="test",
+                hf_subset="default",
+                prompt_type=PromptType(side) if side else None,
+                batch_size=number,
+                show_progress_bar=False,
+            )
 
-        def embed(texts: Sequence[str], encode_spec: EncodeSpec) -> np.ndarray:
-            def batches_of(number: int) -> Any:
-                return wrapper.encode(
-                    _loader(texts, number),
-                    task_metadata=read_task(encode_spec.task),
-                    hf_split="test",
-                    hf_subset="default",
-                    prompt_type=PromptType(encode_spec.prompt_type)
-                    if encode_spec.prompt_type
-                    else None,
-                    batch_size=number,
-                    show_progress_bar=False,
-                )
-
-            return as_vectors(at_once(batches_of))
-
-        return embed
+        return in_batches(embed)
 
     def _changes(self, but: tuple[str, ...] = ()) -> dict[str, Any]:
         """Settings by which vectors are others than those of the model as mteb has it."""

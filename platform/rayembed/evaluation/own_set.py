@@ -213,8 +213,14 @@ class _Own:
 class _OwnTable(_Own):
     """Tasks whose data are columns."""
 
+    metadata: TaskMetadata
     _folder: Path
     _splits: tuple[str, ...] = ("test",)
+
+    def _read(self, own: OwnSet) -> AboutTables:
+        self._folder, about = tables_of(own)
+        self.metadata = _metadata(own, about.fingerprint)
+        return about
 
     def load_data(self, num_proc: int | None = None, *, timer: Any = None, **_options: Any) -> None:
         """Map the columns to where mteb looks for them."""
@@ -266,8 +272,7 @@ class OwnClassification(_OwnTable, AbsTaskClassification):  # type: ignore[misc]
     _splits = ("train", "test")
 
     def __init__(self, own: ClassificationSet) -> None:
-        self._folder, about = tables_of(own)
-        self.metadata = _metadata(own, about.fingerprint)
+        self._read(own)
         self.samples_per_label, self.n_experiments = own.samples_per_label, own.experiments
         super().__init__()
         # mteb's is shared by all tasks of the process; of two at a time one would be wrong.
@@ -281,8 +286,7 @@ class OwnClustering(_OwnTable, AbsTaskClustering):  # type: ignore[misc] # untyp
     input_column_name, label_column_name = "text", "label"
 
     def __init__(self, own: ClusteringSet) -> None:
-        self._folder, about = tables_of(own)
-        self.metadata = _metadata(own, about.fingerprint)
+        self._read(own)
         self.max_documents_per_cluster = own.documents_per_experiment
         self.n_clusters = own.experiments
         super().__init__()
@@ -294,8 +298,7 @@ class OwnPairClassification(_OwnTable, AbsTaskPairClassification):  # type: igno
     label_column_name = "label"
 
     def __init__(self, own: PairClassificationSet) -> None:
-        self._folder, about = tables_of(own)
-        self.metadata = _metadata(own, about.fingerprint)
+        self._read(own)
         super().__init__()
 
 
@@ -303,8 +306,7 @@ class OwnSTS(_OwnTable, AbsTaskSTS):  # type: ignore[misc] # untyped
     """Pairs of texts with a similarity."""
 
     def __init__(self, own: STSSet) -> None:
-        self._folder, about = tables_of(own)
-        self.metadata = _metadata(own, about.fingerprint)
+        about = self._read(own)
         self.min_score, self.max_score = about.lowest, about.highest
         super().__init__()
 

@@ -133,8 +133,7 @@ class Scoring:
     def take(self, piece: TaskFactory, result: Any, writer: ResultWriter) -> None:
         """A piece's result, written down at once: what is done is not done again."""
         self.results[piece] = writer.save(result)
-        if len(self.results) == len(self.pieces):
-            whole = self._whole(self.results[piece])
+        if (whole := self._whole(piece)) is not None:
             if whole is not self.results[piece]:
                 writer.save(whole)
             self._take_score(whole)
@@ -145,8 +144,7 @@ class Scoring:
             result = writer.finished(piece.load())
             if result is not None:
                 self.results[piece] = result
-        if len(self.results) == len(self.pieces):
-            whole = self._whole(self.results[self.pieces[0]])
+        if (whole := self._whole(self.pieces[0])) is not None:
             if whole.task_name != self.pieces[0].name and not writer.finished(self.factory.load()):
                 writer.save(whole)
             self._take_score(whole)
@@ -178,10 +176,13 @@ class Scoring:
     def _take_score(self, whole: Any) -> None:
         self.result, self.score = whole, main_score(self.factory, whole)
 
-    def _whole(self, latest: Any) -> Any:
-        """The result of the task, whose subsets are in one file, which was read last. The members
-        of an aggregate have files of their own.
+    def _whole(self, piece: TaskFactory) -> Any:
+        """The result of the task, whose subsets are in one file, which was read last, with this
+        piece; None while pieces are missing. The members of an aggregate have files of their own.
         """
+        if len(self.results) < len(self.pieces):
+            return None
+        latest = self.results[piece]
         if not isinstance(self.factory, MtebTask) or latest.task_name == self.name:
             return latest
         of_asked = [

@@ -31,9 +31,13 @@ from rayembed.evaluation.prompt_tables import (
     instruction_table,
     prefix_table,
 )
-from rayembed.models.loading.files import read_json
 from rayembed.models.loading.saved_folder import SETTINGS_FILE
-from rayembed.models.loading.saved_prompts import given_prompts, prompts_to_save, saved_prompts
+from rayembed.models.loading.saved_prompts import (
+    given_prompts,
+    prompts_to_save,
+    saved_prompts,
+    sentence_settings,
+)
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -315,8 +319,7 @@ def folder_prompts(folder: Path, config: ModelConfig) -> FolderPrompts:
     """
     if (folder / SETTINGS_FILE).is_file():
         return replace(_of_config(config), named=saved_prompts(folder))
-    path = folder / "config_sentence_transformers.json"
-    stated: dict[str, Any] = read_json(path) if path.is_file() else {}
+    stated = sentence_settings(folder)
     return replace(
         _of_config(config),
         named={name: text for name, text in (stated.get("prompts") or {}).items() if text},

@@ -26,6 +26,7 @@ from rayembed.evaluation.model_spec import (
     EncodeSpec,
     PromptedSpec,
     Similarity,
+    check_same_weights,
     check_stored,
     model_meta,
     stored_conditions,
@@ -144,11 +145,7 @@ class RayembedSpec(PromptedSpec):
             AssetError: the reference leads nowhere on this machine.
         """
         folder = find_folder(self.reference, self.tracking_uri)
-        if (seen := weights_fingerprint(folder)) != self.weights:
-            raise ArtifactError(
-                f"the model {self.reference!r} has weights {seen} on this machine, but the "
-                f"evaluation began with {self.weights}; give all machines the same and start again"
-            )
+        check_same_weights(self.reference, folder, self.weights)
         asked = self.settings.dtype
         assert asked != "auto"  # settled once, by `rayembed_spec`
         if asked == "saved":

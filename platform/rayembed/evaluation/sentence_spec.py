@@ -1,7 +1,8 @@
 """A folder that sentence-transformers loads and encodes with, as its users have it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,16 +21,16 @@ from rayembed.assets.sentence_modules import (
 )
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest, Prompts
-from rayembed.config.small_vectors import StoredVectors
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.model_spec import (
     SCORES,
     EmbedTexts,
     EncodeSpec,
     Similarity,
+    WrappedSpec,
+    check_same_weights,
     check_stored,
     model_meta,
-    stated_settings,
 )
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.rayembed_spec import name_of
@@ -43,6 +44,7 @@ from rayembed.models.loading.files import (
     weights_fingerprint,
 )
 from rayembed.models.loading.load import saved_dtype
+from rayembed.models.loading.saved_prompts import sentence_settings
 from rayembed.models.loading.sentence_folder import stated_dtype
 from rayembed.models.passes.fitting import TextsAtOnce, room_for
 from rayembed.models.versions import VECTORS
@@ -59,7 +61,7 @@ _OTHER_KINDS = {
 
 
 @dataclass(frozen=True)
-class SentenceSpec:
+class SentenceSpec(WrappedSpec):
     """Vectors, prompts and batches are those of `mteb.evaluate` with a `SentenceTransformer`."""
 
     settings: ModelUnderTest
@@ -106,16 +108,6 @@ class SentenceSpec:
         """The literal prompt."""
         return encode_spec.instruction
 
-    @property
-    def stored(self) -> StoredVectors:
-        """As the settings have it."""
-        return self.settings.stored
-
-    @property
-    def conditions(self) -> dict[str, str]:
-        """Settings that differ from the wrapper's own."""
-        return stated_settings(self.settings)
-
     def load(self, device: str) -> EmbedTexts:
         """The model on the device.
 
@@ -127,11 +119,7 @@ class SentenceSpec:
         from rayembed.models.sentence_module import as_sentence_transformer
 
         folder = resolve_model(self.reference)
-        if (seen := weights_fingerprint(folder)) != self.weights:
-            raise ArtifactError(
-                f"the model {self.reference!r} has weights {seen} on this machine, but the "
-                f"evaluation began with {self.weights}; give all machines the same and start again"
-            )
+        check_same_weights(self.reference, folder, self.weights)
         width = self.settings.dimensions
         if is_own_format(folder):
             # Else it would be widened by this machine, whatever the spec was settled to.
@@ -147,20 +135,15 @@ class SentenceSpec:
             "document": model.encode_document,
         }
 
-        at_once = TextsAtOnce(BATCH_SIZE)
+        def embed(texts: Sequence[str], encode_spec: EncodeSpec, number: int) -> Any:
+            return encode[encode_spec.prompt_type](
+                list(texts),
+                prompt=encode_spec.instruction,
+                batch_size=number,
+                show_progress_bar=False,
+            )
 
-        def embed(texts: Sequence[str], encode_spec: EncodeSpec) -> np.ndarray:
-            def batches_of(number: int) -> Any:
-                return encode[encode_spec.prompt_type](
-                    list(texts),
-                    prompt=encode_spec.instruction,
-                    batch_size=number,
-                    show_progress_bar=False,
-                )
-
-            return as_vectors(at_once(batches_of))
-
-        return embed
+        return in_batches(embed)
 
 
 def sentence_spec(settings: ModelUnderTest, *, on: Precision | str | None = None) -> SentenceSpec:
@@ -181,7 +164,7 @@ def sentence_spec(settings: ModelUnderTest, *, on: Precision | str | None = None
     folder = resolve_model(reference)
     check_weight_files(folder)
     check_for_sentence_transformers(folder)
-    stated = _settings_of(folder)
+    stated = sentence_settings(folder)
     _check_dense(folder, stated)
     if foreign := foreign_modules(folder):
         raise ArtifactError(
@@ -262,6 +245,12 @@ def adjust(model: Any, settings: ModelUnderTest) -> None:
         model.max_seq_length = settings.max_length if own is None else min(settings.max_length, own)
 
 
+def in_batches(embed: Callable[[Sequence[str], EncodeSpec, int], Any]) -> EmbedTexts:
+    """A library's function of texts, encode spec and batch size; memory may halve the latter."""
+    at_once = TextsAtOnce(BATCH_SIZE)
+    return lambda texts, spec: as_vectors(at_once(partial(embed, texts, spec)))
+
+
 def as_vectors(embeddings: Any) -> np.ndarray:
     """(N, D) float32 of whatever array or tensor an encoder gives.
 
@@ -285,11 +274,6 @@ def as_vectors(embeddings: Any) -> np.ndarray:
             "vector for each"
         )
     return vectors
-
-
-def _settings_of(folder: Path) -> dict[str, Any]:
-    path = folder / "config_sentence_transformers.json"
-    return read_json(path) if path.is_file() else {}
 
 
 def _check_dense(folder: Path, stated: dict[str, Any]) -> None:

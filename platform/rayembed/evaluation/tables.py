@@ -8,26 +8,16 @@ from rayembed.config.small_vectors import Precision
 from rayembed.display.tables import Cell, Table, best_of, show
 from rayembed.results.scores import MEAN, OF_GENERAL, OF_OWN, means
 
-_HEADINGS: Mapping[str, tuple[str, str]] = {
-    "WikiSentenceRetrieval": ("Sentence retrieval", "nDCG@10"),
-    "WikiDescriptionRetrieval": ("Description retrieval", "nDCG@10"),
-    "WikiTopicClassification": ("Topic classification", "accuracy"),
-    "WikiTopicClustering": ("Topic clustering", "V-measure"),
-    "WikiTitleDescriptionPairClassification": ("Title–description pairs", "AP"),
-    "WikiRelatednessSTS": ("Relatedness", "Spearman"),
-    "WikiCrossLingualRetrieval": ("Cross-lingual retrieval", "nDCG@10"),
+_HEADINGS: Mapping[str, tuple[str, str, str]] = {
+    "WikiSentenceRetrieval": ("Sentence retrieval", "Sentence\nretrieval", "nDCG@10"),
+    "WikiDescriptionRetrieval": ("Description retrieval", "Descript.\nretrieval", "nDCG@10"),
+    "WikiTopicClassification": ("Topic classification", "Topic\nclassif.", "accuracy"),
+    "WikiTopicClustering": ("Topic clustering", "Topic\nclusters", "V-measure"),
+    "WikiTitleDescriptionPairClassification": ("Title–description pairs", "Title\npairs", "AP"),
+    "WikiRelatednessSTS": ("Relatedness", "Related-\nness", "Spearman"),
+    "WikiCrossLingualRetrieval": ("Cross-lingual retrieval", "Cross-\nlingual", "nDCG@10"),
 }
-
-_NARROW: Mapping[str, tuple[str, str]] = {
-    "WikiSentenceRetrieval": ("Sentence\nretrieval", "nDCG@10"),
-    "WikiDescriptionRetrieval": ("Descript.\nretrieval", "nDCG@10"),
-    "WikiTopicClassification": ("Topic\nclassif.", "accuracy"),
-    "WikiTopicClustering": ("Topic\nclusters", "V-meas."),
-    "WikiTitleDescriptionPairClassification": ("Title\npairs", "AP"),
-    "WikiRelatednessSTS": ("Related-\nness", "Spearman"),
-    "WikiCrossLingualRetrieval": ("Cross-\nlingual", "nDCG@10"),
-}
-"""Headings for the terminal, where six of them share a line."""
+"""Task → its name, its name for the terminal, where six of them share a line, its main score."""
 
 
 _MEANS = {MEAN: "Mean", OF_OWN: "Own", OF_GENERAL: "General"}
@@ -142,13 +132,13 @@ class ScoreTable:
 
     def with_means(self) -> "ScoreTable":
         """The means in place of the tasks; none where a task is missing."""
-        found = {
-            label: {name: self.mean(label, tasks) for name, tasks in self.kinds.items()}
-            for label in self.rows
-        }
         known = {
-            label: {name: mean for name, mean in row.items() if mean is not None}
-            for label, row in found.items()
+            label: {
+                name: mean
+                for name, tasks in self.kinds.items()
+                if (mean := self.mean(label, tasks)) is not None
+            }
+            for label in self.rows
         }
         return ScoreTable(known, self.base)
 
@@ -172,7 +162,13 @@ def run_table(scores: RunScores, stages: Sequence[str], own: Collection[str] = (
 
 def heading(task: str) -> tuple[str, str]:
     """Readable name of a task and of its main score."""
-    return _HEADINGS.get(task, (task, ""))
+    name, _, measure = _HEADINGS.get(task, (task, task, ""))
+    return name, measure
+
+
+def _narrow(task: str) -> str:
+    _, name, measure = _HEADINGS.get(task, (task, task, ""))
+    return "\n".join(filter(None, (name, measure.replace("measure", "meas."))))
 
 
 def score_table(table: ScoreTable, *, title: str = "", with_mean: bool = False) -> Table:
@@ -184,7 +180,6 @@ def score_table(table: ScoreTable, *, title: str = "", with_mean: bool = False) 
         with_mean: whether the means over tasks are the last columns.
     """
     heads = [" ".join(filter(None, heading(task))) for task in table.tasks]
-    narrow = ["\n".join(filter(None, _NARROW.get(task, heading(task)))) for task in table.tasks]
     averages, last = table.with_means(), list(table.kinds) if with_mean else []
     return Table(
         ["Model", *heads, *last],
@@ -198,7 +193,7 @@ def score_table(table: ScoreTable, *, title: str = "", with_mean: bool = False) 
         ],
         title=title,
         align="lr",
-        narrow=["Model", *narrow, *last],
+        narrow=["Model", *map(_narrow, table.tasks), *last],
         look="lined",
         folds=True,
     )

@@ -34,7 +34,7 @@ from rayembed.evaluation.pooled.encoding_worker import (
     draw_context,
     packed,
 )
-from rayembed.evaluation.pooled.pool import Pool
+from rayembed.evaluation.pooled.pool import Call, Pool
 from rayembed.machine.quantisation import quantised
 
 logger = logging.getLogger(__name__)
@@ -186,20 +186,11 @@ class PooledModel:
         units = self._units(
             hashes_of(texts), encode_spec, lambda rows: [texts[row] for row in rows], task
         )
-        by_texts: dict[int, _Unit] = {}
-
-        def calls() -> Iterator[TextUnit]:
-            for unit in units:
-                by_texts[id(unit.texts)] = unit
-                yield unit.texts
-
         self._known += len(texts)
-        for call, made in self._pool.run(calls(), None, context):
-            unit = by_texts.pop(id(call))
+        for unit, made in self._run(units, lambda unit: unit.texts, task, None, context):
             if vectors is None:
                 vectors = np.empty((len(texts), made.shape[1]), np.float32)
             vectors[unit.row] = made[unit.place]
-            self._count(len(unit.row), task)
         assert vectors is not None
         return vectors
 
@@ -219,21 +210,15 @@ class PooledModel:
         units = self._units(
             _hashed(corpus), encode_spec, lambda rows: document_texts(corpus, rows), task
         )
-        by_call: dict[int, _Unit] = {}
 
-        def calls() -> Iterator[TopK]:
-            for unit in units:
-                call = TopK(unit.texts, k, best.lowest)
-                by_call[id(call)] = unit
-                yield call
+        def call(unit: _Unit) -> TopK:
+            return TopK(unit.texts, k, best.lowest)
 
         self._known += len(corpus)
-        for call, found in self._pool.run(calls(), queries, context):
-            unit = by_call.pop(id(call))
+        for unit, found in self._run(units, call, task, queries, context):
             entry, row = _rows_of(unit, found.document)
             again = None if found.again is None else found.again[entry]
             best.add(found.query[entry], row, found.score[entry], again)
-            self._count(len(unit.row), task)
         return best.results()
 
     def _rerank(
@@ -263,23 +248,18 @@ class PooledModel:
         )
         place_of_pair = np.searchsorted(wanted, pairs_row)
         pairs_of = places_of(place_of_pair, len(wanted))
-        by_call: dict[int, np.ndarray] = {}
-        num_texts: dict[int, int] = {}
+        pairs: dict[int, np.ndarray] = {}
 
-        def calls() -> Iterator[PairScores]:
-            for unit in units:
-                pairs = np.concatenate([pairs_of(row) for row in unit.row])
-                counts = [len(pairs_of(row)) for row in unit.row]
-                document = np.repeat(unit.place, counts).astype(np.int32)
-                call = PairScores(unit.texts, pairs_query[pairs], document)
-                by_call[id(call)], num_texts[id(call)] = pairs, len(unit.row)
-                yield call
+        def call(unit: _Unit) -> PairScores:
+            own = [pairs_of(row) for row in unit.row]
+            pairs[id(unit)] = np.concatenate(own)
+            document = np.repeat(unit.place, list(map(len, own))).astype(np.int32)
+            return PairScores(unit.texts, pairs_query[pairs[id(unit)]], document)
 
         scores = np.empty(len(pairs_row), np.float32)
         self._known += len(wanted)
-        for call, found in self._pool.run(calls(), queries, context):
-            scores[by_call.pop(id(call))] = found.score
-            self._count(num_texts.pop(id(call)), task)
+        for unit, found in self._run(units, call, task, queries, context):
+            scores[pairs.pop(id(unit))] = found.score
         order = np.lexsort((pairs_row, -scores, pairs_query))
         return pairs_query[order], pairs_row[order], scores[order]
 
@@ -308,9 +288,31 @@ class PooledModel:
             order = np.argsort(place, kind="stable")
             yield _Unit(TextUnit(Bucket(encode_spec, number, of), texts), rows[order], place[order])
 
-    def _count(self, texts: int, task: str) -> None:
-        self._done += texts
-        self._progress(task, self._done, self._known)
+    def _run(
+        self,
+        units: Iterator[_Unit],
+        call_of: Callable[[_Unit], Call],
+        task: str,
+        queries: Any,
+        context: Any,
+    ) -> Iterator[tuple[_Unit, Any]]:
+        """Each unit with the result of its call, as they come; progress is told once it is taken.
+
+        Calls are made only when the pool takes them.
+        """
+        by_call: dict[int, _Unit] = {}
+
+        def calls() -> Iterator[Call]:
+            for unit in units:
+                call = call_of(unit)
+                by_call[id(call)] = unit
+                yield call
+
+        for call, found in self._pool.run(calls(), queries, context):
+            unit = by_call.pop(id(call))
+            yield unit, found
+            self._done += len(unit.row)
+            self._progress(task, self._done, self._known)
 
 
 def query_texts(queries: Any, task_metadata: Any, num_proc: int | None = None) -> list[str]:
