@@ -7,6 +7,8 @@ import psutil
 import pytest
 import yaml
 
+from rayembed.config.table import COMPANIONS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SEES = """
@@ -41,7 +43,9 @@ time.sleep(600)
 def small_checkout(tmp_path_factory):
     """A checkout with the real library (its docstring changed), cluster files and three jobs."""
     checkout = tmp_path_factory.mktemp("checkout")
-    for package in ("rayembed", "rayembed_papers"):
+    for package in ("rayembed", *COMPANIONS):
+        if not (ROOT / "platform" / package).is_dir():
+            continue
         shutil.copytree(
             ROOT / "platform" / package,
             checkout / "platform" / package,

@@ -11,17 +11,15 @@ import ray
 from made_up_articles import run_over, write_articles
 from one_thread import one_thread
 from run_scoring import evaluate_reference
-from tiny_models import byte_level_tokenizer, save_cde_stages, save_decoder
-from word_articles import run_over_words, write_word_articles
+from tiny_models import byte_level_tokenizer, save_decoder
 
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.data_run import data_of
 from rayembed.config.evaluation import EvaluationPlacement
 from rayembed.config.mining import Teacher
 from rayembed.config.override import override
-from rayembed.config.settings import parse
 from rayembed.data.engine.on_ray import ray_pipeline_context
-from rayembed.errors import ArtifactError, AssetError, ConfigError, WorkerError
+from rayembed.errors import ArtifactError, AssetError, WorkerError
 from rayembed.evaluation.jobs import ScoreTask
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.on_ray import run_jobs
@@ -30,15 +28,11 @@ from rayembed.evaluation.run_scores import run_model
 from rayembed.evaluation.tables import ScoreKey
 from rayembed.machine import hardware
 from rayembed.machine.hardware import auto_precision
-from rayembed.models.cde.config import CDEConfig
-from rayembed.models.loading.build import build_model
 from rayembed.pipeline.evaluate.run_scorer import RunScorer
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.pipeline.run.on_ray import OnRay
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.on_ray import export_on_ray
-from rayembed_papers.context.sizes import scores_by_size
-from rayembed_papers.measure_on_ray import measured_on_ray
 
 pytestmark = pytest.mark.ray
 
@@ -134,36 +128,3 @@ def test_an_export_whose_process_dies_is_an_error_that_says_what_to_do(cluster, 
     run = run_over(tmp_path / "articles.json")
     with pytest.raises(WorkerError, match=r"export of .*/model' was lost(.|\n)*Submit the run"):
         export_on_ray(dies, run, None, str(tmp_path / "model"))
-    with pytest.raises(WorkerError, match=r"evaluation of 'x' was lost(.|\n)*submit the run again"):
-        measured_on_ray(dies, "x", placement=run.placement)
-
-
-def test_an_analysis_of_a_model_is_that_of_this_process(cluster, tmp_path):
-    run = run_over_words(write_word_articles(tmp_path / "articles.json"))
-    config = {
-        "backbone": {"path": "given", "dtype": "float32"},
-        "encoder": {"path": "given"},
-        "num_context": 4,
-        "query_max_length": 62,
-        "document_max_length": 62,
-    }
-    model = build_model(parse(CDEConfig, config), save_cde_stages(tmp_path), seed=5)
-    model.save(tmp_path / "model")
-    asked = {"name": "tiny", "sizes": [0, 4], "draws": 1}
-    place = {"placement": run.placement}
-    with one_thread():
-        here = scores_by_size(tmp_path / "model", run, results_folder=tmp_path / "here", **asked)
-    there = measured_on_ray(
-        scores_by_size, tmp_path / "model", run, results_folder=tmp_path / "there", **asked, **place
-    )
-    assert there.keys() == here.keys()
-    for size, scores in here.items():
-        assert there[size] == {task: pytest.approx(found) for task, found in scores.items()}
-    with pytest.raises(ConfigError, match="9 context documents are more"):
-        measured_on_ray(
-            scores_by_size,
-            tmp_path / "model",
-            run,
-            results_folder=tmp_path,
-            **asked | place | {"sizes": [9]},
-        )

@@ -1,6 +1,5 @@
 """Small data jobs in one process that write files of those kinds that `data_job` does not write."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,29 +7,21 @@ from typing import Any
 
 import data_job
 import pytest
-from fake_llm import FakeLLM
-from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 from toy_model import ToyTokenizer
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.engine import shuffle
 from rayembed.data.engine.artifacts import PipelineContext
-from rayembed.data.engine.parts import read_records
 from rayembed.data.mining import found
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.stream import PairSteps
 from rayembed.data.prepare import prepare
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.machine.hardware import Precision
-from rayembed_extras.adaptation.make import prepare_sequences
-from rayembed_extras.adaptation.plan import SequencePlan
-from rayembed_extras.synthesis.requests import Answer, Request
-from rayembed_extras.synthesis.settings import SynthesisRun
-from rayembed_extras.synthesis.synthesize import make_synthetic
 
 FILES, STEPS, BATCH = 6, 2, 8
-DATASETS = ("written", "brought", "pairs", "inferred", "graded")
+DATASETS = ("searched", "brought", "pairs", "inferred", "graded")
 TEACHER = {"teacher": "small"}
 IVF = {"kind": "ivf", "lists": 2, "probes": 2}
 
@@ -42,29 +33,21 @@ def cut_small() -> Iterator[None]:
         patch.setattr(shuffle, "FAN_OUT", 2)
         patch.setattr(found, "SHARD_STEP", 8)
         patch.setattr(found, "SHARD_DOCUMENTS", 16)
-        for name in ("questions", "write_queries"):
-            patch.setattr(
-                f"rayembed_extras.synthesis.{name}.asker", lambda *_: FakeLLM(answer=knows)
-            )
         yield
 
 
-def knows(request: Request) -> Answer:
-    """A query for a document, and that the first candidate answers a query."""
-    made = {"relevant": [1]}
-    if "Candidates:" not in request.prompt:
-        made = {"queries": [f"who is {request.prompt.split('Person ')[1].split()[0]}?"]}
-    return Answer(request.id, request.group, request.key, "answered", json.dumps(made))
-
-
 def write_inputs(root: Path) -> None:
-    """Files of the data sets, the texts and the tokenizer."""
-    for folder in ("people", "brought", "pairs"):
+    """Files of the data sets."""
+    for folder in ("people", "asked", "brought", "pairs"):
         (root / folder).mkdir()
     for number in range(FILES):
         rows = range(number, 48, FILES)
         people = [{"text": f"Person {i} of town {i % 5}.", "id": f"{i}"} for i in rows]
         data_job.write_rows(root / f"people/{number}.jsonl", people)
+        asked = [
+            {"query": f"who is {i}?", "positive": f"Person {i} of town {i % 5}."} for i in rows
+        ]
+        data_job.write_rows(root / f"asked/{number}.jsonl", asked)
         brought = [
             {"query": f"ask {i}", "positive": f"answer {i}", "negatives": others}
             for i in rows
@@ -87,27 +70,23 @@ def write_inputs(root: Path) -> None:
         root / "graded.jsonl",
         [{"sentence1": f"one {i}", "sentence2": f"other {i}", "score": i % 6} for i in range(60)],
     )
-    write_corpus(root)
-    save_masked(root / "bert")
 
 
 def dataset(name: str) -> dict[str, Any]:
     """A data set whose steps write files of their own kinds."""
-    llm = {"url": "http://127.0.0.1:9", "model": "m"}
     mining = TEACHER | {"num_negatives": 2}
     near = {"of": "positive", "threshold": 0.9, "permutations": 16}
     clusters = TEACHER | {"batch_pairs": BATCH, "pairs_per_cluster": 4, "exact_clusters": 5}
     clusters |= {"iterations": 3, "restarts": 1}
     return {
-        "written": {
-            "source": {"kind": "queries", "path": "people", "llm": llm},
+        "searched": {
+            "source": {"kind": "pairs", "path": "asked"},
             "mining": mining | {"search": IVF},
             "clusters": clusters,
         },
         "brought": {
             "source": {"kind": "pairs", "path": "brought", "negatives": "negatives"},
             "mining": mining | {"pool": "given"},
-            "repair": {"judge": {"kind": "endpoint", "llm": llm}, "action": "drop"},
         },
         "pairs": {
             "source": {"kind": "pairs", "path": "pairs"},
@@ -123,11 +102,11 @@ def dataset(name: str) -> dict[str, Any]:
     }[name]
 
 
-def run_over(root: Path, name: str) -> Run:
-    """A run of one stage over a data set."""
+def run_over(root: Path, name: str, settings: dict[str, Any]) -> Run:
+    """A run of one stage over a data set of these settings."""
     is_graded = name == "graded"
     batch = {"num_negatives": 0 if is_graded else 2, "in_batch_negatives": not is_graded}
-    batch["policy"] = "clustered" if "clusters" in dataset(name) else "blended"
+    batch["policy"] = "clustered" if "clusters" in settings else "blended"
     stage = {
         "name": "first",
         "datasets": {name: 1},
@@ -143,14 +122,14 @@ def run_over(root: Path, name: str) -> Run:
         {
             "name": "test",
             "model": model,
-            "data": {"root": str(root), "datasets": [{"name": name, **dataset(name)}]},
+            "data": {"root": str(root), "datasets": [{"name": name, **settings}]},
             "stages": [stage],
             "evaluation": {"benchmarks": []},
         },
     )
 
 
-def stage(name: str, root: Path, storage: Path) -> list[Any]:
+def stage(name: str, settings: dict[str, Any], root: Path, storage: Path) -> list[Any]:
     """Records of all batches over a data set, and their teacher's vectors."""
     loader = TeacherLoader(
         load=data_job.load,
@@ -159,28 +138,8 @@ def stage(name: str, root: Path, storage: Path) -> list[Any]:
     )
     context = PipelineContext(str(storage), 0, teacher_loader=loader, root=str(root))
     with cut_small():
-        plan = BatchPlan.open(prepare(run_over(root, name), context)["first"])
+        plan = BatchPlan.open(prepare(run_over(root, name, settings), context)["first"])
     steps = PairSteps(plan, ToyTokenizer())
     vectors = [array for step in range(STEPS) for array in steps(step).teacher_vectors]
     records = [record for step in range(STEPS) for record in plan.read(step)]
     return [*records, *(array.tobytes() for array in vectors)]
-
-
-def synthetic(root: Path, storage: Path) -> list[Any]:
-    """Records that a language model wrote."""
-    settings = {"examples": {"short-long": 12, "short-short": 8}, "tasks_per_request": 4}
-    run = {"synthesis": settings, "placement": {"storage_path": str(storage)}, "name": "made"}
-    made = make_synthetic(parse(SynthesisRun, run), "fake", FakeLLM(broken_share=0.1))
-    return [record for part in made.parts for record in read_records(part.path)]
-
-
-def sequences(root: Path, storage: Path) -> list[Any]:
-    """Token sequences of all steps of an adaptation."""
-    folder = prepare_sequences(tiny_adaptation(root), PipelineContext(str(storage), 5))
-    plan = SequencePlan.open(folder)
-    steps = [*range(plan.num_steps), *plan.held_out]
-    return [
-        (ids.tobytes(), code)
-        for step in steps
-        for ids, code in zip(*plan.read(step, range(12)), strict=True)
-    ]

@@ -6,8 +6,12 @@ from collections import Counter
 import pytest
 from mteb.languages import check_language_code
 
+from rayembed import errors
+from rayembed.config.named_benchmarks import job_benchmark, job_benchmark_names
 from rayembed.errors import ConfigError
+from rayembed.pipeline.run.training_job import training_job
 from rayembed_extras.air_bench.catalogue import VERSIONS, AirBenchDataset, air_bench_datasets
+from rayembed_extras.air_bench.job import air_bench_jobs
 from rayembed_extras.air_bench.task import MAIN_SCORES, query_instruction, task_metadata
 
 OLD, NEW = VERSIONS
@@ -105,3 +109,25 @@ def test_instructions_tell_domains_and_tasks_apart():
     abstract = query_instruction(one(NEW, tasks="qa", domains="arxiv"))
     book = query_instruction(one(NEW, domains="book", splits="dev"))
     assert len({paper, abstract, book}) == 3
+
+
+def test_each_version_of_air_bench_is_a_benchmark_of_its_name() -> None:
+    assert set(VERSIONS) <= set(job_benchmark_names())
+    assert [job_benchmark(version).name for version in VERSIONS] == list(VERSIONS)
+    with pytest.raises(ConfigError, match=r"--submission: 'AIR-Bench_24\.06' has none; did you"):
+        job_benchmark("AIR-Bench_24.06", "--submission")
+
+
+def test_without_its_extra_it_is_refused_before_work(monkeypatch):
+    found = errors.find_spec
+    monkeypatch.setattr(
+        errors, "find_spec", lambda name: None if name == "pytrec_eval" else found(name)
+    )
+    with pytest.raises(ConfigError, match=r"AIR-Bench_24\.05 needs pytrec_eval.*\[air-bench\]"):
+        air_bench_jobs("AIR-Bench_24.05", "results")
+
+
+def test_a_training_run_is_told_how_to_be_scored_on_it(capsys):
+    argv = ["--dry-run", "--set", "evaluation.benchmarks=[AIR-Bench_24.05]"]
+    assert training_job("biencoder")(argv) == 2
+    assert "evaluate_model --benchmark AIR-Bench_24.05" in capsys.readouterr().err

@@ -10,10 +10,6 @@ from rayembed.pipeline.evaluate.job import run_evaluation_job
 from rayembed.pipeline.evaluate.merge_job import run_merge_job
 from rayembed.pipeline.register.job import run_register_job
 from rayembed.recipes.catalogue import get_recipe
-from rayembed_extras.compression.job import run_compression_job
-from rayembed_extras.compression.sizes_job import run_sizes_job
-from rayembed_extras.serving.job import run_serve_job
-from rayembed_papers.noise.job import _labelled
 
 
 def test_local_paths(tmp_path, monkeypatch):
@@ -91,14 +87,9 @@ def test_a_job_takes_a_short_name_for_what_it_stands_for(loader):
     )
     if loader:
         return
-    assert run_compression_job.resolve([*asked, "--way", "int8"])[0].model.reference == meant
-    (served,) = run_serve_job.resolve(asked)[0].models
-    assert (served.name, served.model) == (SHORT, meant)
     assert run_merge_job.arguments([*asked, "--output", "x"]).model == [meant]
     assert run_corpus_job.arguments([*asked, "--documents", "x", "--output", "x"]).model == meant
     assert run_register_job.arguments(asked).model == meant
-    assert _labelled(f"ours={SHORT}") == ("ours", meant)
-    assert run_sizes_job.resolve(asked)[0].run.model.backbone.path == meant
 
 
 def test_a_folder_of_that_name_is_the_folder(tmp_path, monkeypatch):

@@ -228,7 +228,6 @@ OTHERS = {
         ],
         ["evaluation.validation.data.tasks", "did you mean 'NanoSciFactRetrieval'?"],
     ),
-    "AIR-Bench": (["evaluation.benchmarks=[AIR-Bench_24.05]"], ["evaluate_model --benchmark"]),
     "no set": (
         [
             "stages.finetune.steps=1000",
@@ -263,14 +262,6 @@ OTHERS = {
             "stages.finetune.batch.num_negatives=7",
         ],
         ["data.datasets.pairs.mining.teacher cannot be used"],
-    ),
-    "no judge": (
-        [
-            "data.datasets.pairs.mining={teacher: {DIR}/model}",
-            "data.datasets.pairs.repair.judge={kind: cross_encoder, model: /no/judge}",
-            "stages.finetune.batch.num_negatives=7",
-        ],
-        ["data.datasets.pairs.repair.judge.model cannot be used"],
     ),
     "no filter": (
         ["data.datasets.pairs.consistency={teacher: {DIR}/no-weights}"],
@@ -390,11 +381,7 @@ def test_what_does_not_answer_is_told_in_seconds(refused, files, capsys):
             patch.setenv("HF_ENDPOINT", address)
             wrong = ["{PATH}=good.jsonl", f"placement.tracking_uri={address}"]
             model = "model.backbone.path=hf://nobody/nothing@main"
-            judge = f"{{kind: endpoint, llm: {{url: '{address}/v1'}}}}"
-            mined = ["mining.teacher=model", f"repair.judge={judge}"]
-            mined = [f"data.datasets.pairs.{one}" for one in mined]
-            told = refused([*wrong, model, *mined, "stages.finetune.batch.num_negatives=7"])
-            assert f"repair.judge.llm.url = '{address}/v1': nothing answers there" in told
+            told = refused([*wrong, model])
             assert f"no MLflow server at {address}" in told
             assert "model.backbone.path cannot be used: cannot fetch 'hf://nobody/nothing" in told
             settings = ["--set", f"{PATH}=good.jsonl", "--set", wrong[1], "--dry-run"]

@@ -39,7 +39,7 @@ def test_the_list_is_grouped_short_and_fast():
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
     lines = done.stdout.splitlines()
     heads = [line.rstrip(":") for line in lines if line.endswith(":")]
-    assert heads == [TRAIN, DATA, EVALUATE, SERVE, "papers"]
+    assert heads[:4] == [TRAIN, DATA, EVALUATE, SERVE]
     listed = [line.split()[0] for line in lines if line.startswith("  ")]
     assert sorted(listed) == sorted(JOBS.members())
     assert max(map(len, lines)) <= 100
@@ -133,6 +133,9 @@ def test_train_lists_the_recipes_of_all_architectures(capsys):
 def _orchard(folder, monkeypatch, points):
     info = folder / "orchard-1.0.dist-info"
     info.mkdir()
+    row = 'PICK = Command(GROUP, "Pick.", "orchard:pick")'
+    lines = ["from rayembed.jobs.table import Command", 'GROUP = "data"', row]
+    (folder / "orchard.py").write_text("\n".join(lines))
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: orchard\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[test.jobs]\n{points}\n")
     monkeypatch.syspath_prepend(str(folder))
@@ -143,20 +146,20 @@ def _orchard(folder, monkeypatch, points):
     ("point", "words"),
     [
         ("pick = no_such_module:PICK", "cannot be imported"),
-        ("train = rayembed_papers.jobs:NOISE", "has the name 'train', which another has"),
-        ("pick = rayembed_papers.jobs:PAPERS", "is no rayembed.jobs.table.Command"),
+        ("train = orchard:PICK", "has the name 'train', which another has"),
+        ("pick = orchard:GROUP", "is no rayembed.jobs.table.Command"),
     ],
 )
 def test_a_broken_job_of_another_package_is_left_out(point, words, tmp_path, monkeypatch, caplog):
-    table = _orchard(tmp_path, monkeypatch, f"noise = rayembed_papers.jobs:NOISE\n{point}")
-    assert list(table.members()) == ["train", "noise"]
+    table = _orchard(tmp_path, monkeypatch, f"apple = orchard:PICK\n{point}")
+    assert list(table.members()) == ["train", "apple"]
     assert words in caplog.text
     assert "package orchard" in caplog.text
     caplog.clear()
     assert table.get("train") is JOBS.get("train")
     assert caplog.text == "", "a job of this package asks no other one"
-    with pytest.raises(ConfigError, match="no job 'nois'; did you mean 'noise'"):
-        table.get("nois")
+    with pytest.raises(ConfigError, match="no job 'appl'; did you mean 'apple'"):
+        table.get("appl")
 
 
 COMPLETES = """
@@ -169,7 +172,6 @@ completed() {
 completed rayembed ev
 completed rayembed train --pa
 completed rayembed train --recipe causal2vec-q
-completed rayembed sweep --scheduler as
 """
 
 
@@ -181,15 +183,14 @@ def test_bash_completes_jobs_options_and_recipes(tmp_path):
     done = subprocess.run(
         ["bash", "-c", COMPLETES], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    jobs, options, recipes, schedulers = (line.split() for line in done.stdout.splitlines())
+    jobs, options, recipes = (line.split() for line in done.stdout.splitlines())
     assert jobs == ["evaluate"]
     assert options == ["--pairs"]
     assert sorted(recipes) == [name for name in sorted(recipe_names()) if "causal2vec-q" in name]
-    assert schedulers == ["asha"]
     for shell in ("zsh", "fish"):
         with contextlib.redirect_stdout(io.StringIO()) as said:
             assert print_completion([shell]) == 0
-        assert "papers-noise" in said.getvalue()
+        assert "prepare" in said.getvalue()
 
 
 def test_a_wheel_alone_has_the_command(tmp_path):

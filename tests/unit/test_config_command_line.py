@@ -56,10 +56,6 @@ def test_a_file_stands_for_a_recipe(tmp_path, monkeypatch):
         (["--name", "a b"], "error: name = 'a b'"),
         (["--dry-run", "--set", "model.backbone.path=nowhere"], "error: model.backbone.path"),
         (["--dry-run", "--set", "evaluation.benchmarks=[NanoBIER]"], "did you mean 'NanoBEIR'?"),
-        (
-            ["--dry-run", "--set", "evaluation.benchmarks=[AIR-Bench_24.05]"],
-            "evaluate_model --benchmark AIR-Bench_24.05",
-        ),
     ],
 )
 def test_a_wrong_argument_is_one_message_and_exit_code_2(argv, message, capsys):

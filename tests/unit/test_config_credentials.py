@@ -3,13 +3,13 @@
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 import rayembed.config
-import rayembed_papers.backbone.settings
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.credentials import (
     check_address,
@@ -18,11 +18,12 @@ from rayembed.config.credentials import (
 )
 from rayembed.config.override import override
 from rayembed.config.settings import Settings
+from rayembed.config.table import COMPANIONS
 from rayembed.config.types import Reference
 from rayembed.errors import ConfigError
 from rayembed.recipes.catalogue import get_recipe
-from rayembed_extras.sweeps.space import apply, parse_space
 
+PLATFORM = Path(rayembed.__file__).parents[1]
 SETTINGS = [
     "placement.tracking_uri",
     "placement.storage_path",
@@ -50,51 +51,6 @@ def test_a_password_of_a_baseline_is_refused():
         override(get_recipe("biencoder"), ["evaluation.baselines=[bm25, 's3://k:s@bucket/x']"])
 
 
-PATH = "data.datasets.wiki-description.source.path"
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        "grid(a.jsonl, s3://KEYID:hunter2@bucket/x)",
-        "choice([a.jsonl, s3://KEYID:hunter2@bucket/x], b.jsonl)",
-        "choice({kind: beir, path: 's3://KEYID:hunter2@bucket/x'}, null)",
-        ["a.jsonl", "https://host/file?access_token=hunter2"],
-        # What is wrong with these is told first, and does not repeat the address either.
-        "grid(s3://KEYID:hunter2@bucket/x",
-        "grid(s3://KEYID:hunter2@bucket/x, )",
-        "grid(s3://KEYID:hunter2@bucket/x, s3://KEYID:hunter2@bucket/x)",
-        "grit(s3://KEYID:hunter2@bucket/x)",
-        "integers(s3://KEYID:hunter2@bucket/x, 3)",
-    ],
-)
-def test_a_password_in_a_search_space_is_refused_and_not_repeated(entry):
-    with pytest.raises(ConfigError, match="wiki-description") as error:
-        parse_space({PATH: entry})
-    assert "hunter2" not in str(error.value)
-    assert "KEYID" not in str(error.value)
-
-
-def test_a_space_of_addresses_without_passwords_is_searched():
-    entry = "grid([s3://bucket/a, hf://org/name@main], {path: http://host:9000/a@b})"
-    assert len(parse_space({PATH: entry})[PATH].values) == 2
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {PATH: "s3://KEYID:hunter2@bucket/x"},
-        {"evaluation.baselines": "[bm25, s3://KEYID:hunter2@bucket/x]"},
-        {"evaluation.baselines": "[bm25, s3://KEYID:hunter2@bucket/x"},
-    ],
-)
-def test_a_combination_that_cannot_be_does_not_repeat_a_password(values):
-    with pytest.raises(ConfigError, match="cannot be") as error:
-        apply(get_recipe("nvembed-quickstart"), {"seed": "3", **values})
-    assert "hunter2" not in str(error.value)
-    assert "seed=3" in str(error.value)
-
-
 def test_what_is_no_assignment_does_not_repeat_a_password():
     with pytest.raises(ConfigError, match="expected path") as error:
         override(get_recipe("biencoder"), ["s3://KEYID:hunter2@bucket/x"])
@@ -108,29 +64,43 @@ PLAIN_TEXTS = {
     "kind",
     # Words that stand before texts, and what they are about.
     "document_instruction", "document_prefix", "instruction", "instructions", "prompt_end",
-    "prompt_start", "query_instruction", "query_prefix", "topic", "topics", "wanted",
+    "prompt_start", "query_instruction", "query_prefix", "topic",
     # Columns of a file, and what is written in them.
     "column", "contradiction", "document", "document_id", "entailment", "first", "hypothesis", "id",
     "label", "values",
     "language", "names", "negatives", "positive", "premise", "query", "query_id", "score", "second",
     "text", "title",
-    "CalibrationConfig.documents", "CalibrationConfig.queries",
     # Names of other things: tasks and their splits, experiments, layers, domains of a sweep.
-    "GuardConfig.own_sets", "CompressionPlacement.registered_model",
-    "CpuGraph.skip", "Pruning.skip", "Quantised.skip",
-    "benchmarks", "experiment", "host", "languages", "quantization", "revision", "space", "split",
+    "GuardConfig.own_sets",
+    "benchmarks", "experiment", "host", "languages", "revision", "split",
     "subset", "target_modules", "task",
     # Names in some classes, references in others.
-    "MtebValidation.tasks", "Scores.tasks", "BackboneRun.tasks",
-    "OpenAICompatible.model", "ServingConfig.api_key_env", "BeirSource.query",
+    "MtebValidation.tasks", "Scores.tasks",
+    "ServingConfig.api_key_env", "BeirSource.query",
 }  # fmt: skip
-"""Settings that take any text and name no place."""
+"""Settings of the core that take any text and name no place."""
+
+PLAIN_TEXTS_OF = {
+    "backbone": {"BackboneRun.tasks"},
+    "compression": {
+        *("CalibrationConfig.documents", "CalibrationConfig.queries", "CpuGraph.skip"),
+        *("CompressionPlacement.registered_model", "Quantised.skip"),
+    },
+    "pruning": {"Pruning.skip"},
+    "sweeps": {"space"},
+    "synthesis": {"OpenAICompatible.model", "quantization", "topics", "wanted"},
+}
+"""Those of optional features and of the papers, by their folder."""
 
 
 def classes_of_settings() -> list[type[Settings]]:
     for module in pkgutil.iter_modules(rayembed.config.__path__):
         importlib.import_module(f"rayembed.config.{module.name}")
-    assert rayembed_papers.backbone.settings
+    for package in COMPANIONS:
+        for path in (PLATFORM / package).rglob("*.py"):
+            if "Settings)" in path.read_text():
+                name = ".".join(path.relative_to(PLATFORM).with_suffix("").parts)
+                importlib.import_module(name)
     found = list(Settings.__subclasses__())
     for cls in found:
         found += [below for below in cls.__subclasses__() if below not in found]
@@ -169,10 +139,12 @@ def test_every_text_of_every_class_is_a_reference_or_known_to_name_no_place():
         for name in cls.model_fields
         if takes_the_address(cls, name)
     }
-    unknown = {n for n in accepted if not {n, n.partition(".")[2]} & PLAIN_TEXTS}
+    folders = {path.name for package in COMPANIONS for path in (PLATFORM / package).glob("*")}
+    plain = PLAIN_TEXTS.union(*(PLAIN_TEXTS_OF[name] for name in folders & {*PLAIN_TEXTS_OF}))
+    unknown = {n for n in accepted if not {n, n.partition(".")[2]} & plain}
     assert not unknown, "make it a Reference, or name it among PLAIN_TEXTS"
     used = {text for n in accepted for text in (n, n.partition(".")[2])}
-    assert used >= PLAIN_TEXTS, "the list names what is no setting any more"
+    assert used >= plain, "the list names what is no setting any more"
 
 
 def test_a_new_setting_of_any_shape_is_found():

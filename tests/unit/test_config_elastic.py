@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_adaptation import tiny_adaptation
 
 from rayembed.config.override import override
 from rayembed.config.placement import Placement, worker_numbers
@@ -11,8 +10,6 @@ from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.recipes.catalogue import get_recipe
-from rayembed_extras.adaptation.recipes import quickstart
-from rayembed_extras.adaptation.settings import Adaptation
 
 
 def run_of(pairs: int, **placement) -> Run:
@@ -57,25 +54,7 @@ def test_both_ends_must_share_the_batch_and_numbers_between_need_not():
         run_of(256, workers=6, min_workers=2)
 
 
-def test_an_adaptation_is_checked_alike(tmp_path):
-    values = tiny_adaptation(tmp_path).model_dump(mode="json")
-    rows = values["training"]["global_sequences"]
-    values["placement"] |= {"workers": rows, "min_workers": 1}
-    assert parse(Adaptation, values).placement.is_elastic
-    values["placement"] |= {"workers": rows + 1}
-    with pytest.raises(ConfigError, match=rf"global_sequences {rows} cannot be .* {rows + 1}"):
-        parse(Adaptation, values)
-
-
 def test_the_number_of_workers_is_no_part_of_what_a_run_is():
     fixed, elastic = run_of(256, workers=2), run_of(256, workers=8, min_workers=1)
     assert fixed.fingerprint == elastic.fingerprint
     assert fixed.fingerprint != run_of(128, workers=2).fingerprint
-
-
-def test_an_adaptation_takes_no_rate_of_a_loss_that_has_no_parameters():
-    run = quickstart()
-    with pytest.raises(ConfigError, match="loss_learning_rate has no effect"):
-        override(run, ["training.optimizer.loss_learning_rate=0.1"])
-    with pytest.raises(ConfigError, match=r"the adaptation: optimizer\.warmup_steps"):
-        override(run, [f"training.optimizer.warmup_steps={run.training.steps}"])

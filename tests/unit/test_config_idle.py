@@ -23,8 +23,6 @@ from rayembed.pipeline.estimate.dry_run import print_dry_run
 from rayembed.pipeline.run import train
 from rayembed.pipeline.run.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe, recipe_names
-from rayembed_extras.sweeps.job import sweep_job
-from rayembed_extras.sweeps.trials import check_sweep, known_trials
 
 STAGE, PAIRS = "stages.finetune", "data.datasets.pairs"
 MINED = (f"{PAIRS}.mining={{teacher: t, num_negatives: 2}}", f"{STAGE}.batch.num_negatives=2")
@@ -162,20 +160,6 @@ def test_a_run_is_trained_and_kept_without_idle_clusters(tmp_path: Path) -> None
         run = override(get_recipe("cde-quickstart"), [f"{POLICY}={policy}", to_storage])
         with train._claimed(run, wait=False) as (claimed, _):
             assert any(dataset.clusters is not None for dataset in claimed.data.datasets) == made
-
-
-def test_a_sweep_over_the_policy_has_trials_with_clusters_and_without() -> None:
-    for base in ("clustered", "homogeneous"):
-        words = ["--recipe", "cde-quickstart", "--set", f"{POLICY}={base}"]
-        grid = ["--set", f"{POLICY}=grid(clustered, homogeneous)"]
-        sweep = sweep_job().resolve([*words, *grid])[0].sweep
-        check_sweep(sweep)
-        trials = {trial.values[POLICY]: trial.run for trial in known_trials(sweep)}
-        made = {
-            policy: any(dataset.clusters is not None for dataset in run.data.datasets)
-            for policy, run in trials.items()
-        }
-        assert made == {"clustered": True, "homogeneous": False}
 
 
 def test_recipes_have_no_idle_settings() -> None:

@@ -7,14 +7,6 @@ import pytest
 from rayembed.config import named_benchmarks
 from rayembed.config.named_benchmarks import job_benchmark, job_benchmark_names
 from rayembed.errors import ConfigError
-from rayembed_extras.air_bench.catalogue import VERSIONS
-
-
-def test_each_version_of_air_bench_is_a_benchmark_of_its_name() -> None:
-    assert set(VERSIONS) <= set(job_benchmark_names())
-    assert [job_benchmark(version).name for version in VERSIONS] == list(VERSIONS)
-    with pytest.raises(ConfigError, match=r"--submission: 'AIR-Bench_24\.06' has none; did you"):
-        job_benchmark("AIR-Bench_24.06", "--submission")
 
 
 def test_a_benchmark_without_its_package_is_missed_only_where_it_is_named(

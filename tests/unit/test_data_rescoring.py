@@ -14,9 +14,7 @@ from sentence_transformers import CrossEncoder as SentenceCrossEncoder
 from tiny_models import save_cross_encoder
 from torch import nn
 
-from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import CrossEncoder
-from rayembed.config.settings import parse
 from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.mining import rescoring
 from rayembed.data.mining.mine import make_mined
@@ -24,7 +22,6 @@ from rayembed.data.mining.rescoring import load_cross_encoder
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.vectors.teacher import TeacherLoader, weights_of
 from rayembed.machine.hardware import Precision
-from rayembed_extras.synthesis.repair.repair import make_repaired
 
 WORDS = ["cats", "dogs", "live", "fox", "jumps", "river", "ancient", "world", "Paris", "France"]
 
@@ -161,23 +158,3 @@ def test_auto_is_settled_by_the_machine_and_stays_where_the_folder_was_begun(
     assert mined("float32", dtype="bfloat16").folder not in (made.folder, named.folder)
     shutil.rmtree(made.folder)
     assert mined("float32").manifest["cross_encoder"]["dtype"] == "float32"
-
-
-def test_a_judge_has_the_number_type_of_its_machine(tmp_path: Path, taken: list[str]) -> None:
-    folder = str(save_cross_encoder(tmp_path / "reranker"))
-    before = prepared(tmp_path, by_hand.made_up_rows(8, 4), 1)
-    folders = set()
-    for machine, asked in (("bfloat16", "auto"), ("bfloat16", "float32"), ("float32", "bfloat16")):
-        judge = {"kind": "cross_encoder", "model": folder, "max_length": 24, "dtype": asked}
-        dataset = parse(
-            DatasetConfig,
-            {
-                "name": "d",
-                "source": {"kind": "pairs", "path": "none", "negatives": "negatives"},
-                "repair": {"judge": judge, "action": "drop"},
-            },
-        )
-        context = PipelineContext(str(tmp_path / "out"), 0, teacher_loader=loader_of(machine))
-        folders.add(make_repaired(context, dataset, before).folder)
-    assert taken == ["bfloat16", "float32", "bfloat16"]
-    assert len(folders) == 3

@@ -11,9 +11,6 @@ import pytest
 
 from rayembed import errors
 from rayembed.errors import ConfigError, require_packages
-from rayembed_extras.air_bench.job import air_bench_jobs
-from rayembed_extras.serving.job import run_serve_job
-from rayembed_extras.sweeps.trials import check_sweep
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -60,6 +57,9 @@ def statements(node, *, at_start):
             yield from statements(child, at_start=at_start)
 
 
+OWN = {"rayembed", "rayembed_extras", "rayembed_papers"}
+
+
 def imported(package, *, at_start=False):
     """Distributions that the modules of a package of ours import."""
     known = packages_distributions()
@@ -68,7 +68,7 @@ def imported(package, *, at_start=False):
         for one in statements(ast.parse(path.read_text()), at_start=at_start):
             names = [a.name for a in one.names] if isinstance(one, ast.Import) else [one.module]
             tops = {name.split(".")[0] for name in names}
-            for top in tops - set(sys.stdlib_module_names) - {"rayembed", "rayembed_papers"}:
+            for top in tops - set(sys.stdlib_module_names) - OWN:
                 found |= {name_of(own) for own in known.get(top, [top])}
     return found
 
@@ -101,16 +101,3 @@ def test_what_is_not_installed_is_named_with_its_extra(monkeypatch):
     without(monkeypatch, "json")
     with pytest.raises(ConfigError, match=r"^a house needs json, .*pip install 'rayembed\[door\]'"):
         require_packages("a house", "door", "ast", "json")
-
-
-def test_what_needs_an_extra_is_refused_before_work_without_it(monkeypatch, capsys):
-    without(monkeypatch, "optuna")
-    with pytest.raises(ConfigError, match=r"a sweep needs optuna.*rayembed\[sweeps\]"):
-        check_sweep(None)
-    without(monkeypatch, "pytrec_eval")
-    with pytest.raises(ConfigError, match=r"AIR-Bench_24\.05 needs pytrec_eval.*\[air-bench\]"):
-        air_bench_jobs("AIR-Bench_24.05", "results")
-    without(monkeypatch, "fastapi")
-    assert run_serve_job(["--model", "/nothing/there"]) != 0
-    shown = "error: a server needs fastapi, which is not installed: pip install 'rayembed[serving]'"
-    assert shown in capsys.readouterr().err

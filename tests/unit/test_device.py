@@ -37,8 +37,6 @@ from rayembed.pipeline.run.runtime import Here, runtime_of, started, with_device
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training import here as training_here
 from rayembed.training.here import take_device
-from rayembed_extras.sweeps import sweep as pipeline_sweep
-from rayembed_extras.sweeps.settings import Sweep
 
 NONE, ONE = SeenGpus(0, "there is no GPU"), SeenGpus(1, "there is a GPU")
 
@@ -229,18 +227,6 @@ def test_a_run_starts_with_the_device_in_its_record_and_in_its_check(gpus, tmp_p
         settled.fingerprint
         == started(override(run, ["placement.use_gpu=false"]), Watched()).fingerprint
     )
-
-
-def test_a_sweep_settles_the_device_of_all_its_runs(cluster, monkeypatch, tmp_path):
-    runtime = cluster({"CPU": 8.0, "GPU": 1.0})
-    monkeypatch.setattr(pipeline_sweep, "OnRay", lambda: runtime)
-    for name in ("check_placement_now", "check_dashboard", "trials_at_once"):
-        monkeypatch.setattr(pipeline_sweep, name, lambda *_, **__: None)
-    monkeypatch.setattr(pipeline_sweep, "free_nodes", list)
-    monkeypatch.setattr(pipeline_sweep, "sweep_settled", lambda sweep, _: sweep)
-    run = own_run(tmp_path)
-    sweep = pipeline_sweep._settled(Sweep(name="s", runs={"a": run}, space={"seed": ("1", "2")}))
-    assert [one.placement.use_gpu for one in sweep.runs.values()] == [True]
 
 
 def test_estimates_and_tables_take_auto_as_this_machine_does(gpus):

@@ -4,12 +4,9 @@ import json
 import random
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
-import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 from run_scoring import tasks_of
 from tiny_models import save_cde_stages, save_decoder, save_encoder
 from word_articles import HELD_OUT, WORDS, run_over_words, write_word_articles
@@ -17,13 +14,12 @@ from word_articles import HELD_OUT, WORDS, run_over_words, write_word_articles
 import rayembed
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.document import read_yaml
-from rayembed.config.evaluation import EvaluationRun, ModelUnderTest
+from rayembed.config.evaluation import EvaluationRun
 from rayembed.config.named_benchmarks import with_own_sets
 from rayembed.config.override import override
 from rayembed.config.settings import parse
-from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.prompts_table import literal_prompts
-from rayembed.evaluation.run_scores import make_spec, prompts_for
+from rayembed.evaluation.run_scores import prompts_for
 from rayembed.evaluation.tables import ScoreKey
 from rayembed.evaluation.validation import validate, validation_prompts, validation_tasks
 from rayembed.machine import hardware
@@ -36,16 +32,9 @@ from rayembed.models.passes import passes
 from rayembed.pipeline.evaluate.evaluate import evaluate
 from rayembed.pipeline.evaluate.merge import merge_best
 from rayembed.pipeline.evaluate.run_scorer import RunScorer
-from rayembed.pipeline.evaluate.variants import Scored
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.pipeline.run.runtime import runtime_of
 from rayembed.samples.references import TASK_NAMES
-from rayembed_extras.compression import compress
-from rayembed_extras.compression.measure import Measured
-from rayembed_extras.compression.run_settings import SpeedConfig
-from rayembed_extras.serving import on_ray as serving_on_ray
-from rayembed_extras.serving.app import make_app
-from rayembed_extras.serving.settings import Limits, ServedModel
 
 INSTRUCTIONS = {
     "WikiSentenceRetrieval": "find the lazy dog",  # other words than the task's own
@@ -256,59 +245,6 @@ def test_long_texts_are_cut_and_computed_alike_wherever_they_are_scored(
     assert by_evaluate(dtype=computed) == alone
     for wrong in ({"max_length": 1024}, {"dtype": other}):
         assert by_evaluate(**wrong) != pytest.approx(alone, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "speed"),
-    [("float32", WITH_UNITS), ("bfloat16", WITH_UNITS), ("bfloat16", EMULATED)],
-)
-def test_vectors_are_the_same_where_a_model_is_loaded_served_and_scored(
-    units, tmp_path, dtype, speed
-):
-    units(speed)
-    config, parts = tiny("nvembed", tmp_path, dtype)
-    build_model(config, parts, seed=3).eval().save(tmp_path / "model")
-    folder = str(tmp_path / "model")
-
-    def by_server(**settings):
-        served = ServedModel(name="tiny", model=folder, **settings)
-        app = make_app({"tiny": serving_on_ray.load(served, Limits(), None)}, Limits())
-        answer = TestClient(app).post("/v1/embeddings", json={"input": WORDS, "role": "document"})
-        return np.array([item["embedding"] for item in answer.json()["data"]])
-
-    scored = make_spec(ModelUnderTest(reference=folder)).load("cpu")(
-        WORDS, EncodeSpec("document", "")
-    )
-    loaded = rayembed.load(folder).encode_document(WORDS)
-    assert np.array_equal(loaded, scored)
-    np.testing.assert_allclose(by_server(), scored, atol=1e-6)
-    # Control: in the other type they are others.
-    computed = "float32" if speed == EMULATED else dtype
-    (other,) = {"float32", "bfloat16"} - {computed}
-    assert np.abs(by_server(dtype=other) - scored).max() > 1e-4
-
-
-@pytest.mark.parametrize("speed", [WITH_UNITS, EMULATED])
-def test_the_speed_of_variants_is_measured_in_the_type_of_their_scores(
-    units, monkeypatch, tmp_path, speed
-):
-    units(speed)
-    config, parts = tiny("biencoder", tmp_path, "bfloat16")
-    build_model(config, parts, seed=3).eval().save(tmp_path / "model")
-    variant = Scored("original", compress.CompressedModel(str(tmp_path), tmp_path / "model"))
-    seen = []
-
-    def measure(folder, documents, *, dtype, **_):
-        seen.append(dtype)
-        return Measured(1.0, 0)
-
-    monkeypatch.setattr(compress, "measure", measure)
-    for asked in ("auto", "saved", "float32", "bfloat16"):
-        under_test = ModelUnderTest(reference=str(variant.made.folder), dtype=asked)
-        run = SimpleNamespace(model=under_test, speed=SpeedConfig(rounds=1))
-        compress._measured(run, [variant], ["a text"])
-    auto = "bfloat16" if speed == WITH_UNITS else "float32"
-    assert seen == [auto, "bfloat16", "float32", "bfloat16"]
 
 
 def test_number_types_that_a_run_trains_are_scored_after_it(tmp_path):

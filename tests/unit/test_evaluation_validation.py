@@ -24,13 +24,11 @@ from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
-from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.validation import (
     check_validation,
     data_revision,
     deciding_score,
     validate,
-    validation_prompts,
     validation_tasks,
 )
 from rayembed.models.cde.config import CDEConfig
@@ -38,7 +36,6 @@ from rayembed.models.loading.build import build_model
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import corpus_context, encode
 from rayembed.samples.wikipedia import sizes_of
-from rayembed_papers.tables.catalogue import get_table
 
 TITLES = 20
 LEFT = {"held_out": HELD_OUT - TITLES}
@@ -190,24 +187,6 @@ def test_a_nano_task_is_scored_with_its_instruction(tmp_path, monkeypatch):
     check_validation(run)
     assert validate(model, run) == {"NanoNQRetrieval": pytest.approx(1.0)}
     assert sorted(asked) == [("document", "", 30), ("query", "find ", 1)]
-
-
-@pytest.mark.parametrize("name", ["nvembed-table2", "causal2vec-table5", "nomic-table8"])
-def test_a_nano_task_has_the_instruction_of_its_models_paper(name):
-    run = next(iter(get_table(name).sweep.runs.values()))
-    told = literal_prompts(validation_prompts(run), validation_tasks(run))
-    assert set(told) == set(run.evaluation.validation.data.tasks)
-    found = {name: query for name, (query, _) in told.items()}
-    if run.model.kind == "biencoder":
-        assert set(found.values()) == {run.model.query_prefix}
-        return
-    assert {document for _, document in told.values()} == {""}
-    assert all(found.values())
-    assert "Given a claim about climate change" in found["NanoClimateFeverRetrieval"]
-    assert "semantically equivalent" in found["NanoQuoraRetrieval"]
-    own = override(run, ["evaluation.validation.data.instructions={NanoNQRetrieval: ''}"])
-    other = literal_prompts(validation_prompts(own), validation_tasks(own))
-    assert other == {**told, "NanoNQRetrieval": ["", ""]}
 
 
 def test_a_nano_task_without_its_hub_is_told_before_training(tmp_path, monkeypatch):

@@ -6,9 +6,10 @@ import math
 import pytest
 import safetensors.torch
 import torch
+from broken_weights import model_that_overflows, model_with_a_nan
 from sentence_transformers import SentenceTransformer
 from tiny_folders import TINY, save_tiny
-from tiny_models import LINES, save_encoder
+from tiny_models import save_encoder
 from toy_model import ToyModel
 
 from rayembed.assets.finite import check_finite, check_finite_files, is_finite
@@ -25,9 +26,6 @@ from rayembed.models.sentence_module import SentenceModule
 from rayembed.registry.register import make_version
 from rayembed.training.checkpoints.checkpoint import expected_position, find_damage, save_checkpoint
 from rayembed.training.checkpoints.weights import read_made_of, write_weights
-from rayembed_extras.compression.contract import CalibrationText, Source
-from rayembed_extras.compression.quantised import Int8
-from rayembed_extras.compression.runtimes import Onnx
 
 WRONG = [math.nan, math.inf, -math.inf]
 
@@ -159,28 +157,12 @@ def test_a_vector_of_zeros_is_none():
     check_vectors(model, "the model")
 
 
-def model_with_a_nan(folder):
-    """A saved model of which one number was made NaN on disk."""
-    save_tiny("nvembed", folder)  # whose module is ours
-    path = max(folder.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
-    tensors = safetensors.torch.load_file(path)
-    name = next(n for n, t in tensors.items() if "layer" in n and t.ndim == 2)
-    tensors[name].view(-1)[3] = math.nan
-    path.unlink()  # its content may be shared with other tests
-    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
-    return folder
-
-
 def ways_out(folder, target):
     """Every other way by which weights of a folder become files, or leave the machine."""
-    texts = [CalibrationText(text) for text in LINES]
-    source = Source(folder, texts)
     return {
         "saved by sentence-transformers": lambda: SentenceTransformer(
             str(folder), trust_remote_code=True
         ).save(str(target)),
-        "int8": lambda: Int8().compress(source, target),
-        "a graph": lambda: Onnx().compress(source, target),
         "the hub": lambda: upload_model(folder, "org/name", "card"),
     }
 
@@ -191,41 +173,13 @@ def test_no_other_way_hands_them_on(tmp_path, way):
     with pytest.raises(ArtifactError, match="are not finite"):
         ways_out(folder, tmp_path / "target")[way]()
     assert not list((tmp_path / "target").rglob("*.safetensors"))
-    assert not list((tmp_path / "target").rglob("graph*"))
 
 
-def model_that_overflows(folder):
-    """A saved model of which the head's finite weights were made large on disk."""
-    path = save_tiny("nvembed", folder) / "pooling.safetensors"
-    large = {name: value * 1e25 for name, value in safetensors.torch.load_file(path).items()}
-    path.unlink()  # its content may be shared with other tests
-    safetensors.torch.save_file(large, path)
-    check_finite_files(folder)
-    return folder
-
-
-@pytest.mark.parametrize("way", ["saved by sentence-transformers", "int8", "a graph"])
-def test_no_way_that_holds_a_model_hands_on_one_that_overflows(tmp_path, way):
+def test_no_way_that_holds_a_model_hands_on_one_that_overflows(tmp_path):
     folder = model_that_overflows(tmp_path / "model")
     with pytest.raises(ArtifactError, match="no unit vectors"):
-        ways_out(folder, tmp_path / "target")[way]()
+        ways_out(folder, tmp_path / "target")["saved by sentence-transformers"]()
     assert not list((tmp_path / "target").rglob("*.safetensors"))
-    assert not list((tmp_path / "target").rglob("graph*"))
-
-
-def test_quantised_weights_that_overflow_are_refused(tmp_path, monkeypatch):
-    source = Source(save_tiny("nvembed", tmp_path / "model"), [])
-    Int8().compress(source, tmp_path / "ordinary")
-    ordinary = Int8.weights
-
-    def too_large(*given):
-        made = ordinary(*given)
-        return {name: one._replace(scale=one.scale * 1e30) for name, one in made.items()}
-
-    monkeypatch.setattr(Int8, "weights", too_large)
-    with pytest.raises(ArtifactError, match="no unit vectors"):
-        Int8().compress(source, tmp_path / "target")
-    assert not (tmp_path / "target").exists()
 
 
 def test_pickled_weights_are_looked_at_too(tmp_path):

@@ -28,8 +28,6 @@ from rayembed.pipeline.checks.precision import as_begun, run_settled
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.training.on_ray import worker_precision
-from rayembed_extras.sweeps.folder import sweep_as_begun, sweep_settled
-from rayembed_extras.sweeps.settings import Sweep
 
 HERE = Precision("float32", "this CPU emulates bfloat16 (9 times slower)")
 ELSEWHERE = Precision("bfloat16", "this CPU has units for it (2.4 times float32)")
@@ -228,24 +226,6 @@ def test_a_run_goes_on_in_the_type_that_it_began_with(monkeypatch, tmp_path):
     # Without a look at the folder it would be another run.
     with pytest.raises(ArtifactError, match="another run"):
         check_run_folder(tmp_path, run_settled(run, elsewhere))
-
-
-def test_a_sweep_goes_on_in_the_type_that_it_began_with(monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "rayembed.pipeline.checks.precision")
-    run = get_recipe("biencoder")
-    fixed = override(run, ["model.backbone.dtype=bfloat16"])
-    sweep = Sweep(name="s", runs={"a": run, "b": run, "c": fixed}, space={"seed": ("0", "1")})
-    begun = sweep_settled(sweep, here)
-    assert _types(begun) == ["float32", "float32", "bfloat16"]
-    assert len(caplog.records) == 2, "each type is told once"
-    again = sweep_as_begun(sweep, begun)
-    assert again.fingerprint == begun.fingerprint
-    assert sweep_settled(again, elsewhere) == again
-    assert _types(sweep_settled(sweep, elsewhere)) == ["bfloat16"] * 3
-
-
-def _types(sweep: Sweep) -> list[str]:
-    return [run.model.backbone.dtype for run in sweep.runs.values()]
 
 
 def test_a_model_that_is_loaded_as_saved_has_asked_for_no_type(monkeypatch, tmp_path, caplog):

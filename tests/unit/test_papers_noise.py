@@ -9,6 +9,7 @@ from tiny_models import metaspace_tokenizer, save_cde_stages, save_decoder, save
 
 from rayembed.config.evaluation import Prompts
 from rayembed.config.settings import parse
+from rayembed.config.types import SHORT_NAMES
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.plan import task_factories
@@ -20,6 +21,7 @@ from rayembed.models.loading.load import load_model
 from rayembed.samples.files import held_out_articles
 from rayembed.samples.wikipedia import sizes_of
 from rayembed_papers.noise import job as noise_job
+from rayembed_papers.noise.job import _labelled
 from rayembed_papers.noise.scores import (
     Noise,
     NoiseScores,
@@ -216,3 +218,8 @@ def test_both_stages_of_a_contextual_model_have_room_for_the_noise_once(run, tmp
         noise_scores(tmp_path / "model", run, num_words=15, **options)
     _make_room(model, 16)
     assert model.tokenizer.max_lengths == {"query": 56, "document": 56}
+
+
+def test_a_short_name_is_taken_for_what_it_stands_for():
+    short, meant = next(iter(SHORT_NAMES.items()))
+    assert _labelled(f"ours={short}") == ("ours", meant)

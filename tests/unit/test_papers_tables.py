@@ -2,7 +2,12 @@
 
 import pytest
 
+from rayembed.config.override import override
 from rayembed.errors import ConfigError
+from rayembed.evaluation.prompts_table import literal_prompts
+from rayembed.evaluation.validation import validation_prompts, validation_tasks
+from rayembed.jobs.command_line import main
+from rayembed.jobs.completion import print_completion
 from rayembed_extras.sweeps.job import sweep_job
 from rayembed_extras.sweeps.trials import check_sweep, known_trials, runs_of_data
 from rayembed_papers.tables.catalogue import get_table, table_sweeps
@@ -98,3 +103,30 @@ def test_an_unknown_table_names_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'nvembed-table2'"):
         get_table("nvembed-tble2")
     assert set(PUBLISHED) <= set(table_sweeps())
+
+
+@pytest.mark.parametrize("name", ["nvembed-table2", "causal2vec-table5", "nomic-table8"])
+def test_a_nano_task_has_the_instruction_of_its_models_paper(name):
+    run = next(iter(get_table(name).sweep.runs.values()))
+    told = literal_prompts(validation_prompts(run), validation_tasks(run))
+    assert set(told) == set(run.evaluation.validation.data.tasks)
+    found = {name: query for name, (query, _) in told.items()}
+    if run.model.kind == "biencoder":
+        assert set(found.values()) == {run.model.query_prefix}
+        return
+    assert {document for _, document in told.values()} == {""}
+    assert all(found.values())
+    assert "Given a claim about climate change" in found["NanoClimateFeverRetrieval"]
+    assert "semantically equivalent" in found["NanoQuoraRetrieval"]
+    own = override(run, ["evaluation.validation.data.instructions={NanoNQRetrieval: ''}"])
+    other = literal_prompts(validation_prompts(own), validation_tasks(own))
+    assert other == {**told, "NanoNQRetrieval": ["", ""]}
+
+
+def test_jobs_of_the_papers_are_listed_last_and_completed(capsys):
+    main(["--help"])
+    shown = capsys.readouterr().out
+    heads = [line for line in shown.splitlines() if line.endswith(":")]
+    assert heads[-1] == "papers:"
+    assert print_completion(["zsh"]) == 0
+    assert "papers-noise" in capsys.readouterr().out

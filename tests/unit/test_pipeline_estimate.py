@@ -8,11 +8,8 @@ from rayembed.config.override import override
 from rayembed.machine.hardware import Precision
 from rayembed.pipeline.estimate import time as module
 from rayembed.pipeline.estimate.requirements import step_load
-from rayembed.pipeline.estimate.time import estimate, estimate_trials, gpu_hours, work_of
+from rayembed.pipeline.estimate.time import estimate, estimate_trials, gpu_hours
 from rayembed.recipes.catalogue import get_recipe
-from rayembed_extras.adaptation.recipes import get_adaptation
-from rayembed_extras.adaptation.tables import adaptation_work
-from rayembed_extras.sweeps.compared import compared_as
 
 
 @pytest.fixture
@@ -97,37 +94,6 @@ def test_trials_share_their_data_and_the_cores(milan):
     assert both.seconds < apart.seconds < 2 * alone.seconds
     on_gpu = override(run, ["placement.use_gpu=true"])
     assert estimate_trials([run, on_gpu], [run], unscored) is None
-
-
-def test_the_best_trial_is_scored_once_more_with_its_baselines(milan):
-    run = get_recipe("nvembed-quickstart")
-    trial = compared_as(run, "trial")
-    unscored = override(run, ["evaluation.own_sets=[]", "evaluation.baselines=[]"])
-    alone, handed = (estimate_trials([trial], [trial], best) for best in (unscored, run))
-    scores = estimate(run).seconds - estimate(unscored).seconds
-    assert handed.seconds - alone.seconds == pytest.approx(scores)
-    assert scores > 10
-
-
-def test_an_adaptation_is_counted_with_the_words_that_it_guesses(milan, tmp_path):
-    run = get_adaptation("nomic-adapt-quickstart")
-    training = run.training
-    tokens = training.steps * training.global_sequences * run.corpus.max_length
-    # all-MiniLM: 10.6 million weights beside its table of words, which is the head's as well.
-    weights = 10.6e6 + run.masking.probability * 30522 * 384
-    fixed = module._START_SECONDS + module._STAGE_SECONDS
-    trained = estimate(override(run, ["training.held_out=null"])).seconds - fixed
-    assert trained == pytest.approx(6 * tokens * weights / (140e9 * 0.45), rel=0.1)
-    assert estimate(run).seconds > fixed + trained + 1
-    assert estimate_trials([run, run], [run], run).seconds == pytest.approx(
-        2 * estimate(run).seconds
-    )
-    unknown = override(run, [f"model.backbone.path={tmp_path}"])
-    assert estimate(unknown) is None
-    assert estimate(override(run, ["model.backbone.path=hf://nobody/nothing@main"])) is None
-    adaptation = get_adaptation("nomic-adapt")
-    assert "GPU-hours" in gpu_hours([adaptation])
-    assert work_of(adaptation) == adaptation_work(adaptation)
 
 
 def test_operations_are_told_of_gpus(milan):

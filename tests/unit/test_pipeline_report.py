@@ -8,8 +8,6 @@ from rayembed.pipeline.register.registration import RegisteredVersion
 from rayembed.pipeline.run.report import Outcome, print_outcome
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.card_parts import how_to_score
-from rayembed_extras.adaptation.adapt import AdaptedEncoder, next_command
-from rayembed_extras.adaptation.recipes import get_adaptation
 
 
 @pytest.mark.parametrize(
@@ -63,9 +61,6 @@ def test_commands_that_are_printed_work_with_any_path(capsys):
     (told,) = [line for line in capsys.readouterr().out.splitlines() if "mlflow ui" in line]
     command = told.removeprefix("MLflow ")
     assert shlex.split(command) == ["mlflow", "ui", "--backend-store-uri", uri]
-
-    encoder = AdaptedEncoder(get_adaptation("nomic-adapt-quickstart"), f"{place}/encoder", {})
-    assert f"model.backbone.path={place}/encoder" in shlex.split(next_command(encoder))
 
     told = how_to_score(f"{place}/m", storage=place, tracking_uri=uri)
     score, register = (shlex.split(command) for command in told.split("`")[1::2])

@@ -52,9 +52,6 @@ from rayembed.pipeline.evaluate.run_scorer import RunScorer
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.pipeline.run.on_ray import OnRay
 from rayembed.recipes.catalogue import get_recipe
-from rayembed_extras.compression.calibration import loaded_as_saved
-from rayembed_extras.compression.gptq import GPTQ
-from rayembed_extras.compression.quantised import Int8
 
 RTX, T4 = ("NVIDIA GeForce RTX 3090", (8, 6)), ("Tesla T4", (7, 5))
 EMULATED, WITH_UNITS = 1 / 30, 2.4
@@ -495,16 +492,3 @@ def test_a_corpus_is_embedded_in_what_is_fast_and_the_model_saved_as_it_was(
     assert saved_dtype(output) == "bfloat16"
     before, after = (load_model(f, dtype="bfloat16").state_dict() for f in (folder, output))
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
-
-
-def test_calibration_in_an_emulated_type_is_warned_of(machine, caplog, saved):
-    gptq, int8 = GPTQ(), Int8()
-    machine(EMULATED)
-    assert types_of(loaded_as_saved(int8, saved)) == {torch.bfloat16}
-    assert not caplog.records, "nothing is computed for it"
-    assert types_of(loaded_as_saved(gptq, saved)) == {torch.bfloat16}
-    assert "calibration of gptq computes in bfloat16, in which the model is saved" in caplog.text
-    machine(WITH_UNITS)
-    hardware.say_once.cache_clear()
-    loaded_as_saved(gptq, saved)
-    assert len(caplog.records) == 1, "there it is fast"

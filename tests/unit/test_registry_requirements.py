@@ -11,9 +11,7 @@ from tiny_folders import ARCHITECTURES
 
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
-from rayembed.registry.register import format_requirements, pip_requirements
-from rayembed_extras.compression.contract import Source
-from rayembed_extras.compression.quantised import Int8
+from rayembed.registry.register import pip_requirements
 
 TEXTS = ["Paris is the capital of France", "the quick brown fox"]
 
@@ -28,8 +26,6 @@ def test_requirements_are_exact_and_on_an_index():
 def saved(tmp_path_factory):
     home = tmp_path_factory.mktemp("models")
     folders = {kind: save(home / kind) for kind, save in ARCHITECTURES.items()}
-    folders["int8"] = home / "int8"
-    Int8().compress(Source(folders["biencoder"]), folders["int8"])
     return folders
 
 
@@ -41,26 +37,20 @@ def registered(saved, tmp_path_factory):
 @pytest.mark.timeout(1800)
 def test_every_architecture_loads_with_only_its_requirements_visible(saved, registered, tmp_path):
     lines = pip_requirements()
-    of_formats = {"int8": format_requirements(saved["int8"])}
-    assert [line.partition("==")[0] for line in of_formats["int8"]] == ["compressed-tensors"]
-    for kind, folder in registered.items():
-        wanted = [*lines, *of_formats.get(kind, ())]
-        assert (folder / "requirements.txt").read_text().split() == wanted
+    for folder in registered.values():
+        assert (folder / "requirements.txt").read_text().split() == lines
         conda = yaml.safe_load((folder / "conda.yaml").read_text())
-        assert {"pip": wanted} in conda["dependencies"]
+        assert {"pip": lines} in conda["dependencies"]
     without = [line for line in lines if not line.startswith("xxhash")]
     lacking = link_closure(without, tmp_path / "lacking")
     rest = link_closure(set(lines) - set(without), tmp_path / "rest")
     assert not closure(without).keys() & {"xxhash", "rayembed", "datasets", "ray"}
-    assert "compressed-tensors" not in closure(lines)
-    more = link_closure(of_formats["int8"], tmp_path / "more")
     home = tmp_path / "home"
     home.mkdir()
     told = embed_alone(
         {
             "without xxhash": (registered["nvembed"], lacking),
             **{kind: (registered[kind], rest) for kind in ARCHITECTURES},
-            "int8": (registered["int8"], more),
         },
         TEXTS,
         home,

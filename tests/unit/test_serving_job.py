@@ -9,6 +9,7 @@ import time
 import pytest
 from tiny_folders import save_biencoder
 
+from rayembed.config.types import SHORT_NAMES
 from rayembed.display.progress import doing
 from rayembed.errors import ArtifactError, AssetError, ConfigError, TrackingError
 from rayembed.pipeline.run import on_ray as ray_of_jobs
@@ -132,3 +133,9 @@ def test_a_server_that_waits_for_requests_is_told_of_once(tmp_path, monkeypatch,
     assert "stop it with Ctrl-C" in capsys.readouterr().out
     # the first may have been on its way
     assert len([text for text in caplog.messages if text.startswith("still")]) <= 1
+
+
+def test_a_short_name_is_served_for_what_it_stands_for():
+    short, whole = next(iter(SHORT_NAMES.items()))
+    (served,) = resolve(["--model", short]).models
+    assert (served.name, served.model) == (short, whole)

@@ -11,6 +11,7 @@ from tiny_job import ROOT, make_run
 
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
+from rayembed.jobs.completion import print_completion
 from rayembed.machine.hardware import Precision
 from rayembed_extras.sweeps.compared import first_score
 from rayembed_extras.sweeps.dry_run import print_sweep
@@ -174,3 +175,8 @@ def test_the_job_prints_errors_without_a_traceback(tmp_path):
     assert "did you mean 'seed'" in done.stderr
     assert "Traceback" not in done.stderr
     assert yaml.safe_load(done.stdout) is None
+
+
+def test_a_shell_completes_the_schedulers(capsys):
+    assert print_completion(["bash"]) == 0
+    assert "'asha'" in capsys.readouterr().out

@@ -4,7 +4,6 @@ import logging
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from made_up_records import made_up_records
@@ -21,9 +20,6 @@ from rayembed.training.contrastive.step import CONTRASTIVE, run_step
 from rayembed.training.dropped import mean_of_finite, without_gradient_unless_finite
 from rayembed.training.objective import Objective, StepReport, StepSettings
 from rayembed.training.trainer import StageTrainer
-from rayembed_extras.adaptation.batch import MaskedBatch
-from rayembed_extras.adaptation.masked import MaskedLanguage
-from rayembed_extras.adaptation.masked_language import Predictions
 
 CPU = torch.device("cpu")
 STEPS = 12
@@ -192,28 +188,6 @@ def test_the_step_guards_its_loss(cache, monkeypatch):
     assert all(grad.isfinite().all() for grad in gradients())
     added["value"] = INF
     assert all(grad.isnan().any() for grad in gradients())
-
-
-@pytest.mark.parametrize(("value", "finite"), [(0.0, True), (INF, False)])
-def test_the_masked_step_guards_its_loss(value, finite):
-    weight = torch.ones(2, requires_grad=True)
-    ids, places = np.array([5, 6, 7], dtype=np.int32), np.array([1], dtype=np.int64)
-    batch = MaskedBatch(0, [ids] * 2, [places] * 2, [ids[:1]] * 2, np.zeros(2, dtype=np.int64))
-
-    def engine(micro):
-        return Predictions(weight[: len(micro["words"])] + value, torch.ones(2, dtype=torch.bool))
-
-    run = MaskedLanguage(["en"], None, SimpleNamespace(pad_id=0)).run_step
-    loop_config = SimpleNamespace(global_rows=2)
-    run(
-        None,
-        engine,
-        lambda loss, _: loss.backward(),
-        batch,
-        loop_config,
-        StepSettings(99, True, CPU),
-    )
-    assert bool(weight.grad.isfinite().all()) is finite
 
 
 def test_means_leave_out_what_is_not_finite():

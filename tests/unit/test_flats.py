@@ -1,0 +1,122 @@
+"""Optional features and the papers can be taken away: the core stands without them."""
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rayembed
+from rayembed.config.table import COMPANIONS
+
+PLATFORM = Path(rayembed.__file__).parents[1]
+TESTS = Path(__file__).parents[1]
+FLATS = sorted(path.parent.name for path in (PLATFORM / "rayembed_extras").glob("*/__init__.py"))
+
+STANDS = """
+import importlib, json, pkgutil, sys
+here = sys.argv[1]
+sys.path[:] = [here, *(p for p in sys.path if not p.endswith("/platform"))]
+import rayembed
+assert rayembed.__file__.startswith(here)
+from rayembed.jobs.table import JOBS
+from rayembed.recipes.catalogue import get_recipe, recipe_names
+from rayembed.recipes.data_recipes import data_recipe_names, get_data_recipe
+from rayembed.config.named_benchmarks import job_benchmark_names
+from rayembed.config.sources import SOURCES
+recipes = [get_recipe(name).name for name in recipe_names()]
+recipes += [get_data_recipe(name).name for name in data_recipe_names()]
+if sys.argv[2:]:
+    for module in pkgutil.walk_packages(rayembed.__path__, "rayembed."):
+        if not module.name.endswith(("__main__", "_kernels")):  # for GPUs alone
+            importlib.import_module(module.name)
+found = {"jobs": list(JOBS.members()), "benchmarks": list(job_benchmark_names())}
+found |= {"sources": list(SOURCES.classes()), "recipes": recipes}
+print(json.dumps(found))
+"""
+
+
+def copy_without(folder, *paths):
+    """The code without some folders."""
+    leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(PLATFORM, folder / "platform", ignore=leave)
+    for path in paths:
+        shutil.rmtree(folder / "platform" / path)
+    return folder / "platform"
+
+
+def stands(platform, *everything):
+    """What there is in a copy of the code, in a process that finds no other one."""
+    command = [sys.executable, "-c", STANDS, str(platform), *everything]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "left out" not in done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return stands(PLATFORM)
+
+
+def test_the_core_alone_imports_lists_its_jobs_and_resolves_its_recipes(tmp_path, whole):
+    alone = stands(copy_without(tmp_path, *COMPANIONS), "every module")
+    assert {"biencoder", "nvembed-quickstart", "pairs"} <= {*alone["recipes"]}
+    assert {*alone["recipes"]} < {*whole["recipes"]}
+    assert len(alone["jobs"]) < len(whole["jobs"])
+    assert {"train", "prepare", "mine", "evaluate", "register"} <= {*alone["jobs"]}
+    assert alone["benchmarks"] == []
+    assert set(whole["sources"]) - set(alone["sources"]) == {"queries"}
+
+
+@pytest.mark.parametrize("flat", FLATS)
+def test_without_a_flat_the_others_are_there(flat, tmp_path, whole):
+    found = stands(copy_without(tmp_path, f"rayembed_extras/{flat}"))
+    assert found["recipes"] == whole["recipes"]
+    own = entry_points_of(PLATFORM / "rayembed_extras" / flat)
+    assert set(whole["jobs"]) - set(found["jobs"]) == own & set(whole["jobs"])
+    assert set(whole["benchmarks"]) - set(found["benchmarks"]) == own & set(whole["benchmarks"])
+
+
+def entry_points_of(flat):
+    """Names of the entry points of a flat."""
+    lines = (flat / "entry_points.txt").read_text().splitlines()
+    return {line.partition("=")[0].strip() for line in lines if "=" in line}
+
+
+def imported_of(path):
+    """Names of the modules that a file imports, within functions as well."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def reached_of(path):
+    """Modules that a file of tests imports, by itself and by its helpers."""
+    waiting, seen = [path], set()
+    while waiting:
+        for name in imported_of(waiting.pop()):
+            for folder in ("support", "drill"):
+                helper = TESTS / folder / f"{name}.py"
+                if helper.is_file() and name not in seen:
+                    waiting.append(helper)
+            seen.add(name)
+    return {name for name in seen if name.partition(".")[0] in COMPANIONS}
+
+
+def test_tests_of_the_core_import_the_core_alone(request):
+    (own,) = [one for one in request.config.pluginmanager.get_plugins() if hasattr(one, "part_of")]
+    files = {path: own.part_of(path.name) for path in TESTS.rglob("test_*.py")}
+    assert {"core", "papers", *FLATS} == {*files.values()}
+    found = {
+        str(path.relative_to(TESTS)): names
+        for path, part in files.items()
+        if part == "core" and (names := reached_of(path))
+    }
+    assert found == {}, "name the file after the feature, or leave the feature out of it"
+    assert any(reached_of(path) for path, part in files.items() if part == "sweeps"), "the control"
