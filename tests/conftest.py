@@ -103,7 +103,6 @@ WHOLE = {
 }
 """Files of whole trainings, evaluations, jobs and scripts: more than ten CPU seconds each by
 `-p cpu_seconds`, together 523 of the 1,408 that all tests without Ray took."""
-assert all(Path(__file__).with_name("unit").joinpath(name).is_file() for name in WHOLE)
 
 
 EXTRAS = Path(__file__).parents[1] / "platform" / "rayembed_extras"

@@ -179,4 +179,4 @@ def test_the_job_prints_errors_without_a_traceback(tmp_path):
 
 def test_a_shell_completes_the_schedulers(capsys):
     assert print_completion(["bash"]) == 0
-    assert "'asha'" in capsys.readouterr().out
+    assert "asha" in capsys.readouterr().out
