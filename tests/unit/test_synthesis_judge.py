@@ -78,7 +78,7 @@ def test_a_judge_has_the_number_type_of_its_machine(tmp_path: Path, taken: list[
     ],
 )
 def test_a_judge_that_is_not_there_is_told_before_work(judge, words, tmp_path, capsys):
-    pairs = [{"query": f"q {i}", "positive": f"p {i}"} for i in range(40)]
+    pairs = [{"query": f"q {i}", "positive": f"p {i}"} for i in range(200)]
     (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in pairs))
     encoder = save_encoder(tmp_path / "encoder")
     settings = {
