@@ -1,4 +1,4 @@
-"""No module imports itself by way of others, whichever room they are in.
+"""No module imports itself by way of others, whichever room they are in, and files stay small.
 
 import-linter keeps the rooms in layers; this looks inside them. Every import counts: those inside
 functions and those for type checkers alone close no circle that Python would trip over, but one
@@ -12,6 +12,7 @@ import networkx
 import pytest
 
 import rayembed
+from rayembed.config.table import COMPANIONS
 
 PLATFORM = Path(rayembed.__file__).parents[1]
 
@@ -65,6 +66,7 @@ def circles(root):
 
 
 def test_no_modules_need_each_other():
+    assert {"rayembed", *COMPANIONS} <= {*modules(PLATFORM)}
     found = circles(PLATFORM)
     assert not found, "\n\n".join("\n".join(circle) for circle in found)
 
@@ -99,3 +101,35 @@ def test_a_module_that_imports_itself_and_one_that_does_not(tmp_path, text, expe
     (tmp_path / "house" / "a.py").write_text(text)
     (tmp_path / "house" / "b.py").write_text("from house.a import later\n")
     assert circles(tmp_path) == expected
+
+
+ROOM = PLATFORM / "rayembed"
+
+
+def test_the_core_has_no_long_file_and_no_crowded_folder():
+    lines = {path: len(path.read_text().splitlines()) for path in ROOM.rglob("*.py")}
+    folders = {path.parent for path in lines}
+    files = {one: sum(path.is_file() for path in one.iterdir()) for one in folders}
+    assert {one: number for one, number in files.items() if number > 30} == {}
+    assert {path: number for path, number in lines.items() if number > 420} == {}
+
+
+def importers_of(package):
+    """Files that import a package, within functions as well."""
+    for path in PLATFORM.rglob("*.py"):
+        for statement in ast.walk(ast.parse(path.read_text())):
+            if isinstance(statement, ast.Import):
+                names = [alias.name for alias in statement.names]
+            elif isinstance(statement, ast.ImportFrom):
+                names = [statement.module or ""]
+            else:
+                continue
+            if package in {name.partition(".")[0] for name in names}:
+                yield path
+
+
+def test_ray_and_deepspeed_are_imported_where_their_files_say_so():
+    ray = {path.name for path in importers_of("ray")}
+    assert {name for name in ray if not name.endswith("on_ray.py")} == set()
+    assert "on_ray.py" in ray, "the control"
+    assert set(importers_of("deepspeed")) == {ROOM / "training" / "engine.py"}

@@ -64,10 +64,8 @@ def _weights(
             part = zeros.flatten().narrow(0, place.start, place.numel)
             yield p._hp_mapping.get_hp_fragment(), part
     else:
-        from deepspeed.utils import safe_get_local_fp32_param
-
         share = p.ds_tensor.numel()
         mine = zeros.flatten()[rank() * share : (rank() + 1) * share]
         mine = nn.functional.pad(mine, (0, share - mine.numel()))
         yield p.ds_tensor.data, mine
-        yield safe_get_local_fp32_param(p).view(-1), mine
+        yield p._z3_optimizer.get_local_fp32_param(p).view(-1), mine
