@@ -168,7 +168,10 @@ class DeepSpeedEngine:
             trained = [p for _, p in self._trained()]
             torch.nn.utils.clip_grads_with_norm_(trained, self._clipping, torch.tensor(norm))
         self._engine.step()
-        self._zeros.restore(self._zero_stage, {} if self._zero_stage else self._masters())
+        from deepspeed.utils import safe_get_local_fp32_param
+
+        masters = {} if self._zero_stage else self._masters()
+        self._zeros.restore(self._zero_stage, masters, safe_get_local_fp32_param)
         if norm is None:
             norm = float(self._engine.get_global_grad_norm())
         if self._zero_stage == 3:
@@ -379,8 +382,7 @@ def expert_group(size: int) -> ExpertGroup:
             "there; take a number that does, or a multiple of so many workers"
         )
     deepspeed = _deepspeed()
-    from deepspeed.utils import groups
-
+    groups = deepspeed.utils.groups
     deepspeed.init_distributed()
     groups._create_expert_and_data_parallel(size)
     return ExpertGroup(groups._get_expert_parallel_group(group_name(size)))

@@ -35,14 +35,20 @@ class KeptZeros:
                 p.register_hook(partial(_without, zeros))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
-    def restore(self, zero_stage: int, masters: dict[nn.Parameter, Tensor]) -> None:
+    def restore(
+        self,
+        zero_stage: int,
+        masters: dict[nn.Parameter, Tensor],
+        local_master: Callable[[nn.Parameter], Tensor],
+    ) -> None:
         """Set to zero what an update moved, in what is computed with and in what is updated.
 
         Args:
             masters: tensor that is updated for each parameter; of stage 0.
+            local_master: gives this worker's share of it; of stage 3.
         """
         for p, zeros in self._zeros.items():
-            for weight, part in _weights(p, zeros, zero_stage, masters):
+            for weight, part in _weights(p, zeros, zero_stage, masters, local_master):
                 weight.masked_fill_(part, 0.0)
 
 
@@ -51,7 +57,11 @@ def _without(zeros: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _weights(
-    p: Any, zeros: Tensor, zero_stage: int, masters: dict[nn.Parameter, Tensor]
+    p: Any,
+    zeros: Tensor,
+    zero_stage: int,
+    masters: dict[nn.Parameter, Tensor],
+    local_master: Callable[[nn.Parameter], Tensor],
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Tensors on this worker that hold a parameter's values or a part of them, with its zeros."""
     if zero_stage < 3 or p.numel() == zeros.numel():  # stage 3 frees all but small ones
@@ -68,4 +78,4 @@ def _weights(
         mine = zeros.flatten()[rank() * share : (rank() + 1) * share]
         mine = nn.functional.pad(mine, (0, share - mine.numel()))
         yield p.ds_tensor.data, mine
-        yield p._z3_optimizer.get_local_fp32_param(p).view(-1), mine
+        yield local_master(p).view(-1), mine
