@@ -69,6 +69,12 @@ def names_of(tmp_path_factory):
     return names
 
 
+@pytest.fixture(scope="module")
+def here(names_of, tmp_path_factory):
+    """Architectures and names of this tree."""
+    return names_of(PLATFORM, tmp_path_factory.mktemp("here"))
+
+
 def edited(root):
     """A copy of the code with comments, other texts of errors and a further architecture."""
     platform = root / "platform"
@@ -92,8 +98,8 @@ def edited(root):
     return platform
 
 
-def test_edits_that_compute_the_same_keep_all_names(names_of, tmp_path):
-    known, names = names_of(PLATFORM, tmp_path / "here")
+def test_edits_that_compute_the_same_keep_all_names(names_of, here, tmp_path):
+    known, names = here
     more, found = names_of(edited(tmp_path), tmp_path / "there")
     assert set(more) == {*known, "further"}
     assert found == names
@@ -101,15 +107,13 @@ def test_edits_that_compute_the_same_keep_all_names(names_of, tmp_path):
         assert any(name.startswith(kind) for name in names), kind
 
 
-def test_a_raised_number_gives_other_names(names_of, tmp_path):
+def test_a_raised_number_gives_other_names(names_of, here, tmp_path):
     """The control: what the names are made of is seen."""
     platform = tmp_path / "platform"
     shutil.copytree(PLATFORM, platform, ignore=shutil.ignore_patterns("__pycache__"))
     versions = platform / "rayembed" / "models" / "versions.py"
     raised = versions.read_text().replace("\nVECTORS = ", "\nVECTORS = 1000 + ")
     versions.write_text(raised)
-    names, others = (
-        names_of(tree, tmp_path / name)[1] for tree, name in ((PLATFORM, "a"), (platform, "b"))
-    )
+    names, others = here[1], names_of(platform, tmp_path / "there")[1]
     assert len({*names} - {*others}) > 4
     assert any(name.startswith("data/records/") for name in {*names} & {*others})
