@@ -66,7 +66,7 @@ def kept(width: int = WIDTH, backend: Any = cut_alone) -> Kept:
     Args:
         width: of hidden states, a divisor of Mistral's; all else is narrower in proportion.
     """
-    from rayembed.models.adapters import lora as adapted_linear
+    from rayembed.models.adapters import adapted_linear
     from rayembed.models.layers import compile_layers, recompute_layers
 
     model, keeps_bits = _model(WIDTH // width), adapted_linear.keeps_bits

@@ -73,7 +73,7 @@ def build(settings, kind: str, layers: int):
     from peft.tuners.lora.layer import Linear
 
     from rayembed.config.settings import changed
-    from rayembed.models.adapters.lora import AdaptedLinear
+    from rayembed.models.adapters.adapted_linear import AdaptedLinear
     from rayembed.models.layers import recompute_layers
     from rayembed.pipeline.estimate.model_sizes import model_on_meta
 

@@ -19,7 +19,7 @@ from rayembed.models.loading.build import build_model
 from rayembed.models.loading.load import load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.models.passes.encoding import encode
-from rayembed.training import engine as engine_module
+from rayembed.training import deepspeed_settings as settings_module
 from rayembed.training import kept_zeros as kept_zeros_module
 from rayembed.training.callbacks import KeepCheckpoints
 from rayembed.training.checkpoints.checkpoint import Checkpoint, expected_position, seed_worker
@@ -96,7 +96,7 @@ def train(
     seed_worker(5, 0)
     with pytest.MonkeyPatch.context() as patch:
         if whole is not None:  # elements up to which stage 3 keeps a parameter whole
-            patch.setattr(engine_module, "_WHOLE", whole)
+            patch.setattr(settings_module, "_WHOLE", whole)
         engine = DeepSpeedEngine(model, stage(optimizer), Placement(zero_stage=zero), dtype, world)
     if checkpoint is not None:
         checkpoint.restore(engine)

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rayembed.models.adapters import lora as adapted_linear
+from rayembed.models.adapters import adapted_linear
 from rayembed.models.attention import unpadded
 
 GPU = torch.device("cuda", 0)

@@ -20,8 +20,7 @@ from rayembed.data.mining import rescoring
 from rayembed.errors import PlacementError
 from rayembed.machine import hardware
 from rayembed.machine.device import CUBLAS, check_deterministic_start, gpus_here
-from rayembed.models.adapters import adapter_bits
-from rayembed.models.adapters import lora as adapted_linear
+from rayembed.models.adapters import adapted_linear, adapter_bits
 from rayembed.training import here
 from rayembed.training.compiling import compiles
 from rayembed.training.memory import stage_memory

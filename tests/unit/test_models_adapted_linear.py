@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rayembed.config.backbone import LoraConfig
 from rayembed.machine.hardware import say_once
-from rayembed.models.adapters import adapter_bits
-from rayembed.models.adapters import lora as adapted_linear
-from rayembed.models.adapters.lora import AdaptedLinear, add_lora, merge_lora, merged_state
+from rayembed.models.adapters import adapted_linear, adapter_bits
+from rayembed.models.adapters.adapted_linear import AdaptedLinear
+from rayembed.models.adapters.lora import add_lora, merge_lora, merged_state
 from rayembed.training.memory.graph_room import saved_bytes
 
 TOLERANCES = {torch.float64: 1e-13, torch.float32: 2e-6}

@@ -11,7 +11,7 @@ from transformers import AutoModel, BartConfig, BertConfig, BloomConfig
 from rayembed.config.placement import Placement
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ConfigError
-from rayembed.models.adapters import lora as adapted_linear
+from rayembed.models.adapters import adapted_linear
 from rayembed.models.layers import keeps_products, recomputable_layers
 from rayembed.models.loading.build import build_model
 from rayembed.pipeline.estimate.requirements import ModelSize, worker_memory
