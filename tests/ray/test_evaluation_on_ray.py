@@ -76,7 +76,7 @@ def test_a_node_says_what_it_computes_fast_whatever_the_driver_does(cluster, mon
 def test_errors_come_back_as_they_were_raised(cluster, tmp_path):
     run = run_of(tmp_path)
     with pytest.raises(AssetError, match="nothing-there"):
-        scorer_of(run, tmp_path / "out").score("/nothing-there", "x")
+        scorer_of(run, tmp_path / "out").score(ScoreKey(baseline="/nothing-there"))
     model = save_decoder(tmp_path / "model", tokenizer=byte_level_tokenizer())
     spec = run_model(run, str(model), name="rayembed/x")
     tasks = [ScoreTask(factory) for factory in task_factories(run.scores)]
