@@ -81,7 +81,7 @@ def test_an_evaluation_that_is_interrupted_is_no_finished_run(tmp_path, monkeypa
         track(evaluated(tmp_path / "kept", monkeypatch, without_law), uri)
     client = mlflow.MlflowClient(uri)
     (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    assert run.info.status == "FAILED"
+    assert run.info.status == "KILLED"
 
 
 def test_dev_scores_are_a_file_beside_the_results(tmp_path, monkeypatch):

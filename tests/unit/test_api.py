@@ -474,8 +474,8 @@ def test_negatives_and_scores_of_tuples_have_their_columns():
             "row 1: 'query' is .*half of a surrogate",
         ),
         (pd.DataFrame([["a", "b"]], columns=["q", "q"]), "two columns are named 'q'"),
-        ([{"negatives": None}, {"negatives": "['a', 'b']"}], "row 1: 'negatives' .*json.loads"),
-        (pd.DataFrame({"negatives": ['["a"]']}), "row 0: 'negatives' .*json.loads"),
+        ([{"negatives": None}, {"negatives": "['a', 'b']"}], "row 1: the negatives .*json.loads"),
+        (pd.DataFrame({"negatives": ['["a"]']}), "row 0: the negatives .*json.loads"),
         ({"query": ["a"]}, "rows are a path, a DataFrame"),
     ],
 )

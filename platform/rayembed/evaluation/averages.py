@@ -8,11 +8,12 @@ task, the mean of its twelve forums. An average is given where all of its tasks 
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from mteb.results import TaskResult
+if TYPE_CHECKING:
+    from mteb.results import TaskResult
 
-from rayembed.evaluation.benchmarks import benchmark_tasks
-from rayembed.evaluation.jobs import TaskFactory
+    from rayembed.evaluation.jobs import TaskFactory
 
 MEAN_OF_TASKS = "Mean (Task)"
 MEAN_OF_CATEGORIES = "Mean (TaskType)"
@@ -41,7 +42,7 @@ MIRACL_LANGUAGES: tuple[str, ...] = (
 """Languages of Nomic v2's Table 5."""
 
 
-def main_score(factory: TaskFactory, result: TaskResult) -> float:
+def main_score(factory: "TaskFactory", result: "TaskResult") -> float:
     """Mean of the task's main score over those of its splits and subsets that the factory names.
 
     Not a number where one of them is missing; others in the result do not count.
@@ -87,6 +88,8 @@ def miracl_averages(by_language: Mapping[str, float]) -> dict[str, float]:
 
 @lru_cache(maxsize=64)
 def _categories(benchmark: str) -> Mapping[str, tuple[str, ...]]:
+    from rayembed.evaluation.benchmarks import benchmark_tasks
+
     found: dict[str, list[str]] = {}
     for factory in benchmark_tasks(benchmark):
         found.setdefault(factory.load().metadata.type, []).append(factory.name)
@@ -96,6 +99,8 @@ def _categories(benchmark: str) -> Mapping[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=64)
 def _members(benchmark: str) -> Mapping[str, tuple[str, ...]]:
+    from rayembed.evaluation.benchmarks import benchmark_tasks
+
     tasks = {factory.name: factory.load() for factory in benchmark_tasks(benchmark)}
     return {
         name: tuple(member.metadata.name for member in task.metadata.tasks)

@@ -14,7 +14,6 @@ from typing import Any
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.evaluation.averages import BY_LANGUAGE, CATEGORIES, MEAN_OF_16, NOT_AMONG_THE_16
-from rayembed.evaluation.benchmarks import benchmark_names, benchmark_tasks
 from rayembed.results.scores import Place
 
 MEAN = "Mean"
@@ -60,6 +59,8 @@ def benchmark_lines(
     Raises:
         ConfigError: an unknown benchmark; names the nearest.
     """
+    from rayembed.evaluation.benchmarks import benchmark_names, benchmark_tasks
+
     if name in others:
         return others[name]
     try:
