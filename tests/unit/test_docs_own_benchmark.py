@@ -17,7 +17,7 @@ PLATFORM = Path(rayembed.__file__).parents[1]
 PAGE = (PLATFORM.parent / "docs" / "evaluation.md").read_text()
 SCRIPT = """
 import json, sys
-from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.evaluation import EvaluationRun
 from rayembed.config.named_benchmarks import further_benchmark_names, with_own_sets
 from rayembed.config.override import override
 from rayembed.config.settings import parse

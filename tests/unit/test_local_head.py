@@ -202,7 +202,9 @@ def test_a_signal_in_a_deferred_block_is_delivered_after_it():
 def test_the_runtime_environment_of_the_checkout():
     values = read_runtime_env(ROOT / "cluster" / "runtime_env.yaml", ROOT)
     assert values["py_modules"] == [
-        str(folder) for folder in sorted((ROOT / "platform").glob("rayembed*")) if folder.is_dir()
+        str(folder)
+        for folder in sorted((ROOT / "platform").iterdir())
+        if (folder / "__init__.py").is_file()
     ]
     assert values["working_dir"] == str(ROOT)
     assert "/outputs/" in values["excludes"]
