@@ -103,7 +103,8 @@ def test_ray_train_gets_the_kind_of_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(on_ray, "_nodes", lambda: [H100, L4])
     for name in ("_wait_for_workers", "_fetch"):
         monkeypatch.setattr(on_ray, name, lambda _: None)
-    monkeypatch.setattr(on_ray, "_here", lambda: "here")
+    here = SimpleNamespace(get_node_id=lambda: "ab" * 28)
+    monkeypatch.setattr(on_ray.ray, "get_runtime_context", lambda: here)
     monkeypatch.setattr(on_ray, "failure_callbacks", lambda _: [])
     actor = SimpleNamespace(remote=lambda *_: None)
     monkeypatch.setattr(on_ray.ray, "remote", lambda **_: lambda _: actor)

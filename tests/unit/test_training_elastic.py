@@ -34,6 +34,7 @@ from rayembed.errors import (
     StorageFullError,
     WorkerError,
 )
+from rayembed.machine import gpu_check_on_ray
 from rayembed.training.faults import elastic_on_ray as elastic
 from rayembed.training.faults import failures_on_ray as failures
 from rayembed.training.faults.elastic_on_ray import ElasticPolicy
@@ -221,6 +222,12 @@ def test_waiting_for_the_fewest_workers_ends(policy, cluster, caplog):
     assert isinstance(error.value.controller_failure, InsufficientClusterResourcesError)
 
 
+def tell_nodes(patch, nodes):
+    """Ray's list of nodes, where dead ones are read and where live ones are."""
+    for module in (failures, gpu_check_on_ray):
+        patch.setattr(module, "ray", Replaced(ray, nodes=nodes))
+
+
 @pytest.fixture
 def gone(monkeypatch):
     """Ids of nodes that have gone, to be changed by the test."""
@@ -231,7 +238,7 @@ def gone(monkeypatch):
         small = {"NodeID": "small", "Alive": "small" not in ids, "Resources": {"CPU": 0.5}}
         return [{"NodeID": "here", "Alive": True, "Resources": {"CPU": 4.0}}, small, *dead]
 
-    monkeypatch.setattr(failures, "ray", Replaced(ray, nodes=nodes))
+    tell_nodes(monkeypatch, nodes)
     monkeypatch.setattr(failures, "_answers", lambda node: True)
     return ids
 
@@ -299,7 +306,7 @@ def test_a_node_that_does_not_answer_is_waited_for(monkeypatch):
         known = len(looks) > 5
         return [{"NodeID": "a", "Alive": True}, {"NodeID": "b", "Alive": not known}]
 
-    monkeypatch.setattr(failures, "ray", Replaced(ray, nodes=nodes))
+    tell_nodes(monkeypatch, nodes)
     monkeypatch.setattr(failures, "_answers", lambda node: node["NodeID"] == "a")
     monkeypatch.setattr(failures, "_POLL_SECONDS", 0.0)
     assert failures.await_lost_nodes() == {"b"}

@@ -11,6 +11,9 @@ from rayembed.training.metrics_sink import MetricsSink
 
 HEAVY = ("torch", "ray", "mteb")
 LIBRARY = """
+from types import SimpleNamespace
+
+ops = SimpleNamespace(__compatible_ops__={"deepspeed_shm_comm": True})
 try:
     import mlflow
     has_mlflow = True
@@ -32,7 +35,9 @@ def library(tmp_path, monkeypatch):
 
 
 def test_deepspeed_takes_no_mlflow_with_it(library):
-    assert not _deepspeed().has_mlflow
+    deepspeed = _deepspeed()
+    assert not deepspeed.has_mlflow
+    assert deepspeed.ops.__compatible_ops__ == {"deepspeed_shm_comm": False}
     import mlflow  # whoever needs it imports it as ever
 
     assert mlflow.__name__ == "mlflow"

@@ -98,18 +98,25 @@ def test_a_checkpoint_that_cannot_be_stored_says_why(monkeypatch, tmp_path, erro
     monkeypatch.setattr(ray.train, "report", report)
     monkeypatch.setattr(ray.train, "get_checkpoint", lambda: None)
     monkeypatch.setattr(ray.train.collective, "barrier", lambda: None)
-    job = SimpleNamespace(
-        placement=Placement(),
-        fetch=lambda: None,
-        trainer=lambda callbacks, _: SimpleNamespace(
-            fit=lambda memory: callbacks[1].on_checkpoint(7, tmp_path)
-        ),
-    )
+    ended = []
+
+    def trainer(callbacks, _):
+        def fit(memory):
+            for one in callbacks:
+                one.on_checkpoint(7, tmp_path)
+            for one in callbacks:
+                one.on_train_end()
+            ended.append(7)  # weights would follow
+
+        return SimpleNamespace(fit=fit)
+
+    job = SimpleNamespace(placement=Placement(), fetch=lambda: None, trainer=trainer)
     sink = SimpleNamespace(where=SimpleNamespace(remote=lambda where: None))
     with pytest.raises(StorageError) as caught:
         train_function({"job": job, "sink": sink, "offset": 0, "memory": ""})
     assert type(caught.value) is kind
     assert str(caught.value).startswith(f"the checkpoint of step 7 {told}")
+    assert not ended
 
 
 def train(monkeypatch, placement, fit=lambda **_: None, callbacks=()):
