@@ -1,6 +1,6 @@
 """Stages as Ray Train runs: workers, restarts, checkpoints; metrics through one small actor.
 
-This is the driver's side; `train_function/on_ray.py` has what runs in each worker.
+This is the driver's side; `train_function_on_ray.py` has what runs in each worker.
 """
 
 import logging
