@@ -96,11 +96,11 @@ _CLUSTERED = (
     *(f".data.datasets.wiki-{name}.clusters" for name in _BOTH),
     ".stages.retrieval.batch.policy",
 )
-_CONTEXT = (  # a CDE, and what it has that a bi-encoder lacks
+_CONTEXT = (  # a CDE, what it has that a bi-encoder lacks, and width, which it lacks
     *(".model.kind", ".model.encoder.path", ".model.num_context", ".model.context_positions"),
     *(".model.instruction_template", ".model.normalize_twice", ".model.num_soft_prompts"),
     *(".model.output", ".model.pool_context", ".model.pool_instruction", ".model.pooling.kind"),
-    *(".model.projections", ".model.sequence_dropout"),
+    *(".model.projections", ".model.sequence_dropout", ".model.width"),
 )
 _EXAMPLES = (".evaluation.instructions.", ".model.examples")
 _RATE = ("learning_rate", "pooling_learning_rate", "warmup_steps")
