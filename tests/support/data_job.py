@@ -50,6 +50,7 @@ READ_IN_A_FRESH_JOB = {
     "filter's ranks": r"ranks/\d+\.npz",
     "vectors": r"vectors/\w+/\w+\.(queries|documents)\.npy",
     "vectors' texts": r"vectors/\w+/\w+\.index\.npz",
+    "versions of vectors": r"vectors/\w+/versions\.json",
     "documents that are not mined": r"mined/[^/]+/working/excluded-\w+\.npy",
     "mining's examples": r"mined/[^/]+/working/\w+\.json",
     "centroids": r"centroids-\d+\.npy",
@@ -67,8 +68,6 @@ READ_IN_A_FINISHED_JOB = {
     "held-out set": r"held_out/[^/]+/beir/.*\.(jsonl|tsv)",
     "plan": r"plans/[^/]+/steps-\d+\.parquet",
 }
-
-READ_BY_OTHER_SOFTWARE = r"data/vectors/[\w-]+\.json"
 
 READ_BY_PEOPLE = r"audit\.(html|md)|clusters\.png|removed/.*\.parquet|rejected\.jsonl"
 

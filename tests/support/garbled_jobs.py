@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from data_job import (
     LOCKS,
-    READ_BY_OTHER_SOFTWARE,
     READ_BY_PEOPLE,
     READ_IN_A_FINISHED_JOB,
     READ_IN_A_FRESH_JOB,
@@ -32,7 +31,7 @@ OF_A_PLAN = {
 TRIED_ELSEWHERE = [
     *READ_IN_A_FRESH_JOB.values(),
     *READ_IN_A_FINISHED_JOB.values(),
-    *(READ_BY_OTHER_SOFTWARE, READ_BY_PEOPLE, RESULTS, LOCKS),
+    *(READ_BY_PEOPLE, RESULTS, LOCKS),
 ]
 """What is tried in `test_data_whole_job`, and what nobody reads."""
 

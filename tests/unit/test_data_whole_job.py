@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from data_job import (
     LOCKS,
-    READ_BY_OTHER_SOFTWARE,
     READ_BY_PEOPLE,
     READ_IN_A_FINISHED_JOB,
     READ_IN_A_FRESH_JOB,
@@ -65,7 +64,7 @@ def undisturbed(
 
 def test_all_files_of_the_job_are_of_a_kind_that_is_tried(undisturbed) -> None:
     patterns = [*READ_IN_A_FRESH_JOB.values(), *READ_IN_A_FINISHED_JOB.values()]
-    patterns += [READ_BY_OTHER_SOFTWARE, READ_BY_PEOPLE, RESULTS, LOCKS]
+    patterns += [READ_BY_PEOPLE, RESULTS, LOCKS]
     names = [str(path) for path in undisturbed[0].rglob("*") if path.is_file()]
     assert [name for name in names if not any(re.search(p, name) for p in patterns)] == []
     unused = [p for p in patterns if not any(re.search(p, name) for name in names)]
