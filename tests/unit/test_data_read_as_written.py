@@ -4,6 +4,7 @@ import csv
 import json
 import string
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -257,6 +258,17 @@ def test_stray_quotes_never_swallow_rows(data):
         assert rows_at(path, quotes="none") == [
             row + [None] * (columns - len(row)) for row in meant if len(row) <= columns
         ]
+
+
+def test_rows_between_stray_quotes_are_known_though_most_of_them_are_ragged(tmp_path):
+    for every, columns in product((2, 3), (1, 2)):
+        row = ",".join(["text {0}"] * columns)
+        lines = [row.format(i) + ",more" * (i % every > 0) for i in range(every * 50 + 2)]
+        lines[0], lines[every * 50] = '"' + lines[0], lines[every * 50] + '"'
+        lines[-1] = row.format("last")
+        path = csv_of(tmp_path / f"{every}-{columns}.csv", lines, ",".join("ab"[:columns]))
+        with pytest.raises(ArtifactError, match=r"line 2: the cell .* opens a quote"):
+            rows_at(path)
 
 
 @STRAY

@@ -5,7 +5,7 @@
 
 Lines that have as many cells as the file has columns, written as its rows are, look like rows: in
 prose a space follows a comma, in rows seldom. Where the first and the last line of a cell do, and
-half of those between, the two cannot be told apart, unless the file quotes all of its texts, or has
+half of all, or a quarter of many, the two cannot be told apart, unless the file quotes all of its texts, or has
 several other cells of lines that are no rows: then whatever wrote it puts line breaks into quotes.
 """
 
@@ -22,7 +22,8 @@ ADVICE = (
 
 _ROWS_IN_A_CELL = 4
 """Lines that look like rows, and are most of their cell, from which on they are taken for rows.
-Lines of prose or code hardly ever agree so long."""
+Lines of prose or code hardly ever agree so long. A quarter of a cell is enough where its first and
+last line are among them, as rows of a file may be ragged."""
 
 _ROWS_LOOKED_AT = 1000
 """First rows of a file, by which it is known how its rows are written."""
@@ -140,8 +141,9 @@ class QuoteCheck:
         ends = like[0] and like[-1]
         full = [one for one, line in zip(like, cell.lines, strict=True) if line.strip()]
         alike, most = sum(full), 2 * sum(full) >= len(full)
+        many = alike >= _ROWS_IN_A_CELL
         told = f"{cell.told}its lines have {cell.columns} cells each, as rows have. {ADVICE}"
-        if most and (ends or alike >= _ROWS_IN_A_CELL):
+        if (most and (ends or many)) or (ends and many and 4 * alike >= len(full)):
             self._suspects += 1
             self._told = self._told or told
         elif ends:
