@@ -5,8 +5,9 @@
 
 Lines that have as many cells as the file has columns, written as its rows are, look like rows: in
 prose a space follows a comma, in rows seldom. Where the first and the last line of a cell do, and
-half of all, or a quarter of many, the two cannot be told apart, unless the file quotes all of its texts, or has
-several other cells of lines that are no rows: then whatever wrote it puts line breaks into quotes.
+half of all, or a quarter of many, the two cannot be told apart, unless the file quotes all of its
+texts, or has several other cells of lines that are no rows: then whatever wrote it puts line breaks
+into quotes.
 """
 
 import csv
