@@ -83,7 +83,7 @@ class Machine:
     kernel_seconds: tuple[float, float] = (80e-6, 40e-6)
     """Of the host for each kernel of a pass without gradient, and for each more of its backward
     pass. Beside an H200 75 to 90 microseconds of transformers' Python were measured forward. The
-    backward pass, which C++ launches, is assumed: both passes of BERT base, 496 kernels, took 48 ms
+    backward pass, which C++ launches, is assumed: both passes of BERT base, 484 kernels, took 48 ms
     at most, tokenising among them, and here take 26. What a compiler fuses is one kernel of the
     same cost."""
     decision: float = _INSTRUCTIONS / 14.8e12
