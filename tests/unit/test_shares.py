@@ -40,6 +40,15 @@ def test_a_unit_within_a_unit_is_heard_by_its_own_listener_alone():
     assert present_listener() is None
 
 
+def test_a_loop_that_is_left_in_the_middle_brings_no_listener_back():
+    heard = []
+    with hearing(heard.append):
+        left = pieces([1, 2])
+        next(left)
+    left.close()
+    assert present_listener() is None
+
+
 def test_another_thread_tells_nobody():
     heard = []
     with hearing(heard.append):

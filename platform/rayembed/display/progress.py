@@ -325,8 +325,12 @@ _heard = _Heard()
 @contextmanager
 def hearing(listener: Listener | None) -> Iterator[None]:
     """Have what this thread does inside the block heard, as one unit; None: by nobody."""
-    with _as_heard(listener, 0.0, 1.0):
+    before = _heard.listener, _heard.first, _heard.width
+    _heard.listener, _heard.first, _heard.width = listener, 0.0, 1.0
+    try:
         yield
+    finally:
+        _heard.listener, _heard.first, _heard.width = before
 
 
 def present_listener() -> Listener | None:
@@ -343,20 +347,14 @@ def tell(share: float) -> None:
 @contextmanager
 def piece(first: float, last: float) -> Iterator[None]:
     """Count what is told inside the block from this share of the present piece up to that one."""
-    start, width = _heard.first + first * _heard.width, (last - first) * _heard.width
-    with _as_heard(_heard.listener, start, width):
+    before = _heard.first, _heard.width
+    _heard.first, _heard.width = before[0] + first * before[1], (last - first) * before[1]
+    try:
         tell(0.0)
         yield
-
-
-@contextmanager
-def _as_heard(listener: Listener | None, first: float, width: float) -> Iterator[None]:
-    before = _heard.listener, _heard.first, _heard.width
-    _heard.listener, _heard.first, _heard.width = listener, first, width
-    try:
-        yield
     finally:
-        _heard.listener, _heard.first, _heard.width = before
+        # Not the listener: a generator that was left in the middle ends long after its block.
+        _heard.first, _heard.width = before
 
 
 def pieces(items: Sequence[Item]) -> Iterator[Item]:
