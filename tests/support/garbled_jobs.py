@@ -4,7 +4,7 @@ finished job is made again.
 
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,18 @@ def finished_jobs(
         return done[name]
 
     return finished
+
+
+def damages(
+    kinds: Mapping[str, Mapping[str, str]], cut: Collection[str]
+) -> list[tuple[str, str, str]]:
+    """Job, kind of file and damage of each case: all are flipped, those named are cut too."""
+    return [
+        (name, kind, damage)
+        for name, of_job in kinds.items()
+        for kind in of_job
+        for damage in (("flip", "cut") if kind in cut else ("flip",))
+    ]
 
 
 def check_all_are_tried(storage: Path, patterns: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from garbled_jobs import OF_A_PLAN, Job, check_all_are_tried, finished_jobs
+from garbled_jobs import OF_A_PLAN, Job, check_all_are_tried, damages, finished_jobs
 from garbling import check_garbled
 from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 
@@ -51,12 +51,7 @@ def test_all_files_of_the_jobs_are_of_a_kind_that_is_tried(name: str, undisturbe
 
 @pytest.mark.parametrize(
     ("name", "kind", "damage"),
-    [
-        (name, kind, damage)
-        for name, kinds in KINDS.items()
-        for kind in kinds
-        for damage in (("flip", "cut") if kind in CUT else ("flip",))
-    ],
+    damages(KINDS, CUT),
 )
 def test_no_garbled_file_gives_anything_else(
     name: str, kind: str, damage: str, root: Path, undisturbed, tmp_path: Path

@@ -17,6 +17,7 @@ from garbled_jobs import (
     check_all_are_tried,
     check_made_again,
     damage_files,
+    damages,
     finished_jobs,
 )
 from garbling import check_garbled, follow, garbled
@@ -80,12 +81,7 @@ def test_all_files_of_the_jobs_are_of_a_kind_that_is_tried(name: str, undisturbe
 
 @pytest.mark.parametrize(
     ("name", "kind", "damage"),
-    [
-        (name, kind, damage)
-        for name, kinds in KINDS.items()
-        for kind in kinds
-        for damage in (("flip", "cut") if kind in CUT else ("flip",))
-    ],
+    damages(KINDS, CUT),
 )
 def test_no_garbled_file_gives_anything_else(
     name: str, kind: str, damage: str, root: Path, undisturbed, tmp_path: Path

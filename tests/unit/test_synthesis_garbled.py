@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_llm import FakeLLM
 from further_data_jobs import TEACHER, dataset, stage, write_inputs
-from garbled_jobs import Job, check_all_are_tried, check_made_again, finished_jobs
+from garbled_jobs import Job, check_all_are_tried, check_made_again, damages, finished_jobs
 from garbling import check_garbled
 
 from rayembed.config.settings import parse
@@ -106,12 +106,7 @@ def test_all_files_of_the_jobs_are_of_a_kind_that_is_tried(name: str, undisturbe
 
 @pytest.mark.parametrize(
     ("name", "kind", "damage"),
-    [
-        (name, kind, damage)
-        for name, kinds in KINDS.items()
-        for kind in kinds
-        for damage in (("flip", "cut") if kind in CUT else ("flip",))
-    ],
+    damages(KINDS, CUT),
 )
 def test_no_garbled_file_gives_anything_else(
     name: str, kind: str, damage: str, root: Path, undisturbed, tmp_path: Path
