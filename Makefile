@@ -27,7 +27,7 @@ TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' cluster/constraints.txt)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv quickstart causal2vec-quickstart cde-quickstart nomic-quickstart papers test paths unit check \
-  slow cuda-wheel drill mlflow clean
+  slow cuda-wheel docs drill mlflow clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 32
@@ -117,6 +117,9 @@ check: $(STAMP) ## format, lint, types, layers, spelling
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/typos
+
+docs: $(STAMP) ## the documentation as a site in site/html, with a reference made from the code
+	$(BIN)/python docs/site/build_site.py
 
 mlflow: $(STAMP) ## MLflow's page for the runs of the quickstart
 	@test -e outputs/mlflow.db || { echo "outputs/mlflow.db: no run yet; make quickstart" >&2; exit 1; }
