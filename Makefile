@@ -51,24 +51,29 @@ $(STAMP): pyproject.toml cluster/constraints.txt
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
+# One worker would train in its own process: the quickstarts show Ray, as clusters have it. Without:
+# `make quickstart RUNTIME=local`.
+RUNTIME := ray
+ON_RAY = --set placement.runtime=$(RUNTIME)
+
 quickstart: $(STAMP) ## train, evaluate and register a small NV-Embed on this machine
-	$(BIN)/python jobs/run_quickstart.py $(ARGS)
+	$(BIN)/python jobs/train_nvembed.py --recipe nvembed-quickstart $(ON_RAY) $(ARGS)
 
 causal2vec-quickstart: $(STAMP) ## the same with a small Causal2Vec
-	$(BIN)/python jobs/run_quickstart.py causal2vec $(ARGS)
+	$(BIN)/python jobs/train_causal2vec.py --recipe causal2vec-quickstart $(ON_RAY) $(ARGS)
 
 cde-quickstart: $(STAMP) ## the same with a small CDE
-	$(BIN)/python jobs/run_quickstart.py cde $(ARGS)
+	$(BIN)/python jobs/train_cde.py --recipe cde-quickstart $(ON_RAY) $(ARGS)
 
 nomic-quickstart: $(STAMP) ## the same with a small Nomic Embed v2 MoE
-	$(BIN)/python jobs/run_quickstart.py nomic $(ARGS)
+	$(BIN)/python jobs/train_nomic.py --recipe nomic-quickstart $(ON_RAY) $(ARGS)
 
 papers: $(STAMP) ## which claims of the papers hold at a small size; ARGS="--hours 3" does as many as fit
 	$(BIN)/python jobs/papers/measure_directions.py $(ARGS)
 
 # Tests that look at paths: frames, package data, PYTHONPATH, commands, links of the repository.
 PATHS := tests/distributed/test_hangs.py $(addprefix tests/unit/test_,$(addsuffix .py,training_host_waits \
-  training_hangs import_circles platform_folder local_head cluster_commands security_code quiet stopping))
+  training_hangs import_circles platform_folder cluster_commands security_code quiet stopping))
 
 test: $(STAMP) ## all tests
 	@export TESTS_PREPARED_FOR=$$$$; status=0; log=$$(mktemp); trap 'kill $$beside 2>/dev/null; rm -f "$$log"' EXIT; \

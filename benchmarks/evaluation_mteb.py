@@ -201,7 +201,7 @@ def ray_of_two():
     """A Ray of two CPUs."""
     import ray
 
-    from rayembed.pipeline.run.local_head import ensure_token
+    from rayembed.pipeline.run.on_ray import ensure_token
 
     ensure_token()  # Ray's own would be readable by others
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")

@@ -215,7 +215,7 @@ def pool_of(workers, threads):
     import ray
 
     from rayembed.evaluation.pooled.on_ray import run_jobs
-    from rayembed.pipeline.run.local_head import ensure_token
+    from rayembed.pipeline.run.on_ray import ensure_token
 
     ensure_token()
     ray.init(address="local", include_dashboard=False, logging_level="ERROR")

@@ -109,7 +109,7 @@ def main():
 
     from rayembed.assets.resolver import resolve_model
     from rayembed.machine.hardware import auto_precision
-    from rayembed.pipeline.run.local_head import ensure_token
+    from rayembed.pipeline.run.on_ray import ensure_token
     from rayembed.registry.provenance import cpu_told
     from rayembed.samples.assets import MINILM
     from rayembed.samples.references import ScoreSizes

@@ -20,7 +20,7 @@ import aiohttp
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.machine.hardware import auto_precision
-from rayembed.pipeline.run.local_head import free_port
+from rayembed.pipeline.run.on_ray import free_port
 from rayembed.samples.assets import MINILM
 from rayembed.samples.files import summaries
 from rayembed.samples.references import ScoreSizes

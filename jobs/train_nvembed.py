@@ -1,4 +1,4 @@
-"""Train NV-Embed in two stages on Ray, evaluate it and register it in MLflow."""
+"""Train NV-Embed in two stages, evaluate it and register it in MLflow."""
 
 import sys
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from rayembed.pipeline.run.local_head import RAY_SETTINGS, prepare_environment
+from rayembed.pipeline.run.on_ray import RAY_SETTINGS, keep_loopback_from_proxies
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -35,7 +35,7 @@ _token.write_text(secrets.token_hex(32))
 _token.chmod(0o600)
 os.environ["RAY_AUTH_TOKEN_PATH"] = str(_token)
 os.environ["RAY_AUTH_MODE"] = "token"
-prepare_environment()
+keep_loopback_from_proxies()
 
 # A deadline of an example measures the machine.
 settings.register_profile("tests", deadline=None)

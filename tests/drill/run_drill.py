@@ -37,7 +37,7 @@ from outcome import (
 from scene import PLASMA, WORKERS, Scene, UnexpectedError, scene, write_inputs
 
 import rayembed
-from rayembed.pipeline.run.local_head import RAY_SETTINGS
+from rayembed.pipeline.run.on_ray import RAY_SETTINGS
 
 
 @dataclass(frozen=True)

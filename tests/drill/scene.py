@@ -24,7 +24,7 @@ from tiny_models import save_decoder
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.pipeline.run.local_head import free_port
+from rayembed.pipeline.run.on_ray import free_port
 from rayembed.registry.metrics_log import METRICS_FILE, LogReader
 
 NAME, STAGE = "drill", "only"

@@ -26,7 +26,7 @@ from s3_server import BUCKET, s3_server
 from scene import PLASMA, SECONDS, Nodes
 from tiny_job import ROOT, write_inputs
 
-from rayembed.pipeline.run.local_head import RAY_SETTINGS
+from rayembed.pipeline.run.on_ray import RAY_SETTINGS
 from rayembed.registry.metrics_log import METRICS_FILE
 from rayembed.training.checkpoints.checkpoint_list import checkpoint_name
 

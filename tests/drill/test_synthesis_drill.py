@@ -21,7 +21,7 @@ from scene import PLASMA, Nodes
 from unreliable_s3 import Held, UnreliableS3, unreliable_s3
 
 import rayembed
-from rayembed.pipeline.run.local_head import RAY_SETTINGS
+from rayembed.pipeline.run.on_ray import RAY_SETTINGS
 
 pytestmark = [pytest.mark.job, pytest.mark.ray]
 

@@ -1,11 +1,10 @@
-"""A made-up checkout whose jobs say what they see, and what is left of a process tree."""
+"""A made-up checkout whose job says what it sees, and what is left of a process tree."""
 
 import shutil
 from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from rayembed.config.table import COMPANIONS
 
@@ -25,23 +24,10 @@ print("WORKER", json.dumps(ray.get(where.remote())))
 print("FILES", json.dumps(sorted(os.listdir("."))))
 """
 
-ENDS = """
-import sys
-print("ends with", sys.argv[1], flush=True)
-sys.exit(int(sys.argv[1]))
-"""
-
-WAITS = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print("waits with", child.pid, flush=True)
-time.sleep(600)
-"""
-
 
 @pytest.fixture(scope="session")
 def small_checkout(tmp_path_factory):
-    """A checkout with the real library (its docstring changed), cluster files and three jobs."""
+    """A checkout with the real library (its docstring changed), cluster files and a job."""
     checkout = tmp_path_factory.mktemp("checkout")
     for package in ("rayembed", *COMPANIONS):
         if not (ROOT / "platform" / package).is_dir():
@@ -56,8 +42,7 @@ def small_checkout(tmp_path_factory):
     shutil.copy(ROOT / "cluster" / "runtime_env.yaml", checkout / "cluster")
     shutil.copy(ROOT / ".rayignore", checkout)
     (checkout / "jobs").mkdir()
-    for name, text in {"sees": SEES, "ends": ENDS, "waits": WAITS}.items():
-        (checkout / "jobs" / f"{name}.py").write_text(text)
+    (checkout / "jobs" / "sees.py").write_text(SEES)
     for ignored in ("outputs", "tests", "docs"):
         (checkout / ignored).mkdir()
         (checkout / ignored / "large.txt").write_text("not uploaded")
@@ -73,9 +58,3 @@ def alive():
         return [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
     return still
-
-
-@pytest.fixture(scope="session")
-def runtime_env_values():
-    """The real runtime environment."""
-    return yaml.safe_load((ROOT / "cluster" / "runtime_env.yaml").read_text())

@@ -13,7 +13,7 @@ from tiny_folders import save_biencoder, save_nvembed
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
-from rayembed.pipeline.run import local_head
+from rayembed.pipeline.run import on_ray as ray_of_runs
 from rayembed.registry.tracking import Tracker
 from rayembed_extras.serving import on_ray
 from rayembed_extras.serving.app import digest
@@ -54,7 +54,7 @@ def folder(tmp_path_factory, tracking_uri):
 
 @pytest.fixture(scope="module")
 def free_port():
-    return local_head.free_port()
+    return ray_of_runs.free_port()
 
 
 @pytest.fixture(scope="module")

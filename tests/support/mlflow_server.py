@@ -10,7 +10,7 @@ import requests
 from mlflow_template import new_store
 from prepared import Forked
 
-from rayembed.pipeline.run.local_head import free_port
+from rayembed.pipeline.run.on_ray import free_port
 
 START_SECONDS = 180
 

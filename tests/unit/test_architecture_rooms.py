@@ -20,10 +20,8 @@ FOLDERS = sorted({Path(*cls.__module__.split(".")[1:-1]) for cls in CLASSES.valu
 MAY_KNOW = (
     "recipes",
     "samples",
-    "jobs/quickstart.py",  # of a family each
     *map(str, FOLDERS),
-    # The table, the quickstarts by name, and the published prompts by the name of their paper.
-    "jobs/quickstart.py",
+    # The table, and the published prompts by the name of their paper.
     "config/model.py",
     "config/evaluation.py",
     "evaluation/prompts.py",

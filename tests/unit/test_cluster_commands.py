@@ -3,6 +3,8 @@
 import re
 import runpy
 import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -89,6 +91,25 @@ def read(monkeypatch):
 @pytest.mark.parametrize(("script", "words"), ALL)
 def test_a_job_of_a_guide_is_asked_rightly(read, script, words):
     assert read(script, words)
+
+
+QUICKSTARTS = {"": "nvembed", "causal2vec-": "causal2vec", "cde-": "cde", "nomic-": "nomic"}
+"""Beginnings of the names of make's targets, and their architectures."""
+
+
+@pytest.mark.parametrize(("begins", "family"), QUICKSTARTS.items())
+@pytest.mark.parametrize(("more", "runtime"), [([], "ray"), (["RUNTIME=local"], "local")])
+def test_a_quickstart_trains_its_recipe_on_ray_unless_it_shall_not(
+    read, begins, family, more, runtime
+):
+    command = ["make", "-n", f"{begins}quickstart", "ARGS=--set seed=7", *more]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    python, script, *words = shlex.split(told.splitlines()[-1])
+    assert (python, script) == (".venv/bin/python", f"jobs/train_{family}.py")
+    run = read(Path(script).stem, words)
+    assert (run.name, run.seed) == (f"{family}-quickstart", 7)
+    assert run.placement.runtime == runtime
+    assert run.placement.storage_path == "outputs", "of the checkout, in which make runs it"
 
 
 def test_a_misspelt_setting_of_a_guide_would_be_seen():

@@ -10,7 +10,7 @@ from cluster_files import CLUSTER, ROOT
 from dockerfile_parse import DockerfileParser
 from dockerfile_rules import dockerfile_problems, ignored
 
-from rayembed.pipeline.run.local_head import RAY_SETTINGS
+from rayembed.pipeline.run.on_ray import RAY_SETTINGS
 
 DOCKERFILE = CLUSTER / "docker" / "Dockerfile"
 RULES = (CLUSTER / "docker" / "Dockerfile.dockerignore").read_text()

@@ -228,4 +228,6 @@ def test_a_wheel_alone_has_the_command(tmp_path):
     assert all(f"  {point.name} " in listed for point in points)
     shown = run("train", "--pairs", "pairs.jsonl", "--dry-run")
     assert f"path: {tmp_path}/pairs.jsonl" in shown
-    assert run("quickstart", "cde", "--dry-run").startswith("# run cde-quickstart")
+    assert run("train", "--recipe", "cde-quickstart", "--dry-run").startswith(
+        "# run cde-quickstart"
+    )

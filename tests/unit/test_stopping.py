@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from ray.exceptions import ActorDiedError
 from rayembed.errors import ConfigError, DataError
 from rayembed.pipeline import stopping
 from rayembed.pipeline.job import exit_code
-from rayembed.pipeline.stopping import ends_with_it, hearing, keep_hearing
+from rayembed.pipeline.stopping import hearing, keep_hearing
 from rayembed.training.faults.elastic_on_ray import StoppableTrainer, end_with_checkpoint
 from rayembed.training.metrics_sink import MetricsSink
 
@@ -124,35 +123,6 @@ def test_the_second_signal_ends_the_process(monkeypatch):
     with pytest.raises(KeyboardInterrupt):  # only because the process has not ended here
         signal.raise_signal(signal.SIGTERM)
     assert ends == [143]
-
-
-def test_the_second_signal_ends_what_would_outlive_the_process(monkeypatch):
-    ends = []
-    monkeypatch.setattr(stopping.os, "_exit", ends.append)
-    with hearing():
-        with ends_with_it(partial(ends.append, "left before")):
-            pass
-        with ends_with_it(partial(ends.append, "head")), ends_with_it(lambda: 1 / 0):
-            for _ in range(2):  # the second one because the process has not ended here
-                with pytest.raises(KeyboardInterrupt):
-                    signal.raise_signal(signal.SIGINT)
-    assert ends == ["head", 130]
-
-
-def test_a_third_signal_leaves_nothing_that_the_second_ends(monkeypatch):
-    ends = []
-
-    def end():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
-        ends.append("head")
-
-    monkeypatch.setattr(stopping.os, "_exit", ends.append)
-    with hearing(), ends_with_it(end):
-        for _ in range(2):  # the second one because the process has not ended here
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
-    assert ends == ["head", 130]
 
 
 def test_a_closed_terminal_stops_nothing_under_nohup(handlers):

@@ -18,7 +18,7 @@ JOB = {**MLFLOW, "RAY_DATA_LOG_LEVEL": "WARNING", "TQDM_DISABLE": "1"}
 """Environment of a job's driver and workers on Ray."""
 
 _HARMLESS = (
-    # Of an own Ray: its token is rayembed's own (`pipeline.local_head`), which is the safe way.
+    # Of an own Ray: its token is rayembed's own (`ensure_token`), which is the safe way.
     ("ray._private.authentication.authentication_token_setup", "Token authentication is enabled"),
     # Evaluation and export run on CPUs; a training worker is told its accelerator.
     ("DeepSpeed", "Setting accelerator to CPU"),

@@ -46,13 +46,6 @@ JOBS = NamedTable(
     Command,
     "job",
     {
-        "quickstart": Command(
-            TRAIN,
-            "Train, evaluate and register a small model on this machine.\n\n"
-            "The first argument may name the family (nvembed, causal2vec, cde or nomic; the first "
-            "one where none is named), the others are those of the training job.",
-            "rayembed.jobs.quickstart:quickstart",
-        ),
         "train": Command(
             TRAIN,
             "Train a recipe or your own pairs, evaluate the model and register it.\n\n"

@@ -11,7 +11,7 @@ import signal
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -49,8 +49,8 @@ class HeardSignal:
         """Take a signal.
 
         Raises:
-            KeyboardInterrupt: it is the first one; another one ends the process here, after what
-                `ends_with_it` names, but for SIGHUP.
+            KeyboardInterrupt: it is the first one; another one ends the process here, but for
+                SIGHUP.
         """
         if number == signal.SIGHUP:
             _leave_terminal()
@@ -59,11 +59,6 @@ class HeardSignal:
                 # Of a terminal that is closed it comes twice: from the shell, and from the kernel
                 # when the shell has ended.
                 return
-            for other in self.numbers:  # a third one would leave what is being ended
-                signal.signal(other, signal.SIG_IGN)
-            while _ends_with_it:
-                with contextlib.suppress(Exception):
-                    _ends_with_it.pop()()
             os._exit(128 + number)
         self.number = number
         self._tell(number)
@@ -98,8 +93,6 @@ def _leave_terminal() -> None:
 
 
 _current: list[HeardSignal] = []
-
-_ends_with_it: list[Callable[[], object]] = []
 
 
 @contextmanager
@@ -166,20 +159,6 @@ def keep_hearing() -> None:
     """Put the handlers of the block back in place, where a library has set others since."""
     if _current and threading.current_thread() is threading.main_thread():
         _current[-1].keep()
-
-
-@contextmanager
-def ends_with_it(end: Callable[[], object]) -> Iterator[None]:
-    """Have a second signal call `end` before it ends this process, inside the block.
-
-    For processes that would outlive it, such as those of a Ray head.
-    """
-    _ends_with_it.append(end)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # it was called
-            _ends_with_it.remove(end)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -91,15 +90,6 @@ def code_version(folder: Path) -> dict[str, Any]:
     changes = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
     found["uncommitted_changes"] = None if changes is None else bool(changes)
     return found
-
-
-def with_commit(entrypoint: Sequence[str], code_folder: Path) -> list[str]:
-    """A job's command with the commit added to its environment, if git knows it."""
-    code = code_version(code_folder)
-    if code["commit"] is None:
-        return list(entrypoint)
-    commit = code["commit"] + (_DIRTY if code["uncommitted_changes"] else "")
-    return ["env", f"{COMMIT_VARIABLE}={commit}", *entrypoint]
 
 
 def _submitted_code() -> dict[str, Any]:

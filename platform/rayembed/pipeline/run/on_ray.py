@@ -1,32 +1,25 @@
-"""Ray as the pipeline meets it: a cluster to join as a run's runtime, or a job on one.
+"""Ray as the pipeline meets it: a cluster to join, or one of this process, as a run's runtime."""
 
-A job is submitted, followed to its end, and stopped when we are stopped. The same submission serves
-a laptop and a cluster; `run_on_local_head` only adds a head where none runs. The head itself is in
-`local_head`, which does not import Ray.
-"""
-
-import asyncio
 import logging
 import os
-import shlex
+import random
+import secrets
+import socket
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from rayembed.config.credentials import check_address
 from rayembed.config.data_run import DataRun
 from rayembed.display.progress import doing
 from rayembed.display.quiet import JOB, quiet, set_unset, without_harmless
-from rayembed.errors import ConfigError, PlacementError, WorkerError
+from rayembed.errors import PlacementError
 from rayembed.pipeline.job import work_begins
-from rayembed.pipeline.run import local_head
 from rayembed.pipeline.stopping import keep_hearing, without_hangups
-from rayembed.registry.provenance import with_commit
 
 if TYPE_CHECKING:
     from rayembed.config.evaluation import EvaluationPlacement
@@ -40,32 +33,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NO_AGENT = "No available agent"
-"""Message of the Jobs server while it does not know the node that runs drivers yet."""
-
-_AGENT_SECONDS = 120.0
-
-_SILENCE = 60.0
-"""Seconds after which the silence of a job's log is told. A job that waits says so every ten."""
-
-_STOP_SECONDS = local_head.JOB_STOP_SECONDS + 15.0
-
-Echo = Callable[[str], object]
-"""Takes text as it comes, with its line ends."""
-
-RUNTIME_ENV = "cluster/runtime_env.yaml"
-
 _LOG_LEVEL = "WARNING"
 
 _QUIET_HOOK = "rayembed.display.quiet.quiet"
 
-# They list every ignored folder and the end of the log's connection between the job's own lines.
-_TALKATIVE = (
-    "ray._private.runtime_env.packaging",
-    "ray._private.runtime_env.working_dir",
-    "ray.dashboard.modules.dashboard_sdk",
-    "ray.dashboard.modules.job.sdk",
-)
+RAY_SETTINGS = {
+    # Ray's workers have the lowest priority otherwise, and each of its own processes that wakes up
+    # (100 times a second) takes a core from them: a tenth of the speed on two.
+    "RAY_worker_niceness": "0",
+    # Where memory is full Ray kills one worker then, of those with the same owner. Since 2.56 it
+    # kills as many of the newest processes as would free enough: Train's controller with its
+    # cleaner, without which the workers' CPUs are never given back.
+    "RAY_worker_killing_policy_by_group": "true",
+}
+"""Environment of a cluster's processes, where nobody sets it otherwise."""
+
+_LOOPBACK = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+"""Variable and value with which every process of a cluster listens on loopback alone, as on Windows
+and macOS, where Ray has no clusters of several machines. `--node-ip-address=127.0.0.1` does not:
+Ray puts the machine's own address in its place. Read when Ray is imported."""
 
 
 def connect() -> None:
@@ -78,9 +64,9 @@ def connect() -> None:
     check_address(address, "the environment variable RAY_ADDRESS")
     if address == "local":
         # Ray would make the token of such a cluster in a file that everybody here can read.
-        local_head.ensure_token()
+        ensure_token()
         if "ray" not in sys.modules:
-            os.environ.setdefault(*local_head.LOOPBACK)
+            os.environ.setdefault(*_LOOPBACK)
     import ray
     import ray.data
 
@@ -91,7 +77,7 @@ def connect() -> None:
     unset = set_unset(JOB)
     if not ray.is_initialized():
         unset |= set_unset(allocator_environment())
-        started = local_head.own_cluster(unset) if address == "local" else {}
+        started = _own_cluster(unset) if address == "local" else {}
         _filter_lines_of_workers()
         try:
             where = "starting Ray" if started else f"joining the Ray cluster at {address}"
@@ -111,6 +97,84 @@ def connect() -> None:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
+
+
+def ensure_token() -> None:
+    """Make the cluster's token in `~/.ray/auth_token` (mode 600) if there is none.
+
+    Nothing is made where authentication is off, or where `RAY_AUTH_TOKEN` or `RAY_AUTH_TOKEN_PATH`
+    gives the token, as in Ray.
+
+    Raises:
+        PlacementError: the token file is empty, or `RAY_AUTH_TOKEN_PATH` names none.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "token") != "token" or os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    chosen = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(chosen or "~/.ray/auth_token").expanduser()
+    if not path.exists():
+        if chosen:
+            raise PlacementError(f"RAY_AUTH_TOKEN_PATH names {str(path)!r}, which does not exist")
+        _write_token(path)
+    elif not chosen and path.stat().st_mode & 0o077:
+        path.chmod(0o600)
+        logger.info("%s was readable by others; its mode is now 600", path)
+    if not path.read_text(encoding="utf-8").strip():
+        raise PlacementError(f"the Ray token file {str(path)!r} is empty; remove it and try again")
+
+
+def _write_token(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".auth_token.", dir=path.parent)  # mode 600
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(secrets.token_hex(32))
+        # A link fails where a file already is, so a token of another process wins.
+        path.hardlink_to(name)
+    except FileExistsError:
+        pass
+    finally:
+        Path(name).unlink()
+
+
+def _own_cluster(environment: dict[str, str]) -> dict[str, Any]:
+    """Arguments of `ray.init` that start a cluster of this process; completes its environment."""
+    for name, value in RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    keep_loopback_from_proxies()
+    # Train asks the dashboard whether its controller lives. Untold, it asks the cluster that
+    # somebody's `ray start` last left its address of, and takes the controller for dead. All
+    # processes of such a cluster run on this machine.
+    port = free_port()  # not Ray's own 8265, which a second script would want too
+    environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
+    logger.info("Ray starts in this process; its dashboard: http://127.0.0.1:%d", port)
+    return {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": port}
+
+
+def keep_loopback_from_proxies() -> None:
+    """Have this process and those it starts reach servers of this machine without a proxy."""
+    for name in ("NO_PROXY", "no_proxy"):
+        hosts = [host for host in os.environ.get(name, "").split(",") if host]
+        missing = [host for host in ("127.0.0.1", "localhost") if host not in hosts]
+        os.environ[name] = ",".join(hosts + missing)
+
+
+def free_port() -> int:
+    """A port that is free now.
+
+    Not one that the system would choose: before it is bound, seconds later, the system may give
+    such a one to any connection.
+
+    Raises:
+        PlacementError: none was found.
+    """
+    # Below the ephemeral range and above Ray's worker ports (10002 to 19999).
+    for candidate in random.SystemRandom().sample(range(20_000, 32_000), 50):
+        with socket.socket() as opened, suppress(OSError):
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.bind(("", candidate))
+            return candidate
+    raise PlacementError("no free port was found in 20000 to 32000")
 
 
 def _filter_lines_of_workers() -> None:
@@ -207,211 +271,3 @@ def _no_ray(address: str, error: Exception) -> PlacementError:
         f"there is no Ray cluster at RAY_ADDRESS={address}: {first}. Correct or unset RAY_ADDRESS, "
         "or start the cluster"
     )
-
-
-def run_on_local_head(
-    entrypoint: Sequence[str],
-    *,
-    checkout: Path,
-    echo: Echo,
-    runtime_env: str = RUNTIME_ENV,
-    num_cpus: int | None = None,
-) -> int:
-    """The exit code of a job that ran on this machine; nothing that was started here stays.
-
-    A Ray that already runs here is used and left running. Otherwise a head lives as long as the
-    job, and Ctrl-C, SIGTERM and SIGHUP end both where the caller hears them (`hearing`).
-
-    Args:
-        entrypoint: the command, as its words; runs in a copy of the checkout.
-        checkout: folder that is uploaded; the head's log lies in its `outputs/`.
-        echo: receives messages and the job's log.
-        runtime_env: YAML file of the job's environment, from the checkout.
-        num_cpus: of a head that is started; None: all that Ray finds.
-
-    Raises:
-        PlacementError: no head could be started, or it takes no job.
-    """
-    work_begins()
-    local_head.prepare_environment()
-    token = local_head.ensure_token()
-    address = local_head.find_head(token)
-    if address is not None:
-        echo(f"Ray already runs on this machine ({address}): it is used and left running.\n")
-        return run_job(
-            entrypoint, address=address, checkout=checkout, echo=echo, runtime_env=runtime_env
-        )
-    echo("No Ray runs on this machine: starting a head for this job...\n")
-    log_file = checkout / "outputs" / "local-head.log"
-    try:
-        with local_head.head(log_file, token, num_cpus=num_cpus) as address:
-            return run_job(
-                entrypoint,
-                address=address,
-                checkout=checkout,
-                echo=echo,
-                runtime_env=runtime_env,
-            )
-    finally:
-        echo("The Ray head that was started for this job is stopped.\n")
-
-
-def run_job(
-    entrypoint: Sequence[str],
-    *,
-    address: str,
-    checkout: Path,
-    echo: Echo,
-    runtime_env: str = RUNTIME_ENV,
-) -> int:
-    """The exit code of a job on the cluster at `address`, after its log was echoed to the end.
-
-    A job that is interrupted on this side is stopped on the cluster.
-
-    Raises:
-        PlacementError: the Jobs server does not take the job.
-        WorkerError: the cluster went away while the job ran.
-    """
-    from ray.job_submission import JobSubmissionClient
-
-    for name in _TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    environment = read_runtime_env(checkout / runtime_env, checkout)
-    entrypoint = with_commit(entrypoint, checkout / "platform" / "rayembed")
-    command = submit_command(entrypoint, checkout, address=address, runtime_env=runtime_env)
-    echo(f"Dashboard: {address}\nThe same by hand:\n  {command}\n")
-    try:
-        client = JobSubmissionClient(address)
-        with doing("submitting the job"):
-            job = _submit(client, shlex.join(entrypoint), environment)
-    except (RuntimeError, OSError) as error:
-        raise PlacementError(f"the Ray at {address} does not take the job: {error}") from error
-    echo(f"Job {job} is submitted; its log follows.\n")
-    try:
-        return _follow(client, job, echo)
-    except BaseException:
-        _stop_job(client, job, echo)
-        raise
-
-
-def _submit(client: Any, entrypoint: str, environment: Mapping[str, Any]) -> str:
-    """The id of the submitted job; waits for the agent of a head that has just started."""
-    deadline = time.monotonic() + _AGENT_SECONDS
-    while True:
-        try:
-            return str(client.submit_job(entrypoint=entrypoint, runtime_env=dict(environment)))
-        except RuntimeError as error:
-            if _NO_AGENT not in str(error) or time.monotonic() > deadline:
-                raise
-        time.sleep(1.0)
-
-
-def submit_command(
-    entrypoint: Sequence[str], checkout: Path, *, address: str, runtime_env: str
-) -> str:
-    """The shell command that does what `run_job` does, from any folder.
-
-    Ray takes the paths in a runtime environment from the folder in which it is called.
-    """
-    options = f"--address {address} --working-dir . --runtime-env {shlex.quote(runtime_env)}"
-    submit = f"RAY_AUTH_MODE=token ray job submit {options} -- {shlex.join(entrypoint)}"
-    return f"(cd {shlex.quote(str(checkout))} && {submit})"
-
-
-def read_runtime_env(path: Path, checkout: Path) -> dict[str, Any]:
-    """A job's runtime environment with the checkout as working directory, local paths absolute.
-
-    Raises:
-        ConfigError: no such file, not YAML, not a mapping, or a module folder that is missing.
-    """
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the runtime environment {str(path)!r}: {error}") from error
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"the runtime environment {str(path)!r} must be a mapping")
-    modules = []
-    for module in values.get("py_modules", []):
-        folder = str(module) if "://" in str(module) else str(checkout / module)
-        if "://" not in folder and not Path(folder).is_dir():
-            raise ConfigError(f"{str(path)!r} names the module folder {folder!r}, which is missing")
-        modules.append(folder)
-    return {**values, "py_modules": modules, "working_dir": str(checkout)}
-
-
-def _follow(client: Any, job: str, echo: Echo) -> int:
-    """Echo the job's log until its end; a broken log connection is taken up where it broke."""
-    import aiohttp
-
-    shown, heard = 0, time.monotonic()
-
-    def silence() -> str:
-        seconds = time.monotonic() - heard
-        return f"waiting for the job, silent for {seconds:.0f} s" if seconds > _SILENCE else ""
-
-    async def tail() -> None:
-        nonlocal shown, heard
-        position = 0
-        async for text in client.tail_job_logs(job):
-            # A new connection sends the log from its start.
-            new = text[max(0, shown - position) :]
-            position += len(text)
-            shown = max(shown, position)
-            if new:
-                heard = time.monotonic()
-                with doing(""):  # what a terminal shows of the silence makes room
-                    echo(new)
-
-    failures = 0
-    with doing(silence):
-        while True:
-            try:
-                asyncio.run(tail())
-            except (RuntimeError, OSError, aiohttp.ClientError) as error:
-                logger.warning("the job's log broke off (%s); reading on", error)
-            try:
-                info = client.get_job_info(job)
-                failures = 0
-            except (RuntimeError, OSError) as error:
-                failures += 1
-                if failures == 10:
-                    raise WorkerError(
-                        f"the Ray cluster does not answer any more, the end of job {job} is not "
-                        f"known: {error}"
-                    ) from error
-            else:
-                if info.status.is_terminal():
-                    return _exit_code(info, echo)
-            time.sleep(1.0)
-
-
-def _exit_code(info: Any, echo: Echo) -> int:
-    status = str(getattr(info.status, "value", info.status))
-    code = info.driver_exit_code
-    if status == "SUCCEEDED":
-        return 0
-    echo(f"The job ended with the status {status}: {info.message}\n")
-    # A driver that a signal ended has a negative code.
-    return int(code) if code is not None and 0 < code < 256 else 1
-
-
-def _stop_job(client: Any, job: str, echo: Echo, *, timeout_seconds: float = _STOP_SECONDS) -> None:
-    """Stop the job and wait for it; a cluster that no longer answers has no job to stop.
-
-    A signal ends the wait.
-    """
-    try:
-        with local_head.deferred_signals():
-            if client.get_job_status(job).is_terminal():
-                return
-            echo(f"\nStopping job {job}, which may make a checkpoint first...\n")
-            client.stop_job(job)
-        deadline = time.monotonic() + timeout_seconds
-        with doing("waiting for the job to stop"):
-            while not client.get_job_status(job).is_terminal():
-                if time.monotonic() > deadline:
-                    logger.warning("job %s did not stop in %s s", job, timeout_seconds)
-                    return
-                time.sleep(0.5)
-    except (RuntimeError, OSError) as error:
-        logger.warning("job %s could not be stopped: %s", job, error)

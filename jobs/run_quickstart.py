@@ -1,8 +1,0 @@
-"""`rayembed quickstart` of this checkout."""
-
-import sys
-
-from rayembed.jobs.table import JOBS
-
-if __name__ == "__main__":
-    sys.exit(JOBS.get("quickstart")(sys.argv[1:]))
