@@ -87,6 +87,9 @@ def test_servers_of_this_machine_are_reached_without_a_proxy(monkeypatch):
     on_ray.keep_loopback_from_proxies()
     assert os.environ["NO_PROXY"] == "intranet,127.0.0.1,localhost"
     assert os.environ["no_proxy"] == "127.0.0.1,localhost"
+    monkeypatch.setenv("no_proxy", "*")
+    on_ray.keep_loopback_from_proxies()
+    assert os.environ["no_proxy"] == "*"
 
 
 @pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"])

@@ -41,8 +41,8 @@ def _program() -> str:
 
 
 def _listed() -> str:
-    """The help: all jobs, one line each, below their groups."""
-    jobs = JOBS.members()
+    """The help: all jobs by name, one line each, below their groups."""
+    jobs = dict(sorted(JOBS.members().items()))
     width = max(map(len, jobs))
     groups = dict.fromkeys([TRAIN, DATA, EVALUATE, SERVE, *(each.group for each in jobs.values())])
     lines = [

@@ -155,8 +155,9 @@ def keep_loopback_from_proxies() -> None:
     """Have this process and those it starts reach servers of this machine without a proxy."""
     for name in ("NO_PROXY", "no_proxy"):
         hosts = [host for host in os.environ.get(name, "").split(",") if host]
-        missing = [host for host in ("127.0.0.1", "localhost") if host not in hosts]
-        os.environ[name] = ",".join(hosts + missing)
+        if "*" not in hosts:  # which counts only alone
+            missing = [host for host in ("127.0.0.1", "localhost") if host not in hosts]
+            os.environ[name] = ",".join(hosts + missing)
 
 
 def free_port() -> int:
