@@ -1,19 +1,14 @@
 """The adaptation job on a tiny model: from texts to an encoder that nomic-moe starts from."""
 
 import re
-from statistics import fmean
 
 import mlflow
 import pytest
 import torch
-from forked_workers import script
 from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 from tiny_job import run_here
-from tiny_sweep import submit
 
 from rayembed.config.settings import parse
-from rayembed.data.engine.work_items import in_process
-from rayembed.errors import ConfigError
 from rayembed.models.loading.build import build_model
 from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.registry.metrics_log import MetricsLog
@@ -22,11 +17,6 @@ from rayembed_extras.adaptation.job import run_adaptation_job
 from rayembed_extras.adaptation.recipes import adaptation_names, get_adaptation
 from rayembed_extras.adaptation.settings import Adaptation
 from rayembed_extras.clean_runs.inventory import Inventory
-from rayembed_extras.sweeps import adaptations as sweep_adaptation
-from rayembed_extras.sweeps.adaptations import prepare_adaptations
-from rayembed_extras.sweeps.job import sweep_job
-from rayembed_extras.sweeps.settings import Sweep
-from rayembed_extras.sweeps.trial_store import TrialStore
 
 pytestmark = pytest.mark.job
 
@@ -96,85 +86,6 @@ def test_steps_are_in_the_log_and_in_mlflow_with_metrics_by_language(adapted):
         assert f" {code} " in done.stdout
     assert re.search("stage adapt .*step 4/4", done.stderr)
     assert "sequences/s" in done.stderr
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(600)
-def test_a_sweep_compares_adaptations_by_held_out_words_and_hands_the_best_on(adapted):
-    """The best trial has the settings of the run that stands alone, and so its very scores."""
-    folder, _ = adapted
-    given = script(
-        "jobs/sweep_recipe.py",
-        *("--recipe", f"{folder}/run.yaml", "--name", "rates"),
-        *("--set", "training.optimizer.learning_rate=grid(1e-7, 0.01)"),
-    )
-    done = submit(given, seconds=500)
-    assert done.returncode == 0, done.stderr[-4000:]
-    records = TrialStore(str(folder / "outputs" / "sweeps" / "rates")).read()
-    worse, better = sorted(records.values(), key=lambda record: record.score)
-    assert better.values == {"training.optimizer.learning_rate": "0.01"}
-    (*_, last) = MetricsLog(folder / "outputs/runs/tiny-adaptation/metrics.jsonl").records()
-    alone = {code: 1 / last[f"held_out/perplexity/{code}"] for code in ("en", "fr", "sw")}
-    assert better.final.scores == {**alone, "score": fmean(alone.values())}
-    assert better.score > worse.score
-    assert [report.global_step for report in worse.reports] == [2, 4]
-    encoder = folder / "outputs" / "runs" / better.key / "models" / "encoder"
-    assert f"Encoder    {encoder}; next: rayembed train" in done.stdout
-    assert (encoder / "config.json").exists()
-    report = (folder / "outputs" / "sweeps" / "rates" / "report.md").read_text()
-    assert "the probability that masked held-out words are given (1 / perplexity" in report
-    # All trials have the same sequences, and the plan of the run that stands alone.
-    assert sum(path.is_dir() for path in (folder / "outputs" / "plans").iterdir()) == 1
-
-
-def test_a_sweep_of_adaptations_refuses_what_only_models_have(tmp_path, capsys):
-    rate = "training.optimizer.learning_rate=grid(1e-4, 1e-3)"
-
-    def refused(*arguments):
-        given = ["--recipe", "nomic-adapt-quickstart", "--set", rate, "--dry-run", *arguments]
-        assert sweep_job()(given) == 2
-        return capsys.readouterr().err
-
-    assert "an adaptation has no stages" in refused("--stage", "finetune")
-    assert "an encoder is not scored" in refused("--with", "metric.of=evaluation")
-    nothing = refused("--set", "training.held_out=null")
-    assert "set training.held_out.batches=4" in nothing
-    assert "differ in what is held out" in refused("--set", "corpus.max_length=grid(32, 64)")
-    mixed = tmp_path / "sweep.yaml"
-    mixed.write_text(
-        "runs: {a: {recipe: nomic-adapt-quickstart}, b: {recipe: biencoder-quickstart}}\n"
-    )
-    assert sweep_job()(["--sweep", str(mixed), "--dry-run"]) == 2
-    assert "one trains an embedding model and the other adapts an encoder" in (
-        capsys.readouterr().err
-    )
-    mixed.write_text("runs: {a: {corpus: {texts: [], longest: 3}}}\n")
-    assert sweep_job()(["--sweep", str(mixed), "--dry-run"]) == 2
-    assert "no setting 'corpus.longest'" in capsys.readouterr().err
-
-
-def test_a_weight_of_a_language_that_is_not_held_out_is_refused_before_training(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(sweep_adaptation, "execute_with_ray_data", in_process)
-    save_masked(tmp_path / "bert")
-    write_corpus(tmp_path)
-    run = tiny_adaptation(tmp_path)
-    values = {"name": "s", "runs": {"": run.model_dump(mode="json")}, "space": {"seed": ["1"]}}
-    sweep = parse(Sweep, {**values, "metric": {"weights": {"frr": 1}}})
-    with pytest.raises(ConfigError, match=r"'frr', of which nothing is held out.*'fr'"):
-        prepare_adaptations(sweep, [run])
-    prepare_adaptations(parse(Sweep, {**values, "metric": {"weights": {"fr": 1}}}), [run])
-
-
-def test_a_dry_run_of_a_sweep_of_adaptations_is_the_sweep(tmp_path, capsys):
-    rate = "training.optimizer.learning_rate=grid(1e-4, 1e-3)"
-    assert sweep_job()(["--recipe", "nomic-adapt-quickstart", "--set", rate, "--dry-run"]) == 0
-    shown = capsys.readouterr()
-    (tmp_path / "sweep.yaml").write_text(shown.out)
-    assert sweep_job()(["--sweep", str(tmp_path / "sweep.yaml"), "--dry-run"]) == 0
-    assert capsys.readouterr().out == shown.out
-    assert "2 trials with 120 steps in all" in shown.err
 
 
 @pytest.mark.parametrize("name", adaptation_names())

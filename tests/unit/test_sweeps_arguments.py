@@ -13,7 +13,6 @@ from rayembed.config.override import override
 from rayembed.errors import ConfigError
 from rayembed.jobs.completion import print_completion
 from rayembed.machine.hardware import Precision
-from rayembed_extras.sweeps.compared import first_score
 from rayembed_extras.sweeps.dry_run import print_sweep
 from rayembed_extras.sweeps.folder import sweep_settled
 from rayembed_extras.sweeps.job import sweep_job
@@ -86,7 +85,7 @@ def test_the_documented_asha_on_own_pairs_is_a_sweep():
         sweep = sweep_job().resolve([*searched, validation])[0].sweep
         check_sweep(sweep)
         assert metric_source(sweep) == "validation"
-        assert first_score(sweep.base) == 100
+        assert sweep.base.validation_interval(sweep.base.stages[0]) == 100
 
 
 def test_a_text_that_is_like_a_domain_is_a_text():

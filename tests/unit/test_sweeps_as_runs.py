@@ -16,12 +16,11 @@ from rayembed.pipeline.estimate.time import estimate, estimate_trials
 from rayembed.pipeline.run.on_ray import OnRay
 from rayembed.recipes.catalogue import get_recipe
 from rayembed_extras.sweeps import sweep as pipeline_sweep
-from rayembed_extras.sweeps.compared import compared_as
 from rayembed_extras.sweeps.folder import sweep_as_begun, sweep_settled
 from rayembed_extras.sweeps.job import sweep_job
 from rayembed_extras.sweeps.settings import Sweep
 from rayembed_extras.sweeps.space import apply, parse_space
-from rayembed_extras.sweeps.trials import check_sweep, data_folders, known_trials
+from rayembed_extras.sweeps.trials import check_sweep, compared_as, data_folders, known_trials
 
 
 @pytest.fixture

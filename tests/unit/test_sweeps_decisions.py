@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-from tiny_adaptation import tiny_adaptation
 from tiny_job import make_run
 
 from rayembed.config.override import override
@@ -66,17 +65,6 @@ def test_no_trial_is_ended_before_the_grace_steps(tmp_path):
     rungs.on_trial_add(None, new)
     assert told(rungs, new, 2, 0.0) == "CONTINUE"
     assert told(rungs, new, 4, 0.0) == "STOP"
-
-
-def test_asha_ends_adaptations_at_their_first_score_of_held_out_words(tmp_path):
-    run = tiny_adaptation(tmp_path).model_dump(mode="json")
-    space = {"training.optimizer.learning_rate": "grid(1, 2)"}
-    settings = {"kind": "asha", "reduction_factor": 2}
-    sweep = parse(Sweep, {"name": "s", "runs": {"": run}, "space": space, "scheduler": settings})
-    rungs, new = asha(sweep, [record("a", {2: 0.5})], total=4), Trial("b")
-    rungs.on_trial_add(None, new)
-    assert told(rungs, new, 1, 0.0) == "CONTINUE"
-    assert told(rungs, new, 2, 0.3) == "STOP"
 
 
 def test_optuna_draws_where_earlier_trials_scored_well(tmp_path):

@@ -16,7 +16,7 @@ from tiny_job import make_run
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
 from rayembed.evaluation.paired import difference
-from rayembed_extras.sweeps.importance import importance
+from rayembed_extras.sweeps.optuna_space import importance
 from rayembed_extras.sweeps.plots import (
     difference_limits,
     differences_by_seed,

@@ -9,7 +9,7 @@ Which texts share a sequence depends on the files alone, not on the cluster.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -205,22 +205,13 @@ def _tokenizer_in(folder: str) -> tuple[Any, Vocabulary]:
     return pretrained.backend_tokenizer, vocabulary_of(pretrained, folder)
 
 
-def find_corpus(run: Adaptation) -> list[FoundTexts]:
-    """Locate the files of all text sets before any row is read; raises as `find_texts`."""
-    return [find_texts(texts, run.corpus.root) for texts in run.corpus.texts]
-
-
-def prepare_sequences(
-    run: Adaptation, context: PipelineContext, found: Sequence[FoundTexts] | None = None
-) -> str:
+def prepare_sequences(run: Adaptation, context: PipelineContext) -> str:
     """Folder of the finished plan; earlier results are reused.
-
-    Args:
-        found: what `find_corpus` gave; None: it is looked for here.
 
     Raises:
         ConfigError, DataError, AssetError: a source is missing, empty, has too many bad rows or
             lacks a column; a language has too few texts for a batch.
     """
-    made = {one.texts.name: make_sequences(context, run, one) for one in found or find_corpus(run)}
+    found = [find_texts(texts, run.corpus.root) for texts in run.corpus.texts]
+    made = {one.texts.name: make_sequences(context, run, one) for one in found}
     return write_sequence_plan(context, run, made).files.folder

@@ -12,7 +12,6 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.document import NamedRun
 from rayembed.config.placement import Placement, check_shares
-from rayembed.config.run import Run
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column, FileSource
 from rayembed.config.stage import AnyOptimizer
@@ -235,14 +234,3 @@ class Adaptation(NamedRun):
         else:
             del values["training"]["held_out"]["every_steps"]
         return {"kind": "adaptation", **values}
-
-
-AnyRun = Run | Adaptation
-"""A run that trains weights under a name, in its own folder, tracked in MLflow."""
-
-
-def kind_of_run(values: Any) -> type[AnyRun]:
-    """Which of the two the values are, settings or plain ones: an adaptation has a corpus."""
-    if isinstance(values, Run | Adaptation):
-        return type(values)
-    return Adaptation if isinstance(values, dict) and "corpus" in values else Run

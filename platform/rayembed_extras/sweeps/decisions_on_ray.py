@@ -1,13 +1,11 @@
 """Ray Tune's searcher and scheduler of a sweep, informed of earlier submissions' scores."""
 
-import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from ray.tune.schedulers import ASHAScheduler
 
-from rayembed_extras.sweeps.compared import first_score
 from rayembed_extras.sweeps.optuna_space import distribution, typed
 from rayembed_extras.sweeps.settings import AshaScheduler, OptunaSearch, Sweep
 from rayembed_extras.sweeps.trial_store import TrialRecord
@@ -32,7 +30,7 @@ def searcher(sweep: Sweep, past: Sequence[TrialRecord]) -> Any:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     domains = sweep.domains
-    ended = [r for r in past if r.is_done and r.score is not None and math.isfinite(r.score)]
+    ended = [record for record in past if record.is_done and record.has_score]
     begun = [r for r in past if not r.is_done and r.values.keys() == domains.keys()]
     found = Searcher(
         {path: distribution(domain) for path, domain in domains.items()},
@@ -56,8 +54,10 @@ def asha(sweep: Sweep, done: Sequence[TrialRecord], total: int) -> ASHAScheduler
     settings = sweep.scheduler
     if not isinstance(settings, AshaScheduler):
         return None
-    first = max(map(first_score, map(counted, sweep.runs.values())))
-    grace = settings.grace_steps or min(first, total)
+    grace = settings.grace_steps
+    if grace is None:
+        runs = map(counted, sweep.runs.values())
+        grace = min(max(run.validation_interval(run.stages[0]) for run in runs), total)
     found = ASHAScheduler(
         time_attr=STEP,
         metric=SCORE,

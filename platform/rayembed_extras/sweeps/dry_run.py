@@ -6,7 +6,6 @@ from typing import TextIO
 
 from rayembed.config.data_steps import step_folders
 from rayembed.config.placement import Placement
-from rayembed.config.run import Run
 from rayembed.display.tables import Table, console, facts_table
 from rayembed.errors import PlacementError
 from rayembed.machine.cores import num_cores
@@ -14,12 +13,17 @@ from rayembed.machine.device import gpus_here, placed_here
 from rayembed.machine.hardware import Precision, auto_precision
 from rayembed.pipeline.estimate.time import estimate_trials, gpu_hours
 from rayembed.training.memory.capacity import validation_resources, worker_resources
-from rayembed_extras.adaptation.tables import adaptation_work  # noqa: F401 - is registered
-from rayembed_extras.sweeps.compared import compared_as
 from rayembed_extras.sweeps.concurrency import trials_at_once
 from rayembed_extras.sweeps.folder import sweep_settled
 from rayembed_extras.sweeps.settings import Sweep, metric_source
-from rayembed_extras.sweeps.trials import Trial, counted, data_folders, data_runs, known_trials
+from rayembed_extras.sweeps.trials import (
+    Trial,
+    compared_as,
+    counted,
+    data_folders,
+    data_runs,
+    known_trials,
+)
 
 
 def print_sweep(sweep: Sweep, *, out: TextIO, tables: TextIO) -> None:
@@ -76,7 +80,7 @@ def _trials(sweep: Sweep, trials: list[Trial]) -> Table:
     for trial in trials:
         values = [trial.values.get(path, "") for path in paths]
         run = trial.run
-        expected = isinstance(run, Run) and any(stage.epochs for stage in run.stages)
+        expected = any(stage.epochs for stage in run.stages)
         steps = f"{'about ' if expected else ''}{run.total_steps:,}"
         rows.append([trial.key, trial.label or sweep.base.name, *values, steps])
     title = f"{sweep.name}, fingerprint {sweep.fingerprint}: {len(trials)} trials, compared by "
@@ -90,7 +94,7 @@ def _data(sweep: Sweep, trials: list[Trial]) -> Table:
     runs = data_runs(sweep, [trial.run for trial in trials])
     all_trials = [trial.run for trial in trials] or runs
     of_trials = Counter(folder for run in all_trials for folder in data_folders(run))
-    order = (*step_folders(), "sequences", "plan")
+    order = (*step_folders(), "plan")
     rows = [
         [folder.kind, folder.name, folder.made_of, of_trials[folder]]
         for folder in sorted(of_trials, key=lambda f: (order.index(f.kind), f.name, f.made_of))

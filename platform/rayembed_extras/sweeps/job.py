@@ -16,8 +16,6 @@ from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, named_or_read, option
 from rayembed.pipeline.run.training_job import SEND_METRICS, STAGE
 from rayembed.recipes.catalogue import get_recipe, recipe_names
-from rayembed_extras.adaptation.recipes import adaptation_names, get_adaptation
-from rayembed_extras.adaptation.settings import AnyRun, kind_of_run
 from rayembed_extras.sweeps.settings import Sweep
 from rayembed_extras.sweeps.space import (
     as_text,
@@ -82,22 +80,19 @@ def _show(asked: PrintedSweep, context: JobContext) -> None:
     from rayembed_extras.sweeps.trials import check_sweep
 
     check_sweep(asked.sweep)
-    base = asked.sweep.base
-    if isinstance(base, Run) and (problems := look_at(base, unknown_records).problems):
+    if problems := look_at(asked.sweep.base, unknown_records).problems:
         raise ConfigError("\n".join(problems))
     print_sweep(asked.sweep, out=context.out, tables=context.err)
 
 
 def _sweep(asked: PrintedSweep, _: JobContext) -> None:
     # What is asked wrongly is told without Ray and torch.
+    from rayembed.data.epochs import unknown_records
+    from rayembed.pipeline.checks.files import check_at_hand
     from rayembed_extras.sweeps.trials import check_sweep
 
     check_sweep(asked.sweep)
-    if isinstance(asked.sweep.base, Run):
-        from rayembed.data.epochs import unknown_records
-        from rayembed.pipeline.checks.files import check_at_hand
-
-        check_at_hand(asked.sweep.base, unknown_records)
+    check_at_hand(asked.sweep.base, unknown_records)
     from rayembed_extras.sweeps.sweep import sweep_runs
 
     sweep_runs(asked.sweep, asked.printed, asked.source)
@@ -122,7 +117,8 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
         else:
             space.pop(path, None)  # set in all trials, it is searched no more
     runs = {
-        label: _of_stages(_fixed(run, fixed), args.stages) for label, run in given["runs"].items()
+        label: of_stages(with_named_benchmarks(_fixed(run, fixed)), args.stages)
+        for label, run in given["runs"].items()
     }
     domains = parse_space(space)
     for run in given["runs"].values():
@@ -156,7 +152,7 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
     return PrintedSweep(override(parse(Sweep, values), args.options), printed, source)
 
 
-def _fixed(run: AnyRun, assignments: Sequence[str]) -> AnyRun:
+def _fixed(run: Run, assignments: Sequence[str]) -> Run:
     """The run with settings of all trials.
 
     Raises:
@@ -248,35 +244,15 @@ def _of_file(path: str) -> dict[str, Any]:
     return values
 
 
-def _names() -> tuple[str, ...]:
-    return (*recipe_names(), *adaptation_names())
+def _base_run(recipe: str) -> Run:
+    return named_or_read(recipe, recipe_names(), get_recipe, Run.read)
 
 
-def _base_run(recipe: str) -> AnyRun:
-    return named_or_read(recipe, _names(), _recipe, lambda path: _parsed(read_mapping(path)))
-
-
-def _recipe(name: str) -> AnyRun:
-    return get_adaptation(name) if name in adaptation_names() else get_recipe(name)
-
-
-def _parsed(values: Any) -> AnyRun:
-    return parse(kind_of_run(values), values)
-
-
-def _of_stages(run: AnyRun, names: Sequence[str]) -> AnyRun:
-    if isinstance(run, Run):
-        return of_stages(with_named_benchmarks(run), names)
-    if names:
-        raise ConfigError(f"--stage {names[0]}: an adaptation has no stages; leave it out")
-    return run
-
-
-def _run_of(path: str, label: str, entry: Any, searched: Sequence[str]) -> AnyRun:
+def _run_of(path: str, label: str, entry: Any, searched: Sequence[str]) -> Run:
     if not isinstance(entry, dict):
         raise ConfigError(f"the run {label!r} of {path!r} must be a mapping with recipe, or a run")
     if "recipe" not in entry:
-        return _parsed(entry)
+        return parse(Run, entry)
     unknown = sorted(set(entry) - {"recipe", "set"})
     if unknown:
         raise ConfigError(
@@ -298,10 +274,8 @@ def _print_list(sweeps: Sweeps, out: TextIO) -> None:
     """Write a line for each named sweep, or for each recipe that can be searched."""
     if not sweeps:
         from rayembed.pipeline.estimate.dry_run import print_recipes
-        from rayembed_extras.adaptation.tables import print_adaptations
 
         print_recipes(map(get_recipe, recipe_names()), out=out)
-        print_adaptations(map(get_adaptation, adaptation_names()), out=out)
         return
     from rayembed.display.tables import Table, console
     from rayembed_extras.sweeps.trials import known_trials
@@ -315,7 +289,7 @@ _OPTIONS = (
     option(
         "--recipe NAME|run.yaml",
         f"run whose settings are searched; default: {_RECIPE}",
-        names=_names,
+        names=recipe_names,
     ),
     option(
         "--set path=value|domain",

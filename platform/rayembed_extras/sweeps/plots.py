@@ -1,71 +1,41 @@
 """Plots of a sweep: parallel coordinates of its trials, and importance of settings."""
 
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
-import numpy as np
-
-from rayembed.display.figures import COLOURS, GRID, INK, new_figure, set_title, write_png
+from rayembed.display.figures import COLOURS, INK, new_figure, set_title, write_png
 from rayembed.evaluation.paired import Difference, paired
+from rayembed_extras.sweeps.optuna_space import RUN, study_of
 from rayembed_extras.sweeps.results import Row, short_names
 from rayembed_extras.sweeps.settings import Sweep
-from rayembed_extras.sweeps.space import Domain
 from rayembed_extras.sweeps.trial_store import TrialRecord
 
 
 def parallel_coordinates(
     sweep: Sweep, records: Mapping[str, TrialRecord], path: str | Path
 ) -> None:
-    """Write a PNG of parallel coordinates: axes for the settings and the score, a line for each
-    trial.
-
-    Finished trials are coloured by their score, those that were ended early are grey.
+    """Write a PNG of parallel coordinates: axes for the score and the settings, a line for each
+    trial with a score, coloured by it; of one that was ended early it is the last.
     """
-    import matplotlib as mpl
+    from matplotlib import pyplot, rc_context
+    from optuna.visualization.matplotlib import plot_parallel_coordinate
 
-    shown = [r for r in records.values() if r.score is not None and math.isfinite(r.score)]
-    axes_of = list(sweep.domains.items())
-    labels = list(sweep.runs)
-    names = (["run"] if len(labels) > 1 else []) + list(short_names(sweep.domains).values())
-    apart = max(2.2, 0.8 + _INCHES_A_SIGN * max(map(len, names), default=0))
-    figure, axes = new_figure(width=max(6.0, apart * (len(names) + 1)))
-    scores = [r.score for r in shown if r.score is not None]
-    low, high = (min(scores), max(scores)) if scores else (0.0, 1.0)
-    wide = (high - low) or 1.0
-    colours = mpl.colormaps["viridis"]
-    for record in sorted(shown, key=lambda r: r.score or 0.0):
-        assert record.score is not None
-        places = [_place(domain, record.values.get(p, "")) for p, domain in axes_of]
-        if len(labels) > 1:
-            places.insert(0, _of_list(labels, record.label))
-        height = (record.score - low) / wide
-        ended = record.state != "finished"
-        axes.plot(
-            range(len(places) + 1),
-            [*places, height],
-            color=COLOURS[0] if ended else colours(height),
-            alpha=0.5 if ended else 0.95,
-            linewidth=1.0 if ended else 1.6,
-            zorder=1 if ended else 2,
-        )
-    for number, ticks in enumerate(
-        [*([_list_ticks(labels)] if len(labels) > 1 else []), *(_ticks(d) for _, d in axes_of)]
-    ):
-        axes.axvline(number, color=GRID, zorder=0)
-        for place, text in ticks:
-            axes.annotate(text, (number, place), ha="center", va="bottom", **_OVER_LINES)
-    axes.axvline(len(names), color=GRID, zorder=0)
-    for place in (0.0, 0.5, 1.0):
-        text = f"{low + place * wide:.3f}"
-        axes.annotate(text, (len(names) + 0.03, place), ha="left", va="center", **_OVER_LINES)
-    axes.set_xticks(range(len(names) + 1), [*names, "score"], fontsize=8)
-    axes.set_yticks([])
-    axes.set_ylim(-0.08, 1.12)
-    set_title(axes, f"Trials of {sweep.name}")
-    write_png(figure, path)
+    shown = [record for record in records.values() if record.has_score]
+    names = {**short_names(sweep.domains), RUN: RUN}
+    with rc_context(), catch_warnings(action="ignore"):  # Optuna sets a style; it is experimental
+        study = study_of(sweep, shown)
+        axes = plot_parallel_coordinate(study, target_name="score")
+        if shown:
+            heads = ["score", *(names[path] for path in sorted(study.trials[0].params))]
+            axes.set_xticks(range(len(heads)), heads, rotation=0, fontsize=8)
+            each = max(2.2, 0.8 + _INCHES_A_SIGN * max(map(len, heads)))
+            axes.figure.set_size_inches(2.0 + each * len(heads), 4.2)
+        axes.set_title(f"Trials of {sweep.name}")
+        write_png(axes.figure, path)
+        pyplot.close(axes.figure)
 
 
 def importance_bars(shares: Mapping[str, float], path: str | Path) -> None:
@@ -157,14 +127,6 @@ _INCHES_A_SIGN = 0.075
 _SIGNS_A_LINE = 60
 """Letters of a row's name in a line, unless one of its settings is longer."""
 
-_OVER_LINES = {
-    "fontsize": 7,
-    "color": INK,
-    "zorder": 4,
-    "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.0},
-}
-"""The look of values that lines may run through."""
-
 
 def _figure_of_rows(names: Sequence[str]) -> tuple[Any, Any]:
     """A figure with room for rows and their names, which stand at 0, 1, … from the bottom."""
@@ -184,27 +146,3 @@ def _set_label(figure: Any, text: str) -> None:
     """Write what the x axis shows below the whole figure, which is wider than the axis."""
     signs = int(figure.get_size_inches()[0] / (1.1 * _INCHES_A_SIGN))
     figure.supxlabel(textwrap.fill(text, signs), fontsize=9, color=INK)
-
-
-def _place(domain: Domain, text: str) -> float:
-    """Position of a value between the ends of its axis, from 0 to 1."""
-    if domain.is_finite:
-        return _of_list(domain.values, text)
-    value, low, high = float(text), domain.low, domain.high
-    if domain.kind == "loguniform":
-        value, low, high = np.log([value, low, high])
-    return float((value - low) / (high - low))
-
-
-def _of_list(values: Sequence[str], text: str) -> float:
-    return list(values).index(text) / max(1, len(values) - 1) if text in values else 0.0
-
-
-def _list_ticks(values: Sequence[str]) -> list[tuple[float, str]]:
-    return [(_of_list(values, value), value) for value in values]
-
-
-def _ticks(domain: Domain) -> list[tuple[float, str]]:
-    if domain.is_finite:
-        return _list_ticks(domain.values)
-    return [(0.0, f"{domain.low:g}"), (1.0, f"{domain.high:g}")]

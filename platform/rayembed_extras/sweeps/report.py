@@ -8,9 +8,7 @@ from rayembed.config.document import without_places
 from rayembed.display.tables import console
 from rayembed.pipeline.run.report import MLFLOW_AWAY, Outcome
 from rayembed.registry.tracking import Tracker
-from rayembed_extras.adaptation.adapt import AdaptedEncoder, next_command
-from rayembed_extras.adaptation.settings import Adaptation
-from rayembed_extras.sweeps.importance import LEAST_TRIALS, importance
+from rayembed_extras.sweeps.optuna_space import LEAST_TRIALS, importance
 from rayembed_extras.sweeps.plots import (
     differences_by_seed,
     importance_bars,
@@ -34,6 +32,12 @@ REPORT = "report.md"
 
 Printed = Mapping[str, Mapping[str, float]]
 """A paper's figures: row → column → figure, of 100."""
+
+_OF_SEEDS = (
+    " All seeds are scored on the same held-out texts, so ± covers chance in training and not "
+    "which queries are asked: with other queries all rows may score higher or lower."
+)
+"""What ± over seeds covers."""
 
 
 def write_report(
@@ -98,7 +102,7 @@ def report_text(
     if _has_rows(sweep):
         reference = reference_of(sweep, rows)
         compared = reference is not None and len(rows) > 1
-        exam = _of_the_exam(sweep) if SEED in sweep.domains else ""
+        exam = _OF_SEEDS if SEED in sweep.domains else ""
         parts.append(
             "## Rows\n\nMean ± standard deviation over the seeds (n − 1), 100 times the score."
             + exam
@@ -136,7 +140,7 @@ def print_swept(
     sweep: Sweep,
     records: Mapping[str, TrialRecord],
     report: str,
-    outcome: Outcome | AdaptedEncoder | None,
+    outcome: Outcome | None,
     printed: Printed,
     source: str,
     *,
@@ -154,27 +158,11 @@ def print_swept(
         out.print(f"Beside {source}:\n{paper_table(rows, printed)}")
     out.print(f"Report     {report}")
     if outcome is not None:
-        out.print(f"Best       {outcome.run.name}")
-    if isinstance(outcome, AdaptedEncoder):
-        out.print(f"Encoder    {outcome.folder}; next: {next_command(outcome)}")
-    elif outcome is not None:
         version = outcome.version
+        out.print(f"Best       {outcome.run.name}")
         out.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
     if not mlflow_complete:
         out.print(MLFLOW_AWAY)
-
-
-def _of_the_exam(sweep: Sweep) -> str:
-    """What ± over seeds covers, by the kind of run."""
-    if isinstance(sweep.base, Adaptation):
-        return (
-            " Each seed has held-out words of its own, so ± covers which words are asked for as "
-            "well as chance in training."
-        )
-    return (
-        " All seeds are scored on the same held-out texts, so ± covers chance in training and not "
-        "which queries are asked: with other queries all rows may score higher or lower."
-    )
 
 
 def _of_the_best_row(rows: list[Row], found: TrialRecord) -> str:
@@ -203,9 +191,6 @@ def _has_rows(sweep: Sweep) -> bool:
 
 def _metric(sweep: Sweep) -> str:
     weights = ", ".join(f"{task} × {weight:g}" for task, weight in sweep.metric.weights.items())
-    if isinstance(sweep.base, Adaptation):
-        of = weights or "mean of languages"
-        return f"the probability that masked held-out words are given (1 / perplexity; {of})"
     if metric_source(sweep) == "validation":
         what = weights or "the runs' own deciding score"
         return f"validation on held-out texts ({what}) of the weights that a run hands on"

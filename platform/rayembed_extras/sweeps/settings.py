@@ -3,16 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.document import Document
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
-from rayembed.config.settings import Settings, nearest, parse
+from rayembed.config.settings import Settings, nearest
 from rayembed.config.types import FileName, Seed, SortedDict
 from rayembed.errors import ConfigError
-from rayembed_extras.adaptation.settings import Adaptation, AnyRun, kind_of_run
-from rayembed_extras.sweeps.compared import scored_on, scores_while_training
 from rayembed_extras.sweeps.space import Domain, check_paths, parse_space
 
 
@@ -64,13 +62,6 @@ class AshaScheduler(Settings):
     """η: ratio of the steps of consecutive rungs."""
 
 
-def _settled(values: Any) -> AnyRun:
-    return values if isinstance(values, Run | Adaptation) else parse(kind_of_run(values), values)
-
-
-SweptRun = Annotated[Run | Adaptation, BeforeValidator(_settled)]
-"""A run whose settings are searched; plain values are read as the one of the two that they are."""
-
 Search = Annotated[GridSearch | RandomSearch | OptunaSearch, Field(discriminator="kind")]
 Scheduler = Annotated[NoScheduler | AshaScheduler, Field(discriminator="kind")]
 
@@ -92,8 +83,8 @@ class Sweep(Document):
 
     name: FileName
     """Name; a sweep resubmitted under its name resumes. Prefix of its trials' names."""
-    runs: dict[str, SweptRun] = Field(min_length=1)
-    """Base runs by label, all of one kind; the rows of a table. Their own names are ignored."""
+    runs: dict[str, Run] = Field(min_length=1)
+    """Base runs by label; the rows of a table. Their own names are ignored."""
     space: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
     """Path of a setting → its domain, as text (see `space`) or a list of values."""
     search: Search = GridSearch()
@@ -115,14 +106,14 @@ class Sweep(Document):
         return parse_space(self.space)
 
     @property
-    def base(self) -> AnyRun:
+    def base(self) -> Run:
         """The first run; placement, tracking and storage are the same in all."""
         return next(iter(self.runs.values()))
 
     @property
     def validates(self) -> bool:
         """Whether runs have their weights scored by tasks beside their workers."""
-        return any(isinstance(r, Run) and scores_while_training(r) for r in self.runs.values())
+        return any(run.evaluation.validation is not None for run in self.runs.values())
 
     def placed(self, **changes: Any) -> Self:
         """The sweep with settings of the placement of all its runs changed."""
@@ -143,8 +134,10 @@ class Sweep(Document):
         )
         values["search"].pop("trials", None)
         # A run's own identity leaves out what it is scored on, which decides here.
+        left_out = {"baselines", "before_training"}
         values["runs"] = {
-            label: [run.fingerprint, scored_on(run)] for label, run in self.runs.items()
+            label: [run.fingerprint, run.evaluation.model_dump(mode="json", exclude=left_out)]
+            for label, run in self.runs.items()
         }
         return values
 
@@ -169,11 +162,6 @@ class Sweep(Document):
     def _same_placement(self) -> "Sweep":
         first = next(iter(self.runs))
         for label, run in self.runs.items():
-            if type(run) is not type(self.base):
-                raise ValueError(
-                    f"of the runs {first!r} and {label!r} one trains an embedding model and the "
-                    "other adapts an encoder, whose scores cannot be compared"
-                )
             if run.placement != self.base.placement:
                 raise ValueError(
                     f"the runs {first!r} and {label!r} have different placements; all trials of a "
@@ -188,24 +176,14 @@ def metric_source(sweep: Sweep) -> Literal["validation", "evaluation"]:
     Raises:
         ConfigError: the runs do not give it, or the scheduler needs scores while training goes on.
     """
-    validated = all(scores_while_training(run) for run in sweep.runs.values())
-    evaluated = all(isinstance(r, Run) and r.takes_scores for r in sweep.runs.values())
+    validated = all(run.evaluation.validation is not None for run in sweep.runs.values())
+    evaluated = all(run.takes_scores for run in sweep.runs.values())
     source = sweep.metric.of or ("validation" if validated or not evaluated else "evaluation")
-    if source == "validation" and not validated and isinstance(sweep.base, Adaptation):
-        raise ConfigError(
-            f"the sweep {sweep.name!r} has no score to compare by: its runs hold nothing out; set "
-            "training.held_out.batches=4 with --set"
-        )
     if source == "validation" and not validated:
         raise ConfigError(
             f"the sweep {sweep.name!r} has no score to compare by: its runs have no validation; "
             "set evaluation.validation.data.kind=held_out, own_sets, beir or mteb with --set, or "
             "metric.of=evaluation with evaluation.own_sets or evaluation.tasks"
-        )
-    if source == "evaluation" and isinstance(sweep.base, Adaptation):
-        raise ConfigError(
-            "metric.of 'evaluation' needs tasks, on which an encoder is not scored; leave "
-            "metric.of=validation, its perplexity on held-out words"
         )
     if source == "evaluation" and not evaluated:
         raise ConfigError(
@@ -234,8 +212,6 @@ def check_metric(sweep: Sweep) -> None:
     """
     source = metric_source(sweep)
     for label, run in sweep.runs.items():
-        if isinstance(run, Adaptation):  # scores have the names of languages, which rows may tell
-            continue
         evaluation = run.evaluation
         parts = (held_out_set(dataset.name) for dataset in run.held_out_datasets)
         names = (*(own.name for own in evaluation.own_sets), *evaluation.tasks, *parts)
@@ -266,8 +242,6 @@ def held_out_decides(sweep: Sweep, run: Run) -> bool:
 def deciding(sweep: Sweep, scores: Mapping[str, float]) -> float:
     """Deciding score from scores by task; those of validation include `score`, the run's own mean.
 
-    Scores of an adaptation are 1 / perplexity of held-out words, by language.
-
     Without weights, after training own sets for retrieval in one language decide, without such
     sets all tasks; a guard's general tasks are not scored and decide nothing.
 
@@ -278,7 +252,7 @@ def deciding(sweep: Sweep, scores: Mapping[str, float]) -> float:
     if not weights:
         if metric_source(sweep) == "validation":
             return scores["score"]
-        own_sets = sweep.base.evaluation.own_sets if isinstance(sweep.base, Run) else ()
+        own_sets = sweep.base.evaluation.own_sets
         retrieval = [o.name for o in own_sets if o.kind == "retrieval" and not o.languages]
         found = [name for name in retrieval if name in scores]
         weights = dict.fromkeys(found or scores, 1.0)

@@ -2,16 +2,14 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import yaml
 
 from rayembed.assets.storage import exists, file_name, join, read_bytes, write_atomic
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.document import read_yaml, without_places
-from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, RayembedError, StorageError, WorkerError
 from rayembed.machine.device import settled_placement
@@ -26,17 +24,13 @@ from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.training.checkpoints.checkpoint_list import remove_states
 from rayembed.training.faults.elastic_on_ray import free_nodes
 from rayembed.training.on_ray import check_placement, check_placement_now, worker_precision
-from rayembed_extras.adaptation.adapt import AdaptedEncoder
-from rayembed_extras.adaptation.settings import Adaptation
-from rayembed_extras.sweeps import adaptations as sweep_adaptation
-from rayembed_extras.sweeps import trial as sweep_trial
 from rayembed_extras.sweeps.concurrency import trials_at_once
 from rayembed_extras.sweeps.dry_run import expected_time
-from rayembed_extras.sweeps.events import Execute
 from rayembed_extras.sweeps.folder import locked_sweep, sweep_as_begun, sweep_settled
 from rayembed_extras.sweeps.on_ray import TuneJob, check_dashboard, run_trials
 from rayembed_extras.sweeps.report import print_swept, write_report
 from rayembed_extras.sweeps.settings import Sweep
+from rayembed_extras.sweeps.trial import check_runs, prepare_runs, register_best, run_trial
 from rayembed_extras.sweeps.trial_store import TrialRecord, TrialStore, best
 from rayembed_extras.sweeps.trials import (
     check_sweep,
@@ -59,38 +53,6 @@ ENDED_TAG = "rayembed.sweep.ended_at_step"
 
 
 @dataclass(frozen=True)
-class Way:
-    """What a sweep does with runs of one kind."""
-
-    check: Callable[[Sequence[Any]], Any]
-    """Checks the assets of runs before Ray starts."""
-    prepare: Callable[[Sweep, Sequence[Any]], list[list[str]]]
-    """Prepares the data of runs of the sweep, each of which needs other ones; each one's plans'
-    folders.
-    """
-    run_trial: Execute
-    hand_on: Callable[[Sweep, TrialRecord], Outcome | AdaptedEncoder]
-    """Makes of the best trial, which is trained, what a run of its kind leaves."""
-
-
-WAYS = {
-    Run: Way(
-        sweep_trial.check_runs,
-        sweep_trial.prepare_runs,
-        sweep_trial.run_trial,
-        sweep_trial.register_best,
-    ),
-    Adaptation: Way(
-        sweep_adaptation.check_adaptations,
-        sweep_adaptation.prepare_adaptations,
-        sweep_adaptation.run_trial,
-        sweep_adaptation.hand_on_best,
-    ),
-}
-"""Kind of the runs of a sweep → what is done with them."""
-
-
-@dataclass(frozen=True)
 class SweepResult:
     """Result of a sweep."""
 
@@ -98,9 +60,8 @@ class SweepResult:
     records: Mapping[str, TrialRecord]
     report: str
     """Path of the report in storage."""
-    outcome: Outcome | AdaptedEncoder | None
-    """Result of the best trial's run, registered where it is a model; None: no trial has
-    finished."""
+    outcome: Outcome | None
+    """Result of the best trial's run, which is registered; None: no trial has finished."""
 
 
 def sweep_runs(
@@ -133,8 +94,7 @@ def _sweep(
     sweep = _as_begun(sweep, files.place)
     placement = sweep.base.placement
     tracking_uri = reachable_tracking_uri(placement.tracking_uri, placement.storage_path)
-    way, validates = WAYS[type(sweep.base)], sweep.validates
-    way.check([sweep.base, *(trial.run for trial in known_trials(sweep))])
+    check_runs([sweep.base, *(trial.run for trial in known_trials(sweep))])
     connect()
     sweep = _settled(sweep)
     placement = sweep.base.placement
@@ -145,13 +105,13 @@ def _sweep(
     if left:
         logger.info("%s", expected_time(sweep, unfinished(trials, past), left))
     needed = data_runs(sweep, [trial.run for trial in trials])
-    folders = way.prepare(sweep, needed)
+    folders = prepare_runs(needed)
     made = {r.name: sorted(map(file_name, f)) for r, f in zip(needed, folders, strict=True)}
     logger.info("the data of all trials are prepared (%d different)", len(needed))
     plans = _with_earlier(sweep, files.place, made)
     if left:
         runs = min(left, sweep.trials_at_once or 1)
-        check_placement(placement, validates=validates, runs=runs)
+        check_placement(placement, validates=sweep.validates, runs=runs)
     # Only now the name is taken: a mistake in the settings must not use it up.
     write_atomic(files.local / DATA_FILE, json.dumps(plans, indent=1).encode())
     write_atomic(files.local / SWEEP_FILE, sweep.to_yaml().encode())
@@ -171,13 +131,13 @@ def _sweep(
     ) as tracker:
         tags = {"mlflow.parentRunId": tracker.run_id, "rayembed.sweep": sweep.name}
         try:
-            run_trials(TuneJob(sweep, trials, trial_store, way.run_trial, tags))
+            run_trials(TuneJob(sweep, trials, trial_store, run_trial, tags))
         finally:
             records = trial_store.read()
             _close_ended(sweep, records)
             report = write_report(sweep, records, files, tracker, printed, source)
             files.keep()
-        outcome = _hand_on_best(sweep, records, tracker, way)
+        outcome = _register_best(sweep, records, tracker)
         tracker.status = "FAILED" if _failed(records) else "FINISHED"
     files.keep()
     swept = SweepResult(sweep, records, report, outcome)
@@ -275,17 +235,17 @@ def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
             remove_states(run, run_place(run))
 
 
-def _hand_on_best(
-    sweep: Sweep, records: Mapping[str, TrialRecord], tracker: Tracker, way: Way
-) -> Outcome | AdaptedEncoder | None:
-    """What becomes of the best trial's run, which is trained already."""
+def _register_best(
+    sweep: Sweep, records: Mapping[str, TrialRecord], tracker: Tracker
+) -> Outcome | None:
+    """The outcome of the best trial's run, which is trained already."""
     found = best(records)
     if found is None or found.final is None:
         return None
     tracker.log_scores("best", {"score": found.final.score}, found.final.global_step)
     tracker.set_tags({"rayembed.sweep.best": found.key})
     logger.info("the best trial is %s with %.4f", found.key, found.final.score)
-    return way.hand_on(sweep, found)
+    return register_best(sweep, found)
 
 
 def _failed(records: Mapping[str, TrialRecord]) -> list[TrialRecord]:

@@ -37,7 +37,7 @@ def check_runs(runs: Sequence[Run]) -> dict[str, PromptTokenizer]:
     return tokenizers
 
 
-def prepare_runs(_: Sweep, runs: Sequence[Run]) -> list[list[str]]:
+def prepare_runs(runs: Sequence[Run]) -> list[list[str]]:
     """Prepare the data of runs, each of which needs other ones; the folders of each one's plans.
 
     Raises:
@@ -66,14 +66,13 @@ def run_trial(
     Raises:
         RayembedError: as `train`; or the weights that the run hands on have no score.
     """
-    run, validated = trial.run, metric_source(sweep) == "validation"
-    assert isinstance(run, Run)
+    validated = metric_source(sweep) == "validation"
 
     def on_scores(name: str, scores: dict[str, float], step: int) -> None:
         if validated and name == "validation":
             tell(Event("score", step, deciding(sweep, scores), scores))
 
-    trained = train_trial(run, TrialOf(tags, on_scores))
+    trained = train_trial(trial.run, TrialOf(tags, on_scores))
     scores = _of_kept_weights(trained) if validated else trained.scores
     tell(Event("final", trained.run.total_steps, deciding(sweep, scores), scores, trained.scores))
 
@@ -86,7 +85,6 @@ def register_best(sweep: Sweep, found: TrialRecord) -> Outcome:
         RayembedError: as `train`.
     """
     run = counted(apply(sweep.runs[found.label], found.values))
-    assert isinstance(run, Run)
     name = run.placement.registered_model or sweep.name
     placement = run.placement.model_copy(update={"registered_model": name})
     return train(run.model_copy(update={"name": found.key, "placement": placement}))

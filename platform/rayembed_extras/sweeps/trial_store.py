@@ -64,6 +64,11 @@ class TrialRecord:
         return self.reports[-1].score if self.reports else None
 
     @property
+    def has_score(self) -> bool:
+        """Whether there is a score, and it is a finite number."""
+        return self.score is not None and math.isfinite(self.score)
+
+    @property
     def last_step(self) -> int:
         """Step of the last score; 0 without one."""
         last = self.final or next(reversed(self.reports), None)
@@ -128,10 +133,10 @@ class TrialStore:
 def best(records: Mapping[str, TrialRecord]) -> TrialRecord | None:
     """The best finished trial; None without one.
 
-    Where the seed is searched, trials that differ in nothing else are repetitions (training runs
-    all on the same held-out texts, adaptations each on words of its own): of settings with as many
-    finished repetitions as any those with the highest mean win, and of their trials the one with
-    the highest final score. Of equal ones it is the first.
+    Where the seed is searched, trials that differ in nothing else are repetitions, scored on the
+    same held-out texts: of settings with as many finished repetitions as any those with the highest
+    mean win, and of their trials the one with the highest final score. Of equal ones it is the
+    first.
     """
     rows: dict[tuple[Any, ...], list[TrialRecord]] = {}
     for record in records.values():

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -10,12 +10,10 @@ from typing import Any
 from rayembed.config.data import DatasetConfig
 from rayembed.config.data_steps import data_steps
 from rayembed.config.document import fingerprint
-from rayembed.config.run import Run
+from rayembed.config.run import Run, without_general
 from rayembed.data.epochs import are_steps_known, expected_records, resolve
 from rayembed.data.plan.order import columns_for
 from rayembed.errors import ConfigError, require_packages
-from rayembed_extras.adaptation.settings import Adaptation, AnyRun
-from rayembed_extras.sweeps.compared import compared_as, scored_on
 from rayembed_extras.sweeps.settings import (
     GridSearch,
     OptunaSearch,
@@ -38,7 +36,7 @@ MOST_DATA = 64
 class Trial:
     """One run of a sweep."""
 
-    run: AnyRun
+    run: Run
     """Run under the trial's name, which scores only what the sweep compares."""
     label: str
     """Label of the base run that the space varies."""
@@ -62,20 +60,32 @@ def make_trial(sweep: Sweep, label: str, values: Mapping[str, str]) -> Trial:
     return Trial(compared_as(counted(run), name, sweep.metric.weights), label, dict(values))
 
 
-def _name(sweep: Sweep, label: str, values: Mapping[str, str], run: AnyRun) -> str:
+def compared_as(run: Run, name: str, weighted: Collection[str] = ()) -> Run:
+    """The run under another name with what a sweep compares and nothing more.
+
+    Baselines, the untrained model, the guard's mixtures and its general tasks are left out: they
+    would be scored anew for each trial.
+
+    Args:
+        weighted: names of the tasks that the sweep's metric weights, general ones among them.
+    """
+    only = {"baselines": (), "before_training": False, "guard": None}
+    evaluation = without_general(run, weighted).model_copy(update=only)
+    return run.model_copy(update={"name": name, "evaluation": evaluation})
+
+
+def _name(sweep: Sweep, label: str, values: Mapping[str, str], run: Run) -> str:
     told = {"label": label, "values": dict(values), "run": run.fingerprint}
     return f"{sweep.name}-{fingerprint(told)[:8]}"
 
 
-def counted(run: AnyRun) -> AnyRun:
+def counted(run: Run) -> Run:
     """The run with the steps that its stages' `epochs` are about, and without clusters that no
     stage takes; a data set is looked at once for all trials.
 
     Raises:
         ConfigError: as `resolve`.
     """
-    if isinstance(run, Adaptation):
-        return run
     return resolve(run, _once)
 
 
@@ -153,38 +163,21 @@ def check_sweep(sweep: Sweep) -> None:
         )
     known = known_trials(sweep)
     trials = known or list(_corner_trials(sweep))
-    _check_comparable(trials)
     _check_held_out(sweep, trials)
     if sweep.scheduler.kind == "asha":
         grace = sweep.scheduler.grace_steps
         total = max(trial.run.total_steps for trial in trials)
-        if grace is not None and grace > total and all(_has_steps(trial) for trial in trials):
+        if (
+            grace is not None
+            and grace > total
+            and all(are_steps_known(trial.run, _once) for trial in trials)
+        ):
             raise ConfigError(
                 f"scheduler.grace_steps {grace} exceeds the {total} steps of a trial, so none "
                 "would ever be ended; lower it, or take scheduler=none"
             )
     if not known:
         data_runs(sweep, [])
-
-
-def _has_steps(trial: Trial) -> bool:
-    """Whether the steps of a trial are given or estimated."""
-    return isinstance(trial.run, Adaptation) or are_steps_known(trial.run, _once)
-
-
-def _check_comparable(trials: Sequence[Trial]) -> None:
-    """Return when all adaptations among the trials are scored on the same words.
-
-    Of each seed they are other ones, unlike held-out parts of training runs, whose choice has a
-    seed of its own.
-    """
-    exams = {fingerprint(scored_on(t.run)) for t in trials if isinstance(t.run, Adaptation)}
-    if len(exams) > 1:
-        raise ConfigError(
-            "the trials differ in what is held out, so that their scores cannot be compared: "
-            "corpus, training.global_sequences, training.held_out and model.backbone.path must be "
-            "the same in all; set them with --set path=value"
-        )
 
 
 def _check_held_out(sweep: Sweep, trials: Sequence[Trial]) -> None:
@@ -197,7 +190,7 @@ def _check_held_out(sweep: Sweep, trials: Sequence[Trial]) -> None:
             ]
         )
         for trial in trials
-        if isinstance(trial.run, Run) and held_out_decides(sweep, trial.run)
+        if held_out_decides(sweep, trial.run)
     }
     if len(parts) > 1:
         raise ConfigError(
@@ -218,32 +211,15 @@ class DataFolder:
     """A preparation result, identified by its inputs."""
 
     kind: str
-    """Kind of the result: `records`, `filtered`, `mined`, `clustered`, `sequences`, `plan`."""
+    """Kind of the result: `records`, `filtered`, `mined`, `clustered`, `plan`."""
     name: str
-    """Name of the data set or set of texts, or of the stage."""
+    """Name of the data set, or of the stage."""
     made_of: str
     """Fingerprint of the settings that decide it; the content of files decides it as well."""
 
 
-def data_folders(run: AnyRun) -> tuple[DataFolder, ...]:
+def data_folders(run: Run) -> tuple[DataFolder, ...]:
     """Results that preparation makes for the run, in order; equal settings give equal folders."""
-    return _of_adaptation(run) if isinstance(run, Adaptation) else _of_run(run)
-
-
-def _of_adaptation(run: Adaptation) -> tuple[DataFolder, ...]:
-    corpus, training = run.corpus, run.training
-    cut = [run.model.backbone.path, corpus.root, corpus.layout, corpus.max_length]
-    found = [
-        DataFolder("sequences", one.name, fingerprint([*cut, one.model_dump(mode="json")]))
-        for one in corpus.texts
-    ]
-    told: list[Any] = [one.made_of for one in found]
-    told += [training.steps, training.global_sequences, corpus.language_alpha, run.seed]
-    told.append(training.held_out.batches if training.held_out else 0)
-    return (*found, DataFolder("plan", training.name, fingerprint(told)))
-
-
-def _of_run(run: Run) -> tuple[DataFolder, ...]:
     common: list[Any] = [run.data.root]
     # A held-out part decides the records of all data sets, which must not have its texts.
     for dataset in run.held_out_datasets:
@@ -273,12 +249,12 @@ def _of_run(run: Run) -> tuple[DataFolder, ...]:
     return tuple(found)
 
 
-def runs_of_data(runs: Sequence[AnyRun]) -> list[AnyRun]:
+def runs_of_data(runs: Sequence[Run]) -> list[Run]:
     """One run for each distinct data preparation among the runs, in order."""
     return list({data_folders(run): run for run in reversed(runs)}.values())[::-1]
 
 
-def data_runs(sweep: Sweep, runs: Sequence[AnyRun]) -> list[AnyRun]:
+def data_runs(sweep: Sweep, runs: Sequence[Run]) -> list[Run]:
     """One run for each distinct data preparation that the sweep's trials need, now or later.
 
     Args:
