@@ -18,10 +18,9 @@ from rayembed.errors import (
 )
 from rayembed.recipes.catalogue import get_recipe
 from rayembed_extras.sweeps.concurrency import trials_at_once, with_cores_of_their_own
-from rayembed_extras.sweeps.events import Event
 from rayembed_extras.sweeps.on_ray import run_events
 from rayembed_extras.sweeps.settings import Sweep, check_metric, deciding, metric_source
-from rayembed_extras.sweeps.trial_store import TrialRecord
+from rayembed_extras.sweeps.trial_store import Event, TrialRecord
 from rayembed_extras.sweeps.trials import (
     check_sweep,
     data_folders,
@@ -330,12 +329,12 @@ def test_trials_side_by_side_have_no_more_threads_than_cpus_of_their_own():
         (DivergenceError("five steps in a row were dropped"), False),
     ],
 )
-def test_only_what_may_pass_is_tried_again(tmp_path, error, again):
+def test_only_what_may_pass_is_tried_again(tmp_path, monkeypatch, error, again):
     def execute(*_arguments):
         raise error
 
-    sweep = make_sweep(tmp_path)
-    events = run_events(execute, sweep, TrialRecord("a", "", {RATE: "0.1"}), {})
+    monkeypatch.setattr("rayembed_extras.sweeps.trial.run_trial", execute)
+    events = run_events(make_sweep(tmp_path), TrialRecord("a", "", {RATE: "0.1"}), {})
     if again:
         with pytest.raises(StorageError):  # Ray Tune starts the trial again
             next(events)
@@ -345,16 +344,17 @@ def test_only_what_may_pass_is_tried_again(tmp_path, error, again):
         assert str(error) in event.problem
 
 
-def test_a_process_that_is_told_to_end_does_not_wait_for_its_training(tmp_path):
+def test_a_process_that_is_told_to_end_does_not_wait_for_its_training(tmp_path, monkeypatch):
     """Ray ends it when Ray Tune has stopped the trial; CPUs and GPUs are others' then."""
     ended = threading.Event()
 
-    def execute(sweep, trial, tags, tell):
+    def execute(_sweep, _trial, _tags, tell):
         tell(Event("score", 2, 0.5))
         ended.wait(60)
 
     given = TrialRecord("a", "", {RATE: "0.1"})
-    events = run_events(execute, make_sweep(tmp_path), given, {})
+    monkeypatch.setattr("rayembed_extras.sweeps.trial.run_trial", execute)
+    events = run_events(make_sweep(tmp_path), given, {})
     assert next(events).score == 0.5
     (trains,) = (one for one in threading.enumerate() if one.name == "trial")
     assert trains.daemon  # Python waits for others before it ends
@@ -366,6 +366,6 @@ def test_a_process_that_is_told_to_end_does_not_wait_for_its_training(tmp_path):
 def test_values_that_the_settings_refuse_are_tried_once(tmp_path, optuna):
     search = {"kind": "optuna", "trials": 3} if optuna else {"kind": "grid"}
     sweep = make_sweep(tmp_path, {RATE: "choice(0.1, 0.01)"}, search=search)
-    (event,) = run_events(lambda *_: None, sweep, TrialRecord("a", "", {RATE: "-1"}), {})
+    (event,) = run_events(sweep, TrialRecord("a", "", {RATE: "-1"}), {})
     assert event.kind == "problem"
     assert "learning_rate" in event.problem

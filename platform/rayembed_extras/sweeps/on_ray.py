@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -39,11 +39,10 @@ from rayembed.errors import (
 from rayembed.training.faults.elastic_on_ray import free_nodes
 from rayembed_extras.sweeps.concurrency import trials_at_once, with_cores_of_their_own
 from rayembed_extras.sweeps.decisions_on_ray import asha, searcher
-from rayembed_extras.sweeps.events import Event, Execute
 from rayembed_extras.sweeps.optuna_space import texts
 from rayembed_extras.sweeps.recorder import TrialRecorder
 from rayembed_extras.sweeps.settings import OptunaSearch, Sweep
-from rayembed_extras.sweeps.trial_store import TrialRecord, TrialStore
+from rayembed_extras.sweeps.trial_store import Event, TrialRecord, TrialStore
 from rayembed_extras.sweeps.trials import (
     Trial,
     counted,
@@ -78,22 +77,6 @@ _TUNE_ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the job hears signals itself, and says so
 }
-
-
-@dataclass(frozen=True)
-class TuneJob:
-    """Inputs of a sweep's trials."""
-
-    sweep: Sweep
-    trials: Sequence[Trial]
-    """Trials known in advance; empty with Optuna."""
-    trial_store: TrialStore
-    """Only the driver writes to it."""
-    execute: Any
-    """The `Execute`; a trial has Ray's reference of it, so that only the run's process imports what
-    it needs."""
-    tags: Mapping[str, str]
-    """Tags of every trial's MLflow run."""
 
 
 def given_to(sweep: Sweep, config: Mapping[str, Any]) -> TrialRecord:
@@ -138,24 +121,29 @@ def _ask_dashboard() -> None:
     list_nodes(limit=1, timeout=30)
 
 
-def run_trials(job: TuneJob) -> None:
+def run_trials(
+    sweep: Sweep, trials: Sequence[Trial], trial_store: TrialStore, tags: Mapping[str, str]
+) -> None:
     """Run all unfinished trials to their end and record them in the trial store.
+
+    Args:
+        trials: those that are known in advance; none with Optuna.
+        trial_store: to which only this process writes.
+        tags: of every trial's MLflow run.
 
     Raises:
         PlacementError: not one trial fits into what is free.
         WorkerError: Ray Tune was stopped before all trials had ended.
     """
-    sweep = job.sweep
-    past = job.trial_store.read()
-    keys = [trial.key for trial in job.trials]
-    todo = unfinished(job.trials, past)
+    past = trial_store.read()
+    todo = unfinished(trials, past)
     done = [record for record in past.values() if record.is_done]
-    number = number_left(sweep, job.trials, past)
+    number = number_left(sweep, trials, past)
     if number == 0:
         logger.info("all %d trials have ended before", len(done))
         return
     at_once = min(_trials_that_fit(sweep, sweep.trials_at_once or number), number)
-    told = len(keys) or number + len(done)
+    told = len(trials) or number + len(done)
     logger.info("%d of %d trials to run, %d at a time", number, told, at_once)
     own = with_cores_of_their_own(sweep, at_once)
     if own is not sweep:
@@ -169,18 +157,19 @@ def run_trials(job: TuneJob) -> None:
         os.environ.setdefault(name, value)
     # Its warnings do not concern us: results are in the trial store, and trials start slowly.
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    recorder = TrialRecorder(job.trial_store, past)
-    handed = replace(job, sweep=sweep, trials=(), execute=ray.put(job.execute))
+    recorder = TrialRecorder(trial_store, past)
+    runs = [trial.run for trial in trials] or list(map(counted, sweep.runs.values()))
+    total = max(run.total_steps for run in runs)
     with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
         tuner = tune.Tuner(
             tune.with_resources(
-                tune.with_parameters(_trial, handed=handed),
+                tune.with_parameters(_trial, sweep=sweep, trial_store=trial_store, tags=tags),
                 _beside_the_driver(),
             ),
             param_space=_param_space(sweep, todo),
             tune_config=tune.TuneConfig(
                 search_alg=searcher(sweep, list(past.values())),
-                scheduler=asha(sweep, done, _total_steps(job)),
+                scheduler=asha(sweep, done, total),
                 num_samples=number if isinstance(sweep.search, OptunaSearch) else 1,
                 max_concurrent_trials=at_once,
             ),
@@ -222,11 +211,6 @@ def _trials_that_fit(sweep: Sweep, wanted: int) -> int:
         time.sleep(0.5)
 
 
-def _total_steps(job: TuneJob) -> int:
-    runs = [trial.run for trial in job.trials] or list(map(counted, job.sweep.runs.values()))
-    return max(run.total_steps for run in runs)
-
-
 def _beside_the_driver() -> Any:
     """Resources of a trial beside its run: a grain of the driver's node resource.
 
@@ -243,17 +227,19 @@ def _param_space(sweep: Sweep, todo: Sequence[Trial]) -> dict[str, Any]:
     return {"trial": tune.grid_search(given)}
 
 
-def _trial(config: dict[str, Any], handed: TuneJob) -> None:
+def _trial(
+    config: dict[str, Any], sweep: Sweep, trial_store: TrialStore, tags: Mapping[str, str]
+) -> None:
     """A trial as Ray Tune sees it: it reports each score, and last that it is done."""
     logging.getLogger("ray").setLevel(logging.ERROR)
-    given = given_to(handed.sweep, config)
-    known = handed.trial_store.find(given.key)
+    given = given_to(sweep, config)
+    known = trial_store.find(given.key)
     if known is not None and known.is_done:  # Optuna may propose it again
         score = math.nan if known.score is None else known.score
         tune.report({**asdict(Event("known", known.last_step, score)), "done": True})
         return
     tags = {
-        **handed.tags,
+        **tags,
         "rayembed.trial.label": given.label,
         **{f"rayembed.trial.{path}": value for path, value in given.values.items()},
     }
@@ -262,7 +248,7 @@ def _trial(config: dict[str, Any], handed: TuneJob) -> None:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     run = ray.remote(num_cpus=0, max_calls=1, max_retries=0, scheduling_strategy=here)(run_events)
     last_step, done = 0, False
-    for event in map(ray.get, run.remote(handed.execute, handed.sweep, given, tags)):
+    for event in map(ray.get, run.remote(sweep, given, tags)):
         done = event.kind != "score"
         if done or event.global_step > last_step:
             last_step = event.global_step
@@ -271,15 +257,16 @@ def _trial(config: dict[str, Any], handed: TuneJob) -> None:
         raise WorkerError(f"the trial {given.key} ended without its last score")
 
 
-def run_events(
-    execute: Execute, sweep: Sweep, given: TrialRecord, tags: Mapping[str, str]
-) -> Iterator[Event]:
+def run_events(sweep: Sweep, given: TrialRecord, tags: Mapping[str, str]) -> Iterator[Event]:
     """Events of a trial, whose run works in a thread beside: a daemon, so that the process ends at
     once when Ray asks it to.
 
     Raises:
         RayembedError: what ended the trial and may not happen again.
     """
+    # Here alone: the process of Ray Tune that waits for this one needs no training.
+    from rayembed_extras.sweeps.trial import run_trial
+
     logging.basicConfig(
         level="WARNING",
         format=f"%(asctime)s  {given.key}  %(message)s",
@@ -291,7 +278,7 @@ def run_events(
     def work() -> None:
         end: Event | RayembedError | None = None
         try:
-            execute(sweep, make_trial(sweep, given.label, given.values), tags, events.put)
+            run_trial(sweep, make_trial(sweep, given.label, given.values), tags, events.put)
         except RayembedError as error:
             end = error
             if isinstance(error, _SAME_AGAIN) and not may_pass(error):

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import yaml
 
@@ -27,10 +26,10 @@ from rayembed.training.on_ray import check_placement, check_placement_now, worke
 from rayembed_extras.sweeps.concurrency import trials_at_once
 from rayembed_extras.sweeps.dry_run import expected_time
 from rayembed_extras.sweeps.folder import locked_sweep, sweep_as_begun, sweep_settled
-from rayembed_extras.sweeps.on_ray import TuneJob, check_dashboard, run_trials
+from rayembed_extras.sweeps.on_ray import check_dashboard, run_trials
 from rayembed_extras.sweeps.report import print_swept, write_report
 from rayembed_extras.sweeps.settings import Sweep
-from rayembed_extras.sweeps.trial import check_runs, prepare_runs, register_best, run_trial
+from rayembed_extras.sweeps.trial import check_runs, prepare_runs, register_best
 from rayembed_extras.sweeps.trial_store import TrialRecord, TrialStore, best
 from rayembed_extras.sweeps.trials import (
     check_sweep,
@@ -52,22 +51,10 @@ ENDED_TAG = "rayembed.sweep.ended_at_step"
 """Tag on the MLflow run of a trial that the scheduler ended."""
 
 
-@dataclass(frozen=True)
-class SweepResult:
-    """Result of a sweep."""
-
-    sweep: Sweep
-    records: Mapping[str, TrialRecord]
-    report: str
-    """Path of the report in storage."""
-    outcome: Outcome | None
-    """Result of the best trial's run, which is registered; None: no trial has finished."""
-
-
 def sweep_runs(
     sweep: Sweep, printed: Mapping[str, Mapping[str, float]] | None = None, source: str = ""
-) -> SweepResult:
-    """Run a sweep or resume it; return its result after its tables were printed.
+) -> None:
+    """Run a sweep or resume it, register the best trial's model, and print the tables.
 
     Everything that a user can get wrong is checked before a worker starts.
 
@@ -82,7 +69,7 @@ def sweep_runs(
     sweep = sweep.placed(storage_path=absolute_storage(sweep.base.placement.storage_path))
     check_sweep(sweep)
     with locked_sweep(sweep) as files:
-        return _sweep(sweep, files, printed or {}, source)
+        _sweep(sweep, files, printed or {}, source)
 
 
 def _sweep(
@@ -90,7 +77,7 @@ def _sweep(
     files: StoredFolder,
     printed: Mapping[str, Mapping[str, float]],
     source: str,
-) -> SweepResult:
+) -> None:
     sweep = _as_begun(sweep, files.place)
     placement = sweep.base.placement
     tracking_uri = reachable_tracking_uri(placement.tracking_uri, placement.storage_path)
@@ -131,7 +118,7 @@ def _sweep(
     ) as tracker:
         tags = {"mlflow.parentRunId": tracker.run_id, "rayembed.sweep": sweep.name}
         try:
-            run_trials(TuneJob(sweep, trials, trial_store, run_trial, tags))
+            run_trials(sweep, trials, trial_store, tags)
         finally:
             records = trial_store.read()
             _close_ended(sweep, records)
@@ -140,10 +127,8 @@ def _sweep(
         outcome = _register_best(sweep, records, tracker)
         tracker.status = "FAILED" if _failed(records) else "FINISHED"
     files.keep()
-    swept = SweepResult(sweep, records, report, outcome)
     print_swept(sweep, records, report, outcome, printed, source, mlflow_complete=tracker.complete)
     _refuse_failed(records)
-    return swept
 
 
 def _settled(sweep: Sweep) -> Sweep:

@@ -16,10 +16,9 @@ from rayembed.pipeline.run.report import Outcome
 from rayembed.pipeline.run.train import TrialOf, TrialResult, train, train_trial
 from rayembed.pipeline.run.validation import SCORE, check_validated, kept_step
 from rayembed.training.validation.folder import ValidationFolder
-from rayembed_extras.sweeps.events import Event
 from rayembed_extras.sweeps.settings import Sweep, deciding, metric_source
 from rayembed_extras.sweeps.space import apply
-from rayembed_extras.sweeps.trial_store import TrialRecord
+from rayembed_extras.sweeps.trial_store import Event, TrialRecord
 from rayembed_extras.sweeps.trials import Trial, counted
 
 

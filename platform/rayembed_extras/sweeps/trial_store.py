@@ -38,6 +38,24 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Event:
+    """Event reported by a running trial."""
+
+    kind: Literal["score", "final", "problem", "known"]
+    """Kind of the event. `score`: of one step. `final`: of the weights that the trial returns.
+    `problem`: an error that the same input would raise again ended it. `known`: it had ended
+    before, with this score."""
+    global_step: int
+    score: float
+    """Score; NaN for a problem."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """Scores by task."""
+    evaluation: dict[str, float] = field(default_factory=dict)
+    """Scores of the tasks evaluated after training."""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class TrialRecord:
     """Record of one trial."""
 
