@@ -13,8 +13,7 @@ configuration in its public code, whose loader takes the first positive of a row
 from rayembed.config.data import DatasetConfig, TaskKind
 from rayembed.config.mining import ClusterConfig
 from rayembed.recipes.data_recipes import Entry
-from rayembed_papers.mixtures.datasets.bge import bge_full
-from rayembed_papers.mixtures.datasets.entry import CDE
+from rayembed_papers.mixtures.datasets.homes import CDE, home_named
 from rayembed_papers.mixtures.datasets.nomic_pairs import PAIRS, Use, config_of, home_of, prefixes
 
 SUPERVISED: dict[str, Use] = {
@@ -89,7 +88,7 @@ def clusters() -> ClusterConfig:
 
 
 def _supervised(split: str, use: Use) -> Entry:
-    home = bge_full(split)
+    home = home_named(f"full/{split}")
     query, document = prefixes(use)
     config = DatasetConfig(
         name=f"bge-{split.replace('_', '-')}",

@@ -15,165 +15,46 @@ How the paper is read where it leaves room:
 - Stack Exchange and SQuAD are said to be mined by the same rule; the teacher is BGE-M3 for all.
 """
 
+from collections.abc import Callable
+
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ConsistencyConfig, MiningConfig
 from rayembed.data.mining.rules import PercPos
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.recipes.data_recipes import Entry, Home
-from rayembed_papers.mixtures.datasets.bge import bge_e5, bge_full
-from rayembed_papers.mixtures.datasets.entry import NOMIC, hub, hub_page
+from rayembed_papers.mixtures.datasets.homes import NOMIC, home_named, hub, hub_page, rows_of
 from rayembed_papers.mixtures.datasets.nomic_pairs import PAIRS, config_of, home_of, prefixes
 
 _QUERY, _DOCUMENT = prefixes("search")
 
-LANGUAGES = {
-    "es": 210_010_112,
-    "fr": 172_769_280,
-    "de": 169_426_944,
-    "it": 104_251_392,
-    "pt": 87_982_080,
-    "pl": 63_209_472,
-    "nl": 50_118_656,
-    "tr": 49_053_696,
-    "ja": 43_433_984,
-    "vi": 40_058_880,
-    "ru": 38_731_776,
-    "id": 36_470_784,
-    "ar": 33_800_192,
-    "cs": 29_966_336,
-    "ro": 24_772_608,
-    "sv": 24_608_768,
-    "el": 22_773_760,
-    "uk": 19_841_024,
-    "zh": 18_661_376,
-    "hu": 18_448_384,
-    "da": 14_548_992,
-    "no": 12_812_288,
-    "hi": 12_713_984,
-    "fi": 12_697_600,
-    "bg": 12_042_240,
-    "ko": 10_354_688,
-    "sk": 8_962_048,
-    "th": 7_602_176,
-    "iw": 5_783_552,
-    "ca": 5_701_632,
-    "lt": 5_242_880,
-    "fa": 5_177_344,
-    "ms": 4_325_376,
-    "sl": 4_259_840,
-    "lv": 3_211_264,
-    "mr": 2_588_672,
-    "bn": 2_457_600,
-    "sq": 2_113_536,
-    "cy": 2_048_000,
-    "be": 589_824,
-    "ml": 557_056,
-    "kn": 524_288,
-    "mk": 425_984,
-    "ur": 409_600,
-    "fy": 393_216,
-    "fil": 360_448,
-    "te": 360_448,
-    "eu": 344_064,
-    "sw": 327_680,
-    "so": 294_912,
-    "sd": 262_144,
-    "uz": 262_144,
-    "co": 245_760,
-    "hr": 245_760,
-    "gu": 229_376,
-    "hi-Latn": 229_376,
-    "ceb": 196_608,
-    "eo": 196_608,
-    "jv": 196_608,
-    "la": 196_608,
-    "zu": 196_608,
-    "mn": 180_224,
-    "si": 180_224,
-    "el-Latn": 163_840,
-    "ga": 163_840,
-    "ky": 163_840,
-    "tg": 163_840,
-    "my": 147_456,
-    "km": 131_072,
-    "mg": 131_072,
-    "pa": 131_072,
-    "ru-Latn": 131_072,
-    "sn": 131_072,
-    "zh-Latn": 131_072,
-    "ha": 98_304,
-    "he": 98_304,
-    "hmn": 98_304,
-    "ht": 98_304,
-    "ja-Latn": 98_304,
-    "su": 98_304,
-    "bg-Latn": 65_536,
-    "gd": 65_536,
-    "ny": 65_536,
-    "ps": 65_536,
-    "ku": 49_152,
-    "sh": 49_152,
-    "am": 32_768,
-    "ig": 32_768,
-    "lo": 32_768,
-    "mi": 32_768,
-    "nn": 32_768,
-    "sm": 32_768,
-    "yi": 32_768,
-    "st": 16_384,
-    "tl": 16_384,
-    "xh": 16_384,
-    "yo": 16_384,
-}
+LANGUAGES = {row["language"]: int(row["pairs"]) for row in rows_of("languages")}
 """Pairs of each language in Table 10 except English, both corpora together, after the filter."""
 
-_ONLY_MC4 = (
-    "ru-Latn",
-    "sn",
-    "fil",
-    "zh-Latn",
-    "ha",
-    "hmn",
-    "ja-Latn",
-    "bg-Latn",
-    "ny",
-    "hi-Latn",
-    "ig",
-    "zu",
-    "mi",
-    "el-Latn",
-    "sm",
-    "st",
-    "xh",
-    "iw",
-)
-_ONLY_CC_NEWS = ("he", "hr", "sh", "nn", "tl")
-
 FINETUNING = {
-    "msmarco": (485_120, bge_full("msmarco_passage")),
+    "msmarco": (485_120, "full/msmarco_passage"),
     "stack": (249_856, None),
-    "squad": (87_552, bge_full("squad")),
-    "hotpot": (82_432, bge_full("hotpotqa")),
-    "nq": (57_856, bge_full("nq")),
-    "fever": (28_672, bge_full("fever")),
-    "miracl-ru": (4_608, bge_e5("miracl_ru")),
-    "miracl-id": (3_840, bge_e5("miracl_id", seen=False)),
-    "miracl-ar": (3_328, bge_e5("miracl_ar")),
-    "miracl-ja": (3_328, bge_e5("miracl_ja", seen=False)),
-    "miracl-te": (3_328, bge_e5("miracl_te")),
-    "miracl-fi": (2_816, bge_e5("miracl_fi")),
-    "miracl-th": (2_816, bge_e5("miracl_th")),
-    "miracl-en": (2_560, bge_e5("miracl_en", seen=False)),
-    "miracl-es": (2_048, bge_e5("miracl_es")),
-    "miracl-fa": (2_048, bge_e5("miracl_fa")),
-    "miracl-sw": (1_792, bge_e5("miracl_sw")),
-    "miracl-bn": (1_536, bge_e5("miracl_bn")),
-    "miracl-zh": (1_280, bge_e5("miracl_zh")),
-    "miracl-fr": (1_024, bge_e5("miracl_fr")),
-    "miracl-hi": (1_024, bge_e5("miracl_hi")),
-    "miracl-ko": (768, bge_e5("miracl_ko", seen=False)),
+    "squad": (87_552, "full/squad"),
+    "hotpot": (82_432, "full/hotpotqa"),
+    "nq": (57_856, "full/nq"),
+    "fever": (28_672, "full/fever"),
+    "miracl-ru": (4_608, "e5/miracl_ru"),
+    "miracl-id": (3_840, "e5/miracl_id"),
+    "miracl-ar": (3_328, "e5/miracl_ar"),
+    "miracl-ja": (3_328, "e5/miracl_ja"),
+    "miracl-te": (3_328, "e5/miracl_te"),
+    "miracl-fi": (2_816, "e5/miracl_fi"),
+    "miracl-th": (2_816, "e5/miracl_th"),
+    "miracl-en": (2_560, "e5/miracl_en"),
+    "miracl-es": (2_048, "e5/miracl_es"),
+    "miracl-fa": (2_048, "e5/miracl_fa"),
+    "miracl-sw": (1_792, "e5/miracl_sw"),
+    "miracl-bn": (1_536, "e5/miracl_bn"),
+    "miracl-zh": (1_280, "e5/miracl_zh"),
+    "miracl-fr": (1_024, "e5/miracl_fr"),
+    "miracl-hi": (1_024, "e5/miracl_hi"),
+    "miracl-ko": (768, "e5/miracl_ko"),
 }
-"""Samples of Table 11, and the location if it has negatives."""
+"""Samples of Table 11, and the home if it has negatives."""
 
 _STACK = Home(
     PairsSource(
@@ -202,20 +83,25 @@ def pretraining_entries() -> tuple[Entry, ...]:
         )
         for pairs in PAIRS
     ]
-    mc4 = [_web(code, _mc4(code), "mc4") for code in LANGUAGES if code not in _ONLY_CC_NEWS]
-    news = [_web(code, _cc_news(code), "cc-news") for code in LANGUAGES if code not in _ONLY_MC4]
-    return (*english, *mc4, *news)
+    web = [
+        _web(row["language"], home, corpus)
+        for corpus, home in (("mc4", _mc4), ("cc-news", _cc_news))
+        for row in rows_of("languages")
+        if corpus in row["corpora"].split()
+    ]
+    return (*english, *web)
 
 
 def finetuning_entries() -> tuple[Entry, ...]:
     """BEIR and MIRACL training sets, with ten negatives of each query that the rule accepts."""
     return tuple(
-        _finetuned(name, samples, home or _STACK, given=home is not None)
+        _finetuned(name, samples, home_named(home) if home else _STACK, given=home is not None)
         for name, (samples, home) in FINETUNING.items()
     )
 
 
-def _web(code: str, home: Home, corpus: str) -> Entry:
+def _web(code: str, home_of_language: Callable[[str], Home], corpus: str) -> Entry:
+    home = home_of_language(code)
     config = DatasetConfig(
         name=f"{corpus}-{code}",
         source=home.source,

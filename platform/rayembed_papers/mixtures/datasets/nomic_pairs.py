@@ -12,7 +12,7 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.recipes.data_recipes import Home
-from rayembed_papers.mixtures.datasets.entry import hub, hub_page
+from rayembed_papers.mixtures.datasets.homes import hub, hub_page
 
 Use = Literal["search", "clustering", "classification"]
 

@@ -18,6 +18,8 @@ How the table is read where it leaves room:
 """
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Literal
 
 from rayembed.config.data import DatasetConfig, TaskKind
 from rayembed.config.mining import CleaningConfig, Corpus, MiningConfig, Overlap, Rule
@@ -29,166 +31,33 @@ from rayembed.data.sources.earlier import RecordsSource
 from rayembed.data.sources.mteb import MtebSource
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.recipes.data_recipes import Entry, Home
-from rayembed_papers.mixtures.datasets import nvembed_homes as homes
-from rayembed_papers.mixtures.datasets.bge import bge_e5, bge_full
-from rayembed_papers.mixtures.datasets.entry import NV_EMBED, own_folder
-from rayembed_papers.mixtures.datasets.nvembed_classes import (
-    CLUSTERING,
-    LABELLED,
-    MULTI_CLASS,
-    ClassRow,
-)
+from rayembed_papers.mixtures.datasets.homes import NV_EMBED, home_named, rows_of
+
+Kind = Literal["retrieval", "added", "sts", "labelled", "multi-class", "clustering"]
+"""Kinds of rows of Table 12:
+
+retrieval    retrieval of both versions
+added        retrieval of version 2 alone (section 5.2.5, "AD")
+sts          pairs with a score of 4 or more, in both directions; documents are instructed too
+labelled     classification, documents are names of classes in both versions
+multi-class  classification of Table 5: documents are examples in version 2, names in version 1
+clustering   as `multi-class`
+"""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of Table 12 whose documents are texts."""
+    """A row of Table 12, from `nvembed.csv`."""
 
     name: str
+    kind: Kind
     instruction: str
     num_samples: int
-    home: Home
-    given: Home | None = None
-    """Public copy that has negatives; None without one."""
-
-
-_CLAIM = "Given a claim, retrieve documents that support or refute the claim"
-_WEB = "Given a web search query, retrieve relevant passages that answer the query"
-_PASSAGES = "Given a question, retrieve passages that answer the question"
-_HELPFUL = "Given a question, retrieve documents that can help answer the question"
-_SIMILAR = "Retrieve semantically similar text."
-_BY_SA, _BY_SA_NC, _BY_NC = "CC BY-SA 4.0", "CC BY-NC-SA 3.0", "CC BY-NC 4.0"
-
-RETRIEVAL = (
-    Row("arguana", _CLAIM, 16_000, homes.ARGUANA, bge_full("arguana")),
-    Row("nli-similar", "Retrieve semantically similar text", 135_000, homes.ALL_NLI, homes.ALL_NLI),
-    Row(
-        "nli-entailed",
-        "Given a premise, retrieve a hypothesis that is entailed by the premise",
-        135_000,
-        homes.ALL_NLI,
-        homes.ALL_NLI,
-    ),
-    Row("paq-passages", _PASSAGES, 250_000, homes.PAQ),
-    Row("paq-documents", _HELPFUL, 250_000, homes.PAQ),
-    Row(
-        "msmarco",
-        _WEB,
-        500_000,
-        homes.beir(
-            "mteb/msmarco", "c5a29a104738b98a9e76336939199e264163d4a0", "alike", "MS MARCO terms"
-        ),
-        bge_full("msmarco_passage"),
-    ),
-    Row("squad", _PASSAGES, 87_000, bge_full("squad", negatives=False), bge_full("squad")),
-    Row("stackexchange", _WEB, 80_000, homes.STACKEXCHANGE),
-    Row("natural-question", _PASSAGES, 100_000, homes.NATURAL_QUESTIONS, bge_full("nq")),
-    Row(
-        "hotpotqa",
-        "Given a multi-hop question, retrieve documents that can help answer the question",
-        170_000,
-        homes.beir("mteb/hotpotqa", "ab518f4d6fcca38d87c25209f94beba119d02014", "seen", _BY_SA),
-        bge_full("hotpotqa"),
-    ),
-    Row(
-        "fever",
-        _CLAIM,
-        140_000,
-        homes.beir("mteb/fever", "bea83ef9e8fb933d90a2f1d5515737465d613e12", "alike", _BY_SA_NC),
-        bge_full("fever"),
-    ),
-    Row(
-        "fiqa2018",
-        "Given a financial question, retrieve relevant passages that answer the query",
-        5_000,
-        homes.beir("mteb/fiqa", "27a168819829fe9bcd655c2df245fb19452e8e06", "alike", ""),
-        bge_full("fiqa"),
-    ),
-    Row(
-        "bioasq",
-        "Given a query, retrieve documents that can help answer the question",
-        2_400,
-        own_folder(
-            "bioasq",
-            "Given out after registration; none of the copies on the hub holds questions with the "
-            "abstracts that answer them. `query`: the question's body; `positive`: title and "
-            "abstract of each document.",
-            "http://participants-area.bioasq.org/datasets/",
-        ),
-    ),
-)
-"""Retrieval data sets of both versions."""
-
-ADDED_RETRIEVAL = (
-    Row(
-        "hover",
-        _CLAIM,
-        17_000,
-        own_folder(
-            "hover",
-            "hover-nlp/hover has 18,171 claims with the titles of the articles that they rest on, "
-            "but not their text, which is HotpotQA's copy of Wikipedia. `query`: the claim; "
-            "`positive`: those articles.",
-            "https://hover-nlp.github.io",
-        ),
-    ),
-    Row(
-        "nfcorpus",
-        "Given a question, retrieve relevant documents that answer the question",
-        3_600,
-        homes.beir("mteb/nfcorpus", "ec0fa4fe99da2ff19ca1214b7966684033a58814", "alike", ""),
-    ),
-    Row("miracl", _PASSAGES, 2_000, bge_e5("miracl_en", negatives=False, seen=False)),
-    Row("mr-tydi", _PASSAGES, 2_000, bge_e5("mr_tydi_english", negatives=False)),
-    Row(
-        "scifact",
-        "Given a scientific claim, retrieve documents that support or refute the claim",
-        900,
-        homes.beir("mteb/scifact", "d56462d0e63a25450459c4f213e49ffdb866f7f9", "seen", _BY_NC),
-    ),
-)
-"""Retrieval data sets added in version 2 (section 5.2.5, "AD")."""
-
-STS = (
-    Row(
-        "sts12",
-        _SIMILAR,
-        1_800,
-        homes.sts(
-            "mteb/sts12-sts",
-            "train.jsonl.gz",
-            "a0d554a64d88156834ff5ae9920b964011b16384",
-            "seen",
-            "File on stored pages; columns (sentence1, sentence2, score) as mteb reads them.",
-        ),
-    ),
-    Row(
-        "sts22",
-        _SIMILAR,
-        300,
-        homes.sts(
-            "mteb/sts22-crosslingual-sts",
-            "en/train/*.parquet",
-            "refs/convert/parquet",
-            "alike",
-            "English; scores from 1 to 4, so that only pairs with the highest stay. A folder for "
-            "each language and split in the branch that the hub converts.",
-        ),
-    ),
-    Row(
-        "stsbenchmark",
-        _SIMILAR,
-        2_700,
-        homes.sts(
-            "mteb/stsbenchmark-sts",
-            "train.jsonl.gz",
-            "b0fddb56ed78048fa8b90373c8a3cfc37b684831",
-            "alike",
-            "As mteb/sts12-sts.",
-        ),
-    ),
-)
-"""Pairs with a score of 4 or more, in both directions; documents carry the instruction too."""
+    home: str
+    other_home: str
+    """Home of a copy with negatives, or of examples of classes; empty without one."""
+    benchmark: str
+    """mteb task that evaluates its classes, whose texts must not be trained on; else empty."""
 
 
 TEACHER = "hf://intfloat/e5-mistral-7b-instruct@main"
@@ -252,17 +121,37 @@ def uniform_over_samples(datasets: tuple[DatasetConfig, ...]) -> dict[str, float
 
 def entries() -> tuple[Entry, ...]:
     """All rows of the table as in version 2, and classification ones also with class names."""
-    by_labels = (*MULTI_CLASS, *CLUSTERING)
     return (
         *_retrieval_entries(mined=True, added=True, synthetic=True),
         *_other_entries(mined=True, labels="example"),
-        *(_classes(row, labels="label", task=_task(row)) for row in by_labels),
+        *(_classes(row, labels="label") for row in _rows("multi-class", "clustering")),
     )
 
 
+@cache
+def table_rows() -> tuple[Row, ...]:
+    """All rows of Table 12, in its order."""
+    return tuple(
+        Row(
+            name=row["name"],
+            kind=row["kind"],  # type: ignore[arg-type]
+            instruction=row["instruction"],
+            num_samples=int(row["samples"]),
+            home=row["home"],
+            other_home=row["other_home"],
+            benchmark=row["benchmark"],
+        )
+        for row in rows_of("nvembed")
+    )
+
+
+def _rows(*kinds: Kind) -> list[Row]:
+    return [row for row in table_rows() if row.kind in kinds]
+
+
 def _retrieval_entries(*, mined: bool, added: bool, synthetic: bool) -> list[Entry]:
-    rows = RETRIEVAL + (ADDED_RETRIEVAL if added else ())
-    found = [_paired(row, task="retrieval", mined=mined) for row in rows]
+    rows = [*_rows("retrieval"), *(_rows("added") if added else ())]
+    found = [_paired(row, mined=mined) for row in rows]
     if synthetic:
         config = DatasetConfig(
             name="synthetic", source=_SYNTHETIC.source, num_samples=NUM_SYNTHETIC
@@ -273,30 +162,25 @@ def _retrieval_entries(*, mined: bool, added: bool, synthetic: bool) -> list[Ent
 
 def _other_entries(*, mined: bool, labels: LabelForm) -> list[Entry]:
     return [
-        *(_paired(row, task="sts", mined=mined) for row in STS),
-        *(_classes(row, task="classification", labels="label") for row in LABELLED),
-        *(_classes(row, task="classification", labels=labels) for row in MULTI_CLASS),
-        *(_classes(row, task="clustering", labels=labels) for row in CLUSTERING),
+        *(_paired(row, mined=mined) for row in _rows("sts")),
+        *(_classes(row, labels="label") for row in _rows("labelled")),
+        *(_classes(row, labels=labels) for row in _rows("multi-class", "clustering")),
     ]
 
 
-def _task(row: ClassRow) -> TaskKind:
-    return "clustering" if row in CLUSTERING else "classification"
-
-
-def _paired(row: Row, *, task: TaskKind, mined: bool) -> Entry:
-    symmetric = task == "sts"
-    given = None if mined else row.given
-    home = row.home if given is None else given
+def _paired(row: Row, *, mined: bool) -> Entry:
+    symmetric = row.kind == "sts"
+    given = bool(row.other_home) and not mined
+    home = home_named(row.other_home if given else row.home, negatives=given)
     rule: Rule = PercPos(max_relative_score=0.95) if mined else TopK()
     config = DatasetConfig(
         name=row.name,
         source=home.source,
-        task=task,
+        task="sts" if symmetric else "retrieval",
         query_instruction=row.instruction,
         document_instruction=row.instruction if symmetric else "",
         num_samples=row.num_samples,
-        mining=_mining(row, home.source, rule, symmetric=symmetric) if given is None else None,
+        mining=None if given else _mining(row, home.source, rule, symmetric=symmetric),
     )
     return Entry(config, NV_EMBED, _TABLE, home, row.num_samples)
 
@@ -317,11 +201,13 @@ def _mining(row: Row, source: Source, rule: Rule, *, symmetric: bool) -> MiningC
     )
 
 
-def _classes(row: ClassRow, *, task: TaskKind, labels: LabelForm) -> Entry:
-    home = row.examples if row.examples is not None and labels == "example" else row.home
+def _classes(row: Row, *, labels: LabelForm) -> Entry:
+    examples = bool(row.other_home) and labels == "example"
+    home = home_named(row.other_home if examples else row.home)
     source = home.source
     if isinstance(source, ClassesSource | MtebSource):
         source = source.model_copy(update={"label_form": labels})
+    task: TaskKind = "clustering" if row.kind == "clustering" else "classification"
     config = DatasetConfig(
         name=f"{row.name}-{labels}s",
         source=source,
@@ -333,7 +219,7 @@ def _classes(row: ClassRow, *, task: TaskKind, labels: LabelForm) -> Entry:
     return Entry(config, NV_EMBED, _TABLE, home, row.num_samples)
 
 
-def _cleaning(row: ClassRow, task: TaskKind, *, given: bool) -> CleaningConfig:
+def _cleaning(row: Row, task: TaskKind, *, given: bool) -> CleaningConfig:
     """Cleaning of section 4.2: benchmark texts, for two data sets similar ones too.
 
     Args:
