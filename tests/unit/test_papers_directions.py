@@ -26,7 +26,6 @@ from rayembed_papers.directions.catalogue import (
     on_a_gpu,
 )
 from rayembed_papers.directions.measure import Results, differences, pairs_of, seeded, tasks_left
-from rayembed_papers.directions.notes import NOTES
 from rayembed_papers.directions.report import (
     finding,
     findings_plot,
@@ -173,7 +172,7 @@ def test_every_claims_models_can_be_built():
 
 def test_there_are_more_than_twenty_five_and_keys_are_checked():
     assert len({claim.key for claim in ALL}) == len(ALL) >= 25
-    assert {claim.key for claim in ALL if claim.note} == NOTES.keys()
+    assert sum(bool(claim.note) for claim in ALL) == 23
     assert [one.key for one in get_directions(["mask", "moe"])] == ["mask", "moe"]
     assert get_directions([])[3].key == ALL[3].key
     with pytest.raises(ConfigError, match="no direction 'mas'; did you mean 'mask'"):

@@ -1,14 +1,13 @@
 """Scores of a backbone beside the paper's tables, as Markdown and CSV."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from statistics import fmean, median
 
 from rayembed.display.tables import Table, show
 from rayembed_papers.backbone.results import Summary
+from rayembed_papers.printed import rows_of
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,9 @@ class PrintedScore:
 @cache
 def printed() -> tuple[PrintedScore, ...]:
     """All cells of the tables, in their order."""
-    text = files(__package__).joinpath("published.csv").read_text(encoding="utf-8")
     return tuple(
         PrintedScore(**{**line, "score": float(line["score"])})  # type: ignore[arg-type]
-        for line in csv.DictReader(text.splitlines())
+        for line in rows_of(__package__, "published")
     )
 
 

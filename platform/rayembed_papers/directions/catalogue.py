@@ -1,7 +1,8 @@
 """The claims: a run that a paper finds better than another, with its table and figures."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rayembed.config.override import override
 from rayembed.config.run import Run
@@ -13,14 +14,15 @@ from rayembed.samples.assets import MINILM
 from rayembed.samples.references import CROSS_LINGUAL, RETRIEVAL_TASKS, TASK_NAMES
 from rayembed_papers.directions import synthetic
 from rayembed_papers.directions.causes import COLDER, DEEPER, LARGER, LONGER, Cause, with_steps
-from rayembed_papers.directions.notes import NOTES
 from rayembed_papers.directions.small import (
     causal2vec_small,
     cde_small,
     encoder_small,
     nomic_small,
     nvembed_small,
+    of_pairs,
 )
+from rayembed_papers.printed import rows_of
 from rayembed_papers.tables.encoder_rows import plain, random_batches
 
 MakeRun = Callable[[], Run]
@@ -87,9 +89,28 @@ _EXAMPLES = {
 
 
 def directions() -> tuple[Direction, ...]:
-    """All claims, paper by paper."""
-    found = (*_nvembed(), *_nomic(), *_cde(), *_causal2vec())
-    return tuple(replace(one, note=NOTES.get(one.key, "")) for one in found)
+    """All claims of `claims.csv`, paper by paper."""
+    return tuple(map(_direction, rows_of(__package__, "claims")))
+
+
+def _direction(row: dict[str, str]) -> Direction:
+    texts = {name: row[name] for name in ("key", "claim", "source", "note")}
+    return Direction(
+        **texts,
+        better=partial(_run, row["better"]),
+        worse=partial(_run, row["worse"]),
+        printed=float(row["printed"]) if row["printed"] else None,
+        tasks=_TASKS[row["tasks"]],
+        costs_nothing=bool(row["costs_nothing"]),
+        causes=tuple(_CAUSES[name] for name in row["causes"].split()),
+        preparation=_SYNTHETIC if row["better"] == "nvembed-synthetic" else None,
+    )
+
+
+def _run(told: str) -> Run:
+    """A run of `_RUNS` by its name, with the assignments that follow it."""
+    name, *assignments = told.split("; ")
+    return override(_RUNS[name](), assignments)
 
 
 def get_directions(keys: Sequence[str]) -> tuple[Direction, ...]:
@@ -138,257 +159,87 @@ def on_a_gpu(direction: Direction) -> Direction:
     return replace(direction, better=better, worse=worse, causes=causes, note="")
 
 
-def _with(base: MakeRun, *assignments: str) -> MakeRun:
-    return lambda: override(base(), list(assignments))
+_TASKS: Mapping[str, Sequence[str]] = {
+    "all": TASK_NAMES,
+    "retrieval": RETRIEVAL_TASKS,
+    "cross-lingual": (CROSS_LINGUAL,),
+}
+_CAUSES = {"longer": LONGER, "deeper": DEEPER, "larger": LARGER, "colder": COLDER}
+
+_SYNTHETIC = Preparation(synthetic.PAIRS_FILE, synthetic.seconds_left, synthetic.write_pairs)
 
 
-def _nvembed() -> tuple[Direction, ...]:
-    base = nvembed_small
-    topics = ("wiki-topic-classification", "wiki-topic-clustering")
-    mined = ("wiki-description", "wiki-sentence")
+def _of_topics(assignment: str) -> list[str]:
+    names = ("wiki-topic-classification", "wiki-topic-clustering")
+    return [f"data.datasets.{name}.{assignment}" for name in names]
 
-    def claim(
-        key: str, claim: str, table: int, printed: float, better: MakeRun, worse: MakeRun
-    ) -> Direction:
-        source = f"NV-Embed, Table {table}"
-        causes = (LONGER, DEEPER)
-        return Direction(key, claim, source, better, worse, printed, TASK_NAMES, causes=causes)
 
-    def single(*, in_batch: bool) -> MakeRun:
-        return lambda: nvembed.single_stage(base(), "single", in_batch=in_batch)
+def _random(run: Run) -> Run:
+    return random_batches(run, cde_small().stages[0].batch.global_pairs)
 
-    pooled = {kind: _with(base, f"model.pooling={{kind: {kind}}}") for kind in ("mean", "eos")}
-    attended = _with(base, "model.pooling.kind=self_attention")
-    return (
-        claim(
-            "mask",
-            "bidirectional > causal attention",
-            3,
-            0.70,
-            base,
-            _with(base, "model.mask=causal"),
-        ),
-        claim("latent-mean", "latent attention > mean", 3, 0.60, base, pooled["mean"]),
-        claim("mean-eos", "mean > last token", 3, 0.08, pooled["mean"], pooled["eos"]),
-        claim("latent-self", "latent > self-attention", 3, 0.70, base, attended),
-        claim("two-stages", "two stages > one", 4, 0.37, base, single(in_batch=False)),
-        claim(
-            *("stage-order", "retrieval first > all data first", 4, 0.46, base),
-            lambda: nvembed.reversed_stages(base(), "reversed"),
-        ),
-        claim(
-            *("in-batch", "a single stage without in-batch negatives > with them", 4, 1.11),
-            *(single(in_batch=False), single(in_batch=True)),
-        ),
-        claim(
-            *("examples", "classes by examples > by labels", 4, 1.49, base),
-            _with(base, *(f"data.datasets.{name}.source.label_form=label" for name in topics)),
-        ),
-        Direction(
-            # The paper's table has mined negatives against none, which the second stage needs.
-            *("positive-aware", "positive-aware mining > the nearest", "NV-Embed, section 4.1.1"),
-            base,
-            _with(base, *(f"data.datasets.{name}.mining.rule.kind=top_k" for name in mined)),
-            tasks=TASK_NAMES,
-            causes=(LONGER, DEEPER),
-        ),
-        replace(
-            claim(
-                *("synthetic", "with synthetic pairs > without", 4, 0.24),
-                *(lambda: synthetic.with_questions(base(), "synthetic"), base),
-            ),
-            preparation=Preparation(
-                synthetic.PAIRS_FILE, synthetic.seconds_left, synthetic.write_pairs
-            ),
-        ),
+
+def _mined(number: int) -> Run:
+    """The bi-encoder with as many mined negatives."""
+    batch = f"stages.finetune.batch.num_negatives={number}"
+    return override(encoder_small(), [batch, *of_pairs(f"mining.num_negatives={number}")])
+
+
+def _unmined(*more: str) -> Run:
+    """The bi-encoder with in-batch negatives alone."""
+    batch = "stages.finetune.batch.num_negatives=0"
+    return override(encoder_small(), [batch, *of_pairs("mining=null"), *more])
+
+
+def _with_room() -> Run:
+    run = causal2vec_small()
+    length = run.model.query_max_length + _EXAMPLE_TOKENS
+    return override(run, [f"model.query_max_length={length}"])
+
+
+def _with_examples() -> Run:
+    limits = ExamplesConfig(
+        max_examples=2, query_tokens=24, response_tokens=32, max_tokens=_EXAMPLE_TOKENS
+    )
+    length = _with_room().model.query_max_length
+    return causal2vec.with_examples(
+        causal2vec_small(), "examples", limits, _EXAMPLES, query_max_length=length
     )
 
 
-def _nomic() -> tuple[Direction, ...]:
-    base, mined = nomic_small, encoder_small
-    pairs = ("wiki-description", "wiki-sentence")
-    consistency = f"{{teacher: '{MINILM}', max_length: 64}}"
-    in_batch = _with(
-        mined,
-        "stages.finetune.batch.num_negatives=0",
-        *(f"data.datasets.{name}.mining=null" for name in pairs),
-    )
+_NEAREST = of_pairs("mining.rule.kind=top_k")
+_FILTER = of_pairs(f"consistency={{teacher: '{MINILM}', max_length: 64}}")
+_UNFILTERED = of_pairs("clusters.false_negative_margin=null")
 
-    def number(negatives: int) -> MakeRun:
-        return _with(
-            mined,
-            f"stages.finetune.batch.num_negatives={negatives}",
-            *(f"data.datasets.{name}.mining.num_negatives={negatives}" for name in pairs),
-        )
-
-    def of(where: str) -> str:
-        return f"Nomic Embed v2 MoE, {where}"
-
-    longer = (LONGER, COLDER)
-    return (
-        Direction(
-            *("moe", "experts > dense at equal active parameters", of("Table 9"), base),
-            *(lambda: nomic.dense(base(), "dense"), 0.29),
-            causes=longer,
-        ),
-        Direction(
-            *("moe-layers", "experts in every other layer > in every layer", of("Table 7"), base),
-            *(_with(base, "model.experts.every=1"), 0.41),
-            causes=(LARGER, *longer),  # with its smallest batches the paper has it the other way
-        ),
-        Direction(
-            *("upcycled", "upcycled experts > experts drawn anew"),
-            *(of("section 4.3; arXiv 2212.05055"), base),
-            _with(base, "model.experts.start=random"),
-            causes=longer,
-        ),
-        Direction(
-            *("margin", "mining with a margin of 0.95 > without", of("Table 8"), mined),
-            *(
-                _with(mined, *(f"data.datasets.{name}.mining.rule.kind=top_k" for name in pairs)),
-                2.33,
-            ),
-            causes=longer,
-        ),
-        Direction(
-            *("negatives", "10 mined negatives > 4", of("Table 8"), number(10), mined, 0.23),
-            causes=longer,
-        ),
-        Direction(
-            *("filter", "consistency filter > none", of("section 4.2")),
-            _with(in_batch, *(f"data.datasets.{name}.consistency={consistency}" for name in pairs)),
-            in_batch,
-            causes=longer,
-        ),
-        Direction(
-            *("matryoshka", "Matryoshka costs the full width nothing", of("section 4.5"), base),
-            _with(base, "model.dimensions=[]", "stages.finetune.loss.dimensions=[]"),
-            costs_nothing=True,
-            causes=longer,
-        ),
-        Direction(
-            *("cross-lingual", "pairs of two languages help across languages", "of our own"),
-            base,
-            _with(
-                base, "stages.pretrain.datasets={sentence-en: 1, sentence-fr: 1, sentence-es: 1}"
-            ),
-            tasks=(CROSS_LINGUAL,),
-            causes=longer,
-        ),
-    )
-
-
-def _cde() -> tuple[Direction, ...]:
-    both = cde_small
-
-    def batches() -> Run:
-        return plain(both())
-
-    def drawn(make: MakeRun) -> MakeRun:
-        return lambda: random_batches(make(), both().stages[0].batch.global_pairs)
-
-    pairs = ("wiki-description", "wiki-sentence")
-    unfiltered = _with(
-        batches, *(f"data.datasets.{name}.clusters.false_negative_margin=null" for name in pairs)
-    )
-
-    def claim(
-        key: str, claim: str, where: str, printed: float | None, better: MakeRun, worse: MakeRun
-    ) -> Direction:
-        # What neighbours do to a batch depends on how many it has.
-        causes = (LARGER, LONGER, DEEPER) if key == "clusters" else (LONGER, DEEPER)
-        return Direction(key, claim, f"CDE, {where}", better, worse, printed, causes=causes)
-
-    return (
-        claim("clusters", "clustered > random batches", "Table 1", 1.8, batches, drawn(batches)),
-        claim("context", "context > none", "Table 1", 2.5, drawn(both), drawn(batches)),
-        claim("context-clusters", "context and clusters > clusters", "Table 1", 1.4, both, batches),
-        claim(
-            "clusters-context", "context and clusters > context", "Table 1", 0.7, both, drawn(both)
-        ),
-        claim(
-            "false-negatives",
-            "false negatives left out > kept",
-            "Figure 4",
-            None,
-            batches,
-            unfiltered,
-        ),
-        claim(
-            *("dropout", "sequence dropout > none", "section 4.2", None, both),
-            _with(both, "model.sequence_dropout=0"),
-        ),
-    )
-
-
-def _causal2vec() -> tuple[Direction, ...]:
-    base = causal2vec_small
-
-    def claim(
-        key: str, claim: str, table: int, printed: float, better: MakeRun, worse: MakeRun
-    ) -> Direction:
-        source = f"Causal2Vec, Table {table}"
-        causes = (LONGER, DEEPER)
-        return Direction(key, claim, source, better, worse, printed, TASK_NAMES, causes=causes)
-
-    def represented(kind: str) -> MakeRun:
-        return _with(base, f"model.representation={kind}")
-
-    with_room = base().model.query_max_length + _EXAMPLE_TOKENS
-
-    def with_examples() -> Run:
-        limits = ExamplesConfig(
-            max_examples=2, query_tokens=24, response_tokens=32, max_tokens=_EXAMPLE_TOKENS
-        )
-        return causal2vec.with_examples(
-            base(), "examples", limits, _EXAMPLES, query_max_length=with_room
-        )
-
-    return (
-        claim(
-            *("contextual-token", "Contextual token > last token alone", 2, 0.38),
-            *(represented("eos"), lambda: causal2vec.last_token(base(), "last-token")),
-        ),
-        claim(
-            "concat",
-            "concatenation > last token after the Contextual one",
-            2,
-            0.64,
-            base,
-            represented("eos"),
-        ),
-        claim("concat-average", "concatenation > average", 12, 0.16, base, represented("average")),
-        claim(
-            *("concat-encoder", "the LLM's Contextual state > the encoder's", 12, 0.39, base),
-            represented("concat_encoder"),
-        ),
-        claim(
-            *("one-token", "one Contextual token > eight", 5, 0.16, base),
-            _with(base, "model.num_contextual_tokens=8"),
-        ),
-        claim(
-            *("tuned-encoder", "encoder tuned > frozen, with a small LLM", 10, 0.26, base),
-            _with(base, "model.encoder.lora=null", "model.encoder.frozen=true"),
-        ),
-        claim(
-            *("position", "Contextual token after the instruction > before it", 14, 0.14, base),
-            _with(base, "model.position=before_instruction"),
-        ),
-        claim(
-            *("causal", "causal > bidirectional attention", 15, 0.31, base),
-            _with(base, "model.mask=bidirectional"),
-        ),
-        claim(
-            *("in-context", "in-context examples > none", 1, 0.75, with_examples),
-            _with(base, f"model.query_max_length={with_room}"),
-        ),
-        Direction(
-            # The paper's other model is bge-en-icl, with up to four times as many tokens.
-            *("lengths", "Contextual token loses nothing to last token with examples"),
-            *("Causal2Vec, Table 1 and Figure 6", base),
-            lambda: causal2vec.last_token(with_examples(), "last-token-with-examples"),
-            *(0.02, TASK_NAMES),
-            costs_nothing=True,
-            causes=(LONGER, DEEPER),
-        ),
-    )
+_RUNS: Mapping[str, MakeRun] = {
+    "nvembed": nvembed_small,
+    "nvembed-single": lambda: nvembed.single_stage(nvembed_small(), "single", in_batch=False),
+    "nvembed-single-in-batch": lambda: nvembed.single_stage(
+        nvembed_small(), "single", in_batch=True
+    ),
+    "nvembed-reversed": lambda: nvembed.reversed_stages(nvembed_small(), "reversed"),
+    "nvembed-labels": lambda: override(nvembed_small(), _of_topics("source.label_form=label")),
+    # The paper's table has mined negatives against none, which the second stage needs.
+    "nvembed-nearest": lambda: override(nvembed_small(), _NEAREST),
+    "nvembed-synthetic": lambda: synthetic.with_questions(nvembed_small(), "synthetic"),
+    "nomic": nomic_small,
+    "nomic-dense": lambda: nomic.dense(nomic_small(), "dense"),
+    "encoder": encoder_small,
+    "encoder-nearest": lambda: override(encoder_small(), _NEAREST),
+    "encoder-10": lambda: _mined(10),
+    "encoder-in-batch": _unmined,
+    "encoder-filtered": lambda: _unmined(*_FILTER),
+    "cde": cde_small,
+    "cde-random": lambda: _random(cde_small()),
+    "cde-plain": lambda: plain(cde_small()),
+    "cde-plain-random": lambda: _random(plain(cde_small())),
+    "cde-plain-unfiltered": lambda: override(plain(cde_small()), _UNFILTERED),
+    "causal2vec": causal2vec_small,
+    "causal2vec-last-token": lambda: causal2vec.last_token(causal2vec_small(), "last-token"),
+    "causal2vec-with-room": _with_room,
+    "causal2vec-examples": _with_examples,
+    # The paper's other model is bge-en-icl, with up to four times as many tokens.
+    "causal2vec-examples-last-token": lambda: causal2vec.last_token(
+        _with_examples(), "last-token-with-examples"
+    ),
+}
+"""Runs that claims compare, by the names in `claims.csv`."""

@@ -100,9 +100,9 @@ def cde_small() -> Run:
             "stages.retrieval.steps=60",
             "stages.retrieval.batch.global_pairs=32",
             "stages.retrieval.optimizer.learning_rate=1e-4",
-            *_of_pairs("num_samples=1600"),
-            *_of_pairs("clusters.batch_pairs=32"),
-            *_of_pairs(f"clusters.max_length={LENGTH}"),
+            *of_pairs("num_samples=1600"),
+            *of_pairs("clusters.batch_pairs=32"),
+            *of_pairs(f"clusters.max_length={LENGTH}"),
         ],
     )
 
@@ -119,8 +119,8 @@ def encoder_small() -> Run:
             "stages.finetune.batch.global_pairs=32",
             "stages.finetune.batch.num_negatives=4",
             "stages.finetune.optimizer.learning_rate=2e-4",
-            *_of_pairs("num_samples=1600"),
-            *_of_pairs(f"mining={{teacher: '{MINILM}', num_negatives: 4, max_length: 64}}"),
+            *of_pairs("num_samples=1600"),
+            *of_pairs(f"mining={{teacher: '{MINILM}', num_negatives: 4, max_length: 64}}"),
         ],
     )
 
@@ -129,9 +129,9 @@ def _lengths(of_query: int) -> tuple[str, ...]:
     return f"model.query_max_length={of_query}", f"model.document_max_length={LENGTH}"
 
 
-def _of_pairs(assignment: str) -> tuple[str, ...]:
+def of_pairs(assignment: str) -> list[str]:
     """A setting of both data sets of English pairs."""
-    return tuple(f"data.datasets.{name}.{assignment}" for name in _PAIRS)
+    return [f"data.datasets.{name}.{assignment}" for name in _PAIRS]
 
 
 def _scored(run: Run, tasks: Sequence[str], *, instructed: bool = False) -> Run:

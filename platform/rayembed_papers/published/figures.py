@@ -6,15 +6,14 @@ Sources: NV-Embed (arXiv 2405.17428), Tables 1, 9, 10, 14; Nomic Embed v2 MoE (2
 own rows, the file keeps what is printed.
 """
 
-import csv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Literal
 
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
+from rayembed_papers.printed import rows_of
 
 PAPERS: Mapping[str, str] = {
     "nvembed": "NV-Embed",
@@ -85,7 +84,7 @@ def benchmarks() -> tuple[str, ...]:
 @cache
 def labels() -> Mapping[str, str]:
     """Short name of each model of which papers have figures → how tables and plots show it."""
-    return {line["model"]: line["label"] for line in _read("models")}
+    return {line["model"]: line["label"] for line in rows_of(__package__, "models")}
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:
@@ -101,27 +100,8 @@ def check_name(kind: str, name: str, known: Iterable[str]) -> None:
 
 @cache
 def _all() -> tuple[Figure, ...]:
-    return tuple(_figure(paper, line) for paper in PAPERS for line in _read(paper))
-
-
-def _figure(paper: str, line: dict[str, str]) -> Figure:
-    level: Level = line["level"]  # type: ignore[assignment] # a test reads every line's level
-    return Figure(
-        paper=PAPERS[paper],
-        table=line["table"],
-        model=line["model"],
-        benchmark=line["benchmark"],
-        level=level,
-        name=line["name"],
-        subset=line["subset"],
-        metric=line["metric"],
-        score=float(line["score"]),
-        unit=line["unit"],
-        row=line["row"],
-        column=line["column"],
+    return tuple(
+        Figure(**{"paper": name, **line, "score": float(line["score"])})  # type: ignore[arg-type]
+        for paper, name in PAPERS.items()
+        for line in rows_of(__package__, paper)
     )
-
-
-def _read(name: str) -> list[dict[str, str]]:
-    text = files(__package__).joinpath(f"{name}.csv").read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))

@@ -11,12 +11,13 @@ the records, before training.
 
 from rayembed.config.data import DatasetConfig
 from rayembed.recipes.data_recipes import Entry
-from rayembed_papers.mixtures.datasets.homes import CAUSAL2VEC, home_named, rows_of
+from rayembed_papers.mixtures.datasets.homes import CAUSAL2VEC, home_named
+from rayembed_papers.printed import rows_of
 
 
 def entries() -> tuple[Entry, ...]:
     """All data sets of `causal2vec.csv`; instructions are before queries only."""
-    return tuple(_entry(row) for row in rows_of("causal2vec"))
+    return tuple(_entry(row) for row in rows_of(__package__, "causal2vec"))
 
 
 def _entry(row: dict[str, str]) -> Entry:

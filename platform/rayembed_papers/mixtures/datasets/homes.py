@@ -7,9 +7,7 @@ BGE-en-ICL are homes as well: `full/squad` of `cfli/bge-full-data`, which is all
 languages. Each row of a split has `query`, `pos`, `neg` (lists of texts), `prompt` and scores.
 """
 
-import csv
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from rayembed.config.document import read_yaml
@@ -17,6 +15,7 @@ from rayembed.config.settings import Settings, parse
 from rayembed.config.sources import SOURCES, Source
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.recipes.data_recipes import Home, Paper
+from rayembed_papers.printed import rows_of
 
 NV_EMBED = Paper("NV-Embed", "nvembed", "2405.17428")
 NOMIC = Paper("Nomic Embed v2", "nomic", "2502.07972")
@@ -58,12 +57,6 @@ def hub_page(repository: str) -> str:
     return f"https://huggingface.co/datasets/{repository}"
 
 
-def rows_of(table: str) -> list[dict[str, str]]:
-    """Rows of a data file of this folder, `TABLE.csv`, each cell by the name of its column."""
-    text = files(__package__).joinpath(f"{table}.csv").read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
-
-
 def home_named(name: str, *, negatives: bool = True) -> Home:
     """Home of `homes.csv`, or of a split of BGE's training data, several by a pattern.
 
@@ -86,7 +79,7 @@ def home_named(name: str, *, negatives: bool = True) -> Home:
 @cache
 def _homes() -> dict[str, Home]:
     kinds = SOURCES.classes()
-    return {row["name"]: _home(row, kinds) for row in rows_of("homes")}
+    return {row["name"]: _home(row, kinds) for row in rows_of(__package__, "homes")}
 
 
 def _home(row: dict[str, str], kinds: dict[str, type[Settings]]) -> Home:

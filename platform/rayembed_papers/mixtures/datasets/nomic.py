@@ -22,12 +22,13 @@ from rayembed.config.mining import ConsistencyConfig, MiningConfig
 from rayembed.data.mining.rules import PercPos
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.recipes.data_recipes import Entry, Home
-from rayembed_papers.mixtures.datasets.homes import NOMIC, home_named, hub, hub_page, rows_of
+from rayembed_papers.mixtures.datasets.homes import NOMIC, home_named, hub, hub_page
 from rayembed_papers.mixtures.datasets.nomic_pairs import PAIRS, config_of, home_of, prefixes
+from rayembed_papers.printed import rows_of
 
 _QUERY, _DOCUMENT = prefixes("search")
 
-LANGUAGES = {row["language"]: int(row["pairs"]) for row in rows_of("languages")}
+LANGUAGES = {row["language"]: int(row["pairs"]) for row in rows_of(__package__, "languages")}
 """Pairs of each language in Table 10 except English, both corpora together, after the filter."""
 
 FINETUNING = {
@@ -86,7 +87,7 @@ def pretraining_entries() -> tuple[Entry, ...]:
     web = [
         _web(row["language"], home, corpus)
         for corpus, home in (("mc4", _mc4), ("cc-news", _cc_news))
-        for row in rows_of("languages")
+        for row in rows_of(__package__, "languages")
         if corpus in row["corpora"].split()
     ]
     return (*english, *web)

@@ -31,7 +31,8 @@ from rayembed.data.sources.earlier import RecordsSource
 from rayembed.data.sources.mteb import MtebSource
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.recipes.data_recipes import Entry, Home
-from rayembed_papers.mixtures.datasets.homes import NV_EMBED, home_named, rows_of
+from rayembed_papers.mixtures.datasets.homes import NV_EMBED, home_named
+from rayembed_papers.printed import rows_of
 
 Kind = Literal["retrieval", "added", "sts", "labelled", "multi-class", "clustering"]
 """Kinds of rows of Table 12:
@@ -141,7 +142,7 @@ def table_rows() -> tuple[Row, ...]:
             other_home=row["other_home"],
             benchmark=row["benchmark"],
         )
-        for row in rows_of("nvembed")
+        for row in rows_of(__package__, "nvembed")
     )
 
 
