@@ -3,13 +3,11 @@
 import pytest
 
 from rayembed.display.tables import show
-from rayembed_papers.compression import figures, measure
+from rayembed_papers.compression import measure
 from rayembed_papers.compression.job import NUM_CELLS, run_compression_tables
-from rayembed_papers.compression.measure import BASE, Cell
-from rayembed_papers.compression.report import ordering_table, score_table
+from rayembed_papers.compression.measure import BASE, METHODS, STRUCTURES, Cell
+from rayembed_papers.compression.report import PRINTED, ordering_table, score_table
 from rayembed_papers.compression.runs import base_run, compression_run, recovery_run
-
-METHODS, STRUCTURES = figures.METHODS, figures.STRUCTURES
 
 
 def made_up(seed, *, quantised=0.0):
@@ -101,10 +99,10 @@ def test_distillation_of_sparsegpt_is_told_apart_from_that_of_all_methods():
 
 
 def test_the_papers_tables_are_whole():
-    pairs = {(method, structure) for method in METHODS for structure in STRUCTURES}
-    assert set(figures.PRUNED) == set(figures.RETRAINED) == pairs
-    assert len(figures.DISTILLED) == 3
-    assert len(figures.QUANTISED) == 6
+    rows = [(method, recovery) for method in METHODS for recovery in ("", "labels")]
+    rows += [("sparsegpt", "distilled"), ("gptq", ""), ("fp8", "")]
+    cells = {Cell(method, structure, how) for method, how in rows for structure in STRUCTURES}
+    assert PRINTED.keys() == cells
 
 
 def test_a_recovery_keeps_zeros_and_learns_from_the_base(tmp_path):

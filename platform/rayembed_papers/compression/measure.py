@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from rayembed.config.run import Run
 from rayembed.pipeline.run.train import train
 from rayembed_extras.compression.compress import compress, ready
-from rayembed_papers.compression.figures import METHODS, STRUCTURES
 from rayembed_papers.compression.runs import base_run, compression_run, recovery_run
+
+METHODS = ("magnitude", "wanda", "sparsegpt")
+STRUCTURES = ("2:4", "4:8", "unstructured")
 
 
 @dataclass(frozen=True)
