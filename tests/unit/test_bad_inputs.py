@@ -204,10 +204,6 @@ DATA = {
         ["negatives"],
     ),
     "no records": (["{SOURCE}={kind: records, path: {DIR}/hollow}"], ["has no manifest.json"]),
-    "no such task": (
-        ["{SOURCE}={kind: mteb, task: SciFactt}", "{NO_PART}"],
-        ["did you mean 'SciFact'?"],
-    ),
     "hub without a name": (["{PATH}=hf://datasets/rows", "{NO_PART}"], ["expected hf://"]),
 }
 

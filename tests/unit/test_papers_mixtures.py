@@ -12,7 +12,6 @@ from rayembed.config.settings import parse
 from rayembed.data.sources.beir import BeirSource
 from rayembed.data.sources.classes import ClassesSource
 from rayembed.data.sources.earlier import RecordsSource
-from rayembed.data.sources.mteb import MtebSource
 from rayembed.data.sources.nli import NLISource
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.data.sources.sts import STSSource
@@ -23,6 +22,7 @@ from rayembed.recipes.data_recipes import (
     get_data_recipe,
     known_datasets,
 )
+from rayembed_papers.sources.mteb import MtebSource
 
 NVEMBED = {
     # arXiv 2405.17428, Table 12, in its order; counts as printed. Rows with two instructions or

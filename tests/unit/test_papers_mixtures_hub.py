@@ -24,10 +24,10 @@ from rayembed.data.engine.parts import read_table
 from rayembed.data.sources.check import check_source
 from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.earlier import RecordsSource
-from rayembed.data.sources.mteb import MtebSource
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.errors import ConfigError
 from rayembed.recipes.data_recipes import known_datasets
+from rayembed_papers.sources.mteb import MtebSource
 
 
 @pytest.fixture(scope="module")

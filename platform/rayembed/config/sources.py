@@ -93,6 +93,16 @@ class Source(Settings):
         """
         raise TypeError(f"{type(self).__name__} finds no data")
 
+    def check_names(self, setting: str) -> None:
+        """Check what the settings name and every machine knows, such as tasks of mteb.
+
+        Args:
+            setting: where the source stands in the settings, for messages.
+
+        Raises:
+            ConfigError: there is no such name; the message has the nearest.
+        """
+
     def check_asked(self, setting: str, storage: str) -> None:
         """Return when a model that writes its rows can be asked, as far as this machine can tell.
 
@@ -136,7 +146,6 @@ SOURCES = Table(
         "rayembed.data.sources.sts:GradedSource",
         "rayembed.data.sources.classes:ClassesSource",
         "rayembed.data.sources.beir:BeirSource",
-        "rayembed.data.sources.mteb:MtebSource",
         "rayembed.data.sources.structure:StructureSource",
         "rayembed.data.sources.earlier:RecordsSource",
     ),

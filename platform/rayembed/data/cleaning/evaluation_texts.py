@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from rayembed.assets.array_files import load_arrays, save_arrays
+from rayembed.assets.hub_client import limit_hub
 from rayembed.assets.storage import below, file_name, join, read_bytes
 from rayembed.config.mining import Containment
 from rayembed.config.settings import nearest
@@ -24,7 +25,6 @@ from rayembed.data.cleaning.signatures import grams_of_lengths, hashed_words, wi
 from rayembed.data.engine.parts import remedy
 from rayembed.data.sources.cells import is_unicode
 from rayembed.data.sources.files import list_pieces
-from rayembed.data.sources.mteb_tasks import load_data, loading_errors
 from rayembed.data.sources.rows import BadRow, lines_of, read_rows
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError, StorageError
 
@@ -102,6 +102,27 @@ def read_texts(source: TextSource) -> Iterator[str]:
             "protects nothing",
             source.name,
         )
+
+
+def load_data(task: Any) -> None:
+    """Load the data of an mteb task in mteb's present form.
+
+    Raises:
+        OSError, ValueError, KeyError, httpx.HTTPError: it cannot; see `loading_errors`.
+    """
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+
+    limit_hub()
+    task.load_data()
+    if isinstance(task, AbsTaskRetrieval):
+        task.convert_v1_dataset_format_to_v2(num_proc=None)
+
+
+def loading_errors() -> tuple[type[Exception], ...]:
+    """Errors of `load_data`."""
+    import httpx
+
+    return (OSError, ValueError, KeyError, httpx.HTTPError)
 
 
 def _tasks(name: str) -> list[Any]:

@@ -175,8 +175,7 @@ def _not_here(dataset: DatasetConfig) -> str | None:
 
 def _check_other_source(run: Run, dataset: DatasetConfig) -> None:
     source, at = dataset.source, f"data.datasets.{dataset.name}.source"
-    if source.kind == "mteb":
-        check_task(f"{at}.task", source.place)
+    source.check_names(at)
     whole = with_source_path(dataset, run.data.root)
     if source.has_records and not any("://" in path for path in whole.source.paths.values()):
         try:

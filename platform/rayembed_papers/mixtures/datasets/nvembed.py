@@ -28,11 +28,11 @@ from rayembed.data.mining.rules import PercPos, TopK
 from rayembed.data.sources.beir import BeirSource
 from rayembed.data.sources.classes import ClassesSource, LabelForm
 from rayembed.data.sources.earlier import RecordsSource
-from rayembed.data.sources.mteb import MtebSource
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.recipes.data_recipes import Entry, Home
 from rayembed_papers.mixtures.datasets.homes import NV_EMBED, home_named
 from rayembed_papers.printed import rows_of
+from rayembed_papers.sources.mteb import MtebSource
 
 Kind = Literal["retrieval", "added", "sts", "labelled", "multi-class", "clustering"]
 """Kinds of rows of Table 12:

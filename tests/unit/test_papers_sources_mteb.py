@@ -20,9 +20,12 @@ from mteb.abstasks.sts import AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.abstasks.text.bitext_mining import AbsTaskBitextMining
 
+from rayembed.config.override import override
 from rayembed.data.records import Record
-from rayembed.data.sources import mteb_tasks
 from rayembed.errors import ConfigError, DataError
+from rayembed.pipeline.checks.files import look_at
+from rayembed.recipes.catalogue import get_recipe
+from rayembed_papers.sources import mteb_tasks
 
 
 def metadata(kind: str, **more: Any) -> TaskMetadata:
@@ -272,6 +275,21 @@ def test_the_only_split_of_judgements_is_not_taken_for_another(
     task(AbsTaskRetrieval, "Retrieval", {}, load_data=loader)
     with pytest.raises(ConfigError, match=r"source.split = 'train': .* has test"):
         records_of(tmp_path)
+
+
+def test_an_unknown_task_is_named_before_anything_starts() -> None:
+    pairs = "data.datasets.pairs"
+    given = [
+        f"{pairs}.source={{kind: mteb, task: SciFactt}}",
+        f"{pairs}.held_out=null",
+        "evaluation.guard=null",
+    ]
+    (told,) = [
+        problem
+        for problem in look_at(override(get_recipe("biencoder"), given)).problems
+        if f"{pairs}.source.task" in problem
+    ]
+    assert "did you mean 'SciFact'?" in told
 
 
 def test_unknown_tasks_and_tasks_that_cannot_be_loaded(task, tmp_path: Path, monkeypatch) -> None:

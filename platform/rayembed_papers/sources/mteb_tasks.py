@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 from rayembed.assets.arrow_files import parquet_bytes
-from rayembed.assets.hub_client import limit_hub
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.document import fingerprint
+from rayembed.data.cleaning.evaluation_texts import load_data, loading_errors
 from rayembed.data.engine.parts import ROWS_PER_PART
 from rayembed.data.engine.work_items import Result
 from rayembed.data.sources.cells import RowError, name_in
@@ -192,27 +192,6 @@ def _loaded(of: SplitOfTask) -> Any:
         if split not in splits:
             _refuse(name, hf_subset, split, list(splits))
     return task
-
-
-def load_data(task: Any) -> None:
-    """Load the data of an mteb task in mteb's present form.
-
-    Raises:
-        OSError, ValueError, KeyError, httpx.HTTPError: it cannot; see `loading_errors`.
-    """
-    from mteb.abstasks.retrieval import AbsTaskRetrieval
-
-    limit_hub()
-    task.load_data()
-    if isinstance(task, AbsTaskRetrieval):
-        task.convert_v1_dataset_format_to_v2(num_proc=None)
-
-
-def loading_errors() -> tuple[type[Exception], ...]:
-    """Errors of `load_data`."""
-    import httpx
-
-    return (OSError, ValueError, KeyError, httpx.HTTPError)
 
 
 def _check_judgements(task: Any, name: str, split: str) -> None:

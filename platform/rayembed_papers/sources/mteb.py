@@ -17,7 +17,7 @@ from rayembed.errors import ArtifactError, DataError
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
     from rayembed.data.engine.work_items import Result
-    from rayembed.data.sources.mteb_tasks import SplitOfTask
+    from rayembed_papers.sources.mteb_tasks import SplitOfTask
 
 _SIMILAR = 0.8
 """Relative similarity threshold within a task's score range: at least 4 of 5 (NV-Embed, section
@@ -59,9 +59,15 @@ class MtebSource(Source):
         """Always assumed: the task's type is known when mteb is asked."""
         return True
 
+    def check_names(self, setting: str) -> None:
+        """Check that mteb has the task."""
+        from rayembed.evaluation.mteb_names import check_task
+
+        check_task(f"{setting}.task", self.task)
+
     def check(self, dataset: DatasetConfig) -> ResolvedDataset:
         """Load the task and check its split."""
-        from rayembed.data.sources.mteb_tasks import data_fingerprint
+        from rayembed_papers.sources.mteb_tasks import data_fingerprint
 
         return ResolvedDataset(dataset, data_fingerprint(self._split))
 
@@ -71,7 +77,7 @@ class MtebSource(Source):
         from rayembed.data.engine.parts import remedy
         from rayembed.data.engine.work_items import in_process
         from rayembed.data.sources.files import list_pieces
-        from rayembed.data.sources.mteb_tasks import StageTask
+        from rayembed_papers.sources.mteb_tasks import StageTask
 
         folder = join(conversion.writer.working_folder, "staged")
         # In this process, where the check has loaded the task.
@@ -88,13 +94,13 @@ class MtebSource(Source):
 
     @property
     def _split(self) -> SplitOfTask:
-        from rayembed.data.sources.mteb_tasks import SplitOfTask
+        from rayembed_papers.sources.mteb_tasks import SplitOfTask
 
         return SplitOfTask(self.task, self.split, self.subset)
 
     def _of_files(self, folder: str) -> FileRows:
         """Source of the files that the split was written to."""
-        from rayembed.data.sources.mteb_tasks import kind_of_rows
+        from rayembed_papers.sources.mteb_tasks import kind_of_rows
 
         common: dict[str, Any] = {
             "path": folder,

@@ -1,0 +1,1 @@
+"""Sources of training rows that only the papers' mixtures read."""
