@@ -96,7 +96,7 @@ WHOLE = {
             "gpu_roofline",
             "models_layers",
         ),
-        *("papers_directions", "pipeline_estimate_memory", "register_job", "registry_promote"),
+        *("papers_directions", "estimates_memory", "register_job", "registry_promote"),
         *("registry_requirements", "runtime_here", "samples_frozen", "training_hidden_states"),
         *("stopped_program", "training_host_waits"),
     )

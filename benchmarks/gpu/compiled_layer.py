@@ -122,7 +122,7 @@ def _of_pass(model: Any, tokens: int) -> int:
     does where it is kept, since it is the output of the layer before."""
     from rayembed.models.attention import varlen
     from rayembed.models.attention.packed import Packed, pack
-    from rayembed.pipeline.estimate.model_sizes import kernels_on_meta
+    from rayembed_extras.estimates.model_sizes import kernels_on_meta
 
     entries = pack([np.zeros(_LENGTH)] * (tokens // _LENGTH))
     packed, places = Packed.of(entries), entries["position_ids"][None]

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from rayembed.models.adapters import adapted_linear
-from rayembed.pipeline.estimate.model_sizes import batch_on_meta, kernels_on_meta
+from rayembed_extras.estimates.model_sizes import batch_on_meta, kernels_on_meta
 
 _aten = torch.ops.aten
 _NOTHING = {  # neither read nor write

@@ -60,7 +60,7 @@ def shape_of(key: str, toy: bool) -> Mapping[str, Any]:
 
 def published_shape(reference: str) -> Mapping[str, Any]:
     """Configuration of a published model, as rayembed knows it without the hub."""
-    from rayembed.pipeline.estimate.requirements import PUBLISHED
+    from rayembed_extras.estimates.published_shapes import PUBLISHED
 
     return PUBLISHED[reference]
 

@@ -141,7 +141,7 @@ class Model:
         """What the model takes."""
 
         def make() -> Size:
-            from rayembed.pipeline.estimate.model_sizes import activations, model_on_meta
+            from rayembed_extras.estimates.model_sizes import activations, model_on_meta
 
             model = model_on_meta(self.settings)
             found = activations(self.settings, padded=False)
@@ -159,7 +159,7 @@ class Model:
 
     def forward_flops(self) -> float:
         """Operations of products a token in a forward pass that count."""
-        from rayembed.pipeline.estimate.requirements import flops_per_token
+        from rayembed_extras.estimates.requirements import flops_per_token
 
         return flops_per_token(self.settings) or 0.0
 
@@ -238,7 +238,7 @@ class Model:
 def _with_layers(settings: Any, layers: int, *, recomputed: bool) -> Any:
     """The model on the meta device with this number of layers."""
     from rayembed.config.settings import changed
-    from rayembed.pipeline.estimate.model_sizes import model_on_meta
+    from rayembed_extras.estimates.model_sizes import model_on_meta
 
     backbone = changed(settings.backbone, num_layers=layers)
     model = model_on_meta(changed(settings, backbone=backbone))

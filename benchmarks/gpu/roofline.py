@@ -94,7 +94,7 @@ class Roofline:
 
     def __init__(self, workload: Workload, machine: Machine) -> None:
         from rayembed.machine.hardware import pass_cost_tokens
-        from rayembed.pipeline.estimate.model_sizes import model_on_meta
+        from rayembed_extras.estimates.model_sizes import model_on_meta
 
         self.workload, self.machine = workload, machine
         self.costs: dict[tuple[str, bool], PassCosts] = {}

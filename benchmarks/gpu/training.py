@@ -151,7 +151,7 @@ def measure(
     chosen_sides: Sequence[str],
 ) -> None:
     """Add the rows of one case to the table, each after a check of its vectors."""
-    from rayembed.pipeline.estimate.requirements import flops_per_token
+    from rayembed_extras.estimates.requirements import flops_per_token
 
     vocabulary = int(case.shape["vocab_size"])
     size = case.pairs

@@ -37,13 +37,13 @@ class Graph:
 
 def graph_of_token(workload: Workload, *, peft: bool = False) -> Graph:
     """Bytes of a token's graph, as the layers come."""
-    from rayembed.pipeline.estimate.model_sizes import (
+    from rayembed.training.memory.graph_room import graph_bytes
+    from rayembed_extras.estimates.model_sizes import (
         _Answered,
         batch_on_meta,
         kept_bytes,
         kernels_on_meta,
     )
-    from rayembed.training.memory.graph_room import graph_bytes
 
     before = "peft " if peft else ""
     texts, tokens = 16, 32
@@ -75,7 +75,7 @@ def build(settings, kind: str, layers: int):
     from rayembed.config.settings import changed
     from rayembed.models.adapters.adapted_linear import AdaptedLinear
     from rayembed.models.layers import recompute_layers
-    from rayembed.pipeline.estimate.model_sizes import model_on_meta
+    from rayembed_extras.estimates.model_sizes import model_on_meta
 
     backbone = changed(settings.backbone, num_layers=layers)
     model = model_on_meta(changed(settings, backbone=backbone))

@@ -22,7 +22,6 @@ from rayembed.models.loading.load import check_loadable, load_model, saved_width
 from rayembed.models.loading.saved_folder import MODEL_TYPE
 from rayembed.models.passes.encoding import corpus_context, encode
 from rayembed.models.sentence_module import as_sentence_transformer
-from rayembed.pipeline.estimate.requirements import model_size
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.model_card import model_card
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings
@@ -82,19 +81,8 @@ def embeds(config, parts):
     assert {n: p.shape for n, p in meta.named_parameters()} == {
         n: p.shape for n, p in model.named_parameters()
     }
-    told = model_size(config.model_copy(update=_placed(config, parts)))
-    assert told.total == sum(p.numel() for p in model.parameters())
-    assert told.trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
     kinds = {model.backbone_parameter(n) for n, _ in model.named_parameters()}
     assert kinds == ({True, False} if config.has_head else {True})
-
-
-def _placed(config, parts):
-    """Changes of the settings that name the folders of the parts."""
-    return {
-        name: getattr(config, name).model_copy(update={"path": str(at)})
-        for name, at in parts.items()
-    }
 
 
 def adapts(config, parts, folder):

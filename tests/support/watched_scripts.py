@@ -74,7 +74,7 @@ if __name__ == "__main__":
     asked = json.load(sys.stdin)
     told = {script: forked(script, [["--help"]]) for script in asked}
     from rayembed.pipeline.checks.files import look_at
-    from rayembed.pipeline.estimate.dry_run import print_dry_run
+    from rayembed.pipeline.run.dry_run import print_dry_run
 
     shown = get_recipe("nvembed-quickstart")
     print_dry_run(shown, look_at(shown), out=io.StringIO(), tables=io.StringIO())

@@ -19,8 +19,8 @@ from rayembed.errors import ConfigError
 from rayembed.evaluation.rayembed_spec import rayembed_spec
 from rayembed.losses.contract import Candidates, TeacherScores, TeacherVectors
 from rayembed.pipeline.checks.files import AtHand
-from rayembed.pipeline.estimate.dry_run import print_dry_run
 from rayembed.pipeline.run import train
+from rayembed.pipeline.run.dry_run import print_dry_run
 from rayembed.pipeline.run.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 

@@ -14,8 +14,6 @@ from rayembed.config.run_evaluation import GuardConfig, own_sets_of
 from rayembed.display.tables import show
 from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
-from rayembed.pipeline.estimate.requirements import export_bytes, model_size
-from rayembed.pipeline.estimate.time import estimate
 from rayembed.pipeline.evaluate.guard import Gain, Judged, choice, gain, remove_mixtures, verdict
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.recipes.catalogue import get_recipe
@@ -350,14 +348,3 @@ def test_mixtures_that_were_never_kept_go_whichever_call_made_them(tmp_path):
     remove_mixtures(override(run, ["evaluation.guard.take=1"]), folders, ScoreKey(stage))
     left = {path.name for path in (tmp_path / "run" / "models").iterdir()}
     assert left == {"untrained", stage, f"{stage}-merged-0.75", "other-merged-0.5"}
-
-
-def test_mixtures_count_in_what_a_run_needs():
-    plain = override(get_recipe("biencoder-quickstart"), [])
-    own = plain.evaluation.own_sets[0].name
-    guarded = override(plain, [f"evaluation.guard={{own_sets: [{own}], shares: [0.3, 0.6]}}"])
-    assert guarded.evaluation.num_mixtures == 2
-    size = model_size(plain.model)
-    each = export_bytes(plain, size) / (len(plain.stages) + 1)
-    assert export_bytes(guarded, size) == export_bytes(plain, size) + 2 * each
-    assert estimate(guarded).seconds > estimate(plain).seconds

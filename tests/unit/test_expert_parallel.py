@@ -8,7 +8,6 @@ import torch
 from rayembed.config.override import override
 from rayembed.errors import ConfigError, PlacementError
 from rayembed.models.experts import ExpertMlps, MoeMlp
-from rayembed.pipeline.estimate.requirements import ModelSize, model_size, worker_memory
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.expert_parallel import SpreadExperts, spread_experts
 
@@ -119,20 +118,3 @@ def test_experts_that_cannot_be_shared_out_are_refused():
         spread_experts(layer(), SimpleNamespace(size=3, place=0))
     with pytest.raises(PlacementError, match="2: the model has no experts to share out"):
         spread_experts(torch.nn.Linear(2, 2), SimpleNamespace(size=2, place=0))
-
-
-@pytest.mark.parametrize(
-    ("zero", "weights", "gradients", "optimizer"),
-    [(0, 1200, 2400, 7200), (1, 1200, 2400, 3000), (2, 1200, 2400, 3000)],
-)
-def test_a_worker_has_memory_for_its_experts_alone(zero, weights, gradients, optimizer):
-    run = published(["placement.workers=4", "placement.expert_parallel=2"])
-    placement = run.placement.model_copy(update={"zero_stage": zero})
-    size = ModelSize(total=1000, trainable=1000, experts=800)
-    memory = worker_memory(size, "bfloat16", placement)
-    assert (memory.weights, memory.gradients, memory.optimizer) == (weights, gradients, optimizer)
-
-
-def test_the_experts_of_the_published_model():
-    """Two matrices of 768 by 3,072 of 8 experts in 6 layers."""
-    assert model_size(get_recipe("nomic-v2-moe").model).experts == 2 * 768 * 3072 * 8 * 6

@@ -3,8 +3,8 @@
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.pipeline.estimate.model_sizes import model_on_meta
 from rayembed.training.deepspeed_settings import deepspeed_settings, largest_adapter
+from rayembed_extras.estimates.model_sizes import model_on_meta
 from rayembed_papers.mixtures.nvembed import nvembed_v2_public
 
 STEPS, PAIRS = 3, 16

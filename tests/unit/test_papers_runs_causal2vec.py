@@ -6,10 +6,10 @@ from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ConfigError
-from rayembed.pipeline.estimate.dry_run import _share
-from rayembed.pipeline.estimate.requirements import model_size
+from rayembed.pipeline.run.dry_run import _share
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.optimizer import learning_rate_factor
+from rayembed_extras.estimates.requirements import model_size
 
 LARGE = ("causal2vec-mistral-7b", "causal2vec-llama2-7b")
 SMALL = ("causal2vec-qwen2.5-1.5b", "causal2vec-sllama-1.3b")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rayembed.pipeline.estimate.requirements import model_size
 from rayembed.recipes.catalogue import get_recipe
+from rayembed_extras.estimates.requirements import model_size
 
 
 @pytest.mark.parametrize("name", ["cde-small", "cde-small-unsupervised"])

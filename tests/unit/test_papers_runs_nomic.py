@@ -3,8 +3,9 @@
 import pytest
 
 from rayembed.config.override import override
-from rayembed.pipeline.estimate.requirements import model_size, step_load
+from rayembed.pipeline.run.dry_run import step_load
 from rayembed.recipes.catalogue import get_recipe
+from rayembed_extras.estimates.requirements import model_size
 
 
 def test_the_published_run_has_the_numbers_of_the_paper():

@@ -17,8 +17,8 @@ from rayembed.evaluation import validation
 from rayembed.evaluation.validation import validation_factories
 from rayembed.pipeline.checks.files import AtHand
 from rayembed.pipeline.data.tables import print_data_run, print_prepared
-from rayembed.pipeline.estimate.dry_run import print_dry_run
 from rayembed.pipeline.register.licences import task_facts
+from rayembed.pipeline.run.dry_run import print_dry_run
 from rayembed.pipeline.run.held_out import held_out_sets, with_sets
 from rayembed.pipeline.run.validation import check_validated
 from rayembed.recipes.catalogue import get_recipe

@@ -1,7 +1,7 @@
 """CDE's recipes for a laptop and for own pairs."""
 
 from rayembed.models.biencoder.config import BiEncoderConfig
-from rayembed.pipeline.estimate.requirements import step_load
+from rayembed.pipeline.run.dry_run import step_load
 from rayembed.recipes.catalogue import get_recipe
 
 ROWS = ("cde-quickstart-random", "cde-quickstart-clustered", "cde-quickstart-filtered")

@@ -24,8 +24,8 @@ from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.pipeline.checks.files import AtHand
-from rayembed.pipeline.estimate.dry_run import print_dry_run
 from rayembed.pipeline.register.job import run_register_job
+from rayembed.pipeline.run.dry_run import print_dry_run
 from rayembed.pipeline.run.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.registry.model_card import model_card

@@ -20,7 +20,7 @@ from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.rows import read_rows
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.pipeline.checks.files import look_at
-from rayembed.pipeline.estimate.dry_run import print_dry_run
+from rayembed.pipeline.run.dry_run import print_dry_run
 from rayembed.pipeline.run.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder

@@ -11,8 +11,6 @@ from rayembed.config.override import override
 from rayembed.errors import ConfigError
 from rayembed.machine import gpu_check_on_ray
 from rayembed.machine.hardware import Precision
-from rayembed.pipeline.estimate import time as module
-from rayembed.pipeline.estimate.time import estimate, estimate_trials
 from rayembed.pipeline.run.on_ray import OnRay
 from rayembed.recipes.catalogue import get_recipe
 from rayembed_extras.sweeps import sweep as pipeline_sweep
@@ -20,17 +18,7 @@ from rayembed_extras.sweeps.folder import sweep_as_begun, sweep_settled
 from rayembed_extras.sweeps.job import sweep_job
 from rayembed_extras.sweeps.settings import Sweep
 from rayembed_extras.sweeps.space import apply, parse_space
-from rayembed_extras.sweeps.trials import check_sweep, compared_as, data_folders, known_trials
-
-
-@pytest.fixture
-def milan(monkeypatch):
-    """Two cores of the machine on which the quickstart took 11 minutes."""
-    float32 = Precision("float32", "this CPU emulates bfloat16 (30 times slower)")
-    monkeypatch.setattr(module, "expected_precision", lambda run: float32)
-    monkeypatch.setattr(module, "product_speed", lambda dtype: 70e9)
-    monkeypatch.setattr(module, "num_cores", lambda: 2)
-    monkeypatch.setattr(module, "cpu_told", lambda: "2 cores (AMD EPYC)")
+from rayembed_extras.sweeps.trials import check_sweep, data_folders, known_trials
 
 
 @pytest.fixture
@@ -149,16 +137,6 @@ def test_a_sweep_goes_on_in_the_type_that_it_began_with(monkeypatch, caplog):
 
 def _types(sweep: Sweep) -> list[str]:
     return [run.model.backbone.dtype for run in sweep.runs.values()]
-
-
-def test_the_best_trial_is_scored_once_more_with_its_baselines(milan):
-    run = get_recipe("nvembed-quickstart")
-    trial = compared_as(run, "trial")
-    unscored = override(run, ["evaluation.own_sets=[]", "evaluation.baselines=[]"])
-    alone, handed = (estimate_trials([trial], [trial], best) for best in (unscored, run))
-    scores = estimate(run).seconds - estimate(unscored).seconds
-    assert handed.seconds - alone.seconds == pytest.approx(scores)
-    assert scores > 10
 
 
 def test_a_held_out_part_of_another_size_is_other_data(tmp_path):

@@ -14,7 +14,6 @@ from rayembed.errors import ConfigError
 from rayembed.models.adapters import adapted_linear
 from rayembed.models.layers import keeps_products, recomputable_layers
 from rayembed.models.loading.build import build_model
-from rayembed.pipeline.estimate.requirements import ModelSize, worker_memory
 from rayembed.training.contrastive.engine_module import EngineModule
 from rayembed.training.contrastive.step import run_step
 from rayembed.training.memory import graph_room
@@ -327,10 +326,6 @@ def test_what_is_still_to_come_is_divided_as_zero_says(zero, once, gradients, mo
     assert bytes_to_come(model, placement, 4, 12) == gradients + moments
     assert bytes_to_come(model, placement, 4, 12, states=False) == gradients
     assert bytes_to_come(model, placement, 4, 8) == gradients + moments // 2  # Muon's one momentum
-    memory = worker_memory(ModelSize(1500, 1000), "bfloat16", placement)
-    buffer = 1000 if zero == 3 and not once else 0
-    masters = 1000 * 4 if zero == 0 else 1000
-    assert gradients + moments == memory.gradients + memory.optimizer - masters - buffer
 
 
 def test_experts_that_are_shared_out_are_partitioned_among_those_that_hold_them():
@@ -339,9 +334,6 @@ def test_experts_that_are_shared_out_are_partitioned_among_those_that_hold_them(
     for zero, expected in [(0, 1000 * 12), (1, 1000 * 4 + 1400 // 4 * 8), (2, 4000 + 2800)]:
         placement = Placement(zero_stage=zero, workers=4, expert_parallel=2)
         assert bytes_to_come(model, placement, 4, 12) == expected
-        memory = worker_memory(ModelSize(1400, 1400, experts=800), "float32", placement)
-        masters = 1400 if zero else 1000 * 4
-        assert expected == memory.gradients + memory.optimizer - masters
 
 
 def test_a_7b_model_leaves_room_for_graphs_where_workers_share_its_states(monkeypatch):

@@ -1,21 +1,11 @@
 """Tables of an adaptation: what it needs, and what was drawn of each language."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from rayembed.display.tables import Table, console, facts_table
-from rayembed.pipeline.estimate.requirements import (
-    ModelSize,
-    auto_device,
-    expected_precision,
-    known_settings,
-    looked_up,
-    machines,
-    worker_memory,
-)
-from rayembed.pipeline.estimate.time import FILLED, Work, work_of
-from rayembed_extras.adaptation.settings import Adaptation, MaskingConfig, TextsSource
+from rayembed.pipeline.run.dry_run import auto_device, estimates, machines
+from rayembed_extras.adaptation.settings import Adaptation, TextsSource
 
 
 def print_adaptation(run: Adaptation, *, out: TextIO, tables: TextIO) -> None:
@@ -24,11 +14,11 @@ def print_adaptation(run: Adaptation, *, out: TextIO, tables: TextIO) -> None:
     Raises:
         ConfigError, ArtifactError: the model cannot be built as configured.
     """
-    size = adaptation_size(run)
+    counted = estimates().needs(run)
     out.write(f"# adaptation {run.name}, fingerprint {run.fingerprint}\n{run.to_yaml()}")
     out.flush()
     printer = console(tables)
-    printer.print(_needs(run, size))
+    printer.print(_needs(run, counted))
     printer.print(_texts(run))
 
 
@@ -41,40 +31,6 @@ def print_adaptations(runs: Iterable[Adaptation], *, out: TextIO) -> None:
         path = run.model.backbone.path.partition("?")[0]
         rows.append([run.name, path, f"{training.steps:,} of {size}"])
     console(out).print(Table(["recipe", "encoder", "steps"], rows, title="Recipes"))
-
-
-def adaptation_size(run: Adaptation) -> ModelSize | None:
-    """Numbers of parameters, the head's too; None where the shape is not known here."""
-    path = run.model.backbone.path
-    settings = known_settings(path, "model.backbone.path")
-    if settings is None:
-        return None
-    from rayembed_extras.adaptation.encoder import empty_masked_language_model
-
-    model = empty_masked_language_model(settings, run.model, path)
-    total = sum(p.numel() for p in model.parameters())
-    return ModelSize(total=total, trainable=total)
-
-
-@work_of.register
-def adaptation_work(run: Adaptation) -> Work | None:
-    """Count the encoder for each token, and the probabilities of words for each masked one."""
-    training, corpus, path = run.training, run.corpus, run.model.backbone.path
-    size, settings = adaptation_size(run), known_settings(path, "model.backbone.path")
-    if size is None or settings is None:
-        return None
-    words = looked_up(settings)
-
-    def of_batches(number: int, masking: MaskingConfig) -> float:
-        filled = 1.0 if corpus.layout == "packed" else FILLED
-        tokens = number * filled * training.global_sequences * corpus.max_length
-        return 2.0 * tokens * (size.total - words + masking.probability * words)
-
-    scores, held_out = 0.0, training.held_out
-    if held_out is not None:
-        times = math.ceil(training.steps / (held_out.every_steps or training.steps))
-        scores = of_batches(times * held_out.batches, held_out.masking)
-    return Work(3.0 * of_batches(training.steps, run.masking), scores, 1)
 
 
 def corpus_table(languages: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -> Table:
@@ -111,20 +67,9 @@ def corpus_table(languages: Sequence[Mapping[str, Any]], metrics: Mapping[str, f
     return Table(heads, rows, title="Languages", align="lr")
 
 
-def _needs(run: Adaptation, size: ModelSize | None) -> Table:
+def _needs(run: Adaptation, counted: dict[str, str]) -> Table:
     placement, training, corpus = run.placement, run.training, run.corpus
-    facts = {"encoder": run.model.backbone.path.partition("?")[0]}
-    if size is None:
-        facts["parameters"] = "not known without fetching the model"
-    else:
-        precision = expected_precision(run)
-        states = training.optimizer.state_bytes
-        memory = worker_memory(size, precision.dtype, placement, states)
-        facts["parameters"] = f"{size.total:,}, all trained, the head's among them"
-        facts["memory a worker"] = (
-            f"{memory.total / 2**30:.2f} GiB and activations "
-            f"({precision.dtype}, ZeRO {placement.zero_stage})"
-        )
+    facts = {"encoder": run.model.backbone.path.partition("?")[0]} | counted
     tokens = training.steps * training.global_sequences * corpus.max_length
     facts["steps"] = (
         f"{training.steps:,} of {training.global_sequences:,} sequences of {corpus.max_length:,} "

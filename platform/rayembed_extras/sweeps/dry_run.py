@@ -11,7 +11,7 @@ from rayembed.errors import PlacementError
 from rayembed.machine.cores import num_cores
 from rayembed.machine.device import gpus_here, placed_here
 from rayembed.machine.hardware import Precision, auto_precision
-from rayembed.pipeline.estimate.time import estimate_trials, gpu_hours
+from rayembed.pipeline.run.dry_run import estimates
 from rayembed.training.memory.capacity import validation_resources, worker_resources
 from rayembed_extras.sweeps.concurrency import trials_at_once
 from rayembed_extras.sweeps.folder import sweep_settled
@@ -62,10 +62,10 @@ def expected_time(sweep: Sweep, trials: Sequence[Trial], number: int) -> str:
     taken = runs or [compared_as(base, base.name, sweep.metric.weights)] * number
     steps = sum(run.total_steps for run in taken)
     told = f"{number} trial{'' if number == 1 else 's'} with {steps:,} steps in all"
-    found = estimate_trials(taken, data_runs(sweep, runs), base)
+    found = estimates().time_of_trials(taken, data_runs(sweep, runs), base)
     if found is None:
         unknown = "how long they take is told where the model's size is known"
-        return f"{told}; {gpu_hours(taken) or unknown}"
+        return f"{told}; {estimates().gpu_hours(taken) or unknown}"
     most = "" if sweep.scheduler.kind == "none" else " at most, as the scheduler ends some"
     return f"{told}. {found}{most}"
 

@@ -273,7 +273,7 @@ def _usual_search(domains: Mapping[str, Any]) -> str:
 def _print_list(sweeps: Sweeps, out: TextIO) -> None:
     """Write a line for each named sweep, or for each recipe that can be searched."""
     if not sweeps:
-        from rayembed.pipeline.estimate.dry_run import print_recipes
+        from rayembed.pipeline.run.dry_run import print_recipes
 
         print_recipes(map(get_recipe, recipe_names()), out=out)
         return

@@ -18,10 +18,10 @@ from rayembed.config.run import Run
 from rayembed.errors import ArtifactError
 from rayembed.machine.device import placed_here
 from rayembed.machine.hardware import settled
-from rayembed.pipeline.estimate.time import estimate, on_gpu_seconds
 from rayembed.pipeline.run.train import train
 from rayembed.registry.metrics_log import METRICS_FILE
 from rayembed.registry.provenance import collect_provenance, cpu_told, gpus, node_hardware
+from rayembed_extras.estimates.time import estimate, on_gpu_seconds
 from rayembed_papers.directions.catalogue import Direction, Preparation
 
 logger = logging.getLogger(__name__)

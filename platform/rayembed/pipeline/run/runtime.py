@@ -162,12 +162,12 @@ def started(
     Raises:
         RayembedError: what was asked for is not there.
     """
-    from rayembed.pipeline.estimate.time import estimate, gpu_hours
+    from rayembed.pipeline.run.dry_run import estimates
 
     runtime.start()
     run = with_device(run, runtime)
     runtime.check_now(run.placement, validates=validates)
-    if not is_trial and (expected := estimate(run) or gpu_hours([run])):
+    if not is_trial and (expected := estimates().time(run)):
         logger.info("%s", expected)
     return with_threads(run_settled(run, runtime.precision), runtime)
 

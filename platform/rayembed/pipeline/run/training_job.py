@@ -129,7 +129,7 @@ def _train(run: Run, _: JobContext) -> None:
 
 
 def _list(kind: str | None, context: JobContext) -> None:
-    from rayembed.pipeline.estimate.dry_run import print_recipes
+    from rayembed.pipeline.run.dry_run import print_recipes
 
     runs = map(get_recipe, recipe_names())
     print_recipes((run for run in runs if kind in (None, run.model.kind)), out=context.out)
@@ -137,7 +137,7 @@ def _list(kind: str | None, context: JobContext) -> None:
 
 def _show(run: Run, context: JobContext) -> None:
     from rayembed.pipeline.checks.files import look_at
-    from rayembed.pipeline.estimate.dry_run import print_dry_run
+    from rayembed.pipeline.run.dry_run import print_dry_run
 
     found = look_at(run)
     run = found.run

@@ -22,7 +22,7 @@ from rayembed.models.architecture import architecture_of
 from rayembed.models.layers import recompute_layers
 from rayembed.models.loading.backbones import torch_dtype
 from rayembed.models.loading.build import choose_trained, shapes_of
-from rayembed.pipeline.estimate.requirements import (
+from rayembed_extras.estimates.requirements import (
     Activations,
     ModelSize,
     empty_part,

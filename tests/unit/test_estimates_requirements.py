@@ -4,26 +4,31 @@ import json
 
 import pytest
 import torch
+from tiny_folders import tiny_parts, tiny_settings
 from tiny_models import save_decoder
 
+from rayembed.config.model import ARCHITECTURES
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.errors import ConfigError
 from rayembed.models.contract import trainable_state
 from rayembed.models.loading.build import build_model
-from rayembed.pipeline.estimate.requirements import (
+from rayembed.models.nomic_moe.upcycling import CONVERTIBLE
+from rayembed.pipeline.run.dry_run import machines, step_load
+from rayembed.recipes.catalogue import get_recipe
+from rayembed.training.checkpoints.checkpoint import expected_position, save_checkpoint
+from rayembed.training.checkpoints.weights import write_weights
+from rayembed.training.memory.graph_room import bytes_to_come
+from rayembed_extras.estimates.published_shapes import PUBLISHED
+from rayembed_extras.estimates.requirements import (
     ModelSize,
     checkpoint_bytes,
     export_bytes,
     known_settings,
-    machines,
     model_size,
-    step_load,
     worker_memory,
 )
-from rayembed.recipes.catalogue import get_recipe
-from rayembed.training.checkpoints.checkpoint import expected_position, save_checkpoint
-from rayembed.training.checkpoints.weights import write_weights
+from rayembed_extras.estimates.time import estimate
 
 STAGES = ("retrieval", "blend")
 
@@ -129,6 +134,91 @@ def test_an_elastic_run_needs_memory_as_with_its_fewest_workers_and_machines_for
     assert worker_memory(size, "bfloat16", elastic) == fewest
     assert machines(elastic) == "2 to 8 workers with 1 to 4 CPUs, 2 to 8 GPUs"
     assert machines(Placement(workers=2)) == "2 workers with 2 CPUs, no GPU"
+
+
+@pytest.mark.parametrize(
+    ("zero", "weights", "gradients", "optimizer"),
+    [(0, 1200, 2400, 7200), (1, 1200, 2400, 3000), (2, 1200, 2400, 3000)],
+)
+def test_a_worker_has_memory_for_its_experts_alone(zero, weights, gradients, optimizer):
+    run = override(
+        get_recipe("nomic-v2-moe"), ["placement.workers=4", "placement.expert_parallel=2"]
+    )
+    placement = run.placement.model_copy(update={"zero_stage": zero})
+    size = ModelSize(total=1000, trainable=1000, experts=800)
+    memory = worker_memory(size, "bfloat16", placement)
+    assert (memory.weights, memory.gradients, memory.optimizer) == (weights, gradients, optimizer)
+
+
+def test_the_experts_of_the_published_model():
+    """Two matrices of 768 by 3,072 of 8 experts in 6 layers."""
+    assert model_size(get_recipe("nomic-v2-moe").model).experts == 2 * 768 * 3072 * 8 * 6
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("once", [True, False])
+def test_memory_is_what_training_expects_to_come(zero, once):
+    """Beside master weights and a buffer of gradients, which are there before the first step."""
+    placement = Placement(zero_stage=zero, reduce_once=once, workers=4)
+    memory = worker_memory(ModelSize(1500, 1000), "bfloat16", placement)
+    buffer = 1000 if zero == 3 and not once else 0
+    masters = 1000 * 4 if zero == 0 else 1000
+    expected = bytes_to_come(weights(1000, frozen=500), placement, 4, 12)
+    assert expected == memory.gradients + memory.optimizer - masters - buffer
+
+
+def test_memory_of_experts_is_what_training_expects_to_come():
+    """Of 600 weights and 800 of experts, in groups of two workers, a worker holds 600 and 400."""
+    for zero in (0, 1, 2):
+        placement = Placement(zero_stage=zero, workers=4, expert_parallel=2)
+        expected = bytes_to_come(weights(600, experts=400), placement, 4, 12)
+        memory = worker_memory(ModelSize(1400, 1400, experts=800), "float32", placement)
+        masters = 1400 if zero else 1000 * 4
+        assert expected == memory.gradients + memory.optimizer - masters
+
+
+def weights(trained, frozen=0, experts=0):
+    """A module of so many weights, the experts of them marked as shared out."""
+    module = torch.nn.Module()
+    for name, size in {"trained": trained, "frozen": frozen, "experts": experts}.items():
+        parameter = torch.nn.Parameter(torch.empty(size, device="meta"), name != "frozen")
+        if name == "experts":
+            parameter.allreduce = False
+        module.register_parameter(name, parameter)
+    return module
+
+
+def test_the_backbone_of_the_nomic_quickstart_can_be_upcycled():
+    path = get_recipe("nomic-quickstart").model.backbone.path
+    assert PUBLISHED[path]["model_type"] in CONVERTIBLE
+
+
+@pytest.mark.parametrize("kind", list(ARCHITECTURES.classes()))
+def test_every_architecture_is_counted_as_it_is_built(kind, tmp_path):
+    config, parts = tiny_settings(kind), tiny_parts(kind, tmp_path)
+    model = build_model(config, parts, seed=1)
+    told = model_size(config.model_copy(update=placed(config, parts)))
+    assert told.total == sum(p.numel() for p in model.parameters())
+    assert told.trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def placed(config, parts):
+    """Changes of the settings that name the folders of the parts."""
+    return {
+        name: getattr(config, name).model_copy(update={"path": str(at)})
+        for name, at in parts.items()
+    }
+
+
+def test_mixtures_count_in_what_a_run_needs():
+    plain = override(get_recipe("biencoder-quickstart"), [])
+    own = plain.evaluation.own_sets[0].name
+    guarded = override(plain, [f"evaluation.guard={{own_sets: [{own}], shares: [0.3, 0.6]}}"])
+    assert guarded.evaluation.num_mixtures == 2
+    size = model_size(plain.model)
+    each = export_bytes(plain, size) / (len(plain.stages) + 1)
+    assert export_bytes(guarded, size) == export_bytes(plain, size) + 2 * each
+    assert estimate(guarded).seconds > estimate(plain).seconds
 
 
 def test_disk_and_load_of_a_step():

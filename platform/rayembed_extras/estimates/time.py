@@ -6,10 +6,10 @@ reading) stands in a measured share of that speed.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 from itertools import product
+from typing import Any
 
 from rayembed.config.backbone import Dtype
 from rayembed.config.data import DatasetConfig
@@ -19,12 +19,14 @@ from rayembed.config.named_benchmarks import tokens_of_sets
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import HeldOutValidation, OwnSetsValidation
 from rayembed.config.stage import StageConfig
+from rayembed.config.table import NamedTable
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.machine.cores import num_cores
 from rayembed.machine.device import placed_here
 from rayembed.machine.hardware import Precision, product_speed
-from rayembed.pipeline.estimate.requirements import expected_precision, flops_per_token, step_load
+from rayembed.pipeline.run.dry_run import step_load
 from rayembed.registry.provenance import cpu_told
+from rayembed_extras.estimates.requirements import expected_precision, flops_per_token
 
 _TRAINING: dict[Dtype, float] = {"float32": 0.45, "bfloat16": 0.35}
 """Share of a product's speed that training reaches (docs/LOG.md)."""
@@ -146,6 +148,25 @@ class Work:
     stages: int
 
 
+@dataclass(frozen=True)
+class CountedKind:
+    """A kind of run beside the core's, which its package counts."""
+
+    run: type[NamedRun]
+    needs: Callable[[Any], dict[str, str]]
+    """Rows of a dry run's table."""
+    work: Callable[[Any], Work | None]
+    """What a run of the kind has to compute; None: not known."""
+
+
+KINDS = NamedTable("rayembed.counted_runs", CountedKind, "kind of run", {})
+
+
+def counted_kind(run: NamedRun) -> CountedKind | None:
+    """The kind of a run that is none of the core's; None: nothing counts it."""
+    return next((kind for kind in KINDS.members().values() if isinstance(run, kind.run)), None)
+
+
 def _on_gpu(run: NamedRun) -> bool:
     """Whether the run's workers have GPUs; of `auto` on machines like this one."""
     return placed_here(run.placement).on_gpu
@@ -159,16 +180,11 @@ def _work(run: NamedRun) -> Work | None:
         return None
 
 
-@singledispatch
 def work_of(run: NamedRun) -> Work | None:
-    """What a run has to compute, which each kind of run registers its own count of; None: not
-    known.
-    """
-    return None
-
-
-@work_of.register
-def _(run: Run) -> Work | None:
+    """What a run has to compute; None: not known."""
+    if not isinstance(run, Run):
+        kind = counted_kind(run)
+        return None if kind is None else kind.work(run)
     a_token = flops_per_token(run.model)
     if a_token is None:
         return None

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from tiny_models import save_decoder, save_encoder
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
@@ -16,13 +17,13 @@ from rayembed.errors import ConfigError
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.loading.build import build_model
 from rayembed.pipeline.checks.files import AtHand
-from rayembed.pipeline.estimate import model_sizes
-from rayembed.pipeline.estimate import model_sizes as counting
-from rayembed.pipeline.estimate.dry_run import gpu_memory, gpus_that_fit, host_bytes, print_dry_run
-from rayembed.pipeline.estimate.model_sizes import activations, kernels_on_meta
-from rayembed.pipeline.estimate.requirements import model_size
+from rayembed.pipeline.run.dry_run import print_dry_run
 from rayembed.pipeline.run.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe
+from rayembed_extras.estimates import model_sizes
+from rayembed_extras.estimates.model_sizes import activations, kept_bytes, kernels_on_meta
+from rayembed_extras.estimates.needs import gpu_memory, gpus_that_fit, host_bytes
+from rayembed_extras.estimates.requirements import model_size
 
 RECIPE = get_recipe("nvembed-v2-public")
 
@@ -211,7 +212,7 @@ def test_activations_are_counted_once_on_a_machine(tmp_path, monkeypatch):
     folder = save_encoder(tmp_path / "model")
     monkeypatch.setattr(model_sizes, "cache_folder", lambda: tmp_path)
     first = model_sizes.remembered_activations(settings(folder))
-    monkeypatch.setattr(counting, "activations", lambda _: 1 / 0)
+    monkeypatch.setattr(model_sizes, "activations", lambda _: 1 / 0)
     assert model_sizes.remembered_activations(settings(folder)) == first
     with pytest.raises(ZeroDivisionError):
         model_sizes.remembered_activations(settings(folder, query_max_length=7))
@@ -222,3 +223,15 @@ def test_torchs_own_attention_and_dropout_come_back():
     with pytest.raises(TypeError), kernels_on_meta():
         functional.dropout(None, 0.5, True)
     assert (functional.scaled_dot_product_attention, functional.dropout) == before
+
+
+def test_memory_is_counted_on_the_meta_device():
+    layer, given = nn.Linear(4, 4, device="meta"), torch.zeros(3, 4, device="meta")
+    host = torch.ones(3, requires_grad=True)
+
+    def forward():
+        host * host.detach()  # the host's, which counts for nothing
+        return torch.tanh(layer(given))
+
+    # Inputs of the layer and outputs of the tangent; weights do not count.
+    assert kept_bytes(forward, layer.parameters()) == 2 * 3 * 4 * 4

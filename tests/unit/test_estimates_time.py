@@ -3,13 +3,16 @@
 import re
 
 import pytest
+import torch
 
 from rayembed.config.override import override
+from rayembed.machine import gpu_check
+from rayembed.machine.gpu_check import GpuFacts
 from rayembed.machine.hardware import Precision
-from rayembed.pipeline.estimate import time as module
-from rayembed.pipeline.estimate.requirements import step_load
-from rayembed.pipeline.estimate.time import estimate, estimate_trials, gpu_hours
+from rayembed.pipeline.run.dry_run import step_load
 from rayembed.recipes.catalogue import get_recipe
+from rayembed_extras.estimates import time as module
+from rayembed_extras.estimates.time import estimate, estimate_trials, gpu_hours
 
 
 @pytest.fixture
@@ -149,3 +152,47 @@ def test_a_teacher_in_the_step_takes_its_forward_passes(milan):
     assert forward > 1
     assert apart[2] - apart[0] == pytest.approx(forward)
     assert apart[3] - apart[2] == pytest.approx(2 * forward)
+
+
+def test_an_adaptation_is_counted_with_the_words_that_it_guesses(milan, tmp_path):
+    recipes = pytest.importorskip("rayembed_extras.adaptation.recipes")
+    run = recipes.get_adaptation("nomic-adapt-quickstart")
+    training = run.training
+    tokens = training.steps * training.global_sequences * run.corpus.max_length
+    # all-MiniLM: 10.6 million weights beside its table of words, which is the head's as well.
+    weights = 10.6e6 + run.masking.probability * 30522 * 384
+    fixed = module._START_SECONDS + module._STAGE_SECONDS
+    trained = estimate(override(run, ["training.held_out=null"])).seconds - fixed
+    assert trained == pytest.approx(6 * tokens * weights / (140e9 * 0.45), rel=0.1)
+    assert estimate(run).seconds > fixed + trained + 1
+    assert estimate_trials([run, run], [run], run).seconds == pytest.approx(
+        2 * estimate(run).seconds
+    )
+    unknown = override(run, [f"model.backbone.path={tmp_path}"])
+    assert estimate(unknown) is None
+    assert estimate(override(run, ["model.backbone.path=hf://nobody/nothing@main"])) is None
+    adaptation = recipes.get_adaptation("nomic-adapt")
+    assert "GPU-hours" in gpu_hours([adaptation])
+
+
+def test_the_best_trial_is_scored_once_more_with_its_baselines(milan):
+    compared = pytest.importorskip("rayembed_extras.sweeps.compared")
+    run = get_recipe("nvembed-quickstart")
+    trial = compared.compared_as(run, "trial")
+    unscored = override(run, ["evaluation.own_sets=[]", "evaluation.baselines=[]"])
+    alone, handed = (estimate_trials([trial], [trial], best) for best in (unscored, run))
+    scores = estimate(run).seconds - estimate(unscored).seconds
+    assert handed.seconds - alone.seconds == pytest.approx(scores)
+    assert scores > 10
+
+
+def test_auto_is_taken_as_this_machine_has_gpus(monkeypatch):
+    run = get_recipe("biencoder")
+    assert estimate(run) is not None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H100")
+    facts = GpuFacts("here", "2.13.0", "13.0", "580.95.05", "NVIDIA H100")
+    monkeypatch.setattr(gpu_check, "gpu_facts", lambda: facts)
+    assert estimate(run) is None
+    assert "GPU-hours" in gpu_hours([run])

@@ -13,13 +13,13 @@ from rayembed.config.document import NamedRun
 from rayembed.config.model import ModelConfig
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
-from rayembed.config.stage import StageConfig
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.machine.device import gpus_here, placed_here
+from rayembed.machine.device import placed_here
 from rayembed.machine.hardware import Precision, auto_precision
-from rayembed.pipeline.estimate.published_shapes import PUBLISHED
+from rayembed_extras.estimates.published_shapes import PUBLISHED
 
-_BYTES = {"bfloat16": 2, "float32": 4}
+WIDTHS = {"bfloat16": 2, "float32": 4}
+"""Bytes of a number."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,6 @@ class WorkerMemory:
     def total(self) -> int:
         """Bytes of weights, gradients, optimiser and teacher together."""
         return self.weights + self.gradients + self.optimizer + self.teacher
-
-
-@dataclass(frozen=True)
-class StepLoad:
-    """Most texts and tokens that one step of a stage processes over all workers."""
-
-    texts: int
-    """Queries, positives and hard negatives; equal texts are encoded once."""
-    tokens: int
-    """Tokens if each text had its full length."""
 
 
 def known_settings(reference: str, setting: str) -> dict[str, Any] | None:
@@ -249,7 +239,7 @@ def worker_memory(
         teaches: whether a teacher of hidden states runs in the step; it is counted as large as the
             model, and may be larger.
     """
-    zero, workers, width = placement.zero_stage, placement.fewest_workers, _BYTES[dtype]
+    zero, workers, width = placement.zero_stage, placement.fewest_workers, WIDTHS[dtype]
     elsewhere = size.experts - size.experts // placement.expert_parallel
 
     def share(parameters: int, each: int, partitioned_from: int) -> int:
@@ -260,29 +250,10 @@ def worker_memory(
     each_reduced = not placement.reduce_once  # else every worker has whole ones, in fp32
     return WorkerMemory(
         weights=share(size.total, width, 3),
-        gradients=share(size.trainable, _BYTES["float32"], 2 if each_reduced else 4),
+        gradients=share(size.trainable, WIDTHS["float32"], 2 if each_reduced else 4),
         optimizer=share(size.trainable, state_bytes, 1),
         teacher=(size.total - size.adapters) * width if teaches else 0,
     )
-
-
-def machines(placement: Placement) -> str:
-    """Number of workers, with their CPUs and GPUs in all, as a table shows them."""
-
-    def of_all(each: float) -> str:
-        numbers = (placement.fewest_workers, placement.workers)
-        return " to ".join(f"{number * each:g}" for number in sorted({*numbers}))
-
-    gpus = f", {of_all(1)} GPUs" if placed_here(placement).on_gpu else ", no GPU"
-    return f"{of_all(1)} workers with {of_all(placement.cpus_per_worker)} CPUs{gpus}"
-
-
-def auto_device(placement: Placement) -> dict[str, str]:
-    """Row of a table that says what `use_gpu: auto` is on this machine; none where it is set."""
-    if placement.use_gpu != "auto":
-        return {}
-    settled = "GPU" if placed_here(placement).on_gpu else "CPU"
-    return {"device": f"auto, on this machine {settled}: {gpus_here().text}"}
 
 
 def checkpoint_bytes(run: Run, size: ModelSize) -> int:
@@ -297,7 +268,7 @@ def checkpoint_bytes(run: Run, size: ModelSize) -> int:
         * stage.optimizer.state_bytes
         for stage in run.stages
     )
-    weights = len(run.stages) * _BYTES[expected_precision(run).dtype]
+    weights = len(run.stages) * WIDTHS[expected_precision(run).dtype]
     return size.trainable * (states + weights)
 
 
@@ -307,20 +278,8 @@ def export_bytes(run: Run, size: ModelSize) -> int:
     One after each stage, the untrained one where it is scored, and mixtures of a guard.
     """
     further = (run.takes_scores and run.evaluation.before_training) + run.evaluation.num_mixtures
-    width = _BYTES[expected_precision(run).dtype]
+    width = WIDTHS[expected_precision(run).dtype]
     return (size.total - size.adapters) * width * (len(run.stages) + further)
-
-
-def step_load(run: Run, stage: StageConfig) -> StepLoad:
-    """Texts and tokens of one step, at most; what stands before a text counts, and its context."""
-    documents, pairs = 1 + stage.batch.num_negatives, stage.batch.global_pairs
-    query = stage.query_max_length or run.model.query_max_length
-    document = stage.document_max_length or run.model.document_max_length
-    texts = pairs * (1 + documents)
-    tokens = pairs * (query + documents * document)
-    tokens += texts * run.model.added_tokens
-    tokens += min(run.model.context_places, pairs) * document
-    return StepLoad(texts=texts, tokens=tokens)
 
 
 def _adapter_parameters(part: Any, lora: LoraConfig, setting: str) -> int:

@@ -1,1 +1,0 @@
-"""Time, memory and sizes of a run before it starts."""
