@@ -44,7 +44,7 @@ JUDGE_LENGTH = 64
 def pairs(name, count):
     """So many rows of a set and as many as are held out, which are drawn of all of them."""
     from rayembed.assets.resolver import resolve
-    from rayembed.samples.wikipedia import Wikipedia
+    from rayembed.recipes.sample import Wikipedia
 
     kind, language = SETS[name]
     path = resolve(Wikipedia().pairs(kind, language).path)
@@ -69,7 +69,7 @@ def cross_encoder(folder=Path("outputs")):
     from sentence_transformers.util import semantic_search
 
     from rayembed.assets.resolver import resolve_model
-    from rayembed.samples.assets import MINILM
+    from rayembed.recipes.sample import MINILM
 
     start = str(resolve_model(MINILM))
     # Rows behind those that any arm of English sentences learns from or is scored on.
@@ -106,7 +106,7 @@ def cross_encoder(folder=Path("outputs")):
 
 def mining(**values):
     """Hard negatives that the whole of all-MiniLM-L6-v2 finds and scores."""
-    from rayembed.samples.assets import MINILM
+    from rayembed.recipes.sample import MINILM
 
     return {
         "teacher": MINILM,
@@ -130,7 +130,7 @@ def trained(name, seed, output, *, loss=None, rows=3200, given=None, steps=100, 
     """
     import rayembed
     from rayembed.config.loss import LOSSES
-    from rayembed.samples.assets import MINILM
+    from rayembed.recipes.sample import MINILM
 
     found = dict(loss or {"kind": "infonce", "temperature": 0.05})
     given = pairs(name, rows) if given is None else given

@@ -19,9 +19,8 @@ from rayembed.machine.hardware import auto_precision
 from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.loading.build import build_model
 from rayembed.models.passes.encoding import encode
-from rayembed.samples.assets import MINILM, SMOLLM2
-from rayembed.samples.files import summaries
-from rayembed.samples.references import ScoreSizes
+from rayembed.recipes.sample import MINILM, SMOLLM2, ScoreSizes
+from rayembed_extras.wikipedia_sample.files import summaries
 
 TASK = "Given a web search query, retrieve relevant passages that answer the query"
 

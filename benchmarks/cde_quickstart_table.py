@@ -13,7 +13,7 @@ import sys
 from statistics import fmean
 
 from rayembed.evaluation.tables import ScoreKey
-from rayembed.samples.references import RETRIEVAL_TASKS
+from rayembed.recipes.sample import RETRIEVAL_TASKS
 from rayembed_papers.spread import shown
 from seeded_runs import TRAINED, UNTRAINED, Comparison, main
 

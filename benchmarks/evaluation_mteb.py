@@ -161,8 +161,8 @@ def main(arguments=None):
     from rayembed.evaluation.benchmarks import ENGLISH_V1, benchmark_tasks
     from rayembed.evaluation.plan import pieces
     from rayembed.evaluation.run_scores import make_spec
+    from rayembed.recipes.sample import MINILM
     from rayembed.registry.provenance import cpu_told
-    from rayembed.samples.assets import MINILM
 
     datasets.disable_progress_bars()
     known = {factory.name: factory for factory in benchmark_tasks(ENGLISH_V1)}

@@ -23,7 +23,7 @@ import torch
 
 def tasks_of(settings):
     from rayembed.evaluation.own_set import OwnTask
-    from rayembed.samples.wikipedia import own_sets
+    from rayembed.recipes.sample import own_sets
 
     return [OwnTask(own) for own in own_sets(settings)]
 
@@ -110,9 +110,8 @@ def main():
     from rayembed.assets.resolver import resolve_model
     from rayembed.machine.hardware import auto_precision
     from rayembed.pipeline.run.on_ray import ensure_token
+    from rayembed.recipes.sample import MINILM, ScoreSizes
     from rayembed.registry.provenance import cpu_told
-    from rayembed.samples.assets import MINILM
-    from rayembed.samples.references import ScoreSizes
 
     settings = ScoreSizes(
         held_out=args.documents,

@@ -41,7 +41,7 @@ def rescored(reranker):
 
 def guarded():
     """The sample's tasks beside the held-out part, and mixtures with the start."""
-    from rayembed.samples.wikipedia import Wikipedia
+    from rayembed.recipes.sample import Wikipedia
 
     sets = Wikipedia().scores(documents=500, queries=500, max_length=48)
     return {
@@ -52,7 +52,7 @@ def guarded():
 
 def taught(**loss):
     """A loss beside the vectors of the teacher, which are stored before the stage."""
-    from rayembed.samples.assets import MINILM
+    from rayembed.recipes.sample import MINILM
 
     teacher = {"teacher": MINILM, "max_length": 64}
     return {

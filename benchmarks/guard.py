@@ -92,7 +92,7 @@ def judged(folder):
 def trained(name, output):
     """Train on a set, with all candidates of the guard scored."""
     import rayembed
-    from rayembed.samples.assets import MINILM
+    from rayembed.recipes.sample import MINILM
 
     given = {"model.query_max_length": 32, "model.document_max_length": 32}
     rate = 2e-4

@@ -70,7 +70,7 @@ def row(count, rounds, processes, steps):
     from rayembed.data.records import Record
     from rayembed.machine.hardware import micro_batch_tokens, pass_cost_tokens
     from rayembed.models.loading.build import build_model
-    from rayembed.samples.assets import MINILM
+    from rayembed.recipes.sample import MINILM
     from rayembed.training.contrastive.collated import collated_step
     from rayembed.training.objective import StepSettings
 

@@ -29,8 +29,7 @@ def wikipedia_pairs(count, folder, max_length):
     from rayembed.data.engine.artifacts import PipelineContext
     from rayembed.data.mining.rules import PercPos
     from rayembed.data.prepare import prepare_datasets
-    from rayembed.samples.assets import MINILM
-    from rayembed.samples.wikipedia import Wikipedia
+    from rayembed.recipes.sample import MINILM, Wikipedia
 
     mining = MiningConfig(
         teacher=MINILM,
@@ -177,8 +176,8 @@ def main():
 
     from rayembed.assets.resolver import resolve_model
     from rayembed.machine.hardware import auto_precision
+    from rayembed.recipes.sample import MINILM
     from rayembed.registry.provenance import cpu_told
-    from rayembed.samples.assets import MINILM
 
     model = SentenceTransformer(str(resolve_model(MINILM)), device="cpu")
     model.max_seq_length = args.max_length

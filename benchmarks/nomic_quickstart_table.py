@@ -12,8 +12,7 @@ Run: python benchmarks/nomic_quickstart_table.py [--seeds 0,1,2] [--only-table] 
 import sys
 
 from rayembed.recipes.nomic import MATRYOSHKA
-from rayembed.samples.assets import MINILM
-from rayembed.samples.references import CROSS_LINGUAL
+from rayembed.recipes.sample import CROSS_LINGUAL, MINILM
 from rayembed_papers.spread import MEAN, shown
 from seeded_runs import TRAINED, UNTRAINED, Comparison, main
 

@@ -21,7 +21,7 @@ import numpy as np
 
 def held_out_and_calibration(given):
     from rayembed.assets.resolver import resolve
-    from rayembed.samples.wikipedia import Wikipedia
+    from rayembed.recipes.sample import Wikipedia
 
     lines = resolve(Wikipedia(held_out=0).pairs("sentence").path).read_text().splitlines()
     rows = [(row["query"], row["positive"]) for row in map(json.loads, lines)]
@@ -72,7 +72,7 @@ def ways(structures, minimum):
 def main(given):
     from rayembed.assets.resolver import resolve_model
     from rayembed.models.loading.load import load_model
-    from rayembed.samples.assets import MINILM
+    from rayembed.recipes.sample import MINILM
     from rayembed_extras.compression.contract import Source
     from rayembed_extras.compression.settings import COMPRESSIONS
 

@@ -37,7 +37,7 @@ def ways():
 def parts(given):
     """Documents to encode, held-out pairs as a set, and texts to calibrate with."""
     from rayembed.assets.resolver import resolve
-    from rayembed.samples.wikipedia import Wikipedia
+    from rayembed.recipes.sample import Wikipedia
     from rayembed_extras.compression.contract import CalibrationText
 
     lines = resolve(Wikipedia(held_out=0).pairs("sentence").path).read_text().splitlines()
@@ -59,7 +59,7 @@ def parts(given):
 def sides(given, texts, output):
     """Folders by the names of sides; made once."""
     from rayembed.assets.resolver import resolve_model
-    from rayembed.samples.assets import MINILM
+    from rayembed.recipes.sample import MINILM
     from rayembed_extras.compression.contract import Source
 
     source = resolve_model(MINILM)

@@ -21,9 +21,8 @@ import aiohttp
 from rayembed.assets.resolver import resolve_model
 from rayembed.machine.hardware import auto_precision
 from rayembed.pipeline.run.on_ray import free_port
-from rayembed.samples.assets import MINILM
-from rayembed.samples.files import summaries
-from rayembed.samples.references import ScoreSizes
+from rayembed.recipes.sample import MINILM, ScoreSizes
+from rayembed_extras.wikipedia_sample.files import summaries
 
 ROOT = Path(__file__).resolve().parents[1]
 SIDES = ("served", "plain, float32", "plain, bfloat16")

@@ -49,7 +49,7 @@ def bytes_a_document(stored):
 def parts(given):
     """Pairs to train on, and a set of held-out ones."""
     from rayembed.assets.resolver import resolve
-    from rayembed.samples.wikipedia import Wikipedia
+    from rayembed.recipes.sample import Wikipedia
 
     lines = resolve(Wikipedia(held_out=0).pairs("sentence").path).read_text().splitlines()
     rows = [(row["query"], row["positive"]) for row in map(json.loads, lines)]
@@ -65,7 +65,7 @@ def parts(given):
 def trained(rows, loss, seed, given, output):
     import rayembed
     from rayembed.losses.infonce import InfoNCE
-    from rayembed.samples.assets import MINILM
+    from rayembed.recipes.sample import MINILM
 
     return rayembed.train(
         MINILM,

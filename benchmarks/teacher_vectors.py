@@ -45,7 +45,7 @@ from rayembed.data.prepare import prepare
 from rayembed.data.vectors.teacher import load_teacher, weights_of
 from rayembed.models.loading.build import build_model
 from rayembed.pipeline.run.runtime import Here
-from rayembed.samples.assets import MINILM
+from rayembed.recipes.sample import MINILM
 from rayembed.training.contrastive.batch_loss import Targets, contrastive_loss, rows_of
 from rayembed.training.contrastive.engine_module import EngineModule
 from rayembed.training.contrastive.step import CONTRASTIVE, run_step

@@ -32,7 +32,7 @@ MICRO_BATCH_TOKENS = 1024
 
 def pairs(count):
     from rayembed.assets.resolver import resolve
-    from rayembed.samples.wikipedia import Wikipedia
+    from rayembed.recipes.sample import Wikipedia
 
     lines = resolve(Wikipedia(held_out=0).pairs("sentence").path).read_text().splitlines()
     kept = [(row["query"], row["positive"]) for row in map(json.loads, lines)]
@@ -45,7 +45,7 @@ def make_run(folder, batch, steps):
     from rayembed.config.settings import parse
     from rayembed.machine.cores import num_cores
     from rayembed.machine.hardware import auto_precision
-    from rayembed.samples.assets import MINILM
+    from rayembed.recipes.sample import MINILM
 
     return parse(
         Run,
@@ -99,7 +99,7 @@ def peer(batch, steps):
 
     from rayembed.assets.resolver import resolve
     from rayembed.machine.hardware import auto_precision
-    from rayembed.samples.assets import MINILM
+    from rayembed.recipes.sample import MINILM
 
     model = SentenceTransformer(str(resolve(MINILM)), device="cpu")
     model.max_seq_length = MAX_LENGTH
@@ -145,7 +145,7 @@ def bare(batch, steps):
     from rayembed.data.plan.step_batch import make_step_batch
     from rayembed.data.records import Record
     from rayembed.models.loading.build import build_model
-    from rayembed.samples.assets import MINILM
+    from rayembed.recipes.sample import MINILM
     from rayembed.training.contrastive.engine_module import EngineModule
     from rayembed.training.contrastive.step import run_step
     from rayembed.training.objective import StepSettings

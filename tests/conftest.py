@@ -97,8 +97,8 @@ WHOLE = {
             "models_layers",
         ),
         *("papers_directions", "estimates_memory", "register_job", "registry_promote"),
-        *("registry_requirements", "runtime_here", "samples_frozen", "training_hidden_states"),
-        *("stopped_program", "training_host_waits"),
+        *("registry_requirements", "runtime_here", "training_hidden_states"),
+        *("stopped_program", "training_host_waits", "wikipedia_sample_frozen"),
     )
 }
 """Files of whole trainings, evaluations, jobs and scripts: more than ten CPU seconds each by

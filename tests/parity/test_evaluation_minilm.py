@@ -8,7 +8,7 @@ from sentence_transformers import SentenceTransformer
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.models.loading.load import load_model
-from rayembed.samples.assets import MINILM, SUMMARIES
+from rayembed.recipes.sample import MINILM, SUMMARIES
 
 
 @pytest.mark.assets

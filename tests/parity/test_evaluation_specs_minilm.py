@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.evaluation.run_scores import make_spec
-from rayembed.samples.assets import MINILM
+from rayembed.recipes.sample import MINILM
 
 TEXTS = [
     "",

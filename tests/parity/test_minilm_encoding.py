@@ -7,7 +7,7 @@ from sentence_transformers import SentenceTransformer
 from rayembed.assets.resolver import resolve_model
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
-from rayembed.samples.assets import MINILM
+from rayembed.recipes.sample import MINILM
 
 TEXTS = [
     "",

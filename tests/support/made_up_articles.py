@@ -4,8 +4,7 @@ import json
 
 from rayembed.config.run import Run
 from rayembed.config.settings import changed, parse
-from rayembed.samples.references import RETRIEVAL_TASKS, ScoreSizes
-from rayembed.samples.wikipedia import Wikipedia, own_sets
+from rayembed.recipes.sample import RETRIEVAL_TASKS, ScoreSizes, Wikipedia, own_sets
 
 COUNT = 240
 HELD_OUT = 120

@@ -1,15 +1,17 @@
 """A model that embeds a made-up article's texts as a row of a table."""
 
+import json
 import re
+from urllib.parse import parse_qsl
 
 import numpy as np
 import torch
 from made_up_articles import COUNT
 
+from rayembed.assets.resolver import resolve
 from rayembed.config.settings import parse
 from rayembed.models.contract import EmbeddingModel, EmbedOutput
-from rayembed.samples.references import ScoreSizes
-from rayembed.samples.wikipedia import own_sets, sizes_of
+from rayembed.recipes.sample import ScoreSizes, own_sets
 
 WIDTH = COUNT + 8 + 4
 
@@ -17,6 +19,18 @@ WIDTH = COUNT + 8 + 4
 def number(text):
     """Which article a text is from: its own word, or its number in a title."""
     return int(re.search(r"(?:own|Title)(\d+)", text)[1])
+
+
+def sizes_of(sets):
+    """The sizes of the first set of documents and queries in one language."""
+    path = next(own.path for own in sets if own.kind == "retrieval" and not own.languages)
+    return parse(ScoreSizes, dict(parse_qsl(path.partition("?")[2])))
+
+
+def held_out_numbers(run):
+    """The articles that no row of the run's training is made of."""
+    rows = resolve(run.data.datasets[0].source.path).read_text().splitlines()
+    return set(range(COUNT)) - {number(json.loads(row)["id"]) for row in rows}
 
 
 def changed(run, **settings):

@@ -10,7 +10,7 @@ from transformers import LlamaConfig as Config
 
 from rayembed.assets.resolver import resolve_model, set_special_tokens
 from rayembed.errors import AssetError
-from rayembed.samples.assets import SMOLLM2
+from rayembed.recipes.sample import SMOLLM2
 
 D, HEADS, MLP, LAYERS = 32, 2, 64, 1
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

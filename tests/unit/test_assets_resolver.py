@@ -1,10 +1,13 @@
+from importlib.metadata import EntryPoint
+
 import pyarrow.fs
 import pytest
 
-from rayembed.assets.resolver import copy_to_cache, resolve, resolve_model
+from rayembed.assets import resolver
+from rayembed.assets.resolver import copy_to_cache, is_unpacked, resolve, resolve_model
 from rayembed.config.override import override
 from rayembed.config.types import SHORT_NAMES, expanded_name
-from rayembed.errors import AssetError
+from rayembed.errors import AssetError, ConfigError
 from rayembed.pipeline.data.corpus_job import run_corpus_job
 from rayembed.pipeline.evaluate.job import run_evaluation_job
 from rayembed.pipeline.evaluate.merge_job import run_merge_job
@@ -117,6 +120,32 @@ def test_a_short_name_that_nobody_replaced_is_no_other_model(tmp_path, monkeypat
 def test_an_unknown_scheme_says_which_are_known():
     with pytest.raises(AssetError, match=r"unknown scheme 'ftp'; allowed: .*hf://.*s3://.*pypi://"):
         resolve("ftp://host/model")
+
+
+def made(reference, cache):
+    """The file that a package makes of a reference."""
+    path = cache / "made.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(reference)
+    return path
+
+
+@pytest.fixture
+def brought(monkeypatch):
+    """Schemes of another package, one of which it cannot make."""
+    points = {
+        "notes": EntryPoint("notes", f"{__name__}:made", "rayembed.schemes"),
+        "gone": EntryPoint("gone", "no_such_package:made", "rayembed.schemes"),
+    }
+    monkeypatch.setattr(resolver, "_makers", lambda: points)
+
+
+def test_another_package_brings_a_scheme(brought, tmp_path):
+    assert resolve("notes://today", cache=tmp_path).read_text() == "notes://today"
+    assert is_unpacked("notes://today")
+    assert not is_unpacked("notes")
+    with pytest.raises(ConfigError, match="'gone' to 'rayembed"):
+        resolve("gone://today", cache=tmp_path)
 
 
 def test_what_is_not_a_model(tmp_path):

@@ -11,7 +11,7 @@ from tiny_models import byte_level_tokenizer, metaspace_tokenizer, wordpiece_tok
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.types import has_content
 from rayembed.data.records import reject_reason
-from rayembed.samples.assets import MINILM, SMOLLM2
+from rayembed.recipes.sample import MINILM, SMOLLM2
 
 # Half of the texts are made of what normalisers strip, so that the check decides about them.
 TEXTS = st.one_of(

@@ -34,12 +34,10 @@ print(json.dumps(["tickets" in further_benchmark_names(), [[s.path for s in o] f
 def in_the_house(folder):
     shutil.copytree(PLATFORM, folder / "platform", ignore=shutil.ignore_patterns("__pycache__"))
     (text,) = re.findall(r"^```python\n# my_package/tickets.py\n(.*?)^```", PAGE, re.M | re.S)
-    (folder / "platform/rayembed/samples/tickets.py").write_text(text)
-    table = folder / "platform/rayembed/config/named_benchmarks.py"
-    line = 'BUILT_IN = ("rayembed.samples.wikipedia:BENCHMARK",'
-    assert line in table.read_text()
-    added = f'{line} "rayembed.samples.tickets:BENCHMARK"'
-    table.write_text(table.read_text().replace(line, added))
+    flat = folder / "platform/rayembed_extras/wikipedia_sample"
+    (flat / "tickets.py").write_text(text)
+    with (flat / "entry_points.txt").open("a") as points:
+        points.write("tickets = rayembed_extras.wikipedia_sample.tickets:BENCHMARK\n")
     return {"PYTHONPATH": str(folder / "platform")}
 
 

@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 from made_up_articles import COUNT, run_over, write_articles
 from run_scoring import evaluate, tasks_of
-from table_model import NumberTokenizer, TableModel, changed, number, oracle
+from table_model import (
+    NumberTokenizer,
+    TableModel,
+    changed,
+    held_out_numbers,
+    number,
+    oracle,
+    sizes_of,
+)
 
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.bm25 import Bm25
-from rayembed.samples.files import held_out_articles
-from rayembed.samples.references import CROSS_LINGUAL, LANGUAGE_FILES, TASK_NAMES
-from rayembed.samples.wikipedia import sizes_of
+from rayembed.recipes.sample import CROSS_LINGUAL, TASK_NAMES
 
 
 @pytest.fixture
@@ -30,7 +36,8 @@ def run(tmp_path):
 
 def read(run, language):
     source = sizes_of(run.evaluation.own_sets).source
-    return json.loads(Path(source.replace("{language}", LANGUAGE_FILES[language])).read_text())
+    name = {"en": "en-us", "fr": "fr-fr", "es": "es-es"}[language]
+    return json.loads(Path(source.replace("{language}", name)).read_text())
 
 
 def samples(run):
@@ -88,7 +95,7 @@ def test_the_score_is_the_mean_of_the_languages(run, tmp_path):
 
 
 def test_only_held_out_articles_ask_and_answer_and_counterparts_come_first(run):
-    held_out = {number(a.title) for a in held_out_articles(sizes_of(run.evaluation.own_sets))}
+    held_out = held_out_numbers(run)
     for sample in samples(run).values():
         documents = {key: number(text) for key, text in texts(sample["corpus"]).items()}
         queries = texts(sample["queries"])

@@ -34,7 +34,7 @@ from rayembed.pipeline.evaluate.merge import merge_best
 from rayembed.pipeline.evaluate.run_scorer import RunScorer
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.pipeline.run.runtime import runtime_of
-from rayembed.samples.references import TASK_NAMES
+from rayembed.recipes.sample import TASK_NAMES
 
 INSTRUCTIONS = {
     "WikiSentenceRetrieval": "find the lazy dog",  # other words than the task's own

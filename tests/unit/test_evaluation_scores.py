@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from made_up_articles import COUNT, HELD_OUT, run_over, write_articles
 from run_scoring import evaluate, evaluate_reference, tasks_of
-from table_model import TableModel, changed, number, oracle
+from table_model import TableModel, changed, held_out_numbers, number, oracle
 from tiny_folders import save_biencoder
 
 from rayembed.config.document import read_yaml
@@ -19,10 +19,8 @@ from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.run_scores import run_model
 from rayembed.evaluation.score import Store, score
+from rayembed.recipes.sample import TASK_NAMES
 from rayembed.results.files import read_results
-from rayembed.samples.files import held_out_articles
-from rayembed.samples.references import TASK_NAMES
-from rayembed.samples.wikipedia import sizes_of
 
 
 @pytest.fixture
@@ -66,7 +64,7 @@ def test_a_model_that_knows_nothing_scores_as_chance(run, tmp_path, monkeypatch)
 
 
 def test_only_held_out_articles_are_seen(run, tmp_path):
-    kept = {number(a.title) for a in held_out_articles(sizes_of(run.evaluation.own_sets))}
+    kept = held_out_numbers(run)
     assert len(kept) == HELD_OUT
     model = oracle()
     evaluate(model, run, name="m", revision="1", results_folder=tmp_path)

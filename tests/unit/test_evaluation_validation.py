@@ -15,7 +15,7 @@ from made_up_articles import (
 )
 from own_task_data import retrieval_data
 from run_scoring import tasks_of
-from table_model import changed
+from table_model import changed, sizes_of
 from tiny_models import byte_level_tokenizer, save_cde_stages, save_decoder
 from word_articles import run_over_words, write_word_articles
 
@@ -35,7 +35,6 @@ from rayembed.models.cde.config import CDEConfig
 from rayembed.models.loading.build import build_model
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import corpus_context, encode
-from rayembed.samples.wikipedia import sizes_of
 
 TITLES = 20
 LEFT = {"held_out": HELD_OUT - TITLES}

@@ -39,6 +39,30 @@ print(json.dumps(found))
 """
 
 
+WITHOUT_THE_SAMPLE = """
+import sys
+from pathlib import Path
+here = sys.argv[1]
+sys.path[:] = [here, *(p for p in sys.path if not p.endswith("/platform"))]
+from rayembed.assets.reading import open_source
+from rayembed.assets.resolver import resolve
+from rayembed.config.named_benchmarks import with_own_sets
+from rayembed.errors import RayembedError
+from rayembed.recipes.catalogue import get_recipe
+quickstart, own = get_recipe("biencoder-quickstart"), get_recipe("biencoder")
+path = quickstart.data.datasets[0].source.path
+for act in (resolve, open_source):
+    try:
+        act(path)
+    except RayembedError as error:
+        print(error)
+try:
+    with_own_sets(own.evaluation)
+except RayembedError as error:
+    print(error)
+"""
+
+
 def copy_without(folder, *paths):
     """The code without some folders."""
     leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -79,6 +103,17 @@ def test_without_a_flat_the_others_are_there(flat, tmp_path, whole):
     own = entry_points_of(PLATFORM / "rayembed_extras" / flat)
     assert set(whole["jobs"]) - set(found["jobs"]) == own & set(whole["jobs"])
     assert set(whole["benchmarks"]) - set(found["benchmarks"]) == own & set(whole["benchmarks"])
+
+
+def test_without_the_sample_errors_name_what_brings_it(tmp_path):
+    platform = copy_without(tmp_path, "rayembed_extras/wikipedia_sample")
+    command = [sys.executable, "-c", WITHOUT_THE_SAMPLE, str(platform)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    files, read, benchmark = done.stdout.splitlines()
+    assert files == read
+    assert "is made by rayembed_extras.wikipedia_sample, which is not installed" in files
+    assert "'wikipedia', which rayembed_extras.wikipedia_sample brings" in benchmark
 
 
 def entry_points_of(flat):

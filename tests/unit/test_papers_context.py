@@ -19,7 +19,7 @@ from rayembed.models.cde.model import CDE
 from rayembed.models.loading.build import build_model
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode, encode_context, random_documents
-from rayembed.samples.references import RETRIEVAL_TASKS
+from rayembed.recipes.sample import RETRIEVAL_TASKS
 from rayembed_papers.context import topics as context_topics
 from rayembed_papers.context.sizes import check_sizes, scores_by_size, tasks_of
 from rayembed_papers.context.topics import (

@@ -18,8 +18,8 @@ from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.loading.build import build_model
 from rayembed.models.loading.load import load_model
-from rayembed.samples.files import held_out_articles
-from rayembed.samples.wikipedia import sizes_of
+from rayembed_extras.wikipedia_sample.files import held_out_articles
+from rayembed_extras.wikipedia_sample.references import sizes_of
 from rayembed_papers.noise import job as noise_job
 from rayembed_papers.noise.job import _labelled
 from rayembed_papers.noise.scores import (

@@ -13,9 +13,9 @@ from tiny_models import metaspace_tokenizer, save_decoder
 from rayembed.assets.resolver import resolve_model
 from rayembed.data.sources.check import check_source
 from rayembed.errors import ArtifactError, DataError
-from rayembed.samples.files import held_out_articles
-from rayembed.samples.references import ScoreSizes
-from rayembed.samples.rows import Rejected
+from rayembed.recipes.sample import ScoreSizes
+from rayembed_extras.wikipedia_sample.files import held_out_articles
+from rayembed_extras.wikipedia_sample.rows import Rejected
 from rayembed_papers.directions import job, measure, synthetic
 from rayembed_papers.directions.catalogue import Preparation, get_directions
 from rayembed_papers.directions.chat_model import answers_of

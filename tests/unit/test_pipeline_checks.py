@@ -16,7 +16,7 @@ from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError, R
 from rayembed.models.loading.build import check_buildable
 from rayembed.models.loading.load import check_loadable, load_model
 from rayembed.pipeline.checks.model import check_inputs, check_instructions, check_row_instructions
-from rayembed.samples.references import TASK_NAMES
+from rayembed.recipes.sample import TASK_NAMES
 
 TAKEN = "stages.one.batch.num_negatives=7"
 LONG = "retrieve the rest of the text " * 20

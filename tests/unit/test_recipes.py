@@ -14,10 +14,8 @@ from rayembed.config.table import entry_points
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.errors import ConfigError
 from rayembed.recipes import catalogue, nvembed
-from rayembed.recipes.building_blocks import EVALUATION_INSTRUCTIONS
 from rayembed.recipes.catalogue import get_recipe, recipe_names
-from rayembed.samples.assets import MINILM, SMOLLM2
-from rayembed.samples.references import TASK_NAMES
+from rayembed.recipes.sample import EVALUATION_INSTRUCTIONS, MINILM, SMOLLM2, TASK_NAMES
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -162,7 +160,10 @@ def renamed() -> Run:
     ("point", "words"),
     [
         (f"{__name__}:renamed", None),
-        ("no_such_package:recipe", "'renamed' is no_such_package:recipe, which cannot be imported"),
+        (
+            "no_such_package:recipe",
+            "'renamed' to .*, but no_such_package:recipe cannot be",
+        ),
         ("builtins:dict", "builtins:dict returns no run"),
     ],
 )

@@ -6,7 +6,7 @@ from rayembed.config.override import override
 from rayembed.errors import ConfigError
 from rayembed.recipes import causal2vec
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.samples.assets import MINILM, SMOLLM2
+from rayembed.recipes.sample import MINILM, SMOLLM2
 
 
 def test_the_ablations_are_settings():

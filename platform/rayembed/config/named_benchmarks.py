@@ -18,10 +18,11 @@ from rayembed.config.evaluation import EvaluationRun
 from rayembed.config.own_sets import OwnSet, Scores
 from rayembed.config.run import Run
 from rayembed.config.settings import SettingsT, changed, nearest, parse
-from rayembed.config.table import entry_points, load
+from rayembed.config.table import entry_points, from_outside
 from rayembed.errors import ConfigError
 
-BUILT_IN = ("rayembed.samples.wikipedia:BENCHMARK",)
+_BROUGHT_BY: Mapping[str, str] = {"wikipedia": "rayembed_extras.wikipedia_sample"}
+"""Benchmark that recipes of this package name → the optional feature that brings it."""
 
 ScoresT = TypeVar("ScoresT", bound=Scores)
 
@@ -132,12 +133,7 @@ def job_benchmark(name: str, setting: str = "benchmarks") -> JobBenchmark:
     point = _job_points().get(name)
     if point is None:
         raise ConfigError(f"{setting}: {name!r} has none; {nearest(name, _job_points())}")
-    try:
-        return cast(JobBenchmark, point.load())
-    except ImportError as error:
-        raise ConfigError(
-            f"{setting}: {name!r} is {point.value}, which cannot be imported: {error}; install it"
-        ) from error
+    return cast(JobBenchmark, from_outside(point))
 
 
 def further_benchmark_names() -> tuple[str, ...]:
@@ -161,9 +157,12 @@ def refuse_job_benchmarks(names: Iterable[str]) -> None:
 
 @cache
 def named_benchmarks() -> tuple[NamedBenchmark, ...]:
-    """All of them, those of this package first."""
-    outside = entry_points("rayembed.benchmarks")
-    return (*(load(reference) for reference in BUILT_IN), *(point.load() for point in outside))
+    """All of them.
+
+    Raises:
+        ConfigError: the package of one cannot be imported.
+    """
+    return tuple(from_outside(point) for point in entry_points("rayembed.benchmarks"))
 
 
 def benchmark_of(reference: str) -> NamedBenchmark | None:
@@ -181,7 +180,8 @@ def with_own_sets(scores: ScoresT) -> ScoresT:
     """The scores with own sets in place of the benchmarks' names and of their tasks' names.
 
     Raises:
-        ConfigError: an unknown size, or a set of the user's own with the name of a task.
+        ConfigError: an unknown size, a benchmark whose package is not here, or a set of the user's
+            own with the name of a task.
     """
     found: list[OwnSet] = []
     names = {benchmark.name: benchmark for benchmark in named_benchmarks()}
@@ -190,6 +190,11 @@ def with_own_sets(scores: ScoresT) -> ScoresT:
         name, _, sizes = asked.partition("?")
         if name in names:
             found += names[name].own_sets(dict(parse_qsl(sizes)))
+        elif name in _BROUGHT_BY:
+            raise ConfigError(
+                f"benchmarks names {name!r}, which {_BROUGHT_BY[name]} brings, and that is not "
+                "installed here; install it, or name other benchmarks"
+            )
     known = {own.name for own in found}
     for benchmark in names.values():
         alone = [task for task in scores.tasks if tasks.get(task) is benchmark]

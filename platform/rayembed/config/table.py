@@ -142,20 +142,25 @@ def _add_outside(group: str, add: Callable[[EntryPoint, Any], None]) -> dict[str
     left_out: dict[str, str] = {}
     for point in entry_points(group):
         try:
-            add(point, _from_outside(group, point))
+            add(point, from_outside(point))
         except ConfigError as error:  # runs that want nothing of it go on
             left_out[point.name] = str(error)
             logger.warning("left out: %s", error)
     return left_out
 
 
-def _from_outside(group: str, point: EntryPoint) -> Any:
+def from_outside(point: EntryPoint) -> Any:
+    """What an entry point names.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
     try:
         return point.load()
     except Exception as error:  # whatever a package does when it is imported
         raise ConfigError(
-            f"{_package(point)} adds {point.name!r} to {group!r}, but {point.value} cannot "
-            f"be imported: {error}; mend the package or uninstall it"
+            f"{_package(point)} adds {point.name!r} to {point.group!r}, but {point.value} cannot "
+            f"be imported: {error}; install what it needs, or uninstall it"
         ) from error
 
 

@@ -22,8 +22,7 @@ from rayembed.recipes.building_blocks import (
     on_a_laptop,
     own_dataset,
 )
-from rayembed.samples.assets import MINILM
-from rayembed.samples.wikipedia import Wikipedia
+from rayembed.recipes.sample import MINILM, Wikipedia
 
 
 def own_pairs() -> Run:

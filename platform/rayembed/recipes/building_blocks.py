@@ -8,22 +8,9 @@ from rayembed.config.own_sets import OwnSet
 from rayembed.config.placement import Placement
 from rayembed.config.run_evaluation import EvaluationConfig, GuardConfig
 from rayembed.data.sources.pairs import PairsSource
-from rayembed.samples.assets import (
-    CLASSIFICATION_TASK,
-    CLUSTERING_TASK,
-    DESCRIPTION_TASK,
+from rayembed.recipes.sample import (
     MINILM,
-    SENTENCE_TASK,
 )
-
-EVALUATION_INSTRUCTIONS: Mapping[str, str] = {
-    "WikiSentenceRetrieval": SENTENCE_TASK,
-    "WikiDescriptionRetrieval": DESCRIPTION_TASK,
-    "WikiTopicClassification": CLASSIFICATION_TASK,
-    "WikiTopicClustering": CLUSTERING_TASK,
-}
-"""Evaluation instructions: trained tasks have their training instruction, others the general one of
-their type (`evaluation/prompts.py`)."""
 
 
 def compared_scores(

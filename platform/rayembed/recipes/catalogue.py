@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
-from rayembed.config.table import entry_points
+from rayembed.config.table import entry_points, from_outside
 from rayembed.errors import ConfigError
 from rayembed.recipes import biencoder, causal2vec, cde, nomic, nvembed
 
@@ -69,13 +69,7 @@ def _outside() -> dict[str, Callable[[], Run]]:
 
 
 def _load(point: EntryPoint) -> Run:
-    try:
-        run = point.load()()
-    except ImportError as error:
-        raise ConfigError(
-            f"the recipe {point.name!r} is {point.value}, which cannot be imported: {error}; mend "
-            "or uninstall its package"
-        ) from error
+    run = from_outside(point)()
     if not isinstance(run, Run):
         raise ConfigError(f"the recipe {point.name!r}: {point.value} returns no run")
     return run

@@ -19,12 +19,17 @@ from rayembed.losses.infonce import InfoNCE
 from rayembed.models.causal2vec.config import Causal2VecConfig, EncoderConfig, ExamplesConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.recipes.building_blocks import (
-    EVALUATION_INSTRUCTIONS,
     compared_scores,
     on_a_laptop,
 )
-from rayembed.samples.assets import DESCRIPTION_TASK, MINILM, SENTENCE_TASK, SMOLLM2
-from rayembed.samples.wikipedia import Wikipedia
+from rayembed.recipes.sample import (
+    DESCRIPTION_TASK,
+    EVALUATION_INSTRUCTIONS,
+    MINILM,
+    SENTENCE_TASK,
+    SMOLLM2,
+    Wikipedia,
+)
 
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "WikiSentenceRetrieval": (

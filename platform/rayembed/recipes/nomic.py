@@ -20,9 +20,7 @@ from rayembed.models.nomic_moe.config import (
 from rayembed.optim.adamw import AdamW
 from rayembed.optim.cosine import Cosine, Linear
 from rayembed.recipes.building_blocks import compared_scores, on_a_laptop
-from rayembed.samples.assets import MINILM
-from rayembed.samples.references import Language
-from rayembed.samples.wikipedia import Wikipedia
+from rayembed.recipes.sample import MINILM, Language, Wikipedia
 
 MATRYOSHKA = 256
 """Embedding width besides the full 768 (section 4.5)."""

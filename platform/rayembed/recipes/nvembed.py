@@ -16,19 +16,19 @@ from rayembed.losses.infonce import InfoNCE
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.recipes.building_blocks import (
-    EVALUATION_INSTRUCTIONS,
     compared_scores,
     on_a_laptop,
 )
-from rayembed.samples.assets import (
+from rayembed.recipes.sample import (
     CLASSIFICATION_TASK,
     CLUSTERING_TASK,
     DESCRIPTION_TASK,
+    EVALUATION_INSTRUCTIONS,
     MINILM,
     SENTENCE_TASK,
     SMOLLM2,
+    Wikipedia,
 )
-from rayembed.samples.wikipedia import Wikipedia
 
 
 def quickstart() -> Run:

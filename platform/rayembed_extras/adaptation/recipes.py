@@ -11,9 +11,7 @@ from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.optim.adamw import AdamW
 from rayembed.optim.cosine import Linear
-from rayembed.samples.assets import MINILM
-from rayembed.samples.references import Language
-from rayembed.samples.wikipedia import Wikipedia
+from rayembed.recipes.sample import MINILM, Language, Wikipedia
 from rayembed_extras.adaptation.settings import (
     Adaptation,
     CorpusConfig,

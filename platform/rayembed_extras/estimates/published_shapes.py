@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rayembed.samples.assets import MINILM, SMOLLM2
+from rayembed.recipes.sample import MINILM, SMOLLM2
 
 Settings = dict[str, Any]
 

@@ -6,13 +6,13 @@ from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.samples.references import RETRIEVAL_TASKS
-from rayembed.samples.wikipedia import Wikipedia, own_sets, sizes_of
+from rayembed.recipes.sample import RETRIEVAL_TASKS, Wikipedia, own_sets
 from rayembed_extras.compression.run_settings import (
     CalibrationConfig,
     CompressionPlacement,
     CompressionRun,
 )
+from rayembed_extras.wikipedia_sample.references import sizes_of
 
 NAME = "nvembed-tables6-8-quickstart"
 

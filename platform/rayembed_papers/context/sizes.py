@@ -23,7 +23,7 @@ from rayembed.models.cde.model import CDE
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import check_loadable, load_model
 from rayembed.models.passes.encoding import random_documents
-from rayembed.samples.references import RETRIEVAL_TASKS
+from rayembed.recipes.sample import RETRIEVAL_TASKS
 
 logger = logging.getLogger(__name__)
 

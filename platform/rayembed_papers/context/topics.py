@@ -24,10 +24,10 @@ from rayembed.evaluation.rayembed_spec import lengths_read
 from rayembed.evaluation.run_scores import decided, prompts_for
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.passes.encoding import encode_context
-from rayembed.samples.articles import NO_TOPIC
-from rayembed.samples.files import held_out_articles
-from rayembed.samples.references import RETRIEVAL_TASKS
-from rayembed.samples.wikipedia import own_sets, sizes_of
+from rayembed.recipes.sample import RETRIEVAL_TASKS, own_sets
+from rayembed_extras.wikipedia_sample.articles import NO_TOPIC
+from rayembed_extras.wikipedia_sample.files import held_out_articles
+from rayembed_extras.wikipedia_sample.references import sizes_of
 from rayembed_papers.context.sizes import contextual_folder, documents_of, load_contextual
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.models.causal2vec.config import ExamplesConfig
 from rayembed.recipes import causal2vec, nomic, nvembed
-from rayembed.samples.assets import MINILM
-from rayembed.samples.references import CROSS_LINGUAL, RETRIEVAL_TASKS, TASK_NAMES
+from rayembed.recipes.sample import CROSS_LINGUAL, MINILM, RETRIEVAL_TASKS, TASK_NAMES
 from rayembed_papers.directions import synthetic
 from rayembed_papers.directions.causes import COLDER, DEEPER, LARGER, LONGER, Cause, with_steps
 from rayembed_papers.directions.small import (

@@ -11,10 +11,14 @@ from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import changed
 from rayembed.recipes import biencoder, causal2vec, cde, nomic, nvembed
-from rayembed.recipes.building_blocks import EVALUATION_INSTRUCTIONS
-from rayembed.samples.assets import MINILM
-from rayembed.samples.references import CROSS_LINGUAL, RETRIEVAL_TASKS, TASK_NAMES
-from rayembed.samples.wikipedia import Wikipedia
+from rayembed.recipes.sample import (
+    CROSS_LINGUAL,
+    EVALUATION_INSTRUCTIONS,
+    MINILM,
+    RETRIEVAL_TASKS,
+    TASK_NAMES,
+    Wikipedia,
+)
 
 LENGTH = 40
 """Tokens of a text."""

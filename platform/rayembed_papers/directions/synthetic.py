@@ -25,14 +25,12 @@ from rayembed.data.sources.pairs import PairsSource
 from rayembed.display.progress import bar, doing, duration
 from rayembed.errors import DataError
 from rayembed.machine.cores import num_cores
-from rayembed.samples.articles import Article
-from rayembed.samples.assets import SMOLLM2
-from rayembed.samples.files import summaries
-from rayembed.samples.references import RowFile
-from rayembed.samples.rows import Rejected
-from rayembed.samples.tasks import cut, words_of_tokens
-from rayembed.samples.wikipedia import Wikipedia
+from rayembed.recipes.sample import SMOLLM2, RowFile, Wikipedia
 from rayembed_extras.synthesis.answers import normalised
+from rayembed_extras.wikipedia_sample.articles import Article
+from rayembed_extras.wikipedia_sample.files import summaries
+from rayembed_extras.wikipedia_sample.rows import Rejected
+from rayembed_extras.wikipedia_sample.tasks import cut, words_of_tokens
 from rayembed_papers.directions.small import LENGTH
 
 logger = logging.getLogger(__name__)

@@ -29,9 +29,9 @@ from rayembed.evaluation.run_scores import decided, prompts_for
 from rayembed.models.loading.backbones import num_positions
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import load_model
-from rayembed.samples.articles import Article
-from rayembed.samples.files import held_out_articles, summaries
-from rayembed.samples.wikipedia import sizes_of
+from rayembed_extras.wikipedia_sample.articles import Article
+from rayembed_extras.wikipedia_sample.files import held_out_articles, summaries
+from rayembed_extras.wikipedia_sample.references import sizes_of
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import MtebValidation, ValidationConfig
 from rayembed.config.settings import changed
-from rayembed.samples.references import TASK_NAMES
+from rayembed.recipes.sample import TASK_NAMES
 from rayembed_extras.sweeps.job import PrintedSweep, Sweeps, named_sweep, sweep_job
 from rayembed_extras.sweeps.settings import MetricConfig, Sweep
 from rayembed_papers.tables import encoder_rows, llm_rows

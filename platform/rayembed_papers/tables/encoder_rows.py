@@ -16,8 +16,7 @@ from rayembed.models.cde.config import CDEConfig
 from rayembed.models.nomic_moe.config import ExpertsConfig, NomicMoeConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.recipes import biencoder, cde, nomic
-from rayembed.samples.assets import MINILM
-from rayembed.samples.wikipedia import Wikipedia
+from rayembed.recipes.sample import MINILM, Wikipedia
 from rayembed_papers.mixtures.cde import NOMIC_BERT, small_unsupervised
 from rayembed_papers.mixtures.datasets.nomic import finetuning_entries
 from rayembed_papers.mixtures.nomic import v2_moe

@@ -15,22 +15,17 @@ from rayembed.assets.cache import filled
 from rayembed.assets.resolver import resolve
 from rayembed.config.document import fingerprint
 from rayembed.errors import AssetError, DataError
-from rayembed.samples import tasks
-from rayembed.samples.articles import (
+from rayembed.recipes.sample import LANGUAGE_CODES, RowFile, ScoreSizes, TaskFolder
+from rayembed_extras.wikipedia_sample import tasks
+from rayembed_extras.wikipedia_sample.articles import (
     Article,
     HeldOut,
     held_out_in_order,
     hold_out,
     read_articles,
 )
-from rayembed.samples.references import (
-    LANGUAGE_CODES,
-    RowFile,
-    ScoreSizes,
-    TaskFolder,
-    parse_reference,
-)
-from rayembed.samples.rows import training_rows
+from rayembed_extras.wikipedia_sample.references import languages_read, parse_reference, place_of
+from rayembed_extras.wikipedia_sample.rows import training_rows
 
 CODE_VERSION = 1
 """Version of this package's rows and tasks; raise it when the same reference yields other files."""
@@ -45,7 +40,7 @@ def fetch_sample(reference: str, cache: Path) -> Path:
     """
     wanted = parse_reference(reference)
     part = wanted.part
-    digests = [_digest(part.summaries(language)) for language in part.read]
+    digests = [_digest(place_of(part, language)) for language in languages_read(part)]
     key = fingerprint([CODE_VERSION, digests, part.model_dump(mode="json", exclude={"source"})])
 
     def make(folder: Path) -> None:
@@ -84,7 +79,7 @@ def held_out_articles(sizes: ScoreSizes) -> list[Article]:
 
 def summaries(part: RowFile | ScoreSizes, language: Any) -> tuple[Article, ...]:
     """All articles of the sample in a language, held-out ones among them."""
-    reference = part.summaries(language)
+    reference = place_of(part, language)
     return _articles(reference, _digest(reference))
 
 
@@ -101,7 +96,7 @@ def _write_retrieval(sample: tasks.RetrievalSample, folder: Path) -> None:
 def _write_rows(part: RowFile, folder: Path) -> None:
     held_out = HeldOut(frozenset(), frozenset())
     if part.kind != "texts":
-        places = tuple(part.summaries(language) for language in part.read)
+        places = tuple(place_of(part, language) for language in languages_read(part))
         held_out = _held_out(places, tuple(map(_digest, places)), part.held_out, part.seed)
     translations = summaries(part, part.to) if part.to else ()
     others = {article.title: article for article in translations}

@@ -14,7 +14,7 @@ from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.evaluation.plan import task_factories
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.samples.references import TASK_NAMES, ScoreSizes
+from rayembed.recipes.sample import TASK_NAMES, ScoreSizes
 
 
 def asked(*benchmarks, **settings):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from rayembed.data.hashes import seeded_hash
 from rayembed.data.records import reject_reason
 from rayembed.data.words import split_sentences
-from rayembed.samples.articles import NO_TOPIC, Article, HeldOut, mask_title
-from rayembed.samples.references import RowKind
+from rayembed.recipes.sample import RowKind
+from rayembed_extras.wikipedia_sample.articles import NO_TOPIC, Article, HeldOut, mask_title
 
 MIN_WORDS = 5
 """Minimum number of words of a text; shorter ones are too unspecific. The tasks have the same."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rayembed.data.words import split_sentences
 from rayembed.errors import DataError
-from rayembed.samples.articles import NO_TOPIC, Article, mask_title
+from rayembed_extras.wikipedia_sample.articles import NO_TOPIC, Article, mask_title
 
 WORDS_PER_TOKEN = 0.75
 """English words for one sub-word token: 1.35 tokens a word over the sample with SmolLM2's

@@ -7,10 +7,9 @@ import pytest
 
 from rayembed.errors import DataError
 from rayembed.evaluation.own_set import OwnTask
-from rayembed.samples import tasks as samples
-from rayembed.samples.articles import Article
-from rayembed.samples.references import TASK_NAMES, ScoreSizes
-from rayembed.samples.wikipedia import own_sets
+from rayembed.recipes.sample import TASK_NAMES, ScoreSizes, own_sets
+from rayembed_extras.wikipedia_sample import tasks as samples
+from rayembed_extras.wikipedia_sample.articles import Article
 
 SIZES = {"num_documents": 40, "num_queries": 30, "max_words": 60}
 

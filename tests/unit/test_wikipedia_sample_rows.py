@@ -14,7 +14,8 @@ from rayembed.assets.resolver import resolve
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.words import split_sentences
 from rayembed.errors import AssetError, DataError
-from rayembed.samples.articles import (
+from rayembed.recipes.sample import RowFile, Wikipedia, row_reference
+from rayembed_extras.wikipedia_sample.articles import (
     NO_TOPIC,
     Article,
     held_out_texts,
@@ -23,9 +24,8 @@ from rayembed.samples.articles import (
     mask_title,
     read_articles,
 )
-from rayembed.samples.references import RowFile, parse_reference, row_reference
-from rayembed.samples.rows import Rejected, description_pair, row_of, sentence_pair
-from rayembed.samples.wikipedia import Wikipedia
+from rayembed_extras.wikipedia_sample.references import parse_reference
+from rayembed_extras.wikipedia_sample.rows import Rejected, description_pair, row_of, sentence_pair
 
 TOPICS = ("Arts", "Geography", "Mathematics", NO_TOPIC)
 

@@ -14,7 +14,8 @@ from rayembed.config.override import override
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.pipeline.evaluate.general_tasks import language_of, other_language, with_fitting_tasks
 from rayembed.pipeline.evaluate.guard import judge
-from rayembed.samples.references import LANGUAGE_CODES, TASK_NAMES, parse_reference
+from rayembed.recipes.sample import LANGUAGE_CODES, TASK_NAMES
+from rayembed_extras.wikipedia_sample.references import parse_reference
 
 TEXTS = {
     "eng-Latn": ["how do I reset my password", "where is the invoice of last month"],

@@ -1,1 +1,0 @@
-"""The Wikipedia sample as ordinary files: pairs, classes, texts and own evaluation sets."""

@@ -1,0 +1,90 @@
+"""References of the sample's files, taken apart. `rayembed.recipes.sample` writes them down."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import get_args
+from urllib.parse import parse_qsl
+
+from rayembed.config.own_sets import OwnSet, RetrievalSet
+from rayembed.config.settings import nearest, parse
+from rayembed.errors import AssetError, ConfigError
+from rayembed.recipes.sample import (
+    PREFIX,
+    Language,
+    RowFile,
+    RowKind,
+    SampleFile,
+    ScoreSizes,
+    TaskFolder,
+    TaskName,
+    row_reference,
+    task_reference,
+)
+
+LANGUAGE_FILES: Mapping[str, str] = {"en": "en-us", "fr": "fr-fr", "es": "es-es"}
+"""Language → what stands for `{language}` in the place of the summaries."""
+
+
+@dataclass(frozen=True)
+class SampleReference:
+    """A reference, taken apart."""
+
+    part: RowFile | TaskFolder
+    inside: str
+    """Path of the file below the folder of its part; empty for the folder."""
+
+
+def parse_reference(reference: str) -> SampleReference:
+    """The parts of a reference.
+
+    Raises:
+        AssetError: no such file or parameter; the message names the nearest one.
+    """
+    path, _, query = reference.removeprefix(PREFIX).partition("?")
+    name, _, inside = path.partition("/")
+    values = dict(parse_qsl(query, keep_blank_values=True))
+    kind = name.removesuffix(".jsonl")
+    files = (*(f"{known}.jsonl" for known in get_args(RowKind)), *get_args(TaskName))
+    if not reference.startswith(PREFIX) or name not in files:
+        raise AssetError(
+            f"there is no sample {reference!r}; expected {PREFIX}<file>, {nearest(name, files)}"
+        )
+    try:
+        if name.endswith(".jsonl"):
+            rows = parse(RowFile, {"kind": kind, **values})
+            found, canonical = SampleReference(rows, name), row_reference(rows)
+        else:
+            # Tables have no corpus, whose size would have to fit the held-out titles.
+            least = {} if "Retrieval" in name else {"documents": 1, "queries": 1}
+            task = parse(TaskFolder, {"task": name, **least, **values})
+            found, canonical = SampleReference(task, inside), task_reference(task, inside)
+    except ConfigError as error:
+        raise AssetError(f"the sample {reference!r}: {error}") from None
+    known = dict(parse_qsl(canonical.partition("?")[2]))
+    if extra := sorted(values.keys() - known.keys()):
+        raise AssetError(
+            f"the sample {reference!r} names {', '.join(extra)}, which decides nothing of it or is "
+            f"the default; write {canonical}"
+        )
+    return found
+
+
+def sizes_of(sets: Iterable[OwnSet]) -> ScoreSizes | None:
+    """The sizes of the first of the sample's sets for retrieval; None: there is none."""
+    for own in sets:
+        if own.path.startswith(PREFIX) and isinstance(own, RetrievalSet) and not own.languages:
+            part = parse_reference(own.path).part
+            return ScoreSizes(**{name: getattr(part, name) for name in ScoreSizes.model_fields})
+    return None
+
+
+def place_of(part: SampleFile, language: Language) -> str:
+    """Asset reference of the summaries in a language."""
+    return part.source.replace("{language}", LANGUAGE_FILES[language])
+
+
+def languages_read(part: RowFile | TaskFolder) -> tuple[Language, ...]:
+    """Languages whose summaries decide the files; no row touches their held-out titles."""
+    if isinstance(part, TaskFolder):
+        return (part.language or "en", *part.languages)
+    return tuple(sorted({part.language, *([part.to] if part.to else []), *part.held_out_of}))
