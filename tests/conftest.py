@@ -88,6 +88,7 @@ WHOLE = {
         *("api", "backbone_finetune", "compression_quantised", "docs_own_loss", "job_scripts"),
         *("data_further_jobs", "data_several_jobs", "data_whole_job", "evaluation_architectures"),
         *("evaluation_model_spec", "evaluation_one_rule", "evaluation_pooled", "evaluation_starts"),
+        "peers_specs",
         *(
             "gpu_benchmarks",
             "gpu_branches",

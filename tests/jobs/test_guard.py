@@ -14,7 +14,7 @@ from rayembed.api.training import Trained
 from rayembed.config.override import override
 from rayembed.evaluation.tables import UNTRAINED
 from rayembed.models.loading.load import load_model
-from rayembed.pipeline.evaluate.merge import MERGE_FILE
+from rayembed.models.saving.merge import MERGE_FILE
 from rayembed.pipeline.run.train import train
 
 pytestmark = pytest.mark.job

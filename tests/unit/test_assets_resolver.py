@@ -10,7 +10,6 @@ from rayembed.config.types import SHORT_NAMES, expanded_name
 from rayembed.errors import AssetError, ConfigError
 from rayembed.pipeline.data.corpus_job import run_corpus_job
 from rayembed.pipeline.evaluate.job import run_evaluation_job
-from rayembed.pipeline.evaluate.merge_job import run_merge_job
 from rayembed.pipeline.register.job import run_register_job
 from rayembed.recipes.catalogue import get_recipe
 
@@ -90,7 +89,6 @@ def test_a_job_takes_a_short_name_for_what_it_stands_for(loader):
     )
     if loader:
         return
-    assert run_merge_job.arguments([*asked, "--output", "x"]).model == [meant]
     assert run_corpus_job.arguments([*asked, "--documents", "x", "--output", "x"]).model == meant
     assert run_register_job.arguments(asked).model == meant
 

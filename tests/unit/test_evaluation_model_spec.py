@@ -3,30 +3,43 @@
 import json
 import pickle
 import shutil
+import sys
+from types import SimpleNamespace
 
 import mteb
 import numpy as np
 import pytest
 import torch
 from mteb.mocks import ALL_MOCK_TASK_TEST_GRID
-from mteb.models import ModelMeta, SentenceTransformerEncoderWrapper
+from mteb.models import SentenceTransformerEncoderWrapper
 from mteb.models.abs_encoder import get_prompt
-from mteb.models.model_implementations import MODEL_REGISTRY
-from mteb.types import PromptType
-from plain_spec_model import PlainSpecModel, check_with_mock_tasks, few_experiments
+from plain_spec_model import PlainSpecModel, check_with_mock_tasks
+from sentence_folder import (
+    DOCUMENT,
+    EXACT,
+    QUERY,
+    QUIET,
+    SCIFACT,
+    STS,
+    TEXTS,
+    check_scores_as_with_mteb,
+    check_vectors_as_with_mteb,
+    save_sentence_folder,
+    scores_by_place,
+    seeded_mock_run,
+    spec_of,
+)
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from tiny_models import save_cross_encoder, save_decoder, save_encoder, save_nomic
+from tiny_models import save_decoder, save_encoder, save_nomic
 
 from rayembed.config.backbone import BackboneConfig, MeanPooling
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, AssetError, ConfigError
-from rayembed.evaluation.model_spec import EncodeSpec
+from rayembed.evaluation.model_spec import LOADERS, EncodeSpec, ModelLoader
 from rayembed.evaluation.prompts_table import format_prompts, prompts_record, prompts_table
 from rayembed.evaluation.rayembed_spec import name_of
-from rayembed.evaluation.run_scores import loader_of, make_spec
-from rayembed.evaluation.task_text import task_metadata, task_text
+from rayembed.evaluation.run_scores import make_spec
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.loading.build import build_model
@@ -36,30 +49,7 @@ from rayembed.models.loading.saved_prompts import SYMMETRIC_TYPES
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.models.passes.encoding import encode
 
-TEXTS = [
-    "Paris",
-    "",
-    "are cats larger than dogs and where do they live",
-    "the quick brown fox jumps over the lazy dog " * 6,
-    "7 wonders",
-]
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*:UserWarning:mteb"),
-    pytest.mark.filterwarnings("ignore:Model prompts specified"),
-    pytest.mark.filterwarnings("ignore:The `get_sentence_embedding_dimension`"),
-    pytest.mark.filterwarnings("ignore:The fill_missing parameter"),
-    pytest.mark.filterwarnings("ignore:SentenceTransformers that use prompts"),
-    pytest.mark.filterwarnings("ignore:Task name passage is not valid"),
-]
-QUERY, DOCUMENT = PromptType.query, PromptType.document
-SCIFACT = mteb.get_task("SciFact").metadata
-STS = mteb.get_task("STS12").metadata
-EXACT = 2e-6
-"""Of unit vectors in fp32: micro-batches of other shapes sum in another order."""
-
-
-def spec_of(reference, **settings):
-    return make_spec(parse(ModelUnderTest, {"reference": str(reference), **settings}))
+pytestmark = QUIET
 
 
 @pytest.fixture(scope="module")
@@ -94,51 +84,6 @@ def biencoder(tmp_path_factory):
     )
     build_model(config, folder / "backbone", seed=0).save(folder / "model")
     return folder / "model"
-
-
-@pytest.fixture(scope="module")
-def sentence_folder(tmp_path_factory):
-    """A folder of sentence-transformers with prompts by task, type and side."""
-    folder = tmp_path_factory.mktemp("sentence")
-    save_encoder(folder / "bert")
-    transformer = Transformer(str(folder / "bert"), max_seq_length=48)
-    prompts = {
-        "query": "query: ",
-        "document": "passage: ",
-        "STS": "the same: ",
-        "SciFact-query": "claim: ",
-    }
-    model = SentenceTransformer(
-        modules=[transformer, Pooling(32, "mean"), Normalize()], prompts=prompts, device="cpu"
-    )
-    model.save(str(folder / "model"))
-    return folder / "model"
-
-
-class FolderWrapper(SentenceTransformerEncoderWrapper):
-    """mteb's wrapper of a folder, found by a name that looks like the hub's."""
-
-    folder = ""
-
-    def __init__(self, model, revision=None, device=None, **options):
-        super().__init__(self.folder, device=device, **options)
-
-
-@pytest.fixture
-def registered(sentence_folder, monkeypatch):
-    """A model that mteb knows by name."""
-    monkeypatch.setattr(FolderWrapper, "folder", str(sentence_folder))
-    meta = ModelMeta.create_empty(
-        {
-            "name": "made-up/peer",
-            "revision": "r1",
-            "loader": FolderWrapper,
-            "loader_kwargs": {"model_prompts": {"query": "ask: ", "STS": "alike: "}},
-            "embed_dim": [32, 16],
-        }
-    )
-    monkeypatch.setitem(MODEL_REGISTRY, "made-up/peer", meta)
-    return meta
 
 
 def test_nvembed_puts_instructions_before_queries_and_keeps_them_out_of_the_pool(nvembed):
@@ -195,17 +140,14 @@ def test_a_biencoder_puts_literal_prompts_before_texts(biencoder):
     np.testing.assert_allclose(found, encode(model, TEXTS[2:], role="query"), atol=EXACT)
 
 
-def test_a_folder_of_sentence_transformers_scores_as_with_mteb(sentence_folder):
-    """The mock tasks of all kinds, loaded by rayembed and by sentence-transformers itself."""
-    plain = SentenceTransformerEncoderWrapper(SentenceTransformer(str(sentence_folder)))
-    theirs = seeded_mock_run(plain)
-    ran = {name for name, result in theirs.items() if isinstance(result, mteb.TaskResult)}
-    assert len(ran) >= 15
-    for prefix in ("", "st:"):
-        ours = seeded_mock_run(PlainSpecModel(spec_of(f"{prefix}{sentence_folder}")))
-        for name in ran:
-            assert isinstance(ours[name], mteb.TaskResult), (name, ours[name])
-            assert _scores(ours[name]) == pytest.approx(_scores(theirs[name]), abs=1e-6), name
+def test_a_folder_of_sentence_transformers_scores_as_with_mteb(tmp_path):
+    folder = save_sentence_folder(tmp_path)
+    check_scores_as_with_mteb(folder, folder)
+
+
+def test_vectors_of_a_folder_of_sentence_transformers(tmp_path):
+    folder = save_sentence_folder(tmp_path)
+    check_vectors_as_with_mteb(pickle.loads(pickle.dumps(spec_of(folder))), folder)
 
 
 def save_plain(folder, defaults=None, **prefixes):
@@ -269,127 +211,14 @@ def test_plain_mteb_gives_the_scores_of_our_folders(tmp_path, defaults):
     ran = {name for name, result in theirs.items() if isinstance(result, mteb.TaskResult)}
     assert len(ran) >= 15
     for name in ran:
-        assert _scores(ours[name]) == pytest.approx(_scores(theirs[name]), abs=1e-6), name
+        assert scores_by_place(ours[name]) == pytest.approx(
+            scores_by_place(theirs[name]), abs=1e-6
+        ), name
 
 
-def seeded_mock_run(model):
-    """Results by task. mteb keeps its mock tasks, which go on drawing where the last run ended."""
-    for task in ALL_MOCK_TASK_TEST_GRID:
-        fresh = type(task)()
-        task.rng_state, task.np_rng = fresh.rng_state, fresh.np_rng
-    with few_experiments():
-        return mteb.mock_run(model).task_results
-
-
-def _scores(result):
-    return {
-        (split, entry["hf_subset"]): entry["main_score"]
-        for split, entries in result.scores.items()
-        for entry in entries
-    }
-
-
-@pytest.mark.parametrize("prefix", ["", "st:"])
-def test_vectors_of_a_folder_of_sentence_transformers(sentence_folder, prefix):
-    spec = pickle.loads(pickle.dumps(spec_of(f"{prefix}{sentence_folder}")))
-    embed = spec.load("cpu")
-    plain = SentenceTransformerEncoderWrapper(SentenceTransformer(str(sentence_folder)))
-    for metadata, side in ((SCIFACT, QUERY), (SCIFACT, DOCUMENT), (STS, None)):
-        expected = plain.encode(
-            _batches(TEXTS), task_metadata=metadata, hf_split="", hf_subset="", prompt_type=side
-        )
-        found = embed(TEXTS, spec.encode_spec(metadata, side))
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, expected, atol=EXACT)
-    shown = [spec.shown(spec.encode_spec(SCIFACT, side)) for side in (QUERY, DOCUMENT)]
-    assert [*shown, spec.shown(spec.encode_spec(STS, None))] == [
-        "claim: ",
-        "passage: ",
-        "the same: ",
-    ]
-
-
-def _batches(texts):
-    from datasets import Dataset
-    from torch.utils.data import DataLoader
-
-    return DataLoader(Dataset.from_dict({"text": texts}), batch_size=2)
-
-
-def test_a_prompt_called_passage_is_heeded_by_rayembed_alone(sentence_folder, tmp_path):
-    """sentence-transformers 6 fills in an empty `document`, which goes before `passage`."""
-    import shutil
-
-    folder = shutil.copytree(sentence_folder, tmp_path / "model")
-    path = folder / "config_sentence_transformers.json"
-    stated = json.loads(path.read_text())
-    stated["prompts"] = {"query": "query: ", "passage": "passage: "}
-    path.write_text(json.dumps(stated))
-    ours, theirs = spec_of(folder), spec_of(f"st:{folder}")
-    assert ours.shown(ours.encode_spec(SCIFACT, DOCUMENT)) == "passage: "
-    assert theirs.shown(theirs.encode_spec(SCIFACT, DOCUMENT)) == ""
-    plain = SentenceTransformer(str(folder), device="cpu")
-    found = theirs.load("cpu")(TEXTS, theirs.encode_spec(SCIFACT, DOCUMENT))
-    np.testing.assert_allclose(found, plain.encode_document(TEXTS), atol=EXACT)
-
-
-def test_a_model_of_mteb_has_its_wrappers_prompts(registered, sentence_folder):
-    spec = pickle.loads(pickle.dumps(spec_of("made-up/peer")))
-    assert spec.meta.name == "made-up/peer"
-    assert spec.meta.revision == f"r1-{spec.meta.revision.removeprefix('r1-')}"
-    assert len(spec.meta.revision) == len("r1-") + 8, "the hub's revision, and the settings"
-    embed = spec.load("cpu")
-    plain = SentenceTransformer(str(sentence_folder), device="cpu")
-    for metadata, side, encode_with, prompt in (
-        (SCIFACT, QUERY, plain.encode_query, "ask: "),
-        (SCIFACT, DOCUMENT, plain.encode_document, ""),
-        (STS, None, plain.encode, "alike: "),
-    ):
-        encode_spec = spec.encode_spec(metadata, side)
-        assert (encode_spec.task, encode_spec.prompt_type) == (
-            metadata.name,
-            side.value if side else "",
-        )
-        plain.prompts = {"query": "ask: ", "document": "", "STS": "alike: "}
-        expected = encode_with(TEXTS, prompt=prompt)
-        np.testing.assert_allclose(embed(TEXTS, encode_spec), expected, atol=EXACT)
-    assert "FolderWrapper" in spec.shown(spec.encode_spec(SCIFACT, QUERY))
-
-
-def test_settings_of_a_model_of_mteb(registered):
-    spec = spec_of("mteb:made-up/peer", dimensions=16, max_length=8, dtype="bfloat16", name="cut")
-    assert spec.meta.name == "rayembed/cut"
-    assert spec.meta.revision.startswith("r1-")
-    assert spec.fingerprint != spec_of("made-up/peer").fingerprint
-    vectors = spec.load("cpu")(TEXTS, spec.encode_spec(SCIFACT, QUERY))
-    assert vectors.shape == (5, 16)
-    whole = spec_of("made-up/peer").load("cpu")([TEXTS[3]], spec.encode_spec(SCIFACT, QUERY))
-    again = spec.load("cpu")([TEXTS[3][:-40]], spec.encode_spec(SCIFACT, QUERY))
-    np.testing.assert_array_equal(again[0], vectors[3])  # both are cut to the same 8 tokens
-    assert np.abs(whole[0, :16] - vectors[3]).max() > 1e-3
-
-
-def test_small_vectors_of_a_model_of_mteb(registered, sentence_folder, tmp_path):
-    plain = spec_of("made-up/peer")
-    spec = spec_of("made-up/peer", precision="binary", rescore={"candidates": 8})
-    assert spec.meta.revision.startswith("r1-binary1-rescored8-int8-")
-    assert spec.fingerprint == plain.fingerprint
-    assert spec.conditions["rescored"] == "8 with int8"
-    assert "precision" not in plain.conditions
-    folder = tmp_path / "dot"
-    shutil.copytree(sentence_folder, folder)
-    settings = json.loads((folder / "config_sentence_transformers.json").read_text())
-    settings["similarity_fn_name"] = "dot"
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    assert spec_of(f"st:{folder}").similarity == "dot"
-    with pytest.raises(ConfigError, match=r"precision = 'int8' is for .* compares them by dot"):
-        spec_of(f"st:{folder}", precision="int8")
-
-
-@pytest.mark.parametrize("folder", ["nvembed", "biencoder", "mteb"])
-def test_mtebs_own_check_of_models(folder, request, registered):
-    reference = "made-up/peer" if folder == "mteb" else request.getfixturevalue(folder)
-    model = PlainSpecModel(spec_of(reference))
+@pytest.mark.parametrize("folder", ["nvembed", "biencoder"])
+def test_mtebs_own_check_of_models(folder, request):
+    model = PlainSpecModel(spec_of(request.getfixturevalue(folder)))
     assert len(check_with_mock_tasks(model)) >= 15
     roles = {encode_spec.role for _, side, encode_spec in model.seen if side == DOCUMENT}
     assert roles == {"document"}
@@ -403,7 +232,6 @@ def test_mtebs_own_check_of_models(folder, request, registered):
 
 
 def test_names_and_revisions_tell_models_apart(nvembed, biencoder, tmp_path):
-    import shutil
 
     base = spec_of(nvembed)
     assert base.meta.name == "rayembed/run"  # a folder called model tells nothing
@@ -429,15 +257,13 @@ def test_names_and_revisions_tell_models_apart(nvembed, biencoder, tmp_path):
 
 
 def test_a_folder_that_changes_after_the_spec_was_made_is_refused(biencoder, tmp_path):
-    import shutil
 
-    for prefix in ("", "st:"):
-        folder = shutil.copytree(biencoder, tmp_path / f"model{prefix[:2]}")
-        spec = spec_of(f"{prefix}{folder}")
-        settings = folder / "tokenizer_config.json"
-        settings.write_text(settings.read_text() + " ")
-        with pytest.raises(ArtifactError, match="give all machines the same"):
-            spec.load("cpu")
+    folder = shutil.copytree(biencoder, tmp_path / "model")
+    spec = spec_of(folder)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(settings.read_text() + " ")
+    with pytest.raises(ArtifactError, match="give all machines the same"):
+        spec.load("cpu")
 
 
 @pytest.mark.parametrize(
@@ -536,56 +362,14 @@ def test_the_table_of_prompts(nvembed):
     assert text.count("Stackexchange") == 1
 
 
-def test_metadata_of_tasks_travels_as_text():
-    assert task_text(SCIFACT) == "SciFact"
-    assert task_metadata("SciFact") == SCIFACT
-    own = SCIFACT.model_copy(update={"name": "OwnLawTask", "prompt": None, "type": "STS"})
-
-    class OwnLawTask(mteb.AbsTask):
-        metadata = own
-        abstask_prompt = "find the law"
-
-    text = task_text(own)
-    assert task_metadata(text) == own
-    # mteb's name over other data is another task.
-    other = SCIFACT.model_copy(update={"prompt": {"query": "other"}})
-    assert task_metadata(task_text(other)) == other
-
-
-def test_the_class_prompt_of_a_task_travels_to_processes_that_lack_the_class(tmp_path):
-    import sys
-
-    import prepared
-
-    own = SCIFACT.model_copy(update={"name": "OwnFarTask", "prompt": None})
-
-    class OwnFarTask(mteb.AbsTask):
-        metadata = own
-        abstask_prompt = "find what is far"
-
-    (tmp_path / "task.txt").write_text(task_text(own))
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from rayembed.evaluation.task_text import task_metadata\n"
-        "from mteb.abstasks.abstask import get_abstask_prompt\n"
-        "found = task_metadata(Path(sys.argv[1]).read_text())\n"
-        "print(found.name, '|', get_abstask_prompt(found.name))"
-    )
-    done = prepared.run([sys.executable, "-c", code, str(tmp_path / "task.txt")])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "OwnFarTask | find what is far"
-
-
 def test_an_incomplete_folder_is_refused_before_anything_is_loaded(nvembed, tmp_path):
-    import shutil
 
     folder = shutil.copytree(nvembed, tmp_path / "model")
     weights = folder / "backbone" / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-100])
-    for prefix in ("", "st:"):
-        with pytest.raises(ArtifactError, match=r"cut off: it has \d+ bytes and its header"):
-            spec_of(f"{prefix}{folder}")
+    with pytest.raises(ArtifactError, match=r"cut off: it has \d+ bytes and its header"):
+        spec_of(folder)
     weights.write_bytes(whole[:5])
     with pytest.raises(ArtifactError, match="cut off or no safetensors"):
         check_weight_files(folder)
@@ -608,96 +392,27 @@ def test_an_incomplete_folder_is_refused_before_anything_is_loaded(nvembed, tmp_
         spec_of(folder)
 
 
-def test_what_gives_no_single_dense_vector_is_refused(tmp_path, sentence_folder, monkeypatch):
-    import shutil
-
-    save_cross_encoder(tmp_path / "cross")
-    with pytest.raises(ArtifactError, match="cross-encoder, which scores pairs"):
-        spec_of(f"st:{tmp_path / 'cross'}")
-    for kind, message in (("SparseEncoder", "sparse"), ("ColBERT", "multi-vector")):
-        folder = shutil.copytree(sentence_folder, tmp_path / kind)
-        path = folder / "config_sentence_transformers.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": kind}))
-        with pytest.raises(ArtifactError, match=message):
-            spec_of(f"st:{folder}")
-    for name, message in (
-        ("cross-encoder/ms-marco-MiniLM-L6-v2", "kind cross-encoder"),
-        ("lightonai/GTE-ModernColBERT-v1", "kind late-interaction"),
-        ("naver/splade-v3", "kind sparse"),
-        ("jxm/cde-small-v2", "samples its context"),
-        ("facebook/dinov2-base", "no text"),
-    ):
-        assert name in MODEL_REGISTRY
-        with pytest.raises(ConfigError, match=message):
-            spec_of(name)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"prompts": {"query_prefix": "x"}}, "prompts is set for the model 'made-up/peer'"),
-        ({"tokens_per_batch": 8}, "tokens_per_batch is set"),
-        ({"dimensions": 7}, r"mteb states \[32, 16\]"),
-        ({"revision": "other"}, "revision = 'other'"),
-    ],
-)
-def test_settings_that_a_model_of_mteb_does_not_take(registered, settings, message):
-    with pytest.raises(ConfigError, match=message):
-        spec_of("made-up/peer", **settings)
-
-
-def test_a_name_that_mteb_does_not_know_is_a_model_of_the_hub(
-    registered, sentence_folder, monkeypatch
-):
-    asked = []
-
-    def resolve(reference):
-        asked.append(reference)
-        return sentence_folder
-
-    monkeypatch.setattr("rayembed.evaluation.sentence_spec.resolve_model", resolve)
-    spec = spec_of("someone/encoder", revision="v2")
-    assert asked == ["hf://someone/encoder@v2"]
-    assert spec.meta.name == "someone/encoder"
-    assert spec.load("cpu")(TEXTS, spec.encode_spec(STS, None)).shape == (5, 32)
-
-    def fail(reference):
-        raise AssetError("not there")
-
-    monkeypatch.setattr("rayembed.evaluation.sentence_spec.resolve_model", fail)
-    with pytest.raises(AssetError, match=r"did you mean 'made-up/peer'.*hub: not there"):
-        spec_of("made-up/peers")
-    with pytest.raises(AssetError, match=r"mteb has no model 'made-up/peers'; did you mean"):
-        spec_of("mteb:made-up/peers")
-
-
 def test_settings_that_others_do_not_take(biencoder):
-    with pytest.raises(ConfigError, match="prompts is set"):
-        spec_of(f"st:{biencoder}", prompts={"table": "none"})
-    for prefix in ("", "st:"):
-        with pytest.raises(ConfigError, match="revision = 'x' is for models that mteb loads"):
-            spec_of(f"{prefix}{biencoder}", revision="x")
+    with pytest.raises(ConfigError, match="revision = 'x' is for models that mteb loads"):
+        spec_of(biencoder, revision="x")
     with pytest.raises(ConfigError, match="bm25 has no vectors"):
         spec_of("bm25")
     with pytest.raises(ConfigError, match="did you mean 'SciFact'"):
         spec_of(biencoder, prompts={"instructions": {"SciFacts": "x"}})
 
 
-def test_what_loads_a_reference(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "one").mkdir(parents=True)
-    assert loader_of("bm25") == "bm25"
-    assert loader_of("st:hf://a/b@main") == "sentence-transformers"
-    assert loader_of("mteb:a/b") == loader_of("intfloat/e5-base-v2") == "mteb"
-    assert loader_of("runs/one") == "rayembed"
-    for reference in ("/a/b", "./a/b", "../a/b", "hf://a/b", "models:/a@b", "s3://a/b", "one"):
-        assert loader_of(reference) == "rayembed"
+def test_a_loader_of_another_package_makes_the_specs_of_its_references(monkeypatch, biencoder):
+    made = ModelLoader(lambda reference: reference.startswith("made-up:"), "made_up_loader:spec")
+    module = SimpleNamespace(spec=lambda *given, on: (given, on))
+    monkeypatch.setitem(sys.modules, "made_up_loader", module)
+    monkeypatch.setitem(LOADERS.built_in, "made-up", made)
+    (settings,), on = make_spec(ModelUnderTest(reference="made-up:one"), on="cpu")
+    assert (settings.reference, on) == ("made-up:one", "cpu")
+    assert spec_of(biencoder).reference == str(biencoder), "what no loader takes"
 
 
-def test_a_published_mixture_is_evaluated_in_full_and_refused_to_others(tmp_path):
+def test_a_published_mixture_is_evaluated_in_full(tmp_path):
     folder = save_nomic(tmp_path / "nomic-embed-text-v2-moe")
     spec = make_spec(parse(ModelUnderTest, {"reference": str(folder)}))
     assert spec.dimensions == 32
     assert spec.prompts.table == "nomic"
-    with pytest.raises(ArtifactError, match="silently compute as another model"):
-        make_spec(parse(ModelUnderTest, {"reference": f"st:{folder}"}))

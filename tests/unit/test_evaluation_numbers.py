@@ -19,7 +19,6 @@ from rayembed.evaluation.run_scores import bm25_revision, decided, make_spec, ru
 from rayembed.models import versions
 from rayembed.pipeline.evaluate import evaluate as pipeline
 
-SPECS = [f"rayembed.evaluation.{name}" for name in ("rayembed_spec", "sentence_spec", "mteb_spec")]
 OPENED: list[list[str]] = []
 
 
@@ -44,10 +43,8 @@ def installed(monkeypatch):
     return changed
 
 
-def specs_of(folder):
-    """A spec by each loader."""
-    references = (str(folder), f"st:{folder}", "mteb:intfloat/e5-base-v2")
-    return [make_spec(ModelUnderTest(reference=reference)) for reference in references]
+def spec_of(folder):
+    return make_spec(ModelUnderTest(reference=str(folder)))
 
 
 def test_no_name_reads_source(tmp_path, opened):
@@ -56,11 +53,15 @@ def test_no_name_reads_source(tmp_path, opened):
     teacher = Teacher(teacher=str(folder), dtype="float32")
 
     def names():
-        found = [
-            name for spec in specs_of(folder) for name in (spec.meta.revision, spec.fingerprint)
-        ]
+        spec = spec_of(folder)
         vectors = vectors_of(PipelineContext(str(tmp_path), 0), teacher).folder
-        return [*found, vectors, bm25_revision(), decided(tasks_of(run), run_prompts(run))]
+        return [
+            spec.meta.revision,
+            spec.fingerprint,
+            vectors,
+            bm25_revision(),
+            decided(tasks_of(run), run_prompts(run)),
+        ]
 
     first = names()  # what is imported later reads source, too
     opened.append([])
@@ -71,23 +72,24 @@ def test_no_name_reads_source(tmp_path, opened):
 
 
 @pytest.mark.parametrize("number", ["VECTORS", "SCORES"])
-def test_every_kind_of_spec_is_named_by_the_numbers(number, tmp_path, monkeypatch):
+def test_a_spec_is_named_by_the_numbers(number, tmp_path, monkeypatch):
     folder = save_biencoder(tmp_path / "model")
-    specs = specs_of(folder)
-    names = [(spec.fingerprint, spec.meta.revision) for spec in specs]
-    for module in SPECS:
-        monkeypatch.setattr(f"{module}.{number}", "raised")
-    for spec, (vectors, revision) in zip(specs_of(folder), names, strict=True):
-        assert (spec.fingerprint != vectors) == (number == "VECTORS")
-        assert spec.meta.revision != revision
-        assert spec.meta.revision.rpartition("-")[0] == revision.rpartition("-")[0]
+    spec = spec_of(folder)
+    vectors, revision = spec.fingerprint, spec.meta.revision
+    monkeypatch.setattr(rayembed_spec, number, "raised")
+    spec = spec_of(folder)
+    assert (spec.fingerprint != vectors) == (number == "VECTORS")
+    assert spec.meta.revision != revision
+    assert spec.meta.revision.rpartition("-")[0] == revision.rpartition("-")[0]
 
 
 def test_versions_of_libraries_are_recorded_and_name_nothing(tmp_path, installed):
     folder = save_biencoder(tmp_path / "model")
-    before = [(spec.fingerprint, spec.meta.revision) for spec in specs_of(folder)]
+    before = spec_of(folder)
+    before = before.fingerprint, before.meta.revision
     installed |= {"torch": "99.0+cu130", "openvino": ""}
-    assert [(spec.fingerprint, spec.meta.revision) for spec in specs_of(folder)] == before
+    after = spec_of(folder)
+    assert (after.fingerprint, after.meta.revision) == before
     assert versions.versions()["torch"] == "99.0", "without the hardware that it is built for"
 
 

@@ -14,7 +14,7 @@ from word_articles import HELD_OUT, WORDS, run_over_words, write_word_articles
 import rayembed
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.document import read_yaml
-from rayembed.config.evaluation import EvaluationRun
+from rayembed.config.evaluation import EvaluationPlacement, EvaluationRun, ModelUnderTest
 from rayembed.config.named_benchmarks import with_own_sets
 from rayembed.config.override import override
 from rayembed.config.settings import parse
@@ -29,9 +29,10 @@ from rayembed.models.loading.build import build_model
 from rayembed.models.loading.load import load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.models.passes import passes
+from rayembed.models.saving.merge import merge_models
 from rayembed.pipeline.evaluate.evaluate import evaluate
-from rayembed.pipeline.evaluate.merge import merge_best
 from rayembed.pipeline.evaluate.run_scorer import RunScorer
+from rayembed.pipeline.evaluate.variants import score_saved
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.pipeline.run.runtime import runtime_of
 from rayembed.recipes.sample import TASK_NAMES
@@ -235,10 +236,11 @@ def test_long_texts_are_cut_and_computed_alike_wherever_they_are_scored(
     assert [path for path, held in written.items() if str(tmp_path).encode() in held] == []
     assert by_validation(run, folder)[0] == pytest.approx(alone, abs=1e-12)
     # The mixture of a model with itself is the model.
-    twice = ([str(folder)] * 2, tmp_path / "merged")
-    asked = {"method": "linear", "candidates": [None], "scores": run.scores, "storage": storage}
-    choice = merge_best(*twice, **asked)
-    assert [one.scores for one in choice.scored] == [pytest.approx(alone, abs=1e-12)] * 3
+    merge_models([str(folder)] * 2, tmp_path / "merged")
+    for one in (folder, tmp_path / "merged"):
+        asked = ModelUnderTest(reference=str(one)), run.scores
+        scored = score_saved("one", *asked, EvaluationPlacement(storage_path=storage))
+        assert scored.scores == pytest.approx(alone, abs=1e-12)
     # Controls: more of a text, and the other type, give another score.
     computed = "float32" if speed == EMULATED else dtype
     (other,) = {"float32", "bfloat16"} - {computed}

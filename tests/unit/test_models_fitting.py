@@ -10,13 +10,10 @@ from small_device import RAN_OUT, SAYS
 from tiny_models import save_cross_encoder, save_encoder
 from toy_model import ToyModel
 
-from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.mining import CrossEncoder, Teacher
 from rayembed.data.mining.rescoring import load_cross_encoder
 from rayembed.data.vectors.teacher import load_teacher, weights_of
 from rayembed.errors import DeviceMemoryError
-from rayembed.evaluation.model_spec import EncodeSpec
-from rayembed.evaluation.run_scores import make_spec
 from rayembed.machine.hardware import say_once
 from rayembed.models.attention import unpadded
 from rayembed.models.contract import EmbeddingModel
@@ -146,20 +143,14 @@ def test_a_model_that_does_not_fit_is_named(tmp_path, monkeypatch):
         load_teacher(config, weights_of(str(folder)))
 
 
-@pytest.mark.parametrize("what", ["reranker", "model"])
-def test_a_model_of_a_library_that_does_not_fit_is_named(what, tmp_path, monkeypatch):
+def test_a_reranker_that_does_not_fit_is_named(tmp_path, monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError(SAYS)
 
     reranker = CrossEncoder(model=str(save_cross_encoder(tmp_path / "reranker")))
-    spec = make_spec(ModelUnderTest(reference=f"st:{save_encoder(tmp_path / 'encoder')}"))
-    load = {
-        "reranker": lambda: load_cross_encoder(reranker, "does not fit"),
-        "model": lambda: spec.load("cpu"),
-    }[what]
     monkeypatch.setattr(torch.nn.Module, "to", full)
-    with pytest.raises(DeviceMemoryError, match=f"^the {what} '.*' does not fit into memory: "):
-        load()
+    with pytest.raises(DeviceMemoryError, match=r"^the reranker '.*' does not fit into memory: "):
+        load_cross_encoder(reranker, "does not fit")
 
 
 @pytest.mark.parametrize("error", RAN_OUT, ids=str)
@@ -224,17 +215,3 @@ def test_a_reranker_goes_on_with_fewer_pairs(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(kind, "forward", filled(kind.forward, 3)[0])
     with pytest.raises(DeviceMemoryError, match="tokens does not fit into memory"):
         score(pairs)
-
-
-def test_sentence_transformers_goes_on_with_fewer_texts(tmp_path, monkeypatch):
-    spec = make_spec(ModelUnderTest(reference=f"st:{save_encoder(tmp_path)}"))
-    embed = spec.load("cpu")
-    expected = embed(TEXTS, EncodeSpec("query"))
-    kind = transformers.BertModel
-    shape, tried = filled(kind.forward, 200)
-    monkeypatch.setattr(kind, "forward", shape)
-    np.testing.assert_allclose(embed(TEXTS, EncodeSpec("query")), expected, atol=1e-6)
-    assert any(size > 200 for size in tried)
-    tried.clear()
-    embed(TEXTS, EncodeSpec("query"))
-    assert max(tried) <= 200

@@ -33,10 +33,9 @@ for name in ("searched", "brought", "graded"):
     stage(name, dataset(name), inputs, storage)
 made = [*storage.glob("data/*/*"), *storage.glob("plans/*")]
 folders = {str(path.relative_to(storage)) for path in made if path.suffix != ".lock"}
-specs = [make_spec(ModelUnderTest(reference=one)) for one in (str(model), f"st:{model}")]
+spec = make_spec(ModelUnderTest(reference=str(model)))
 run = run_over(articles)
-names = [name for spec in specs for name in (spec.meta.revision, spec.fingerprint)]
-names += [*sorted(folders), bm25_revision(), run.fingerprint]
+names = [spec.meta.revision, spec.fingerprint, *sorted(folders), bm25_revision(), run.fingerprint]
 names.append(repr(decided(tasks_of(run), run_prompts(run))))
 print(json.dumps([rayembed.__file__, list(ARCHITECTURES.classes()), names]))
 """

@@ -12,7 +12,6 @@ import pytest
 import ray
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
 from tiny_models import save_cde_stages, save_cross_encoder, save_encoder
 
 import rayembed
@@ -182,45 +181,6 @@ def test_rerankers_saved_in_bfloat16_are_widened_where_it_is_emulated(
     assert cast == ({torch.nn.Linear} if dtype == torch.bfloat16 else set()), angles
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_results_of_st_with_auto_are_those_of_one_type(machine, plain, tmp_path, own):
-    """A CDE, whose export sentence-transformers loads by rayembed's own module."""
-    folder = save_cde(tmp_path / "cde") if own else plain
-    asked = ModelUnderTest(reference=f"st:{folder}")
-    machine(WITH_UNITS)
-    kept = make_spec(asked)
-    machine(EMULATED)
-    wide = make_spec(asked)
-    assert (kept.settings.dtype, wide.settings.dtype) == ("saved", "float32")
-    assert kept.fingerprint != wide.fingerprint
-    assert kept.meta.revision != wide.meta.revision
-    # What one machine decided holds on any other.
-    assert loaded_types(kept) == {torch.bfloat16}
-    machine(WITH_UNITS)
-    assert loaded_types(wide) == {torch.float32}
-
-
-def test_auto_stays_where_it_is_one_type_everywhere(machine, tmp_path):
-    asked = ModelUnderTest(reference=f"st:{save_encoder(tmp_path / 'b')}")
-    for speed in (EMULATED, WITH_UNITS):
-        machine(speed)
-        assert make_spec(asked).settings == asked
-
-
-def loaded_types(spec):
-    """Types of the weights of the model that a spec loads."""
-    seen = []
-
-    def encode(model, texts, **_):
-        seen.append(types_of(model))
-        return torch.zeros(len(texts), 4)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SentenceTransformer, "encode", encode)
-        spec.load("cpu")(["a"], EncodeSpec("document"))
-    return seen[0]
-
-
 def save_cde(folder):
     """Folder of a tiny CDE, saved in bfloat16."""
     settings = {
@@ -235,9 +195,8 @@ def save_cde(folder):
     return folder / "saved"
 
 
-@pytest.mark.parametrize("prefix", ["", "st:"])
-def test_a_named_type_that_is_emulated_is_warned_of(machine, caplog, plain, prefix):
-    asked = ModelUnderTest(reference=f"{prefix}{plain}", dtype="bfloat16")
+def test_a_named_type_that_is_emulated_is_warned_of(machine, caplog, plain):
+    asked = ModelUnderTest(reference=str(plain), dtype="bfloat16")
     machine(WITH_UNITS)
     make_spec(asked)
     assert "asked for" not in caplog.text
@@ -277,22 +236,17 @@ def test_products_are_rounded_by_name_on_a_gpu_and_while_texts_are_embedded_alon
     assert torch.get_float32_matmul_precision() == "highest", "a search after it is exact"
 
 
-@pytest.mark.parametrize("prefix", ["", "st:"])
-def test_scores_with_rounded_products_have_a_revision_of_their_own(machine, tmp_path, prefix):
-    folder = save_encoder(tmp_path / "b") if prefix else save_cde(tmp_path / "cde")
+def test_scores_with_rounded_products_have_a_revision_of_their_own(machine, tmp_path):
+    folder = str(save_cde(tmp_path / "cde"))
     specs = [
-        make_spec(ModelUnderTest(reference=f"{prefix}{folder}", dtype=dtype))
-        for dtype in ("tf32", "float32")
+        make_spec(ModelUnderTest(reference=folder, dtype=dtype)) for dtype in ("tf32", "float32")
     ]
     rounded, exact = specs
     assert rounded.conditions["dtype"] == "tf32"
     assert rounded.fingerprint != exact.fingerprint
     assert rounded.meta.revision != exact.meta.revision
     texts = ["a b", "c"], EncodeSpec("document")
-    if prefix:
-        assert loaded_types(rounded) == {torch.float32}
-    else:
-        np.testing.assert_array_equal(*(spec.load("cpu")(*texts) for spec in specs))
+    np.testing.assert_array_equal(*(spec.load("cpu")(*texts) for spec in specs))
 
 
 class Workers:
@@ -327,15 +281,14 @@ def evaluated(monkeypatch, folder, runtime, **settings):
     return seen[0]
 
 
-@pytest.mark.parametrize("prefix", ["", "st:"])
 @pytest.mark.parametrize(("here", "there"), [(WITH_UNITS, NARROW), (EMULATED, WIDE)])
 def test_evaluation_takes_the_type_of_its_workers(
-    machine, monkeypatch, caplog, tmp_path, plain, prefix, here, there
+    machine, monkeypatch, caplog, tmp_path, plain, here, there
 ):
     machine(here)
     runtime = Workers(there)
-    spec = evaluated(monkeypatch, tmp_path, runtime, reference=f"{prefix}{plain}")
-    assert spec.settings.dtype == ("saved" if prefix and there is WIDE else there.dtype)
+    spec = evaluated(monkeypatch, tmp_path, runtime, reference=str(plain))
+    assert spec.settings.dtype == there.dtype
     assert len(runtime.asked) == 1
     # A worker keeps to it, and takes nothing for asked that was decided for it.
     caplog.clear()

@@ -17,7 +17,6 @@ from upload_hub import upload_hub
 
 from rayembed.errors import ConfigError
 from rayembed.models.loading.files import weights_fingerprint
-from rayembed.pipeline.evaluate.merge_job import shares_in
 from rayembed.pipeline.job import option
 from rayembed.pipeline.register import job as register_job
 from rayembed.pipeline.register.job import run_register_job
@@ -450,5 +449,3 @@ def test_every_option_of_a_number_refuses_what_is_not_finite():
         with pytest.raises(argparse.ArgumentTypeError, match="finite number"):
             made.arguments["type"](text)
     assert made.arguments["type"]("1e-3") == 1e-3
-    with pytest.raises(ConfigError, match="must be numbers"):
-        shares_in("0.5,nan")

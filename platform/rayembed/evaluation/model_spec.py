@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.small_vectors import StoredVectors
+from rayembed.config.table import NamedTable
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.prompts import ModelPrompts, role_of
@@ -38,7 +38,7 @@ class EncodeSpec:
     """Task definition for models with an instruction template; for all others the literal text
     before each text; empty for none."""
     task: str = ""
-    """The task's metadata, for encoders that want all of it: see `task_text`."""
+    """The task's metadata, for encoders that want all of it."""
     prompt_type: str = ""
     """Prompt type of mteb, for its encoders and those of sentence-transformers; empty for symmetric
     tasks, which such encoders tell from queries."""
@@ -123,6 +123,21 @@ class ModelSpec(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ModelLoader:
+    """How models of certain references are loaded by something else than rayembed."""
+
+    takes: Callable[[str], bool]
+    """Whether a reference is one of these."""
+    spec: str
+    """Import string `module:name` of what makes a `ModelSpec` of a `ModelUnderTest`, with `on` as
+    `make_spec` has it."""
+
+
+LOADERS = NamedTable("rayembed.model_loaders", ModelLoader, "loader of models", {})
+"""Loaders by name, all by entry points; what none of them takes, rayembed loads itself."""
+
+
 class PromptedSpec:
     """Base class of specs of models that rayembed loads, which have a prompt for every task."""
 
@@ -140,24 +155,6 @@ class PromptedSpec:
     def shown(self, encode_spec: EncodeSpec) -> str:
         """The literal prompt, the instruction template filled."""
         return self.prompts.shown(encode_spec.instruction)
-
-
-class WrappedSpec:
-    """Base class of specs of models that other libraries load and encode with."""
-
-    settings: ModelUnderTest
-
-    @property
-    def stored(self) -> StoredVectors:
-        """As the settings have it."""
-        return self.settings.stored
-
-    @property
-    def conditions(self) -> dict[str, str]:
-        """Number type, length and width as a user set them; the libraries have others if unset."""
-        given = self.settings.model_dump(include={"dtype", "max_length", "dimensions"})
-        told = {name: "as loaded" if value is None else str(value) for name, value in given.items()}
-        return told | stored_conditions(self.stored)
 
 
 def check_same_weights(reference: str, folder: Path, weights: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 from datasets import Dataset, DatasetDict
+from mteb.abstasks import AbsTask
 from mteb.abstasks.classification import AbsTaskClassification
 from mteb.abstasks.clustering import AbsTaskClustering
 from mteb.abstasks.pair_classification import AbsTaskPairClassification
@@ -59,7 +60,6 @@ from rayembed.evaluation.own_tables import (
     table_file,
     write_tables,
 )
-from rayembed.evaluation.task_text import remember_prompt
 
 MEASURES: Mapping[str, tuple[str, str]] = {
     "retrieval": ("Retrieval", "ndcg_at_10"),
@@ -143,6 +143,16 @@ class OwnTask:
                     f"the own set {self.name!r} has the language {code!r}; wanted are a code of "
                     "ISO 639-3 and a script of ISO 15924, such as eng-Latn"
                 ) from None
+
+
+@lru_cache(maxsize=512)
+def remember_prompt(metadata: TaskMetadata, prompt: str) -> type:
+    """A class by which `get_abstask_prompt` finds the prompt of a task whose class is not imported
+    here, or that has no name of its own.
+
+    mteb looks among the classes of tasks that this process knows, and holds none of them itself.
+    """
+    return type(metadata.name, (AbsTask,), {"metadata": metadata, "abstask_prompt": prompt})
 
 
 @lru_cache(maxsize=1)

@@ -4,10 +4,9 @@ Whoever takes scores for a run (after a stage, in validation, in an analysis) as
 model has the same scores wherever they are taken.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.document import fingerprint
@@ -15,10 +14,10 @@ from rayembed.config.evaluation import BM25, ModelUnderTest, Prompts
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
 from rayembed.config.small_vectors import Precision
+from rayembed.config.table import load
 from rayembed.errors import ConfigError
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
-from rayembed.evaluation.model_spec import SCORES, ModelSpec
-from rayembed.evaluation.mteb_spec import mteb_spec
+from rayembed.evaluation.model_spec import LOADERS, SCORES, ModelSpec
 from rayembed.evaluation.prompts import (
     ModelPrompts,
     check_instructions,
@@ -27,7 +26,6 @@ from rayembed.evaluation.prompts import (
 )
 from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.rayembed_spec import rayembed_spec
-from rayembed.evaluation.sentence_spec import sentence_spec
 from rayembed.machine import hardware
 from rayembed.machine.device import placed_here
 from rayembed.models.loading.load import check_loadable
@@ -146,29 +144,10 @@ def make_spec(
         TrackingError: MLflow is away.
     """
     check_instructions(settings.prompts, own_tasks)
-    match loader_of(settings.reference):
-        case "bm25":
-            raise ConfigError("bm25 has no vectors; rayembed.evaluation.bm25.Bm25 searches itself")
-        case "sentence-transformers":
-            return sentence_spec(settings, on=on)
-        case "mteb":
-            return mteb_spec(settings, on=on)
-        case "rayembed":
-            return rayembed_spec(settings, tracking_uri=tracking_uri, on=on)
-
-
-def loader_of(reference: str) -> Literal["bm25", "mteb", "rayembed", "sentence-transformers"]:
-    """Loader of the model that a reference names.
-
-    `org/name` is a folder of this machine where there is one, else a model of mteb or of the hub.
-    """
-    if reference == BM25:
-        return "bm25"
-    if reference.startswith("st:"):
-        return "sentence-transformers"
-    if reference.startswith("mteb:"):
-        return "mteb"
-    plain = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?: \(.+\))?", reference)
-    if plain and not Path(reference).exists():
-        return "mteb"
-    return "rayembed"
+    if settings.reference == BM25:
+        raise ConfigError("bm25 has no vectors; rayembed.evaluation.bm25.Bm25 searches itself")
+    for loader in LOADERS.members().values():
+        if loader.takes(settings.reference):
+            spec: ModelSpec = load(loader.spec)(settings, on=on)
+            return spec
+    return rayembed_spec(settings, tracking_uri=tracking_uri, on=on)

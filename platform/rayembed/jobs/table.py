@@ -61,11 +61,6 @@ JOBS = NamedTable(
             "teacher filters these and mines hard negatives, and its scores are distilled.",
             "rayembed.pipeline.run.training_job:run_corpus_adaptation",
         ),
-        "merge": Command(
-            TRAIN,
-            "Merge trained models of one architecture, such as a base and its fine-tune.",
-            "rayembed.pipeline.evaluate.merge_job:run_merge_job",
-        ),
         "prepare": Command(
             DATA,
             "Convert, clean and sample data sets: records in Parquet, a manifest, an audit.",

@@ -3,13 +3,23 @@
 All is computed in float32, whatever the weights are saved in.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from rayembed.assets.resolver import resolve_model
+from rayembed.display.progress import doing
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.loading.load import load_model, saved_dtype
+from rayembed.models.loading.saved_prompts import saved_instructions
+from rayembed.models.saving.export import check_target
+
+MERGE_FILE = "merge.json"
+"""File of a merged model's folder: method, models and shares, and scores where it was chosen."""
 
 Method = Literal["linear", "slerp", "task_arithmetic"]
 Weights = Mapping[str, Tensor]
@@ -17,6 +27,55 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 _PARALLEL = 1e-4
 """Angle in radians below which two directions are one, so that nothing is divided by its sine."""
+
+
+def merge_models(
+    references: Sequence[str],
+    output: Path,
+    *,
+    method: Method = "linear",
+    shares: Sequence[float] | None = None,
+) -> None:
+    """Save the merged model in `output`, with what it was made of beside it.
+
+    Its settings, tokenizer and prompts are those of the last model, for a base that is merged with
+    its fine-tuned model stands first. One model is in memory at a time, beside the sum, both in
+    float32.
+
+    Args:
+        references: asset references of models, in the order of the shares.
+        method, shares: see `merge`.
+
+    Raises:
+        ArtifactError: models that do not fit each other, or `output` holds something else.
+        AssetError: a reference leads nowhere.
+        ConfigError: shares that the method cannot take.
+    """
+    shares = check_shares(method, len(references), shares)
+    check_target(output)
+    folders = [resolve_model(reference) for reference in references]
+    words: dict[str, int] = {}
+
+    def read(reference: str, folder: Path) -> dict[str, Tensor]:
+        with doing(f"reading {reference}"):
+            model = load_model(folder, dtype="float32")
+        own = model.tokenizer.pretrained.get_vocab()
+        if words and own != words:
+            raise ArtifactError(
+                f"{reference} cannot be merged with {references[0]}: their tokenizers have other "
+                "vocabularies, so that equal places of their embeddings stand for other words"
+            )
+        words.update(own)
+        return model.state_dict()
+
+    # No model has a name here, under which it would outlive its turn.
+    weights = (read(*each) for each in zip(references, folders, strict=True))
+    merged = merge(method, weights, shares)
+    last = load_model(folders[-1], dtype=saved_dtype(folders[-1]))
+    last.load_state_dict(merged)
+    last.save(output, instructions=saved_instructions(folders[-1], last.config))
+    made_of = {"method": method, "models": list(references), "shares": list(shares)}
+    (output / MERGE_FILE).write_text(json.dumps(made_of, indent=2) + "\n")
 
 
 def merge(method: Method, models: Iterable[Weights], shares: Sequence[float]) -> dict[str, Tensor]:

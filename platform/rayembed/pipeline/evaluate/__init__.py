@@ -1,1 +1,1 @@
-"""Evaluations, merges and the guard: models scored, and one of several chosen."""
+"""Evaluations and the guard: models scored, and one of several chosen."""

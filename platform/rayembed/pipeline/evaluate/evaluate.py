@@ -15,7 +15,7 @@ from rayembed.evaluation.jobs import Done, TaskFactory
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.pool import Workers
-from rayembed.evaluation.run_scores import bm25_revision, loader_of, make_spec
+from rayembed.evaluation.run_scores import bm25_revision, make_spec
 from rayembed.evaluation.score import ModelScores, Store, meta_of, score
 from rayembed.machine.device import placed_here
 from rayembed.machine.hardware import Precision
@@ -58,7 +58,7 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
     check_writable(storage)
     factories = task_factories(run)
     runtime = runtime_of(run.placement)
-    neural = loader_of(run.model.reference) != BM25
+    neural = run.model.reference != BM25
     run = with_device(run, runtime) if neural else run
     asks = neural and run.model.dtype in ("auto", "bfloat16")
     model = evaluated_model(run, factories, runtime.precision(run.placement) if asks else None)
@@ -105,7 +105,7 @@ def evaluated_model(
     Raises:
         RayembedError: as `make_spec`.
     """
-    if loader_of(run.model.reference) == BM25:
+    if run.model.reference == BM25:
         return Bm25(bm25_meta(BM25, bm25_revision()))
     own = [factory.name for factory in factories if not isinstance(factory, MtebTask)]
     placement = run.placement

@@ -23,8 +23,7 @@ from rayembed.display.tables import Table
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import MERGED, UNTRAINED, ScoreKey
 from rayembed.models.saving.export import read_compression, write_compression
-from rayembed.models.saving.merge import Method
-from rayembed.pipeline.evaluate.merge import merge_models
+from rayembed.models.saving.merge import Method, merge_models
 from rayembed.pipeline.evaluate.run_scorer import RunScorer
 from rayembed.pipeline.evaluate.variants import ROUNDING, Variant, choose, score_all, variants_table
 from rayembed.pipeline.run.folders import RunFolders

@@ -46,10 +46,10 @@ def _merge(args: argparse.Namespace, context: JobContext) -> None:
             "--benchmark, --tasks or --own-set"
         )
     # torch and mteb; the rest of the job needs none of them.
-    from rayembed.pipeline.evaluate.merge import merge_best, merge_models, print_choice
+    from rayembed_extras.merging.merge import merge_best, merge_given, print_choice
 
     if not any(asked.values()):
-        merge_models(args.model, output, method=args.method, shares=candidates[0])
+        merge_given(args.model, output, method=args.method, shares=candidates[0])
         context.out.write(
             f"Merged model: {args.output}\n"
             f"Score it:     rayembed evaluate --model {shlex.quote(args.output)} …\n"

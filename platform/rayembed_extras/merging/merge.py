@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from torch import Tensor
-
 from rayembed.assets.clients import split_options
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import exists, join, write_atomic
@@ -23,10 +21,8 @@ from rayembed.display.progress import doing
 from rayembed.display.tables import Table, console
 from rayembed.errors import ArtifactError
 from rayembed.evaluation.score import ModelScores
-from rayembed.models.loading.load import load_model, saved_dtype
-from rayembed.models.loading.saved_prompts import saved_instructions
 from rayembed.models.saving.export import check_target
-from rayembed.models.saving.merge import Method, check_shares, merge
+from rayembed.models.saving.merge import MERGE_FILE, Method, check_shares, merge_models
 from rayembed.pipeline.evaluate.variants import (
     Scored,
     Variant,
@@ -44,9 +40,6 @@ from rayembed.training.checkpoints.checkpoint import (
 )
 from rayembed.training.checkpoints.export import export
 from rayembed.training.checkpoints.weights import write_weights
-
-MERGE_FILE = "merge.json"
-"""File of a merged model's folder: method, models and shares, and scores where it was chosen."""
 
 _PLACE = re.compile(r"(?P<run>.+)/(?P<stage>[^/]+)/train/(?P<checkpoint>[^/]+)/?")
 """Folder of a checkpoint within its run's."""
@@ -77,55 +70,20 @@ class MergeChoice:
         return report_tables("Candidates of the merge", self.scored, kept=self.kept)
 
 
-def merge_models(
-    references: Sequence[str],
-    output: Path,
-    *,
-    method: Method = "linear",
-    shares: Sequence[float] | None = None,
+def merge_given(
+    references: Sequence[str], output: Path, *, method: Method, shares: Sequence[float] | None
 ) -> None:
-    """Save the merged model in `output`, with what it was made of beside it.
-
-    Its settings, tokenizer and prompts are those of the last model, for a base that is merged with
-    its fine-tuned model stands first. One model is in memory at a time, beside the sum, both in
-    float32.
+    """Save the merged model in `output`; see `rayembed.models.saving.merge.merge_models`.
 
     Args:
-        references: asset references of models, in the order of the shares; checkpoints of stages
-            are exported first, see `models_of`.
-        method, shares: see `rayembed.models.saving.merge.merge`.
+        references: of models, and of checkpoints, which are exported first.
 
     Raises:
-        ArtifactError: models that do not fit each other, or `output` holds something else.
-        AssetError: a reference leads nowhere.
-        ConfigError: shares that the method cannot take.
+        RayembedError: as `models_of` and `merge_models`; shares and `output` are looked at first.
     """
     shares = check_shares(method, len(references), shares)
     check_target(output)
-    references = models_of(references)
-    folders = [resolve_model(reference) for reference in references]
-    words: dict[str, int] = {}
-
-    def read(reference: str, folder: Path) -> dict[str, Tensor]:
-        with doing(f"reading {reference}"):
-            model = load_model(folder, dtype="float32")
-        own = model.tokenizer.pretrained.get_vocab()
-        if words and own != words:
-            raise ArtifactError(
-                f"{reference} cannot be merged with {references[0]}: their tokenizers have other "
-                "vocabularies, so that equal places of their embeddings stand for other words"
-            )
-        words.update(own)
-        return model.state_dict()
-
-    # No model has a name here, under which it would outlive its turn.
-    weights = (read(*each) for each in zip(references, folders, strict=True))
-    merged = merge(method, weights, shares)
-    last = load_model(folders[-1], dtype=saved_dtype(folders[-1]))
-    last.load_state_dict(merged)
-    last.save(output, instructions=saved_instructions(folders[-1], last.config))
-    made_of = {"method": method, "models": list(references), "shares": list(shares)}
-    (output / MERGE_FILE).write_text(json.dumps(made_of, indent=2) + "\n")
+    merge_models(models_of(references), output, method=method, shares=shares)
 
 
 def models_of(references: Sequence[str]) -> list[str]:

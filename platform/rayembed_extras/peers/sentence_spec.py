@@ -21,16 +21,17 @@ from rayembed.assets.sentence_modules import (
 )
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest, Prompts
+from rayembed.config.small_vectors import StoredVectors
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.model_spec import (
     SCORES,
     EmbedTexts,
     EncodeSpec,
     Similarity,
-    WrappedSpec,
     check_same_weights,
     check_stored,
     model_meta,
+    stored_conditions,
 )
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.rayembed_spec import name_of
@@ -58,6 +59,24 @@ _OTHER_KINDS = {
     "MultiVectorEncoder": "multi-vector encoder, which gives a vector for each token",
     "ColBERT": "multi-vector encoder, which gives a vector for each token",
 }
+
+
+class WrappedSpec:
+    """Base class of specs of models that other libraries load and encode with."""
+
+    settings: ModelUnderTest
+
+    @property
+    def stored(self) -> StoredVectors:
+        """As the settings have it."""
+        return self.settings.stored
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Number type, length and width as a user set them; the libraries have others if unset."""
+        given = self.settings.model_dump(include={"dtype", "max_length", "dimensions"})
+        told = {name: "as loaded" if value is None else str(value) for name, value in given.items()}
+        return told | stored_conditions(self.stored)
 
 
 @dataclass(frozen=True)

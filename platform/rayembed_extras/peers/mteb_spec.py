@@ -1,12 +1,15 @@
 """A model that mteb loads with its own wrapper, prompts and all: how peers are measured."""
 
 import inspect
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import mteb
+from mteb.abstasks.abstask import get_abstask_prompt
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models import ModelMeta, SentenceTransformerEncoderWrapper
 from mteb.models.abs_encoder import AbsEncoder
@@ -17,28 +20,27 @@ from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.settings import nearest
 from rayembed.errors import AssetError, ConfigError
-from rayembed.evaluation.loader_code import GIVES_LEAVE, foreign_code, gives_leave
 from rayembed.evaluation.model_spec import (
     SCORES,
     EmbedTexts,
     EncodeSpec,
     Similarity,
-    WrappedSpec,
     check_stored,
 )
+from rayembed.evaluation.own_set import remember_prompt
 from rayembed.evaluation.prompts import role_of
-from rayembed.evaluation.sentence_spec import (
+from rayembed.machine.hardware import Precision, settled
+from rayembed.models.passes.fitting import room_for
+from rayembed.models.versions import VECTORS
+from rayembed_extras.peers.loader_code import GIVES_LEAVE, foreign_code, gives_leave
+from rayembed_extras.peers.sentence_spec import (
     SentenceSpec,
+    WrappedSpec,
     adjust,
     in_batches,
     refuse_for_others,
     sentence_spec,
 )
-from rayembed.evaluation.task_text import task_metadata as read_task
-from rayembed.evaluation.task_text import task_text
-from rayembed.machine.hardware import Precision, settled
-from rayembed.models.passes.fitting import room_for
-from rayembed.models.versions import VECTORS
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +127,7 @@ class MtebSpec(WrappedSpec):
             side = encode_spec.prompt_type
             return wrapper.encode(
                 _loader(texts, number),
-                task_metadata=read_task(encode_spec.task),
+                task_metadata=metadata_of(encode_spec.task),
                 hf_split="test",
                 hf_subset="default",
                 prompt_type=PromptType(side) if side else None,
@@ -269,3 +271,35 @@ def _loader(texts: Sequence[str], number: int) -> Any:
     from torch.utils.data import DataLoader
 
     return DataLoader(Dataset.from_dict({"text": list(texts)}), batch_size=number)
+
+
+def task_text(metadata: TaskMetadata) -> str:
+    """The name of a task that mteb has, else JSON of the whole metadata.
+
+    `metadata_of` turns both into the metadata in any process.
+    """
+    return _text(metadata.name, metadata.model_dump_json())
+
+
+@lru_cache(maxsize=512)
+def _text(name: str, values: str) -> str:
+    try:
+        known = mteb.get_task(name).metadata.model_dump_json()
+    except KeyError:
+        known = ""
+    # A name may be mteb's and the task another: its own class, with other data or languages.
+    if known == values:
+        return name
+    # The class may be unknown where the text is read, and mteb's wrappers ask it for a prompt.
+    return json.dumps({"metadata": json.loads(values), "prompt": get_abstask_prompt(name)})
+
+
+@lru_cache(maxsize=512)
+def metadata_of(text: str) -> TaskMetadata:
+    """Metadata from which `task_text` made the text."""
+    if not text.startswith("{"):
+        return mteb.get_task(text).metadata
+    values: dict[str, Any] = json.loads(text)
+    metadata = TaskMetadata.model_validate(values["metadata"])
+    remember_prompt(metadata, values["prompt"])
+    return metadata

@@ -1,0 +1,1 @@
+"""Several trained models of one architecture merged into one."""

@@ -1,0 +1,9 @@
+"""Jobs of merging, as `rayembed` lists them."""
+
+from rayembed.jobs.table import TRAIN, Command
+
+MERGE = Command(
+    TRAIN,
+    "Merge trained models of one architecture, such as a base and its fine-tune.",
+    "rayembed_extras.merging.job:run_merge_job",
+)
