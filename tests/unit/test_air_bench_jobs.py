@@ -63,8 +63,8 @@ def waits(monkeypatch):
     )
 
 
-def job_of(dataset: AirBenchDataset, folder: Path, **more: Any) -> AirBenchJob:
-    return AirBenchJob(dataset, str(folder / "results"), cache=str(folder / "cache"), **more)
+def job_of(dataset: AirBenchDataset, folder: Path) -> AirBenchJob:
+    return AirBenchJob(dataset, str(folder / "results"), cache=str(folder / "cache"))
 
 
 def result_file(job: AirBenchJob, split: str, retriever: str = "made__up") -> Path:
@@ -104,8 +104,8 @@ def test_a_result_file_is_the_one_of_air_bench(hub, tmp_path):
             assert hits[f"doc-{first + n + 3}"] == -3.0
             assert len(hits) == NUM_DOCUMENTS
             assert list(hits.values()) == sorted(hits.values(), reverse=True)
-        assert outcome["splits"][split]["file"] == str(result_file(job, split))
-    assert outcome["splits"]["test"]["scores"] == {}
+    assert outcome["retriever"] == "made__up"
+    assert outcome["scores"]["test"] == {}
     json.dumps(outcome)
 
 
@@ -119,8 +119,7 @@ def test_the_dev_split_is_scored(hub, tmp_path):
         ranked.sort(key=lambda name, n=n: abs(int(name.split("-")[1]) - n))
         relevant = {name for name, grade in made_up_labels()[f"q-{n}"].items() if grade}
         expected.append(ndcg_at_10(ranked, relevant))
-    scores = outcome["splits"]["dev"]["scores"]
-    assert outcome["main_score"] == "ndcg_at_10"
+    scores = outcome["scores"]["dev"]
     assert scores["ndcg_at_10"] == pytest.approx(sum(expected) / NUM_QUERIES, abs=1e-9)
     assert 0.5 < scores["ndcg_at_10"] < 1
     assert scores["recall_at_10"] == 1.0
@@ -228,18 +227,17 @@ def test_another_instruction_makes_a_result_again(hub, tmp_path, monkeypatch):
     assert len(model.calls) == 1
 
 
-@pytest.mark.parametrize("other", [("made/up", "r2"), ("other/model", "r1")])
-def test_results_of_another_model_are_refused(other, hub, tmp_path):
-    job = job_of(ARXIV, tmp_path, retriever="mine")
+def test_results_of_another_revision_are_refused(hub, tmp_path):
+    job = job_of(ARXIV, tmp_path)
     job.run(NumberModel())
-    model = NumberModel(*other)
-    with pytest.raises(ArtifactError, match=r"'made/up' at revision 'r1'.*another name"):
+    model = NumberModel("made/up", "r2")
+    with pytest.raises(ArtifactError, match=r"'made/up' at revision 'r1'.*another folder"):
         job.run(model)
     # Also of a data set that has no results yet.
     with pytest.raises(ArtifactError, match="made/up"):
-        job_of(BOOKS[0], tmp_path, retriever="mine").run(model)
+        job_of(BOOKS[0], tmp_path).run(model)
     assert model.calls == []
-    AirBenchJob(ARXIV, job.folder, "other", job.cache).run(model)  # under another name it goes
+    AirBenchJob(ARXIV, f"{job.folder}-2", job.cache).run(model)  # in another folder it goes
 
 
 def test_results_that_others_made_are_not_written_over(hub, tmp_path):
@@ -429,17 +427,15 @@ def test_answers_that_the_leaderboard_would_not_take_are_refused(change, message
     assert not result_file(job, "dev").exists()
 
 
-@pytest.mark.parametrize("name", ["a/b", "a b", "<b>", "NoReranker", "", "..", "é", "x" * 129])
+@pytest.mark.parametrize("name", ["a b", "<b>", "/", "..", "é", "x" * 129])
 def test_names_that_break_folders_or_the_leaderboard_are_refused(name, tmp_path):
     with pytest.raises(ConfigError, match="retriever's name"):
-        open_results(str(tmp_path), NEW, model_meta(name or "/", "r1"), name)
+        open_results(str(tmp_path), NEW, model_meta(name, "r1"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_jobs_for_all_data_sets_that_are_wanted():
     assert len(air_bench_jobs(OLD, "out")) == 28
-    jobs = air_bench_jobs(NEW, "out", domains=["law"], languages=["en"], splits=["dev"])
-    assert [job.name for job in jobs] == [
-        "AIR-Bench_24.05_qa_law_en_default",
-        "AIR-Bench_24.05_long-doc_law_en_lex_files_300K-400K",
-    ]
+    names = {job.name for job in air_bench_jobs(NEW, "out", ["en"])}
+    assert "AIR-Bench_24.05_long-doc_law_en_lex_files_300K-400K" in names
+    assert all("_en_" in name for name in names)

@@ -32,7 +32,7 @@ class AirBench:
         """
         from rayembed_extras.air_bench.job import air_bench_jobs
 
-        return air_bench_jobs(self.name, _folder(run), languages=run.languages)
+        return air_bench_jobs(self.name, _folder(run), run.languages)
 
     def keep(self, run: EvaluationRun, done: "Sequence[Done]") -> None:
         """Write the table of dev scores, where there are any."""
@@ -60,7 +60,7 @@ class AirBench:
             return lines
         place = _folder(run), self.name, _retriever(done)
         if _has_dev(done):
-            lines.append(dev_markdown([read_dev_scores(*place)]))
+            lines.append(dev_markdown(read_dev_scores(*place)))
             lines.append(f"Dev scores {dev_file(*place)}")
         lines.append(
             "Test scores come from the leaderboard alone: "

@@ -91,17 +91,6 @@ class AirBenchDataset:
         return "" if self.version == _WITHOUT_SPLIT_NAMES else f"_{split}"
 
 
-def check_version(version: str) -> Version:
-    """The version itself.
-
-    Raises:
-        ConfigError: no such version; the message names the nearest one.
-    """
-    if version not in VERSIONS:
-        raise ConfigError(f"no version {version!r} of AIR-Bench; {nearest(version, VERSIONS)}")
-    return version
-
-
 def air_bench_datasets(
     version: str,
     *,
@@ -122,7 +111,9 @@ def air_bench_datasets(
         ConfigError: an unknown version, task, domain, language or split, or none that has all
             that is wanted.
     """
-    found = _catalogue()[check_version(version)]
+    if version not in VERSIONS:
+        raise ConfigError(f"no version {version!r} of AIR-Bench; {nearest(version, VERSIONS)}")
+    found = _catalogue()[version]
     _check(version, "task", tasks, (dataset.task for dataset in found))
     _check(version, "domain", domains, (dataset.domain for dataset in found))
     _check(version, "language", languages, (dataset.language for dataset in found))

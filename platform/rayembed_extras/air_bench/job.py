@@ -16,10 +16,13 @@ from rayembed_extras.air_bench.catalogue import AirBenchDataset, Split, air_benc
 from rayembed_extras.air_bench.hub_data import AirBenchData, load_data, load_labels, unknown_ids
 from rayembed_extras.air_bench.results import DEPTH, AirBenchResults, checked, open_results
 from rayembed_extras.air_bench.scores import retrieval_scores
-from rayembed_extras.air_bench.task import MAIN_SCORES, query_instruction, task_metadata
+from rayembed_extras.air_bench.task import query_instruction, task_metadata
 
 AIR_BENCH_RESULT = "air_bench_result"
 """Key of the outcome of `AirBenchJob.run`."""
+
+_BATCH = 1024
+"""Texts that are handed to the model at once, for models that do not choose it themselves."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,8 @@ class AirBenchJob:
     """Data set, with the requested splits."""
     folder: str
     """Folder of all results of AIR-Bench (`results.py`), local or in object storage."""
-    retriever: str = ""
-    """Name of the model in the results; empty: the model's own name."""
     cache: str | None = None
     """Cache of the data sets; None: the default of `datasets`."""
-    batch_size: int = 1024
-    """Texts that are handed to the model at once, for models that do not choose it themselves."""
 
     @property
     def name(self) -> str:
@@ -53,15 +52,14 @@ class AirBenchJob:
         Raises:
             ArtifactError: the results there are of another model or revision.
         """
-        results = open_results(self.folder, self.dataset.version, meta, self.retriever)
-        return not self._missing(results)
+        return not self._missing(open_results(self.folder, self.dataset.version, meta))
 
     def run(self, model: Any) -> dict[str, Any]:
         """Search for what is missing with a model that has mteb's `SearchProtocol`.
 
         Returns:
-            `AIR_BENCH_RESULT` → the data set, and for each split its file, the number of queries
-            and the scores, which test splits have none of.
+            `AIR_BENCH_RESULT` → the model's name in the results, and the scores of each split, of
+            which test splits have none.
 
         Raises:
             AssetError: the hub does not give the data set.
@@ -69,20 +67,20 @@ class AirBenchJob:
             ArtifactError: the results there are of another model or revision, or the model's
                 answers are incomplete or no numbers.
         """
-        results = open_results(
-            self.folder, self.dataset.version, model.mteb_model_meta, self.retriever
-        )
+        results = open_results(self.folder, self.dataset.version, model.mteb_model_meta)
         missing = self._missing(results)
         if missing:
             self._make(model, results, missing)
-        return {AIR_BENCH_RESULT: self._outcome(results)}
+        records = {split: results.record(self.dataset, split) for split in self.dataset.splits}
+        scores = {split: dict(record.scores) for split, record in records.items() if record}
+        return {AIR_BENCH_RESULT: {"retriever": results.retriever, "scores": scores}}
 
     def _missing(self, results: AirBenchResults) -> list[Split]:
         instruction = query_instruction(self.dataset)
         return [
             split
             for split in self.dataset.splits
-            if results.finished(self.dataset, split, instruction) is None
+            if not results.finished(self.dataset, split, instruction)
         ]
 
     def _make(self, model: Any, results: AirBenchResults, splits: Sequence[Split]) -> None:
@@ -123,70 +121,36 @@ class AirBenchJob:
             "task_metadata": task_metadata(self.dataset, data.revision),
             "hf_split": splits[-1],
             "hf_subset": "default",
-            "encode_kwargs": {"batch_size": self.batch_size, "show_progress_bar": False},
+            "encode_kwargs": {"batch_size": _BATCH, "show_progress_bar": False},
             "num_proc": None,
         }
-        asked = {
-            (split, str(query)): str(text)
-            for split in splits
-            for query, text in zip(*_columns(data.queries[split]), strict=True)
-        }
-        names = {f"{split}/{query}": (split, query) for split, query in asked}
-        queries = Dataset.from_dict({"id": list(names), "text": list(asked.values())})
+        queries = Dataset.from_list(
+            [
+                {"id": f"{split}/{row['id']}", "text": row["text"]}
+                for split in splits
+                for row in data.queries[split]
+            ]
+        )
         model.index(data.corpus, **options)
-        best = checked(model.search(queries, top_k=DEPTH, **options), names, self.name)
-        found: dict[Split, dict[str, dict[str, float]]] = {split: {} for split in splits}
-        for name, (split, query) in names.items():
-            found[split][query] = best.pop(name)
-        return found
-
-    def _outcome(self, results: AirBenchResults) -> dict[str, Any]:
-        dataset = self.dataset
-        told: dict[str, Any] = {}
-        for split in dataset.splits:
-            record = results.record(dataset, split)
-            assert record is not None, f"{self.name}: no record of {split}"
-            told[split] = {
-                "file": results.path(dataset, split),
-                "num_queries": record.num_queries,
-                "scores": dict(record.scores),
-            }
+        found = model.search(queries, top_k=DEPTH, **options)
+        best = checked(found, list(queries["id"]), self.name)
         return {
-            "version": dataset.version,
-            "retriever": results.retriever,
-            "dataset": dataset.label,
-            "main_score": MAIN_SCORES[dataset.task],
-            "splits": told,
+            split: {name: best[f"{split}/{name}"] for name in data.queries[split]["id"]}
+            for split in splits
         }
-
-
-def _columns(queries: Dataset) -> tuple[list[str], list[str]]:
-    return list(queries["id"]), list(queries["text"])
 
 
 def air_bench_jobs(
-    version: str,
-    folder: str,
-    *,
-    retriever: str = "",
-    tasks: Sequence[str] = (),
-    domains: Sequence[str] = (),
-    languages: Sequence[str] = (),
-    splits: Sequence[str] = (),
-    cache: str | None = None,
+    version: str, folder: str, languages: Sequence[str] = (), cache: str | None = None
 ) -> list[AirBenchJob]:
-    """A job for each data set of a version, or for those that are wanted.
+    """A job for each data set of a version in the languages that are wanted; none: in all.
 
     Args:
         folder: of all results of AIR-Bench.
-        splits: `dev` (24.05 only) and `test`; none: all, as with the other choices.
 
     Raises:
-        ConfigError: an unknown name, or nothing that is all of what is wanted; or what scores dev
-            splits is not installed.
+        ConfigError: an unknown language; or what scores dev splits is not installed.
     """
     require_packages(f"the benchmark {version}", "air-bench", "pytrec_eval")
-    chosen = air_bench_datasets(
-        version, tasks=tasks, domains=domains, languages=languages, splits=splits
-    )
-    return [AirBenchJob(dataset, folder, retriever, cache) for dataset in chosen]
+    chosen = air_bench_datasets(version, languages=languages)
+    return [AirBenchJob(dataset, folder, cache) for dataset in chosen]

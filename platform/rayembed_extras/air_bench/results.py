@@ -56,8 +56,6 @@ class Record:
     """Version of mteb."""
     num_documents: int
     num_queries: int
-    queries_sha256: str
-    """SHA-256 of the sorted ids of all queries of the split."""
     result_sha256: str
     """SHA-256 of the result file, whose documents were all found in the corpus."""
     scores: Mapping[str, float]
@@ -100,20 +98,26 @@ class AirBenchResults:
             logger.warning("%s cannot be read, its result is made again: %s", path, error)
             return None
 
-    def finished(self, dataset: AirBenchDataset, split: Split, instruction: str) -> Record | None:
-        """The record of a result that need not be made again; None where it must be.
-
-        It was made by this model at this revision with this instruction, it holds every query
-        that it was made for, and it is byte for byte what was written.
-        """
+    def problem(self, dataset: AirBenchDataset, split: Split) -> str:
+        """Why a result is not whole or of another revision; empty where it is as it was written."""
         record = self.record(dataset, split)
-        if record is None or (record.revision, record.instruction) != (self.revision, instruction):
-            return None
-        content = self.read(dataset, split)
-        if content_hash(content) != record.result_sha256:
-            logger.warning("%s was changed and is made again", self.path(dataset, split))
-            return None
-        return record
+        if record is None:
+            return "missing"
+        if record.revision != self.revision:
+            return f"made with revision {record.revision!r}, not {self.revision!r}"
+        if content_hash(self.read(dataset, split)) != record.result_sha256:
+            return "not what the evaluation wrote"
+        return ""
+
+    def finished(self, dataset: AirBenchDataset, split: Split, instruction: str) -> bool:
+        """Whether a result need not be made again; one with another instruction must be."""
+        record = self.record(dataset, split)
+        if record is None or record.instruction != instruction:
+            return False
+        problem = self.problem(dataset, split)
+        if problem:
+            logger.warning("%s is made again: it is %s", self.path(dataset, split), problem)
+        return not problem
 
     def save(
         self,
@@ -143,7 +147,6 @@ class AirBenchResults:
             mteb=version_of("mteb"),
             num_documents=num_documents,
             num_queries=len(found),
-            queries_sha256=hash_of_ids(found),
             result_sha256=content_hash(content),
             scores=dict(scores),
         )
@@ -175,21 +178,19 @@ class AirBenchResults:
         return join(self._place, f"{dataset.label}_{split}.json")
 
 
-def open_results(
-    folder: str, version: str, meta: ModelMeta, retriever: str = ""
-) -> AirBenchResults:
+def open_results(folder: str, version: str, meta: ModelMeta) -> AirBenchResults:
     """The results of a model below `folder`, which from then on are this model's alone.
 
     Args:
         folder: local or in object storage.
-        retriever: names the folder and the submission; empty: the model's name.
+        meta: of the model, whose name is that of the folder and of the submission.
 
     Raises:
         ConfigError: a name that cannot be a folder's.
         ArtifactError: the folder has results of another model, of another revision, or of
             nobody knows which.
     """
-    name = retriever or retriever_name(meta)
+    name = str(meta.name or "").replace("/", "__")  # as mteb writes it: org__model
     check_retriever_name(name)
     revision = meta.revision or "no_revision_available"
     results = AirBenchResults(folder, version, name, revision)
@@ -200,15 +201,15 @@ def open_results(
         if exists(join(place, NO_RERANKER)):
             raise ArtifactError(
                 f"{place!r} has results, but no {MADE_BY} that says of which model; move them away "
-                "or choose another folder or name of a retriever"
+                "or choose another folder"
             )
         write_atomic(path, json.dumps(maker, indent=2).encode())
     seen = made_by(folder, version, name)
     if seen != maker:
         raise ArtifactError(
             f"{path!r} says that the results there are those of {seen.get('model')!r} at revision "
-            f"{seen.get('revision')!r}, not of {maker['model']!r} at {revision!r}; give this model "
-            "another name of a retriever or another folder, or move the old results away"
+            f"{seen.get('revision')!r}, not of {maker['model']!r} at {revision!r}; take another "
+            "folder, or move the old results away"
         )
     return results
 
@@ -234,11 +235,6 @@ def made_by(folder: str, version: str, retriever: str) -> dict[str, str]:
     return values
 
 
-def retriever_name(meta: ModelMeta) -> str:
-    """The model's name as one folder, as mteb writes it: `org__model`."""
-    return str(meta.name or "").replace("/", "__")
-
-
 def check_retriever_name(name: str) -> None:
     """Return when `name` can name a folder, a zip file and a row of the leaderboard.
 
@@ -248,10 +244,10 @@ def check_retriever_name(name: str) -> None:
     Raises:
         ConfigError: it cannot.
     """
-    if not _NAME.fullmatch(name) or name == NO_RERANKER:
+    if not _NAME.fullmatch(name):
         raise ConfigError(
             f"the retriever's name {name!r} does not fit AIR-Bench's files: allowed are 1 to 128 "
-            f"letters, digits, '.', '_' and '-', a letter or digit first, and not {NO_RERANKER!r}"
+            "letters, digits, '.', '_' and '-', a letter or digit first"
         )
 
 
@@ -279,11 +275,6 @@ def checked(found: Found, queries: Iterable[str], where: str) -> dict[str, dict[
         hits.sort(key=lambda hit: (-hit[0], hit[1]))
         best[query] = {name: score for score, name in hits[:DEPTH]}
     return best
-
-
-def hash_of_ids(ids: Iterable[str]) -> str:
-    """SHA-256 of the ids, whatever their order."""
-    return content_hash(json.dumps(sorted(ids)).encode())
 
 
 def content_hash(content: bytes) -> str:

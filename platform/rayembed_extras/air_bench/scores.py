@@ -5,7 +5,7 @@ only from the leaderboard, after a submission; a dev score is no estimate of it 
 documents, which differ between the splits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rayembed.assets.storage import join, write_atomic
@@ -102,36 +102,33 @@ def dev_file(folder: str, version: str, retriever: str) -> str:
 
 def write_dev_scores(folder: str, version: str, retriever: str) -> None:
     """Write the dev scores that were computed by now into `dev_file`; raises as their reader."""
-    table = dev_csv([read_dev_scores(folder, version, retriever)])
+    table = dev_csv(read_dev_scores(folder, version, retriever))
     write_atomic(dev_file(folder, version, retriever), table.encode())
 
 
-def dev_markdown(rows: Sequence[DevScores]) -> str:
-    """A table with a line for each data set and a column for each model of one version, in percent.
-
-    Under the data sets of a task stands their mean.
-    """
+def dev_markdown(found: DevScores) -> str:
+    """A table with a line for each data set, in percent, and the mean below those of a task."""
     lines: list[list[object]] = []
     for task, metric in MAIN_SCORES.items():
-        for dataset in rows[0].datasets(task):
+        for dataset in found.datasets(task):
             about = [task, dataset.domain, dataset.language, dataset.name, metric]
-            lines.append([*about, *(_percent(row.scores.get(dataset.label)) for row in rows)])
-        means = [_percent(row.mean(task)) for row in rows]
-        lines.append([f"**{task}**", "", "", "**mean**", metric, *means])
-    heads = ["Task", "Domain", "Language", "Data set", "Score", *(row.retriever for row in rows)]
+            lines.append([*about, _percent(found.scores.get(dataset.label))])
+        lines.append([f"**{task}**", "", "", "**mean**", metric, _percent(found.mean(task))])
+    heads = ["Task", "Domain", "Language", "Data set", "Score", found.retriever]
     return show(Table(heads, lines, align="lllllr"), "markdown")
 
 
-def dev_csv(rows: Sequence[DevScores]) -> str:
+def dev_csv(found: DevScores) -> str:
     """The same in full precision as fractions, without means; missing scores are empty."""
-    assert len({row.version for row in rows}) == 1, "rows of one version"
-    lines = []
-    for dataset in rows[0].datasets():
-        about = [dataset.version, dataset.task, dataset.domain, dataset.language, dataset.name]
-        scores = [Cell(row.scores.get(dataset.label)) for row in rows]
-        lines.append([*about, MAIN_SCORES[dataset.task], *scores])
+    lines = [
+        [
+            *(one.version, one.task, one.domain, one.language, one.name, MAIN_SCORES[one.task]),
+            Cell(found.scores.get(one.label)),
+        ]
+        for one in found.datasets()
+    ]
     about = ["version", "task", "domain", "language", "dataset", "metric"]
-    return show(Table([*about, *(row.retriever for row in rows)], lines), "csv")
+    return show(Table([*about, found.retriever], lines), "csv")
 
 
 def _percent(score: float | None) -> Cell:

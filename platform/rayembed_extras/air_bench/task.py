@@ -37,19 +37,6 @@ _INSTRUCTIONS: Mapping[Task, Mapping[str, str]] = {
     },
 }
 
-_DOMAINS: Mapping[str, str] = {
-    "arxiv": "Academic",
-    "book": "Non-fiction",
-    "finance": "Financial",
-    "healthcare": "Medical",
-    "law": "Legal",
-    "msmarco": "Web",
-    "news": "News",
-    "science": "Academic",
-    "web": "Web",
-    "wiki": "Encyclopaedic",
-}
-
 _LANGUAGES: Mapping[str, str] = {
     "ar": "arb-Arab",
     "bn": "ben-Beng",
@@ -96,11 +83,4 @@ def task_metadata(dataset: AirBenchDataset, revision: str) -> TaskMetadata:
         prompt={"query": query_instruction(dataset)},
         eval_splits=list(dataset.splits),
         eval_langs=[_LANGUAGES[dataset.language]],
-        domains=[_DOMAINS[dataset.domain], "Written"],
-        task_subtypes=["Question answering"],
-        license="not specified",
-        annotations_creators="LM-generated",
-        dialect=[],
-        sample_creation="LM-generated and verified",
-        bibtex_citation="",
     )
