@@ -4,12 +4,12 @@ import mteb
 import numpy as np
 import pytest
 from mteb.types import PromptType
-from rayembed.samples.assets import MINILM
 from sentence_transformers import SentenceTransformer
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.evaluation.run_scores import make_spec
+from rayembed.recipes.sample import MINILM
 
 TEXTS = ["", "Paris", "a text of more than 256 tokens " * 40, "cats and dogs " * 7]
 
