@@ -25,7 +25,6 @@ from rayembed.data.held_out.choice import listed_values
 from rayembed.data.sources import files
 from rayembed.data.sources.cells import looks_like_list
 from rayembed.data.sources.files import list_pieces
-from rayembed.data.sources.quote_check import QuoteCheck
 from rayembed.data.sources.rows import Row, lines_of, read_rows
 from rayembed.errors import ArtifactError, ConfigError, DataError, RayembedError
 from rayembed.evaluation.own_data import find_files, write_set
@@ -325,15 +324,6 @@ def test_cells_that_look_like_rows_are_read_where_others_of_several_lines_do_not
     assert len(rows_at(tmp_path / "code.csv")) == 20
 
 
-def test_cells_are_held_for_the_first_rows_alone():
-    """Of a file whose every row has a cell of several lines, too."""
-    check = QuoteCheck(",", meant=False)
-    for number in range(3000):
-        check.see(['"a\n', 'b","c\n', 'd"\n'], ["a\nb", "c\nd"], 2, 3 * number)
-        assert len(check._held) <= 2002
-    assert check.settled
-
-
 def test_rows_whose_cells_begin_with_spaces_or_are_empty_are_swallowed_by_no_quotes(tmp_path):
     for name, row in (("spaced", "q{0}, answer {0}"), ("empty", "q{0},"), ("first", ",a{0}")):
         lines = [row.format(i) for i in range(60)]
@@ -593,7 +583,7 @@ def test_a_column_may_begin_in_any_row_of_jsonl(tmp_path):
     assert _look_at(str(tmp_path / "a.jsonl"), delimiter=None, encoding=None).negatives == 2
     source = {"kind": "pairs", "path": str(tmp_path / "a.jsonl")}
     _, made = made_records(tmp_path / "out", source)
-    assert made.manifest["unread_columns"] == {"negatives": "negatives"}
+    assert made.manifest["unread_columns"] == [{"column": "negatives"}]
     records, made = made_records(tmp_path / "out", {**source, "negatives": "negatives"})
     assert [n.text for n in records[-1].negatives] == ["n n", "m m"]
     with pytest.raises(ConfigError, match="has no such column"):

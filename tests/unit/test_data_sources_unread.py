@@ -100,17 +100,6 @@ def test_a_column_of_negatives_that_nobody_reads_is_refused(tmp_path: Path, endi
     check_files_at_hand(override(run, ["data.datasets.brings.source.negatives=negatives"]))
     check_files_at_hand(make_run(tmp_path, 0, path=file.name))  # nobody asks for negatives
     check_files_at_hand(override(run, ["data.datasets.brings.source.negatives=[]"]))
-    for number, none in enumerate(
-        [[1, 2], ["7187158", "d-17"], [], None, "0", " ", [{"id": "d-17", "note": "of an object"}]]
-    ):
-        rows = [row | {"negatives": none} for row in ROWS]
-        file = written(tmp_path / f"{number}.{ending}", rows)
-        check_files_at_hand(make_run(tmp_path, path=file.name))
-    chinese = [row | {"negatives": "没有空格的文本"} for row in ROWS]
-    with pytest.raises(ConfigError, match="column 'negatives'"):
-        check_files_at_hand(
-            make_run(tmp_path, path=written(tmp_path / f"zh.{ending}", chinese).name)
-        )
     check_files_at_hand(make_run(tmp_path, path=written(tmp_path / f"b.{ending}", BARE).name))
 
 
@@ -148,101 +137,47 @@ def test_negatives_in_other_columns_are_refused_and_read_as_the_message_says(
     check_files_at_hand(override(run, [f"{setting}=hard_negatives"]))
 
 
-def test_what_columns_look_like(tmp_path: Path) -> None:
-    names = {
-        "Hard Negatives": "negatives",
-        "neg": "negatives",
-        "negative_1": "negatives",
-        "label_score": None,
-        "similarity": None,
-        "topic": "labels",
-        "label": "labels",
-        "prompt": "instructions",
-        "task": "instructions",
-        "neg_ids": None,
-        "negated": None,
-        "title": None,
-        "lang": None,
-    }
-    file = written(tmp_path / "a.jsonl", [BARE[0] | dict.fromkeys(names, "some text")])
-    pieces = list_pieces(str(file))
-    found = unread_columns(pieces, ["query", "positive"])
-    assert found == {name: look for name, look in names.items() if look is not None}
-    read = ["query", "positive", "neg", "topic.first_line", "label_score+similarity"]
-    assert unread_columns(pieces, read).keys() == found.keys() - {*("neg", "topic")}
+NAMES = {
+    "negatives": """negatives negative neg hard_negatives hardNegatives hard-negatives neg_1 Neg2
+        HARD_NEGATIVES negative_passages negative_1_text neg_ctx NegativeDoc rejected""",
+    "label": "label labels Label is_duplicate isDuplicate duplicate",
+    "instruction": "instruction instructions prompt prompts",
+    "": """id url title score neg_ids num_negatives is_negative false_negatives negative_sentiment
+        negated label_score has_label rejection prompting text_neg 标签""",
+}
 
 
-def test_further_elements_of_lists_are_named_and_not_refused(tmp_path: Path) -> None:
-    """They have no names: a text may be a wrong answer, the time of the row or its source."""
-    triples = [[f"query {i}", f"positive {i}", f"a wrong text {i}", i / 2, "en"] for i in range(8)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, triples)))
-    run = make_run(tmp_path, path="rows.jsonl", query="0", positive="1")
-    check_files_at_hand(run)
-    assert looks_of(tmp_path / "rows.jsonl", "0", "1") == {"2": "texts"}
-    (folder,) = prepare(run, PipelineContext(str(tmp_path / "bare"), 0)).values()
-    assert [line for line in data_warnings(folder) if "data set brings: no" in line] == [
-        "data set brings: no setting reads '2' (looks like texts: set "
-        "'data.datasets.brings.source.negatives=2' to use it, if it should be negatives)"
-    ]
-    # What the message names is read.
-    taken = override(run, ["data.datasets.brings.source.negatives=2"])
-    (folder,) = prepare(taken, PipelineContext(str(tmp_path / "out"), 0)).values()
-    told = [line for line in data_warnings(folder) if "data set brings" in line]
-    assert told == []
-    drawn = [row for step in range(2) for row in BatchPlan.open(folder).read(step)]
-    read = {n.text for row in drawn if row.dataset == "brings" for n in row.negatives}
-    assert read
-    assert all(text.startswith("a wrong text") for text in read)
+@pytest.mark.parametrize("setting", NAMES)
+def test_columns_are_known_by_plain_names(setting: str) -> None:
+    for name in NAMES[setting].split():
+        told = unread_warning(manifest_of({"kind": "pairs"}, name)) or ""
+        assert (f"no setting reads {name!r}: " in told) == bool(setting)
+        assert f"data.datasets.d.source.{setting}" in told or not setting
 
 
-def looks_of(path: Path, *read: str) -> dict[str, str]:
-    return unread_columns(list_pieces(str(path)), read)
+def test_unread_columns_are_those_at_the_top_that_no_path_begins_with(tmp_path: Path) -> None:
+    names = ("neg", "topic", "label_score", "similarity", "lang", "0")
+    for ending in ("jsonl", "csv", "parquet"):
+        file = written(tmp_path / f"a.{ending}", [BARE[0] | dict.fromkeys(names, "some text")])
+        pieces = list_pieces(str(file))
+        assert unread_columns(pieces, ["query", "positive"]) == names
+        read = ["query", "positive", "neg", "topic.first_line", "label_score+similarity"]
+        assert unread_columns(pieces, read) == ("lang", "0")
 
 
-@pytest.mark.parametrize(
-    ("values", "look"),
-    [
-        (["2024-01-01 12:00", "2024-01-02 09:30"], "texts"),
-        ([7187158, 7187159], None),
-        (["d17", "d18"], None),
-        ([3, 0.25], None),
-        ([1, 0], "labels of pairs"),
-        ([True, False], "labels of pairs"),
-        ([0, 0], None),
-    ],
-)
-def test_elements_without_a_name_are_told_by_what_they_are(
-    tmp_path: Path, values: list[Any], look: str | None
+def test_columns_that_are_read_and_that_are_not_are_logged_before_work(
+    tmp_path: Path, caplog: Any
 ) -> None:
-    rows = [[number, "a query here", "p", "a passage here"] for number in values]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
-    assert looks_of(file, "1", "3") == ({} if look is None else {"0": look})
-
-
-@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
-@pytest.mark.parametrize(
-    ("column", "values", "look"),
-    [
-        ("rejected", [False, True], None),
-        ("rejected", [False, False], None),
-        ("contradiction", [0, 1], None),
-        ("contradiction", [0.3, 1.0], None),
-        ("negative", [17, 18], None),
-        ("negative", [17.0, 18.0], None),
-        ("rejected", ["a wrong answer", "another one"], "negatives"),
-        ("label", [0, 1], "labels of pairs"),
-        ("label", ["no", "yes"], "labels of pairs"),
-        ("label", [1, 1], "labels"),
-        ("label", [0, 2], "labels"),
-    ],
-)
-def test_named_cells_are_told_by_what_they_are(
-    tmp_path: Path, ending: str, column: str, values: list[Any], look: str | None
-) -> None:
-    rows = [{**BARE[0], column: value} for value in values]
-    file = written(tmp_path / f"rows.{ending}", rows)
-    assert looks_of(file, "query", "positive") == ({} if look is None else {column: look})
+    caplog.set_level("INFO")
+    asked = [{**row, "wrong_answer": "a text", "positve": "another"} for row in BARE]
+    written(tmp_path / "rows.jsonl", asked)
+    check_files_at_hand(make_run(tmp_path, path="rows.jsonl"))
+    line = "brings.source reads the columns query, positive, not wrong_answer, positve"
+    assert caplog.text.count(line) == 1
+    written(tmp_path / "bare.jsonl", BARE)
+    caplog.clear()
+    check_files_at_hand(make_run(tmp_path, path="bare.jsonl"))
+    assert "brings.source reads" not in caplog.text
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
@@ -254,19 +189,16 @@ def test_named_cells_are_told_by_what_they_are(
         ({"passage": "a wrong text"}, "passage"),
     ],
 )
-def test_negatives_that_are_objects_are_refused_and_read_as_the_message_says(
+def test_negatives_that_are_objects_are_refused_and_read_by_a_path(
     tmp_path: Path, ending: str, passage: dict[str, str], below: str
 ) -> None:
     """As Tevatron's files have them."""
     rows = [{**bare, "negative_passages": [passage, passage]} for bare in BARE]
     file = written(tmp_path / f"rows.{ending}", rows)
     run = make_run(tmp_path, path=file.name)
-    column = f"negative_passages.{below}"
-    setting = f"data.datasets.brings.source.negatives={column}"
-    with pytest.raises(ConfigError) as refused:
+    setting = f"data.datasets.brings.source.negatives=negative_passages.{below}"
+    with pytest.raises(ConfigError, match=r"a column 'negative_passages'.*negative_passages\.text"):
         check_files_at_hand(run)
-    assert f"a column '{column}'" in str(refused.value)
-    assert f"set '{setting}'" in str(refused.value)
     (folder,) = prepare(
         override(run, [setting]), PipelineContext(str(tmp_path / "out"), 0)
     ).values()
@@ -274,9 +206,6 @@ def test_negatives_that_are_objects_are_refused_and_read_as_the_message_says(
     found = [record for part in records.parts for record in read_records(part.path)]
     text = " ".join(passage[name] for name in below.split("+"))
     assert {negative.text for record in found for negative in record.negatives} == {text}
-    ids = [{**bare, "negative_passages": [{"docid": "17"}]} for bare in BARE]
-    file = written(tmp_path / f"ids.{ending}", ids)
-    assert looks_of(file, "query", "positive") == {}
 
 
 def test_labels_of_pairs_are_told_with_what_leaves_the_others_out(tmp_path: Path) -> None:
@@ -289,9 +218,12 @@ def test_labels_of_pairs_are_told_with_what_leaves_the_others_out(tmp_path: Path
     run = make_run(tmp_path, 0, path="rows.jsonl", query="question1", positive="question2")
     (folder,) = prepare(run, PipelineContext(str(tmp_path / "out"), 0)).values()
     (told,) = [line for line in data_warnings(folder) if "'is_duplicate'" in line]
-    assert "looks like labels of pairs: each row is taken for a positive pair, be it" in told
-    assert "source.label" not in told
-    setting = told.partition("set '")[2].partition("'")[0].replace("…", "rows.jsonl")
+    assert "each row is taken for a positive pair" in told
+    assert "take data.datasets.brings.source.kind=nli" in told
+    setting = (
+        "data.datasets.brings.source={kind: nli, path: rows.jsonl, premise: question1, "
+        'hypothesis: question2, label: is_duplicate, entailment: "1", contradiction: "0"}'
+    )
     (folder,) = prepare(
         override(run, [setting]), PipelineContext(str(tmp_path / "as told"), 0)
     ).values()
@@ -304,13 +236,12 @@ def test_labels_of_pairs_are_told_with_what_leaves_the_others_out(tmp_path: Path
 
 
 def test_negatives_in_a_later_file_alone_are_seen(tmp_path: Path) -> None:
-    bare = {"query": "what is asked", "positive": "what is said"}
     (tmp_path / "rows").mkdir()
-    written(tmp_path / "rows/a.jsonl", [bare | {"neg": "d17"}])
-    written(tmp_path / "rows/b.jsonl", [bare | {"neg": "a text of several words"}])
+    written(tmp_path / "rows/a.jsonl", BARE)
+    written(tmp_path / "rows/b.jsonl", [BARE[0] | {"neg": "a text of several words"}])
     pieces = list_pieces(str(tmp_path / "rows"))
-    assert unread_columns(pieces[:1], ["query", "positive"]) == {}
-    assert unread_columns(pieces, ["query", "positive"]) == {"neg": "negatives"}
+    assert unread_columns(pieces[:1], ["query", "positive"]) == ()
+    assert unread_columns(pieces, ["query", "positive"]) == ("neg",)
 
 
 def test_unread_columns_are_named_when_the_data_is_prepared(tmp_path: Path, caplog: Any) -> None:
@@ -318,8 +249,8 @@ def test_unread_columns_are_named_when_the_data_is_prepared(tmp_path: Path, capl
     run = make_run(tmp_path, 0, path="rows.jsonl")
     (folder,) = prepare(run, PipelineContext(str(tmp_path / "out"), 0)).values()
     line = (
-        "data set brings: no setting reads 'negatives' (looks like negatives: set "
-        "'data.datasets.brings.source.negatives=negatives' to use it)"
+        "data set brings: no setting reads 'negatives': set "
+        "'data.datasets.brings.source.negatives=negatives' to train on them"
     )
     assert caplog.text.count(line) == 1
     # Again where everything is there already, and for the run's summary.
@@ -385,27 +316,28 @@ def test_the_summary_of_a_run_has_the_warnings(tmp_path: Path, capsys: Any) -> N
     assert f"Data       {line}" in capsys.readouterr().out
 
 
-def test_a_warning_without_a_setting_for_it_names_none() -> None:
-    manifest = {
+def manifest_of(source: dict[str, Any], *unread: str) -> dict[str, Any]:
+    inputs = {"settings": {"source": source}}
+    return {
         "dataset": "d",
-        "inputs": {"settings": {"source": {"kind": "nli"}}},
-        "unread_columns": {"neg_1": "negatives", "neg_2": "negatives"},
+        "inputs": inputs,
+        "unread_columns": [{"column": name} for name in unread],
     }
-    assert unread_warning(manifest) == (
-        "data set d: no setting reads 'neg_1', 'neg_2' (looks like negatives)"
+
+
+def test_a_warning_names_what_to_set() -> None:
+    assert unread_warning(manifest_of({"kind": "nli"}, "neg_1", "neg_2")) is None
+    told = unread_warning(manifest_of({"kind": "pairs"}, "neg_1", "neg_2", "prompt", "url"))
+    assert told == (
+        "data set d: no setting reads 'neg_1', 'neg_2': set "
+        "'data.datasets.d.source.negatives=[neg_1, neg_2]' to train on them; 'prompt': set "
+        "'data.datasets.d.source.instruction=prompt' to use it"
     )
-    manifest["inputs"] = {"settings": {"source": {"kind": "pairs"}}}
-    told = unread_warning(manifest)
+    some = {"kind": "pairs", "negatives": "neg_1", "label": "topic"}
+    told = unread_warning(manifest_of(some, "neg_2", "label"))
     assert told is not None
-    assert "set 'data.datasets.d.source.negatives=[neg_1, neg_2]' to use them" in told
-    source = {"kind": "pairs", "negatives": "neg_1", "label": "topic"}
-    manifest["inputs"] = {"settings": {"source": source}}
-    manifest["unread_columns"] = {"neg_2": "negatives", "label": "labels"}
-    told = unread_warning(manifest)
-    assert told is not None
-    assert "source.negatives=[neg_1, neg_2]' to use it" in told
-    assert "source.label reads 'topic' in place of it" in told
-    source["negatives"] = []  # on purpose
-    manifest["unread_columns"] = {"neg_2": "negatives"}
-    assert unread_warning(manifest) is None
+    assert "source.negatives=[neg_1, neg_2]' to train on them" in told
+    assert "label" not in told, "another column is read in its place"
+    none = {"kind": "pairs", "negatives": []}  # on purpose
+    assert unread_warning(manifest_of(none, "neg_2")) is None
     assert unread_warning({"dataset": "d"}) is None

@@ -44,8 +44,9 @@ class Source(Settings):
     """Whether its rows are records already, with all that an earlier job gave them."""
     tolerated: ClassVar[frozenset[str]] = frozenset()
     """Reasons by which good rows are rejected; they do not count against `max_rejected_share`."""
-    settings_by_look: ClassVar[Mapping[str, str]] = {}
-    """Setting that reads a column, by what the column looks like; see `data.sources.unread`."""
+    names_by_setting: ClassVar[Mapping[str, str]] = {}
+    """Setting of a column that rows may bring → pattern of names, in small letters alone, that such
+    a column plainly has; see `data.sources.unread`."""
 
     @property
     def paths(self) -> dict[str, str]:

@@ -109,8 +109,8 @@ def origin_of_negatives(dataset: DatasetConfig) -> str | None:
     """
     if dataset.mining is not None:
         return "mining"
-    setting = dataset.source.settings_by_look.get("negatives")
-    return f"source.{setting}" if setting and dataset.source.brings_negatives else None
+    named = "negatives" in dataset.source.names_by_setting
+    return "source.negatives" if named and dataset.source.brings_negatives else None
 
 
 def check_negatives_used(dataset: DatasetConfig, using: Sequence[StageConfig]) -> None:
@@ -194,9 +194,9 @@ def _no_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> str:
     first = used[0].name
     wanted, names = stage.batch.num_negatives, ", ".join(dataset.name for dataset in used)
     columns = [
-        f"data.datasets.{dataset.name}.source.{setting}"
+        f"data.datasets.{dataset.name}.source.negatives"
         for dataset in used
-        if (setting := dataset.source.settings_by_look.get("negatives")) is not None
+        if "negatives" in dataset.source.names_by_setting
     ]
     told = f"name the column in which rows bring them ({columns[0]}=negatives), " if columns else ""
     return (

@@ -42,7 +42,7 @@ _TITLES = {
     "refused": "Candidates refused (share of those looked at)",
     "positives_dropped": "positives dropped from rows that stay",
     "examples": "Rejected and dropped rows",
-    "unread_columns": "Columns that no setting reads, and what they look like",
+    "unread_columns": "Columns that no setting reads",
     "pair_rules": "Pairs by the rule that gave them, before duplicates are dropped",
     "masked_share": "share of in-batch negatives that are masked",
     "example_batches": "Batches to read",

@@ -75,6 +75,11 @@ def check_sources(
                     "data.datasets.%s.source.%s stands for %d files, all of which are read: %s",
                     *(one.dataset.name, setting, len(names_of), shown_names(names_of)),
                 )
+        source = one.dataset.source
+        if isinstance(source, FileRows) and one.unread:
+            read, unread = ", ".join(source.columns.values()), ", ".join(one.unread)
+            at = one.dataset.name
+            logger.info("data.datasets.%s.source reads the columns %s, not %s", at, read, unread)
     known |= {one.dataset.name: one for one in new}
     return [known[dataset.name] for dataset in chosen]
 
@@ -142,8 +147,8 @@ class Head:
     """Rows read that the settings hold out by their name in a column."""
     instructions: tuple[str, ...] = ()
     """Different instructions that rows bring along."""
-    unread: dict[str, str] = field(default_factory=dict)
-    """Column that no setting reads → what it looks like."""
+    unread: tuple[str, ...] = ()
+    """Columns that no setting reads."""
 
     @property
     def most_records(self) -> int | None:

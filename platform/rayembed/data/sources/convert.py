@@ -198,7 +198,7 @@ def _converted_and_cleaned(
             *(dataset.name, equal, named_by),
         )
     if checked.unread:
-        more["unread_columns"] = dict(checked.unread)
+        more["unread_columns"] = [{"column": name} for name in checked.unread]
     if part is not None:
         more["held_out"] = held_out_entry(context.storage, part)
     counts = ("negatives_held_out", "negatives_copied", "texts_unread", "texts_without_id")

@@ -38,8 +38,8 @@ class ResolvedDataset:
     """Content fingerprint of the source."""
     files: Mapping[str, Sequence[FilePiece]] = field(default_factory=dict)
     """Setting → pieces of its files, for sources of files."""
-    unread: Mapping[str, str] = field(default_factory=dict)
-    """Unread column of the files at `path` → what it looks like."""
+    unread: Sequence[str] = ()
+    """Columns of the files at `path` that no setting reads."""
 
 
 @dataclass(frozen=True)

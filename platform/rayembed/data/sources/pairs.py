@@ -24,10 +24,10 @@ class PairsSource(NamedRows):
 
     columns_read: ClassVar = ("query", "positive", "negatives", "label", "instruction", "id")
     can_hold_out: ClassVar = True
-    settings_by_look: ClassVar = {
-        "negatives": "negatives",
-        "labels": "label",
-        "instructions": "instruction",
+    names_by_setting: ClassVar = {
+        "negatives": "(hard)?(neg|negative)s?((text|passage|doc|document|ctx)s?)?|rejected",
+        "label": "labels?|(is)?duplicates?",
+        "instruction": "instructions?|prompts?",
     }
 
     kind: Literal["pairs"] = "pairs"

@@ -396,14 +396,13 @@ def _read_csv(
         )
 
     sign, quotes = piece.delimiter, piece.quotes
-    with opened() as text:
-        rows = csv_rows(text, tsv=piece.kind == "tsv", delimiter=sign, quotes=quotes, again=opened)
-        for number, (values, reason) in enumerate(rows):
-            origin = f"{piece.name}#{number}"
-            if reason is not None:
-                yield BadRow(origin, reason, str(values)[:200])
-            else:
-                yield Row(origin, values, json_lists=True)
+    rows = csv_rows(opened, tsv=piece.kind == "tsv", delimiter=sign, quotes=quotes)
+    for number, (values, reason) in enumerate(rows):
+        origin = f"{piece.name}#{number}"
+        if reason is not None:
+            yield BadRow(origin, reason, str(values)[:200])
+        else:
+            yield Row(origin, values, json_lists=True)
 
 
 def _encoding(piece: FilePiece) -> str:

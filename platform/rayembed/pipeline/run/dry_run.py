@@ -245,12 +245,13 @@ def _rows_read(found: AtHand) -> Table:
                 f"{head.files[0]}{more}",
                 number if head.exact or head.rows is None else f"about {number}",
                 f"{rejected:,}{what}" if head.records is not None else "",
-                ", ".join(head.columns),
+                ", ".join(name for name in head.columns if name not in head.unread),
+                ", ".join(head.unread),
                 head.example,
             ]
         )
-    heads = ["data set", "files", "rows", "rejected", "columns", "first row"]
-    return Table(heads, rows, title="Rows that were read", align="llrrll")
+    heads = ["data set", "files", "rows", "rejected", "columns", "not read", "first row"]
+    return Table(heads, rows, title="Rows that were read", align="llrrlll")
 
 
 def _below_root(run: Run, found: AtHand) -> list[str]:
