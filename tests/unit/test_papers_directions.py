@@ -16,8 +16,8 @@ from rayembed.errors import ArtifactError, ConfigError, WorkerError
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.models.loading.build import check_buildable
 from rayembed.pipeline.run.report import Outcome
-from rayembed.recipes import causal2vec
 from rayembed.registry.tracking_uri import resolve_tracking_uri
+from rayembed_papers import ablations
 from rayembed_papers.directions import job, measure
 from rayembed_papers.directions.catalogue import (
     directions,
@@ -236,7 +236,7 @@ def test_shorter_queries_without_examples_stand_against_longer_ones_with_them():
     assert lengths[1] > 3 * lengths[0]
     assert short.model.document_max_length == long.model.document_max_length
     without, with_them = (run.evaluation.instructions for run in (short, long))
-    for task in causal2vec.EXAMPLES:
+    for task in ablations.EXAMPLES:
         assert without[task] in with_them[task]
         assert len(with_them[task]) > 2 * len(without[task])
 

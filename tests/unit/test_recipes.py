@@ -13,7 +13,7 @@ from rayembed.config.stage_data import without_negatives
 from rayembed.config.table import entry_points
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.errors import ConfigError
-from rayembed.recipes import catalogue, nvembed
+from rayembed.recipes import catalogue
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.recipes.sample import EVALUATION_INSTRUCTIONS, MINILM, SMOLLM2, TASK_NAMES
 
@@ -37,31 +37,6 @@ def test_an_unknown_recipe_names_the_nearest():
         get_recipe("nvembed-v3")
     with pytest.raises(ConfigError, match="allowed: biencoder, biencoder-corpus, biencoder-q"):
         get_recipe("zzz")
-
-
-@pytest.mark.parametrize("base", ["nvembed-quickstart", "nvembed-v2"])
-def test_single_stages_of_table_4(base):
-    two = get_recipe(base)
-    for suffix, in_batch in (("single-stage", False), ("single-stage-in-batch", True)):
-        run = get_recipe(f"{base}-{suffix}")
-        (stage,) = run.stages
-        assert stage.datasets == two.stages[1].datasets
-        assert stage.batch.in_batch_negatives is in_batch
-        assert stage.steps == two.stages[0].steps + two.stages[1].steps
-        assert (run.model, run.data) == (two.model, two.data)
-
-
-@pytest.mark.parametrize("base", ["nvembed-quickstart", "nvembed-v2"])
-def test_reversed_stages_of_table_4(base):
-    two, run = get_recipe(base), get_recipe(f"{base}-reversed")
-    blend, retrieval = run.stages
-    assert (blend.name, retrieval.name) == ("blend", "retrieval")
-    assert (blend.batch, retrieval.batch) == (two.stages[1].batch, two.stages[0].batch)
-    assert (blend.datasets, retrieval.datasets) == (two.stages[1].datasets, two.stages[0].datasets)
-    assert [s.optimizer for s in run.stages] == [s.optimizer for s in two.stages]
-    assert (run.model, run.data, run.evaluation) == (two.model, two.data, two.evaluation)
-    with pytest.raises(ConfigError, match="only two stages can be reversed"):
-        nvembed.reversed_stages(get_recipe("biencoder"), "x")
 
 
 def test_the_eight_cells_of_tables_2_and_3_are_settings():

@@ -5,7 +5,6 @@ import pytest
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
 from rayembed.pipeline.run.training_job import training_job
-from rayembed.recipes import nomic
 from rayembed.recipes.catalogue import get_recipe
 
 
@@ -16,11 +15,6 @@ def test_the_quickstart_trains_on_three_languages_and_across_them():
     assert {"sentence-en", "sentence-fr", "sentence-es", "en-fr", "en-es"} == set(pretrain.datasets)
     assert by_name["en-fr"].source.path != by_name["en-es"].source.path
     assert finetune.loss.dimensions == (256,)
-    dense = get_recipe("nomic-quickstart-dense")
-    assert dense.model.experts is None
-    assert (dense.stages, dense.data) == (run.stages, run.data)
-    with pytest.raises(ConfigError, match="is a run of 'biencoder'"):
-        nomic.dense(get_recipe("biencoder"), "x")
 
 
 def test_a_stage_runs_alone():

@@ -6,17 +6,12 @@ The ablations are settings of any run: `model.num_contextual_tokens` (Table 5),
 last-token pooling (Tables 2, 3 and 6) is `model.encoder=null` with `model.representation=eos`.
 """
 
-from collections.abc import Mapping, Sequence
-
 from rayembed.config.backbone import BackboneConfig, LoraConfig
 from rayembed.config.data import DataConfig, DatasetConfig
-from rayembed.config.instructions import instruction_with_examples
 from rayembed.config.run import Run
-from rayembed.config.settings import changed
 from rayembed.config.stage import BatchConfig, StageConfig
-from rayembed.errors import ConfigError
 from rayembed.losses.infonce import InfoNCE
-from rayembed.models.causal2vec.config import Causal2VecConfig, EncoderConfig, ExamplesConfig
+from rayembed.models.causal2vec.config import Causal2VecConfig, EncoderConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.recipes.building_blocks import (
     compared_scores,
@@ -30,24 +25,6 @@ from rayembed.recipes.sample import (
     SMOLLM2,
     Wikipedia,
 )
-
-EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
-    "WikiSentenceRetrieval": (
-        (
-            "Its keeper lights the lamp at dusk, and ships have steered by it for two centuries.",
-            "A lighthouse stands on the northern cape. It was built of granite and is open to "
-            "visitors in summer.",
-        ),
-    ),
-    "WikiDescriptionRetrieval": (
-        (
-            "Instrument with strings",
-            "The lute is plucked with the fingers. It came to Europe in the Middle Ages and was "
-            "played at courts.",
-        ),
-    ),
-}
-"""Fixed in-context examples of the quickstart's evaluation, written for it."""
 
 ENCODER_LAYERS = ("query", "key", "value", "dense")
 """Linear layers of BERT, the architecture of E5 and all-MiniLM."""
@@ -113,63 +90,3 @@ def quickstart() -> Run:
         ),
         placement=on_a_laptop(),
     )
-
-
-def quickstart_last_token() -> Run:
-    """The quickstart's LLM alone with last-token pooling, trained the same way."""
-    return last_token(quickstart(), "causal2vec-quickstart-last-token")
-
-
-def quickstart_icl() -> Run:
-    """The quickstart with short in-context examples before queries; takes about twice as long."""
-    limits = ExamplesConfig(max_examples=2, query_tokens=24, response_tokens=32, max_tokens=160)
-    return with_examples(
-        quickstart(), "causal2vec-quickstart-icl", limits, EXAMPLES, query_max_length=224
-    )
-
-
-def last_token(run: Run, name: str) -> Run:
-    """The run with the LLM alone and last-token pooling (Tables 2, 3 and 6).
-
-    Raises:
-        ConfigError: the run is not of Causal2Vec.
-    """
-    model = changed(_causal2vec(run), encoder=None, representation="eos")
-    return changed(run, name=name, model=model)
-
-
-def with_examples(
-    run: Run,
-    name: str,
-    limits: ExamplesConfig,
-    fixed: Mapping[str, Sequence[tuple[str, str]]],
-    *,
-    query_max_length: int,
-) -> Run:
-    """The run with in-context examples: sampled in training, a fixed set for each task in
-    evaluation.
-
-    Args:
-        fixed: pairs of query and positive by the name of a task, which has an instruction.
-
-    Raises:
-        ConfigError: the run is not of Causal2Vec, or a task has no instruction.
-    """
-    model = changed(_causal2vec(run), examples=limits, query_max_length=query_max_length)
-    instructions = dict(run.evaluation.instructions)
-    for task, pairs in fixed.items():
-        if task not in instructions:
-            raise ConfigError(
-                f"examples for {task!r}, which has no instruction; set "
-                f"evaluation.instructions.{task}, or leave them out"
-            )
-        template = model.instruction_template
-        instructions[task] = instruction_with_examples(template, instructions[task], pairs)
-    evaluation = changed(run.evaluation, instructions=instructions)
-    return changed(run, name=name, model=model, evaluation=evaluation)
-
-
-def _causal2vec(run: Run) -> Causal2VecConfig:
-    if not isinstance(run.model, Causal2VecConfig):
-        raise ConfigError(f"{run.name!r} is a run of {run.model.kind!r}, not of 'causal2vec'")
-    return run.model

@@ -1,8 +1,4 @@
-"""Runs of CDE (arXiv 2410.02525): one on own pairs, one for a laptop with controls.
-
-The rows of Table 1 at the quickstart's size are `cde-quickstart-random`, `-clustered`, `-filtered`
-and `cde-quickstart`: the same steps, seed, encoder and pairs.
-"""
+"""Runs of CDE (arXiv 2410.02525): one on own pairs, one for a laptop."""
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
@@ -13,7 +9,6 @@ from rayembed.config.settings import changed
 from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.losses.infonce import InfoNCE
-from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.cde.config import CDEConfig, FirstStageConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.recipes.building_blocks import (
@@ -104,43 +99,6 @@ def quickstart() -> Run:
         evaluation=compared_scores(sample.scores(documents=1000, queries=500, max_length=64)),
         placement=on_a_laptop(),
     )
-
-
-def quickstart_filtered() -> Run:
-    """The quickstart's batches and filter for a plain bi-encoder."""
-    run = quickstart()
-    assert isinstance(run.model, CDEConfig)
-    model = BiEncoderConfig(
-        backbone=run.model.backbone,
-        query_prefix=run.model.query_prefix,
-        document_prefix=run.model.document_prefix,
-        query_max_length=run.model.query_max_length,
-        document_max_length=run.model.document_max_length,
-    )
-    return changed(run, name="cde-quickstart-filtered", model=model)
-
-
-def quickstart_clustered() -> Run:
-    """Clustered batches without the filter: every other document of a batch is a negative."""
-    run = quickstart_filtered()
-    datasets = tuple(
-        changed(dataset, clusters=changed(dataset.clusters, false_negative_margin=None))
-        for dataset in run.data.datasets
-        if dataset.clusters is not None
-    )
-    data = changed(run.data, datasets=datasets)
-    return changed(run, name="cde-quickstart-clustered", data=data)
-
-
-def quickstart_random() -> Run:
-    """The same bi-encoder on random batches, each of one data set."""
-    run = quickstart_filtered()
-    datasets = tuple(changed(dataset, clusters=None) for dataset in run.data.datasets)
-    stages = tuple(
-        changed(stage, batch=changed(stage.batch, policy="homogeneous")) for stage in run.stages
-    )
-    data = changed(run.data, datasets=datasets)
-    return changed(run, name="cde-quickstart-random", data=data, stages=stages)
 
 
 def _clustered(name: str, source: PairsSource) -> DatasetConfig:

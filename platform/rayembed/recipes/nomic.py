@@ -7,9 +7,7 @@ Ablations are settings of any run: `model.experts=null` (dense), `model.experts.
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.run import Run
-from rayembed.config.settings import changed
 from rayembed.config.stage import BatchConfig, StageConfig
-from rayembed.errors import ConfigError
 from rayembed.losses.infonce import InfoNCE
 from rayembed.models.nomic_moe.config import (
     SEARCH_PREFIXES,
@@ -87,19 +85,3 @@ def quickstart() -> Run:
         # Each micro-batch has a gradient of all experts, whatever part of them its tokens chose.
         placement=on_a_laptop(micro_batch_tokens=4096),
     )
-
-
-def quickstart_dense() -> Run:
-    """The quickstart without experts, trained the same way."""
-    return dense(quickstart(), "nomic-quickstart-dense")
-
-
-def dense(run: Run, name: str) -> Run:
-    """The run with dense MLPs, for comparison at equal steps.
-
-    Raises:
-        ConfigError: the run is not of a nomic-moe.
-    """
-    if not isinstance(run.model, NomicMoeConfig):
-        raise ConfigError(f"{run.name!r} is a run of {run.model.kind!r}, not of 'nomic-moe'")
-    return changed(run, name=name, model=changed(run.model, experts=None))

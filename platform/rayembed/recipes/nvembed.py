@@ -1,17 +1,14 @@
-"""Runs of NV-Embed (arXiv 2405.17428) for a laptop, and the stages of Table 4 for any.
+"""Runs of NV-Embed (arXiv 2405.17428) for a laptop.
 
-Tables 2 and 3 are `--set model.pooling.kind=… --set model.mask=…` on any run; the stages of
-Table 4 are `single_stage` and `reversed_stages`.
+Tables 2 and 3 are `--set model.pooling.kind=… --set model.mask=…` on any run.
 """
 
 from rayembed.config.backbone import BackboneConfig, LatentAttentionPooling, LoraConfig
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.mining import MiningConfig
 from rayembed.config.run import Run
-from rayembed.config.settings import changed
 from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.data.mining.rules import PercPos
-from rayembed.errors import ConfigError
 from rayembed.losses.infonce import InfoNCE
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.optim.adamw import AdamW
@@ -91,60 +88,6 @@ def quickstart() -> Run:
         ),
         placement=on_a_laptop(),
     )
-
-
-def quickstart_single_stage() -> Run:
-    """The quickstart in one stage, with the hard negatives of each query alone."""
-    return single_stage(quickstart(), "nvembed-quickstart-single-stage", in_batch=False)
-
-
-def quickstart_in_batch() -> Run:
-    """The quickstart in one stage, with in-batch negatives."""
-    return single_stage(quickstart(), "nvembed-quickstart-single-stage-in-batch", in_batch=True)
-
-
-def quickstart_reversed() -> Run:
-    """The quickstart with its stages in the other order."""
-    return reversed_stages(quickstart(), "nvembed-quickstart-reversed")
-
-
-def single_stage(run: Run, name: str, *, in_batch: bool) -> Run:
-    """The run with its last stage alone, for as many steps as all its stages have together.
-
-    Table 4, "Single Stage (Inbatch Enabled)" and "(Inbatch Disabled)". The paper does not say how
-    long those were trained; here they see as many steps as the two stages. The learning rate is
-    that of the first stage, from which it decays once.
-    """
-    first, last = run.stages[0], run.stages[-1]
-    stage = changed(
-        last,
-        name="single",
-        steps=sum(stage.steps for stage in run.stages),
-        batch=changed(last.batch, in_batch_negatives=in_batch),
-        optimizer=first.optimizer,
-    )
-    return changed(run, name=name, stages=(stage,))
-
-
-def reversed_stages(run: Run, name: str) -> Run:
-    """The run with its two stages in the other order.
-
-    Table 4, "Reversed Two Stage": all data without in-batch negatives first, retrieval with them
-    afterwards. Data, batch and number of steps go with the stage, the optimiser with the place. The
-    paper goes on from its "Single Stage (Inbatch Disabled)" model (section 5.2.1), which here has
-    seen as many steps as both stages: these rows have all had the same number.
-
-    Raises:
-        ConfigError: the run does not have two stages.
-    """
-    if len(run.stages) != 2:
-        raise ConfigError(f"only two stages can be reversed; {run.name!r} has {len(run.stages)}")
-    first, last = run.stages
-    stages = (
-        changed(last, optimizer=first.optimizer),
-        changed(first, optimizer=last.optimizer),
-    )
-    return changed(run, name=name, stages=stages)
 
 
 def _wikipedia_datasets(sample: Wikipedia, max_length: int) -> tuple[DatasetConfig, ...]:

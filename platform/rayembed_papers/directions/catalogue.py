@@ -9,8 +9,8 @@ from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.models.causal2vec.config import ExamplesConfig
-from rayembed.recipes import causal2vec, nomic, nvembed
 from rayembed.recipes.sample import CROSS_LINGUAL, MINILM, RETRIEVAL_TASKS, TASK_NAMES
+from rayembed_papers import ablations
 from rayembed_papers.directions import synthetic
 from rayembed_papers.directions.causes import COLDER, DEEPER, LARGER, LONGER, Cause, with_steps
 from rayembed_papers.directions.small import (
@@ -70,7 +70,7 @@ _EXAMPLE_TOKENS = 160
 """Room for in-context examples before a query."""
 
 _EXAMPLES = {
-    **causal2vec.EXAMPLES,
+    **ablations.EXAMPLES,
     "WikiTopicClassification": (
         (
             "It stands still in shallow water and waits for fish. It nests in colonies in trees.",
@@ -200,7 +200,7 @@ def _with_examples() -> Run:
         max_examples=2, query_tokens=24, response_tokens=32, max_tokens=_EXAMPLE_TOKENS
     )
     length = _with_room().model.query_max_length
-    return causal2vec.with_examples(
+    return ablations.with_examples(
         causal2vec_small(), "examples", limits, _EXAMPLES, query_max_length=length
     )
 
@@ -211,17 +211,17 @@ _UNFILTERED = of_pairs("clusters.false_negative_margin=null")
 
 _RUNS: Mapping[str, MakeRun] = {
     "nvembed": nvembed_small,
-    "nvembed-single": lambda: nvembed.single_stage(nvembed_small(), "single", in_batch=False),
-    "nvembed-single-in-batch": lambda: nvembed.single_stage(
+    "nvembed-single": lambda: ablations.single_stage(nvembed_small(), "single", in_batch=False),
+    "nvembed-single-in-batch": lambda: ablations.single_stage(
         nvembed_small(), "single", in_batch=True
     ),
-    "nvembed-reversed": lambda: nvembed.reversed_stages(nvembed_small(), "reversed"),
+    "nvembed-reversed": lambda: ablations.reversed_stages(nvembed_small(), "reversed"),
     "nvembed-labels": lambda: override(nvembed_small(), _of_topics("source.label_form=label")),
     # The paper's table has mined negatives against none, which the second stage needs.
     "nvembed-nearest": lambda: override(nvembed_small(), _NEAREST),
     "nvembed-synthetic": lambda: synthetic.with_questions(nvembed_small(), "synthetic"),
     "nomic": nomic_small,
-    "nomic-dense": lambda: nomic.dense(nomic_small(), "dense"),
+    "nomic-dense": lambda: ablations.dense(nomic_small(), "dense"),
     "encoder": encoder_small,
     "encoder-nearest": lambda: override(encoder_small(), _NEAREST),
     "encoder-10": lambda: _mined(10),
@@ -233,11 +233,11 @@ _RUNS: Mapping[str, MakeRun] = {
     "cde-plain-random": lambda: _random(plain(cde_small())),
     "cde-plain-unfiltered": lambda: override(plain(cde_small()), _UNFILTERED),
     "causal2vec": causal2vec_small,
-    "causal2vec-last-token": lambda: causal2vec.last_token(causal2vec_small(), "last-token"),
+    "causal2vec-last-token": lambda: ablations.last_token(causal2vec_small(), "last-token"),
     "causal2vec-with-room": _with_room,
     "causal2vec-examples": _with_examples,
     # The paper's other model is bge-en-icl, with up to four times as many tokens.
-    "causal2vec-examples-last-token": lambda: causal2vec.last_token(
+    "causal2vec-examples-last-token": lambda: ablations.last_token(
         _with_examples(), "last-token-with-examples"
     ),
 }

@@ -8,7 +8,8 @@ from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.losses.infonce import InfoNCE
 from rayembed.models.causal2vec.config import Causal2VecConfig, EncoderConfig, ExamplesConfig
 from rayembed.optim.adamw import AdamW
-from rayembed.recipes.causal2vec import ENCODER_LAYERS, with_examples
+from rayembed.recipes.causal2vec import ENCODER_LAYERS
+from rayembed_papers.ablations import with_examples
 from rayembed_papers.mixtures.datasets.causal2vec import entries
 from rayembed_papers.mixtures.published import PUBLISHED_SCORES, on_gpus
 

@@ -13,7 +13,7 @@ from rayembed.losses.infonce import InfoNCE
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.optim.cosine import Linear
-from rayembed.recipes.nvembed import reversed_stages, single_stage
+from rayembed_papers.ablations import reversed_stages, single_stage
 from rayembed_papers.mixtures.datasets.nvembed import (
     entries,
     other_datasets,

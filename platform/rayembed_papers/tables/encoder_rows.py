@@ -17,6 +17,7 @@ from rayembed.models.nomic_moe.config import ExpertsConfig, NomicMoeConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.recipes import biencoder, cde, nomic
 from rayembed.recipes.sample import MINILM, Wikipedia
+from rayembed_papers.ablations import cde_filtered, cde_random
 from rayembed_papers.mixtures.cde import NOMIC_BERT, small_unsupervised
 from rayembed_papers.mixtures.datasets.nomic import finetuning_entries
 from rayembed_papers.mixtures.nomic import v2_moe
@@ -277,8 +278,8 @@ def cde_1_small() -> dict[str, Run]:
     both = cde.quickstart()
     pairs = both.stages[0].batch.global_pairs
     return {
-        "neither": cde.quickstart_random(),
-        "contextual batches": cde.quickstart_filtered(),
+        "neither": cde_random(),
+        "contextual batches": cde_filtered(),
         "contextual architecture": random_batches(both, pairs),
         "both": both,
     }

@@ -6,10 +6,9 @@ from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import changed
 from rayembed.models.causal2vec.config import Causal2VecConfig
-from rayembed.recipes.causal2vec import last_token
 from rayembed.recipes.causal2vec import quickstart as causal2vec_quickstart
 from rayembed.recipes.nvembed import quickstart as nvembed_quickstart
-from rayembed.recipes.nvembed import reversed_stages, single_stage
+from rayembed_papers.ablations import last_token, reversed_stages, single_stage
 from rayembed_papers.mixtures import causal2vec, nvembed
 
 PrintedFigures = Mapping[str, Mapping[str, float]]
