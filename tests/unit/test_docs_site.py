@@ -4,6 +4,7 @@ import re
 import subprocess
 
 import build_site
+import draw_rooms
 import pytest
 
 from rayembed.config.settings import kind_of
@@ -46,3 +47,12 @@ def test_a_dead_link_fails_the_build(tmp_path, monkeypatch, capfd):
     with pytest.raises(subprocess.CalledProcessError):
         build_site.build(tmp_path / "site")
     assert "another.md" in re.sub(r"\x1b\[[0-9;]*m", "", "".join(capfd.readouterr()))
+
+
+def test_the_drawing_of_the_rooms_is_that_of_the_code():
+    drawn = re.search("<dc:description>(.*)</dc:description>", draw_rooms.DRAWING.read_text())
+    assert drawn is not None
+    now = draw_rooms.arrows()
+    assert drawn[1].replace("&gt;", ">") == now, "run python docs/site/draw_rooms.py"
+    assert "pipeline > training" in now
+    assert "training > pipeline" not in now
