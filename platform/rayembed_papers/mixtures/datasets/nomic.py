@@ -15,14 +15,11 @@ How the paper is read where it leaves room:
 - Stack Exchange and SQuAD are said to be mined by the same rule; the teacher is BGE-M3 for all.
 """
 
-from collections.abc import Callable
-
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ConsistencyConfig, MiningConfig
 from rayembed.data.mining.rules import PercPos
-from rayembed.data.sources.pairs import PairsSource
-from rayembed.recipes.data_recipes import Entry, Home
-from rayembed_papers.mixtures.datasets.homes import NOMIC, home_named, hub, hub_page
+from rayembed.recipes.data_recipes import Entry
+from rayembed_papers.mixtures.datasets.homes import NOMIC, home_named
 from rayembed_papers.mixtures.datasets.nomic_pairs import PAIRS, config_of, home_of, prefixes
 from rayembed_papers.printed import rows_of
 
@@ -33,7 +30,7 @@ LANGUAGES = {row["language"]: int(row["pairs"]) for row in rows_of(__package__, 
 
 FINETUNING = {
     "msmarco": (485_120, "full/msmarco_passage"),
-    "stack": (249_856, None),
+    "stack": (249_856, "stack"),
     "squad": (87_552, "full/squad"),
     "hotpot": (82_432, "full/hotpotqa"),
     "nq": (57_856, "full/nq"),
@@ -55,19 +52,7 @@ FINETUNING = {
     "miracl-hi": (1_024, "e5/miracl_hi"),
     "miracl-ko": (768, "e5/miracl_ko"),
 }
-"""Samples of Table 11, and the home if it has negatives."""
-
-_STACK = Home(
-    PairsSource(
-        path=hub("flax-sentence-embeddings/stackexchange_title_body_jsonl", "*.jsonl.gz"),
-        query="texts.0",
-        positive="texts.1",
-    ),
-    hub_page("flax-sentence-embeddings/stackexchange_title_body_jsonl"),
-    "seen",
-    notes="Titles and bodies of questions, a file for each site; names of files and columns in "
-    "public code that reads them.",
-)
+"""Samples of Table 11, and the home."""
 
 
 def pretraining_entries() -> tuple[Entry, ...]:
@@ -85,8 +70,8 @@ def pretraining_entries() -> tuple[Entry, ...]:
         for pairs in PAIRS
     ]
     web = [
-        _web(row["language"], home, corpus)
-        for corpus, home in (("mc4", _mc4), ("cc-news", _cc_news))
+        _web(row["language"], corpus)
+        for corpus in ("mc4", "cc-news")
         for row in rows_of(__package__, "languages")
         if corpus in row["corpora"].split()
     ]
@@ -95,14 +80,11 @@ def pretraining_entries() -> tuple[Entry, ...]:
 
 def finetuning_entries() -> tuple[Entry, ...]:
     """BEIR and MIRACL training sets, with ten negatives of each query that the rule accepts."""
-    return tuple(
-        _finetuned(name, samples, home_named(home) if home else _STACK, given=home is not None)
-        for name, (samples, home) in FINETUNING.items()
-    )
+    return tuple(_finetuned(name, *row) for name, row in FINETUNING.items())
 
 
-def _web(code: str, home_of_language: Callable[[str], Home], corpus: str) -> Entry:
-    home = home_of_language(code)
+def _web(code: str, corpus: str) -> Entry:
+    home = home_named(f"{corpus}/{code}")
     config = DatasetConfig(
         name=f"{corpus}-{code}",
         source=home.source,
@@ -134,47 +116,14 @@ def consistency() -> ConsistencyConfig:
     )
 
 
-def _mc4(code: str) -> Home:
-    revision = "1ddc917116b730e1859edef32896ec5c16be51d0"
-    return Home(
-        PairsSource(
-            path=hub("allenai/c4", f"multilingual/c4-{code}.tfrecord-*.json.gz", revision),
-            query="text.first_line",
-            positive="text.other_lines",
-            max_rejected_share=0.5,  # pages of one line, which Nomic's code leaves out too
-        ),
-        hub_page("allenai/c4"),
-        "seen",
-        "ODC-BY",
-        "Names of files from stored pages, the split of title and text from Nomic's public code.",
-    )
-
-
-def _cc_news(code: str) -> Home:
-    return Home(
-        PairsSource(
-            path=hub(
-                "intfloat/multilingual_cc_news", f"{code}/train/*.parquet", "refs/convert/parquet"
-            ),
-            query="title",
-            positive="maintext",
-            max_rejected_share=0.5,  # articles without a title or a text
-        ),
-        hub_page("intfloat/multilingual_cc_news"),
-        "seen",
-        notes="A folder for each language in the branch that the hub converts, from stored pages; "
-        "columns from Nomic's public code. Of very large languages the hub converts only the "
-        "first files, then into the folder partial-train: set source.path.",
-    )
-
-
-def _finetuned(name: str, samples: int, home: Home, *, given: bool) -> Entry:
+def _finetuned(name: str, samples: int, home_name: str) -> Entry:
+    home = home_named(home_name)
     mining = MiningConfig(
         teacher="hf://BAAI/bge-m3@main",
         max_length=512,
         rule=PercPos(max_relative_score=0.95),
         num_negatives=10,
-        pool="given" if given else "corpus",
+        pool="given" if getattr(home.source, "negatives", None) else "corpus",
     )
     config = DatasetConfig(
         name=f"finetuning-{name}",

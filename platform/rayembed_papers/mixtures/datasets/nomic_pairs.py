@@ -10,14 +10,10 @@ from typing import Literal
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
-from rayembed.data.sources.pairs import PairsSource
 from rayembed.recipes.data_recipes import Home
-from rayembed_papers.mixtures.datasets.homes import hub, hub_page
+from rayembed_papers.mixtures.datasets.homes import home_named
 
 Use = Literal["search", "clustering", "classification"]
-
-_REPOSITORY = "nomic-ai/nomic-embed-unsupervised-data"
-_REVISION = "dc9becf5b832f22f00007f14581bd73e2e6cf3aa"
 
 
 @dataclass(frozen=True)
@@ -74,16 +70,7 @@ def prefixes(use: Use) -> tuple[str, str]:
 
 def home_of(pairs: Pairs) -> Home:
     """Location of the split."""
-    return Home(
-        PairsSource(
-            path=hub(_REPOSITORY, f"data/{pairs.split}-*.parquet", _REVISION), positive="document"
-        ),
-        hub_page(_REPOSITORY),
-        "seen",
-        notes="Splits and columns (query, document, dataset, shard) from the card, names of files "
-        "from stored pages. It holds some pairs more than the table, whose counts are whole "
-        "batches; the table's number is drawn.",
-    )
+    return home_named(f"nomic/{pairs.split}")
 
 
 def config_of(pairs: Pairs, clusters: ClusterConfig | None = None) -> DatasetConfig:
