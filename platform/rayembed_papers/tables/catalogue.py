@@ -7,7 +7,7 @@ trial leaves.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from rayembed.recipes.sample import TASK_NAMES
 from rayembed_extras.sweeps.job import PrintedSweep, Sweeps, named_sweep, sweep_job
 from rayembed_extras.sweeps.settings import MetricConfig, Sweep
 from rayembed_papers.tables import encoder_rows, llm_rows
+from rayembed_papers.tables.llm_rows import PrintedFigures
 
 SEEDS = {"seed": ("0", "1", "2")}
 """Seeds of every table at the quickstart's size."""
@@ -34,10 +35,7 @@ _NANO = (
 
 _ALL_TASKS = MetricConfig(
     of="evaluation",
-    weights=dict.fromkeys(
-        TASK_NAMES,
-        1.0,
-    ),
+    weights=dict.fromkeys(TASK_NAMES, 1.0),
 )
 """Metric of tables whose column is an average over kinds of tasks."""
 
@@ -48,12 +46,88 @@ _RETRIEVAL = MetricConfig(of="evaluation")
 class _Table:
     about: str
     source: str
-    printed: Callable[[], Mapping[str, Mapping[str, float]]]
-    runs: Callable[[], Mapping[str, Run]]
-    space: Mapping[str, tuple[str, ...]]
-    metric: MetricConfig
-    tasks: tuple[str, ...] = ()
+    printed: Callable[[], PrintedFigures]
+    large: Callable[[], Mapping[str, Run]]
+    """Runs at the size of the paper, by rows."""
+    small: Callable[[], Mapping[str, Run]]
+    space: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    metric: MetricConfig = _RETRIEVAL
+    """Metric at the quickstart's size."""
+    tasks: tuple[str, ...] = _NANO
     """Tasks of NanoBEIR, at the size of the paper."""
+    printed_small: Callable[[], PrintedFigures] | None = None
+    """Figures beside the quickstart's rows; None: the same."""
+
+
+def _causal2vec(
+    about: str,
+    number: int,
+    printed: PrintedFigures,
+    large: Callable[[], Mapping[str, Run]] = llm_rows.causal2vec_bases,
+    small: Callable[[], Mapping[str, Run]] = llm_rows.causal2vec_small,
+    **space: Any,
+) -> _Table:
+    """A table with figures of both LLMs."""
+    return _Table(
+        *(about, f"Causal2Vec, Table {number}", lambda: llm_rows.by_backbone(printed)),
+        large,
+        small,
+        metric=_ALL_TASKS,
+        printed_small=lambda: printed,
+        **space,
+    )
+
+
+_TABLES = {
+    "nvembed-table2": _Table(
+        *("pooling × attention mask", "NV-Embed, Table 2", llm_rows.printed_nvembed_2),
+        llm_rows.nvembed_2,
+        llm_rows.nvembed_2_small,
+        space=llm_rows.NVEMBED_2,
+        metric=_ALL_TASKS,
+    ),
+    "nvembed-table4": _Table(
+        *("stages, labels, mining and data", "NV-Embed, Table 4", llm_rows.printed_nvembed_4),
+        llm_rows.nvembed_4,
+        llm_rows.nvembed_4_small,
+        metric=_ALL_TASKS,
+        printed_small=llm_rows.printed_nvembed_4_small,
+    ),
+    "nomic-table7": _Table(
+        *("MoE layers × batch", "Nomic Embed v2 MoE, Table 7", encoder_rows.printed_nomic_7),
+        encoder_rows.nomic_7,
+        encoder_rows.nomic_7_small,
+    ),
+    "nomic-table8": _Table(
+        "teacher, margin and number of negatives in mining",
+        "Nomic Embed v2 MoE, Table 8",
+        encoder_rows.printed_nomic_8,
+        encoder_rows.nomic_8,
+        encoder_rows.nomic_8_small,
+        tasks=("NanoFiQA2018Retrieval", "NanoHotpotQARetrieval", "NanoNQRetrieval"),
+        printed_small=encoder_rows.printed_nomic_8_small,
+    ),
+    "causal2vec-table2": _causal2vec(
+        *("Contextual token and concatenation", 2, llm_rows.CAUSAL2VEC_2),
+        llm_rows.causal2vec_2,
+        llm_rows.causal2vec_2_small,
+    ),
+    "causal2vec-table5": _causal2vec(
+        *("number of Contextual tokens", 5, llm_rows.CAUSAL2VEC_5),
+        space=llm_rows.CONTEXTUAL_TOKENS,
+    ),
+    "causal2vec-table12": _causal2vec(
+        *("which vectors are the embedding", 12, llm_rows.CAUSAL2VEC_12),
+        space=llm_rows.REPRESENTATIONS,
+    ),
+    "cde-table1": _Table(
+        "contextual batches × contextual architecture",
+        "CDE, Table 1",
+        encoder_rows.printed_cde_1,
+        encoder_rows.cde_1,
+        encoder_rows.cde_1_small,
+    ),
+}
 
 
 def get_table(name: str) -> PrintedSweep:
@@ -67,20 +141,24 @@ def get_table(name: str) -> PrintedSweep:
 
 def table_sweeps() -> Sweeps:
     """Sweeps of all tables, by name."""
-    return {name: partial(_sweep, name, table) for name, table in _tables().items()}
+    return {
+        f"{name}{size}": partial(_sweep, f"{name}{size}", table)
+        for name, table in _TABLES.items()
+        for size in ("", QUICKSTART)
+    }
 
 
 def _sweep(name: str, table: _Table) -> PrintedSweep:
-    runs = table.runs()
-    if table.tasks:
-        runs = {label: _validated(run, table.tasks) for label, run in runs.items()}
     space: dict[str, Any] = dict(table.space)
     if name.endswith(QUICKSTART):
+        runs, printed, metric = table.small(), table.printed_small or table.printed, table.metric
         space.update(SEEDS)
-    elif not space:
-        space["seed"] = (str(next(iter(runs.values())).seed),)
-    sweep = Sweep(name=name, runs=dict(runs), space=space, metric=table.metric)
-    return PrintedSweep(sweep, table.printed(), table.source, table.about)
+    else:
+        runs = {label: _validated(run, table.tasks) for label, run in table.large().items()}
+        printed, metric = table.printed, MetricConfig(of="validation")
+        space = space or {"seed": (str(next(iter(runs.values())).seed),)}
+    sweep = Sweep(name=name, runs=dict(runs), space=space, metric=metric)
+    return PrintedSweep(sweep, printed(), table.source, table.about)
 
 
 def _validated(run: Run, tasks: tuple[str, ...]) -> Run:
@@ -92,109 +170,6 @@ def _validated(run: Run, tasks: tuple[str, ...]) -> Run:
     )
     evaluation = changed(run.evaluation, validation=validation)
     return changed(run, evaluation=evaluation)
-
-
-def _tables() -> dict[str, _Table]:
-    published = MetricConfig(of="validation")
-    found: dict[str, _Table] = {}
-
-    def add(
-        name: str,
-        about: str,
-        source: str,
-        printed: Callable[[], Mapping[str, Mapping[str, float]]],
-        large: Callable[[], Mapping[str, Run]],
-        small: Callable[[], Mapping[str, Run]],
-        *,
-        space: Mapping[str, tuple[str, ...]] | None = None,
-        metric: MetricConfig = _RETRIEVAL,
-        tasks: tuple[str, ...] = _NANO,
-        printed_small: Callable[[], Mapping[str, Mapping[str, float]]] | None = None,
-    ) -> None:
-        values = space or {}
-        found[name] = _Table(about, source, printed, large, values, published, tasks)
-        small_figures = printed_small or printed
-        found[name + QUICKSTART] = _Table(about, source, small_figures, small, values, metric)
-
-    add(
-        "nvembed-table2",
-        "pooling × attention mask",
-        "NV-Embed, Table 2",
-        llm_rows.printed_nvembed_2,
-        llm_rows.nvembed_2,
-        llm_rows.nvembed_2_small,
-        space=llm_rows.NVEMBED_2,
-        metric=_ALL_TASKS,
-    )
-    add(
-        "nvembed-table4",
-        "stages, labels, mining and data",
-        "NV-Embed, Table 4",
-        llm_rows.printed_nvembed_4,
-        llm_rows.nvembed_4,
-        llm_rows.nvembed_4_small,
-        metric=_ALL_TASKS,
-        printed_small=llm_rows.printed_nvembed_4_small,
-    )
-    add(
-        "nomic-table7",
-        "MoE layers × batch",
-        "Nomic Embed v2 MoE, Table 7",
-        encoder_rows.printed_nomic_7,
-        encoder_rows.nomic_7,
-        encoder_rows.nomic_7_small,
-    )
-    add(
-        "nomic-table8",
-        "teacher, margin and number of negatives in mining",
-        "Nomic Embed v2 MoE, Table 8",
-        encoder_rows.printed_nomic_8,
-        encoder_rows.nomic_8,
-        encoder_rows.nomic_8_small,
-        tasks=("NanoFiQA2018Retrieval", "NanoHotpotQARetrieval", "NanoNQRetrieval"),
-        printed_small=encoder_rows.printed_nomic_8_small,
-    )
-    add(
-        "causal2vec-table2",
-        "Contextual token and concatenation",
-        "Causal2Vec, Table 2",
-        lambda: llm_rows.by_backbone(llm_rows.CAUSAL2VEC_2),
-        llm_rows.causal2vec_2,
-        llm_rows.causal2vec_2_small,
-        metric=_ALL_TASKS,
-        printed_small=lambda: llm_rows.CAUSAL2VEC_2,
-    )
-    add(
-        "causal2vec-table5",
-        "number of Contextual tokens",
-        "Causal2Vec, Table 5",
-        lambda: llm_rows.by_backbone(llm_rows.CAUSAL2VEC_5),
-        llm_rows.causal2vec_bases,
-        llm_rows.causal2vec_small,
-        space=llm_rows.CONTEXTUAL_TOKENS,
-        metric=_ALL_TASKS,
-        printed_small=lambda: llm_rows.CAUSAL2VEC_5,
-    )
-    add(
-        "causal2vec-table12",
-        "which vectors are the embedding",
-        "Causal2Vec, Table 12",
-        lambda: llm_rows.by_backbone(llm_rows.CAUSAL2VEC_12),
-        llm_rows.causal2vec_bases,
-        llm_rows.causal2vec_small,
-        space=llm_rows.REPRESENTATIONS,
-        metric=_ALL_TASKS,
-        printed_small=lambda: llm_rows.CAUSAL2VEC_12,
-    )
-    add(
-        "cde-table1",
-        "contextual batches × contextual architecture",
-        "CDE, Table 1",
-        encoder_rows.printed_cde_1,
-        encoder_rows.cde_1,
-        encoder_rows.cde_1_small,
-    )
-    return found
 
 
 run_table_sweeps = sweep_job(table_sweeps())
