@@ -1,4 +1,4 @@
-"""A small grid of Ray Tune, from the job's arguments to its tables."""
+"""A small grid of trials on Ray, from the job's arguments to its tables."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from tiny_models import save_encoder
 from rayembed.config.settings import parse
 from rayembed_papers.backbone.evaluation import evaluate_backbone
 from rayembed_papers.backbone.job import run_backbone_job
+from rayembed_papers.backbone.on_ray import attempt
 from rayembed_papers.backbone.settings import BackboneRun
 
 pytestmark = pytest.mark.ray
@@ -20,13 +21,13 @@ pytestmark = pytest.mark.ray
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def dies_once(config, work):
+def dies_once(threads, trial, **options):
     """The first trial of all takes its process with it."""
-    marker = Path(next(iter(work.trials.values())).folder).parents[1] / "died"
+    marker = Path(trial.folder).parents[1] / "died"
     if not marker.exists():
         marker.touch()
         os._exit(1)
-    work(config)
+    return attempt(trial, **options)
 
 
 def test_a_grid_with_a_start_is_done_once_and_survives_a_death(

@@ -1,6 +1,7 @@
 """jobs/evaluate_backbone.py without a cluster: what it prints, and what it refuses early."""
 
 import json
+import pickle
 import shutil
 
 import pytest
@@ -8,7 +9,6 @@ import safetensors.torch
 import yaml
 from made_up_benchmarks import GLUE, glue_files, write_copies
 from mlflow import MlflowClient
-from ray import tune
 from tiny_models import save_decoder, save_encoder, save_nomic, wordpiece_tokenizer
 
 from rayembed.config.settings import parse
@@ -16,7 +16,7 @@ from rayembed.errors import ArtifactError, WorkerError
 from rayembed_papers.backbone.evaluation import evaluate_backbone, find_backbone, plan_of
 from rayembed_papers.backbone.finetune import Grid
 from rayembed_papers.backbone.job import run_backbone_job
-from rayembed_papers.backbone.on_ray import _problem_of, _Work
+from rayembed_papers.backbone.on_ray import attempt
 from rayembed_papers.backbone.results import find_results, trials_of
 from rayembed_papers.backbone.rows import prepare
 from rayembed_papers.backbone.settings import BackboneRun
@@ -151,7 +151,7 @@ def test_a_family_without_a_head_is_refused_before_any_data(tmp_path, refused):
     assert (code, "/nowhere" in err) == (1, True), "the control: without those tasks it goes on"
 
 
-def test_a_trial_tells_of_what_trying_again_does_not_mend(bert, tmp_path, monkeypatch):
+def test_a_trial_tells_of_what_trying_again_does_not_mend(bert, tmp_path):
     root = write_copies(tmp_path / "copies", {GLUE: glue_files()})
     protocol = {"max_length": 24, "epochs": 1, "batch_sizes": [4], "seeds": [0]}
     settings = {
@@ -164,17 +164,13 @@ def test_a_trial_tells_of_what_trying_again_does_not_mend(bert, tmp_path, monkey
     data = prepare(plan.finetunings, str(tmp_path / "data"), run.data_root)
     (one,) = plan.finetunings
     (trial,) = trials_of(one, backbone, data, str(tmp_path), keeps_model=False, start=None)
-    told = []
-    monkeypatch.setattr(tune, "report", told.append)
-    _Work({trial.key: trial}, use_gpu=False, threads=1, predict_batch=8)({"trial": trial.key})
-    assert _problem_of(told[-1]) is None
+    assert attempt(trial, use_gpu=False, predict_batch=8) is None
     (result,) = find_results([trial])
     assert set(result.scores["CoLA"]["validation"]) == {"accuracy", "f1", "matthews"}
     assert trial.grid == Grid(learning_rate=1e-3, batch_size=4, seed=0)
     (bert / "vocab.txt").write_text("another tokenizer")
-    _Work({trial.key: trial}, use_gpu=False, threads=1, predict_batch=8)({"trial": trial.key})
+    problem = pickle.loads(pickle.dumps(attempt(trial, use_gpu=False, predict_batch=8)))
     (bert / "vocab.txt").unlink()
-    problem = _problem_of(told[-1])
     assert isinstance(problem, ArtifactError)
     assert "has weights" in str(problem)
     # Its result is there, so nothing needs a cluster.
@@ -190,12 +186,12 @@ def test_a_trial_tells_of_what_trying_again_does_not_mend(bert, tmp_path, monkey
 
 
 class InThisProcess:
-    """In place of Tune's grid: the trials one after the other, some of them failing."""
+    """In place of Ray's tasks: the trials one after the other, some of them failing."""
 
     def __init__(self, *failing):
         self.failing, self.done = failing, []
 
-    def __call__(self, trials, placement, when_done, *, folder, name):
+    def __call__(self, trials, placement, when_done):
         ended = {}
         for trial in trials:
             if trial.finetuning.name in self.failing:
@@ -213,7 +209,6 @@ def grid(monkeypatch):
         made = InThisProcess(*failing)
         monkeypatch.setattr("rayembed_papers.backbone.on_ray.run_trials", made)
         monkeypatch.setattr("rayembed.pipeline.run.on_ray.connect", lambda: None)
-        monkeypatch.setattr("rayembed_papers.backbone.evaluation.remove_folder", lambda _: None)
         return made
 
     return put

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from rayembed_papers.backbone.metrics import (
@@ -70,9 +71,9 @@ def test_answers():
 
 
 def test_rankings():
-    ranked = {"a": [3, 1], "b": [1, 2], "c": [5, 6, 7]}
-    right = {"a": 1, "b": 1, "c": 9}
-    assert ranking_metrics(ranked, right) == pytest.approx(
+    ranked = np.array([[3, 1, 0], [1, 2, 0], [5, 6, 7]])
+    right = ranked == np.array([1, 1, 9])[:, None]
+    assert ranking_metrics(right, 20) == pytest.approx(
         {"accuracy": 1 / 3, "map_at_20": (1 / 2 + 1 + 0) / 3}
     )
-    assert ranking_metrics(ranked, right, k=1)["map_at_1"] == pytest.approx(1 / 3)
+    assert ranking_metrics(right[:, :1], 1)["map_at_1"] == pytest.approx(1 / 3)

@@ -156,17 +156,12 @@ def test_tables_beside_the_papers(tmp_path):
     assert found == {("validation", "accuracy"): 0.61, ("validation", "f1"): 0.305}
 
 
-def test_as_many_trials_as_the_free_resources_hold():
+def test_a_node_must_hold_a_trial():
     pytest.importorskip("ray")
-    from rayembed_papers.backbone.on_ray import trials_at_once
+    from rayembed_papers.backbone.on_ray import check_fits
 
     nodes = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0}]
-    cpu = BackbonePlacement(cpus_per_trial=2)
-    assert trials_at_once(cpu, nodes, {"CPU": 11.0}) == 5
-    assert trials_at_once(cpu, nodes, {"CPU": 5.0}) == 2
-    assert trials_at_once(cpu, nodes, {"CPU": 0.0}) == 1, "waits for the others to end"
-    gpu = BackbonePlacement(cpus_per_trial=2, use_gpu=True)
-    assert trials_at_once(gpu, nodes, {"CPU": 11.0, "GPU": 2.0}) == 2
-    assert trials_at_once(gpu.model_copy(update={"trials_at_once": 1}), nodes, {}) == 1
+    check_fits(BackbonePlacement(cpus_per_trial=8), nodes)
+    check_fits(BackbonePlacement(cpus_per_trial=2, use_gpu=True), nodes)
     with pytest.raises(PlacementError, match=r"no node has the 4 CPU, 1 GPU .* 3 CPU, 0 GPU"):
-        trials_at_once(BackbonePlacement(cpus_per_trial=4, use_gpu=True), nodes[1:], {"CPU": 3.0})
+        check_fits(BackbonePlacement(cpus_per_trial=4, use_gpu=True), nodes[1:])

@@ -1,13 +1,12 @@
 """A backbone from its settings to scores and tables."""
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import check_writable, file_name, join, remove_folder, write_atomic
+from rayembed.assets.storage import check_writable, file_name, join, write_atomic
 from rayembed.errors import ArtifactError, DivergenceError, RayembedError, WorkerError
 from rayembed.machine.device import settled_placement
 from rayembed.machine.hardware import settled
@@ -181,12 +180,7 @@ def _do(groups: Sequence[Sequence[Trial]], scores: BackboneScores) -> None:
         total = sum(map(len, by_name.values()))
         logger.info("%d of %d trials of %s", len(left), total, ", ".join(by_name))
         connect()
-        folder, name = join(scores.storage, RESULTS, "tune"), time.strftime("%Y%m%dT%H%M%S")
-        told = partial(_when_done, by_name)
-        ended = run_trials(left, scores.run.placement, told, folder=folder, name=name)
-        scores.failed |= ended
-        if not ended:
-            remove_folder(join(folder, name))
+        scores.failed |= run_trials(left, scores.run.placement, partial(_when_done, by_name))
 
 
 def _when_done(

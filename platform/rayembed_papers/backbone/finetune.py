@@ -12,9 +12,9 @@ from torch import nn
 
 from rayembed.config.backbone import Dtype
 from rayembed.errors import DivergenceError
+from rayembed_papers.backbone.kinds import Batch, Output, Predict
 from rayembed_papers.backbone.settings import FinetuneProtocol
 from rayembed_papers.backbone.tokens import Feature
-from rayembed_papers.backbone.work import Batch, Output
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,7 @@ def finetune(
         return float(trainer.train().training_loss)
 
 
-def predictor(
-    model: nn.Module, *, rows: int, precision: Dtype, device: str
-) -> Callable[[Sequence[Feature], Callable[[Sequence[Feature]], Batch]], list[Output]]:
+def predictor(model: nn.Module, *, rows: int, precision: Dtype, device: str) -> Predict:
     """A function from inputs to the model's outputs, float32, in the order of the inputs.
 
     It raises a DivergenceError where an output is not finite: an argmax of such names a class all

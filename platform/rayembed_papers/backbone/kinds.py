@@ -1,24 +1,328 @@
-"""The class that does the work of each kind of task."""
+"""The work of each kind of task: rows to inputs, inputs to batches, outputs to scores.
 
-from rayembed_papers.backbone.answers import SpanWork
-from rayembed_papers.backbone.retrieval import RetrievalWork
-from rayembed_papers.backbone.tags import TagWork
-from rayembed_papers.backbone.tasks import Finetuning
-from rayembed_papers.backbone.texts import ChoiceWork, TextWork
-from rayembed_papers.backbone.tokens import Tokenizer
-from rayembed_papers.backbone.work import Work
+B texts, C choices, T tokens, H hidden size.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayembed.search.exact import top_k
+from rayembed_papers.backbone.heads import IGNORED
+from rayembed_papers.backbone.metrics import (
+    Metrics,
+    answer_metrics,
+    class_metrics,
+    correlation_metrics,
+    ranking_metrics,
+    tag_metrics,
+)
+from rayembed_papers.backbone.tasks import Finetuning, Row
+from rayembed_papers.backbone.tokens import Feature, Tokenizer
+
+Batch = dict[str, Any]
+
+Output = dict[str, np.ndarray]
+"""Outputs of the model for one input, by name, padding included."""
+
+Predict = Callable[[Sequence[Feature], Callable[[Sequence[Feature]], Batch]], list[Output]]
+"""Function from inputs and a collator of batches to outputs in the order of the inputs."""
+
+STRIDE = 128
+"""Tokens that two windows of a long context share."""
+
+_BEST = 20
+_LONGEST_ANSWER = 30
+"""Tokens; as in transformers' example and the paper's pipeline."""
+
+QUERY_LENGTH = 96
+"""Tokens of a query; documents have the protocol's length."""
+
+_DEPTH = 20
+
+_SEARCHED_TOGETHER = ("LAReQA",)
+"""Tasks whose queries of one language are searched for among the documents of all."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One or two texts and the number of a class, or a number (`score`); base of other kinds."""
+
+    finetuning: Finetuning
+    tokenizer: Tokenizer
+
+    def inputs(self, rows: Sequence[Row]) -> list[Feature]:
+        """Inputs without labels."""
+        columns = list(zip(*(row[:-1] for row in rows), strict=True))
+        return self.tokenizer.texts(columns[0], columns[1] if len(columns) > 1 else None)
+
+    def training_inputs(self, rows: Sequence[Row]) -> list[Feature]:
+        """Inputs with labels."""
+        made = self.inputs(rows)
+        for feature, row in zip(made, rows, strict=True):
+            feature["labels"] = row[-1]
+        return made
+
+    def padded(self, features: Sequence[Feature]) -> dict[str, Tensor]:
+        """Tokens of inputs."""
+        return self.tokenizer.padded(features)
+
+    def collate(self, features: Sequence[Feature]) -> Batch:
+        """Arguments of the model: tokens, and labels (B,) where inputs have some, float32 scores
+        or int64.
+        """
+        batch: Batch = self.padded(features)
+        if "labels" in features[0]:
+            dtype = torch.float32 if self.finetuning.kind == "score" else torch.long
+            batch["labels"] = torch.tensor([f["labels"] for f in features], dtype=dtype)
+        return batch
+
+    def score(
+        self, predict: Predict, task: str, rows: Mapping[str, Sequence[Row]]
+    ) -> dict[str, Metrics]:
+        """Metrics by subset."""
+        return {subset: self.score_subset(predict, some) for subset, some in rows.items()}
+
+    def score_subset(self, predict: Predict, rows: Sequence[Row]) -> Metrics:
+        """Metrics of rows."""
+        logits = np.stack([o["logits"] for o in predict(self.inputs(rows), self.collate)])
+        true = [row[-1] for row in rows]
+        if self.finetuning.kind == "score":
+            return correlation_metrics(logits[:, 0], true)
+        num_classes = len(self.finetuning.labels) if self.finetuning.kind == "classes" else 0
+        return class_metrics(logits.argmax(axis=1), true, num_classes)
+
+
+class ChoiceWork(Work):
+    """A premise with a question, and which of several texts goes on from it."""
+
+    def inputs(self, rows: Sequence[Row]) -> list[Feature]:
+        """Inputs with the tokens of each choice, and the longest, which stands for the row where
+        rows are sorted by length.
+        """
+        template, num_choices = self.finetuning.template, len(rows[0]) - 3
+        premises = [template.format(premise=row[0], question=row[1]) for row in rows]
+        flat = self.tokenizer.texts(
+            [premise for premise in premises for _ in range(num_choices)],
+            [choice for row in rows for choice in row[2:-1]],
+        )
+        cut = range(0, len(flat), num_choices)
+        choices = [flat[place : place + num_choices] for place in cut]
+        return [
+            {"choices": some, "input_ids": max((c["input_ids"] for c in some), key=len)}
+            for some in choices
+        ]
+
+    def padded(self, features: Sequence[Feature]) -> dict[str, Tensor]:
+        """Tokens (B, C, T)."""
+        flat = self.tokenizer.padded([c for feature in features for c in feature["choices"]])
+        return {name: v.view(len(features), -1, v.shape[1]) for name, v in flat.items()}
+
+
+class TagWork(Work):
+    """Words and their tags, each learnt and told by the first token of its word; words beyond the
+    maximum length count neither here nor in the paper's pipeline.
+    """
+
+    def training_inputs(self, rows: Sequence[Row]) -> list[Feature]:
+        """Inputs with labels of tokens."""
+        encoded = self.tokenizer.encode(
+            [row[0] for row in rows], is_split_into_words=True, truncation=True
+        )
+        made = self.tokenizer.features(encoded)
+        for number, (feature, row) in enumerate(zip(made, rows, strict=True)):
+            feature["labels"] = _labels(encoded.word_ids(number), row[1])
+        return made
+
+    def collate(self, features: Sequence[Feature]) -> Batch:
+        """Tokens and `labels` (B, T)."""
+        labels = self.tokenizer.padded_values(features, "labels", IGNORED)
+        return {**self.padded(features), "labels": labels}
+
+    def score_subset(self, predict: Predict, rows: Sequence[Row]) -> Metrics:
+        """F1 of spans and accuracy of tags."""
+        inputs = self.training_inputs(rows)
+        guess, true = [], []
+        for feature, output in zip(inputs, predict(inputs, self.collate), strict=True):
+            labels = feature["labels"]
+            counted = labels != IGNORED
+            told = output["logits"][: len(labels)].argmax(axis=-1)
+            guess.append(self._names(told[counted]))
+            true.append(self._names(labels[counted]))
+        return tag_metrics(guess, true)
+
+    def _names(self, numbers: np.ndarray) -> list[str]:
+        return [self.finetuning.labels[number] for number in numbers]
+
+
+def _labels(words: Sequence[int | None], tags: Sequence[Any]) -> np.ndarray:
+    """(T,) the tag of each word at its first token."""
+    labels = np.full(len(words), IGNORED, dtype=np.int64)
+    before: int | None = None
+    for place, word in enumerate(words):
+        if word is not None and word != before:
+            labels[place] = tags[word]
+        before = word
+    return labels
+
+
+class SpanWork(Work):
+    """Questions whose answer is a span of a context (SQuAD and its translations).
+
+    Long contexts are read in windows that overlap; the best span of all windows is the answer. In
+    training, a window without the answer asks for the first token.
+    """
+
+    def training_inputs(self, rows: Sequence[Row]) -> list[Feature]:
+        """Windows with the first and last token of the answer."""
+        made = self.inputs(rows)
+        for feature in made:
+            answers = rows[feature["row"]][2]
+            begin = int(answers["answer_start"][0])
+            end = begin + len(answers["text"][0])
+            feature["start"], feature["end"] = _tokens_of(feature["offsets"], begin, end)
+        return made
+
+    def collate(self, features: Sequence[Feature]) -> Batch:
+        """Tokens, and `start_positions` and `end_positions` (B,) in training."""
+        batch: Batch = self.padded(features)
+        if "start" in features[0]:
+            batch["start_positions"] = torch.tensor([f["start"] for f in features])
+            batch["end_positions"] = torch.tensor([f["end"] for f in features])
+        return batch
+
+    def score_subset(self, predict: Predict, rows: Sequence[Row]) -> Metrics:
+        """F1 and exact match of answers."""
+        windows = self.inputs(rows)
+        outputs = predict(windows, self.collate)
+        best: dict[int, tuple[float, str]] = defaultdict(lambda: (-np.inf, ""))
+        for window, output in zip(windows, outputs, strict=True):
+            number = window["row"]
+            here = _best_span(output, window["offsets"], rows[number][1])
+            best[number] = max(best[number], here, key=lambda found: found[0])
+        told = [best[number][1] for number in range(len(rows))]
+        return answer_metrics(told, [row[2]["text"] for row in rows])
+
+    def inputs(self, rows: Sequence[Row]) -> list[Feature]:
+        """Inputs with `row`, and `offsets` (T, 2) in the context, -1 where a token is not of it."""
+        room = self.tokenizer.max_length // 3
+        encoded = self.tokenizer.encode(
+            [row[0].lstrip() for row in rows],
+            [row[1] for row in rows],
+            truncation="only_second",
+            stride=min(STRIDE, room),
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        made = self.tokenizer.features(encoded)
+        for number, feature in enumerate(made):
+            feature["row"] = encoded["overflow_to_sample_mapping"][number]
+            of_context = np.array([part == 1 for part in encoded.sequence_ids(number)])
+            offsets = np.array(encoded["offset_mapping"][number], dtype=np.int32)
+            feature["offsets"] = np.where(of_context[:, None], offsets, -1)
+        return made
+
+
+def _tokens_of(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int]:
+    """First and last token of the characters; both 0 where the window does not hold them all."""
+    inside = np.flatnonzero(offsets[:, 0] >= 0)
+    if not len(inside) or offsets[inside[0], 0] > begin or offsets[inside[-1], 1] < end:
+        return 0, 0
+    first = inside[offsets[inside, 0] <= begin][-1]
+    last = inside[offsets[inside, 1] >= end][0]
+    return int(first), int(last)
+
+
+def _best_span(output: Output, offsets: np.ndarray, context: str) -> tuple[float, str]:
+    """The score and the text of the best span of a window."""
+    length = len(offsets)
+    start, end = output["start_logits"][:length], output["end_logits"][:length]
+    best = (-np.inf, "")
+    for first, last in _candidates(start, end, offsets):
+        score = float(start[first] + end[last])
+        if score > best[0]:
+            best = (score, context[offsets[first, 0] : offsets[last, 1]])
+    return best
+
+
+def _candidates(
+    start: np.ndarray, end: np.ndarray, offsets: np.ndarray
+) -> Iterator[tuple[Any, Any]]:
+    """Spans of the context among the best first and last tokens."""
+    for first in np.argsort(-start)[:_BEST]:
+        for last in np.argsort(-end)[:_BEST]:
+            of_context = offsets[first, 0] >= 0 and offsets[last, 0] >= 0
+            if of_context and first <= last < first + _LONGEST_ANSWER:
+                yield first, last
+
+
+class RetrievalWork(Work):
+    """Queries and the documents that answer them, by the vectors of their first tokens.
+
+    The documents of a task are all that its rows have, each once.
+    """
+
+    def training_inputs(self, rows: Sequence[Row]) -> list[Feature]:
+        """Queries with their documents; the document's tokens stand for the row's length."""
+        queries = self._queries([row[0] for row in rows])
+        documents = self.tokenizer.texts([row[1] for row in rows])
+        return [
+            {"query": query, "document": document, "input_ids": document["input_ids"]}
+            for query, document in zip(queries, documents, strict=True)
+        ]
+
+    def collate(self, features: Sequence[Feature]) -> Batch:
+        """`query` and `document`, each with tokens."""
+        sides = ("query", "document")
+        return {side: self.padded([feature[side] for feature in features]) for side in sides}
+
+    def score(
+        self, predict: Predict, task: str, rows: Mapping[str, Sequence[Row]]
+    ) -> dict[str, Metrics]:
+        """Metrics by subset."""
+        if task in _SEARCHED_TOGETHER:
+            return self._score(predict, rows)
+        found: dict[str, Metrics] = {}
+        for subset, some in rows.items():
+            found |= self._score(predict, {subset: some})
+        return found
+
+    def _score(self, predict: Predict, rows: Mapping[str, Sequence[Row]]) -> dict[str, Metrics]:
+        pairs = [row for some in rows.values() for row in some]
+        numbers: dict[str, int] = {}
+        for _, document in pairs:
+            numbers.setdefault(document, len(numbers))
+        documents = self._vectors(predict, self.tokenizer.texts(list(numbers)))
+        queries = self._vectors(predict, self._queries([query for query, _ in pairs]))
+        _, found = top_k(queries, [documents], min(_DEPTH, len(numbers)))
+        right = found == np.array([numbers[document] for _, document in pairs])[:, None]
+        ends = np.cumsum([len(some) for some in rows.values()])
+        parts = np.split(right, ends[:-1])
+        return {
+            subset: ranking_metrics(part, _DEPTH) for subset, part in zip(rows, parts, strict=True)
+        }
+
+    def _queries(self, texts: Sequence[str]) -> list[Feature]:
+        return self.tokenizer.texts(texts, length=min(QUERY_LENGTH, self.tokenizer.max_length))
+
+    def _vectors(self, predict: Predict, inputs: Sequence[Feature]) -> np.ndarray:
+        outputs = predict(inputs, lambda some: {"query": self.padded(some)})
+        return np.stack([output["vectors"] for output in outputs])
+
+
+_WORKS: Mapping[str, type[Work]] = {
+    "choices": ChoiceWork,
+    "tags": TagWork,
+    "spans": SpanWork,
+    "retrieval": RetrievalWork,
+}
 
 
 def work_of(finetuning: Finetuning, tokenizer: Tokenizer) -> Work:
     """Inputs, batches and scores of the finetuning's kind."""
-    match finetuning.kind:
-        case "classes" | "score":
-            return TextWork(finetuning, tokenizer)
-        case "choices":
-            return ChoiceWork(finetuning, tokenizer)
-        case "tags":
-            return TagWork(finetuning, tokenizer)
-        case "spans":
-            return SpanWork(finetuning, tokenizer)
-        case "retrieval":
-            return RetrievalWork(finetuning, tokenizer)
+    return _WORKS.get(finetuning.kind, Work)(finetuning, tokenizer)

@@ -1,8 +1,6 @@
 """Scores of predictions, by the definitions of GLUE and XTREME-R; all between -1 and 1."""
 
-import string
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -82,55 +80,30 @@ def answer_metrics(predicted: Sequence[str], true: Sequence[Sequence[str]]) -> M
     As in the pipeline of the paper, words are what white space parts in every language, also where
     a language has none between words.
     """
+    from transformers.data.metrics.squad_metrics import compute_exact, compute_f1
+
+    scores = {"f1": compute_f1, "exact_match": compute_exact}
     pairs = list(zip(predicted, true, strict=True))
     return {
-        "f1": _mean([_best(_word_f1, guess, answers) for guess, answers in pairs]),
-        "exact_match": _mean([_best(_same, guess, answers) for guess, answers in pairs]),
+        name: float(
+            np.mean([max(score(one, guess) for one in answers) for guess, answers in pairs])
+        )
+        for name, score in scores.items()
     }
 
 
-def ranking_metrics(
-    ranked: Mapping[Query, Sequence[Document]], right: Mapping[Query, Document], k: int = 20
-) -> Metrics:
+def ranking_metrics(right: np.ndarray, k: int) -> Metrics:
     """Accuracy of the first document and mean average precision at `k`, one right one a query.
 
     Args:
-        ranked: query → its documents, the best first.
-        right: query → the document that it asks for.
+        right: (queries, at most k) whether a document is the right one, the best ranked first.
     """
-    first, precisions = [], []
-    for query, document in right.items():
-        best = list(ranked[query][:k])
-        first.append(float(best[:1] == [document]))
-        precisions.append(1 / (best.index(document) + 1) if document in best else 0.0)
-    return {"accuracy": _mean(first), f"map_at_{k}": _mean(precisions)}
-
-
-def _best(
-    score: Callable[[list[str], list[str]], float], guess: str, answers: Sequence[str]
-) -> float:
-    words = _words(guess)
-    return max((score(words, _words(answer)) for answer in answers), default=0.0)
-
-
-def _word_f1(guess: list[str], truth: list[str]) -> float:
-    shared = sum((Counter(guess) & Counter(truth)).values())
-    return _f1(shared, len(guess), len(truth))
-
-
-def _same(guess: list[str], truth: list[str]) -> float:
-    return float(guess == truth)
-
-
-def _words(text: str) -> list[str]:
-    """Lower case, without ASCII punctuation and English articles (SQuAD's normalisation)."""
-    kept = "".join(sign for sign in text.lower() if sign not in string.punctuation)
-    return [word for word in kept.split() if word not in ("a", "an", "the")]
+    precisions = right / np.arange(1, right.shape[1] + 1)
+    return {
+        "accuracy": float(right[:, 0].mean()),
+        f"map_at_{k}": float(precisions.sum(axis=1).mean()),
+    }
 
 
 def _f1(right: int, guessed: int, there: int) -> float:
     return 2 * right / (guessed + there) if right else 0.0
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else 0.0

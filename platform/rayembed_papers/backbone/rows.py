@@ -16,8 +16,7 @@ from rayembed.config.document import fingerprint
 from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import BadRow, check_columns, read_rows
 from rayembed.errors import ConfigError, DataError
-from rayembed_papers.backbone.tasks import Finetuning, Kind, Rows
-from rayembed_papers.backbone.work import Row
+from rayembed_papers.backbone.tasks import Finetuning, Kind, Row, Rows
 
 logger = logging.getLogger(__name__)
 

@@ -22,6 +22,9 @@ spans      question, context, answers (`text` and `answer_start`, lists)
 retrieval  query, document that answers it
 """
 
+Row = tuple[Any, ...]
+"""Cells in the order of the kind's columns."""
+
 
 @dataclass(frozen=True)
 class Rows:

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rayembed.errors import ArtifactError
 from rayembed.models.loading.files import read_json
-from rayembed_papers.backbone.heads import IGNORED, family_of
+from rayembed.models.tokens import padded
+from rayembed_papers.backbone.heads import family_of
 
 Feature = dict[str, Any]
 """An input: `input_ids` and, where the encoder has several, `token_type_ids`, as numpy arrays of
@@ -85,21 +85,13 @@ class Tokenizer:
 
     def padded(self, features: Sequence[Feature]) -> dict[str, Tensor]:
         """Tensors (B, longest) of the inputs, with their `attention_mask`."""
-        longest = max(len(feature["input_ids"]) for feature in features)
-        shape = (len(features), longest)
-        fill = {"input_ids": self.pretrained.pad_token_id, "token_type_ids": 0}
-        batch = {name: torch.full(shape, fill[name], dtype=torch.long) for name in self._names}
-        batch["attention_mask"] = torch.zeros(shape, dtype=torch.long)
-        for row, feature in enumerate(features):
-            length = len(feature["input_ids"])
-            batch["attention_mask"][row, :length] = 1
-            for name in self._names:
-                batch[name][row, :length] = torch.from_numpy(feature[name])
+        rows = [feature["input_ids"] for feature in features]
+        ids, mask = padded(rows, self.pretrained.pad_token_id)
+        batch = {"input_ids": ids, "attention_mask": mask}
+        if "token_type_ids" in self._names:
+            batch["token_type_ids"] = self.padded_values(features, "token_type_ids", 0)
         return batch
 
-    def padded_labels(self, features: Sequence[Feature], longest: int) -> Tensor:
-        """(B, longest) int64 labels of tokens."""
-        labels = torch.full((len(features), longest), IGNORED, dtype=torch.long)
-        for row, feature in enumerate(features):
-            labels[row, : len(feature["labels"])] = torch.from_numpy(feature["labels"])
-        return labels
+    def padded_values(self, features: Sequence[Feature], name: str, value: int) -> Tensor:
+        """(B, longest) int64 values of tokens, padded with a value."""
+        return padded([feature[name] for feature in features], value)[0]

@@ -20,12 +20,11 @@ from rayembed.errors import ArtifactError, DivergenceError
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed_papers.backbone.finetune import Grid, finetune, predictor
 from rayembed_papers.backbone.heads import encoder_folder, load_with_head, save_with_head
-from rayembed_papers.backbone.kinds import work_of
+from rayembed_papers.backbone.kinds import Predict, Work, work_of
 from rayembed_papers.backbone.metrics import Metrics
 from rayembed_papers.backbone.rows import StoredRows, load
 from rayembed_papers.backbone.tasks import Finetuning, Rows
 from rayembed_papers.backbone.tokens import Tokenizer
-from rayembed_papers.backbone.work import Predict, Work
 
 Scores = dict[str, dict[str, Metrics]]
 """Task → subset → metric → score."""

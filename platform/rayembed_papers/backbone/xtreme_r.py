@@ -7,6 +7,8 @@ as retrieval; XQuAD has Romanian and not Hindi. Mewsli-X is not here: its test m
 Parquet copy on the hub, only JSONL of one contributor (izhx/mewsli-x), which is not read.
 """
 
+from collections.abc import Sequence
+
 from rayembed_papers.backbone.settings import FinetuneProtocol
 from rayembed_papers.backbone.tasks import Finetuning, Rows, ScoredRows, Task
 
@@ -42,6 +44,9 @@ def _names(text: str) -> list[str]:
 
 _NLI_COLUMNS = ("premise", "hypothesis", "label")
 _QA_COLUMNS = ("question", "context", "answers")
+_SIQA_COLUMNS = ("context", "question", "answerA", "answerB", "answerC", "label")
+_COPA_COLUMNS = ("premise", "question", "choice1", "choice2", "label")
+_NER_COLUMNS = ("tokens", "ner_tags")
 _QA = {"learning_rates": (3e-5,), "weight_decay": 1e-4, "max_length": 384}
 
 _XNLI = _names("ar bg de el en es fr hi ru sw th tr ur vi zh")
@@ -73,6 +78,10 @@ NER = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 """WikiANN's tags, by number in the data."""
 
 
+def _udpos(language: str, split: str) -> Rows:
+    return Rows("izhx/xtreme-r-udpos", f"{language}/{split}*", ("tokens", "pos_tags"), "main")
+
+
 def _tydiqa(split: str, language: str) -> Rows:
     return Rows(
         "google-research-datasets/tydiqa",
@@ -82,23 +91,14 @@ def _tydiqa(split: str, language: str) -> Rows:
     )
 
 
-def _udpos(language: str, split: str) -> Rows:
-    return Rows("izhx/xtreme-r-udpos", f"{language}/{split}*", ("tokens", "pos_tags"), "main")
-
-
-def _copa(path: str, repository: str) -> Rows:
-    return Rows(
-        repository, f"{path}/*.parquet", ("premise", "question", "choice1", "choice2", "label")
+def _each(
+    task: str, languages: Sequence[str], repository: str, path: str, columns: tuple[str, ...]
+) -> tuple[ScoredRows, ...]:
+    """Rows of each language; its code stands in the path for the braces."""
+    return tuple(
+        ScoredRows(task, code, Rows(repository, f"{path.format(code)}/*.parquet", columns))
+        for code in languages
     )
-
-
-def _siqa(split: str) -> Rows:
-    columns = ("context", "question", "answerA", "answerB", "answerC", "label")
-    return Rows("allenai/social_i_qa", f"default/{split}/*.parquet", columns)
-
-
-def _squad(columns: tuple[str, ...]) -> Rows:
-    return Rows("rajpurkar/squad", "plain_text/train/*.parquet", columns)
 
 
 FINETUNINGS = (
@@ -107,30 +107,24 @@ FINETUNINGS = (
         kind="classes",
         train=Rows("nyu-mll/glue", "mnli/train/*.parquet", _NLI_COLUMNS),
         protocol=_protocol(warmup_share=0.06),
-        scored=tuple(
-            ScoredRows("XNLI", lang, Rows("facebook/xnli", f"{lang}/test/*.parquet", _NLI_COLUMNS))
-            for lang in _XNLI
-        ),
+        scored=_each("XNLI", _XNLI, "facebook/xnli", "{}/test", _NLI_COLUMNS),
         labels=("entailment", "neutral", "contradiction"),
     ),
     Finetuning(
         name="SIQa",
         kind="choices",
-        train=_siqa("train"),
+        train=Rows("allenai/social_i_qa", "default/train/*.parquet", _SIQA_COLUMNS),
         protocol=_protocol(epochs=5),
-        scored=(ScoredRows("SIQa", "validation", _siqa("validation")),),
+        scored=_each("SIQa", ("validation",), "allenai/social_i_qa", "default/{}", _SIQA_COLUMNS),
         labels=("A", "B", "C"),
         first_label=1,
     ),
     Finetuning(
         name="COPA",
         kind="choices",
-        train=_copa("copa/train", "aps/super_glue"),
+        train=Rows("aps/super_glue", "copa/train/*.parquet", _COPA_COLUMNS),
         protocol=_protocol(epochs=5),
-        scored=tuple(
-            ScoredRows("XCOPA", lang, _copa(f"{lang}/test", "cambridgeltl/xcopa"))
-            for lang in _XCOPA
-        ),
+        scored=_each("XCOPA", _XCOPA, "cambridgeltl/xcopa", "{}/test", _COPA_COLUMNS),
         labels=("first", "second"),
         start="SIQa",
         template="{premise} What was the {question}?",
@@ -146,40 +140,19 @@ FINETUNINGS = (
     Finetuning(
         name="WikiANN",
         kind="tags",
-        train=Rows("unimelb-nlp/wikiann", "en/train/*.parquet", ("tokens", "ner_tags")),
+        train=Rows("unimelb-nlp/wikiann", "en/train/*.parquet", _NER_COLUMNS),
         protocol=_protocol(epochs=10),
-        scored=tuple(
-            ScoredRows(
-                "WikiANN",
-                lang,
-                Rows("unimelb-nlp/wikiann", f"{lang}/test/*.parquet", ("tokens", "ner_tags")),
-            )
-            for lang in _WIKIANN
-        ),
+        scored=_each("WikiANN", _WIKIANN, "unimelb-nlp/wikiann", "{}/test", _NER_COLUMNS),
         labels=NER,
     ),
     Finetuning(
         name="SQuAD",
         kind="spans",
-        train=_squad(_QA_COLUMNS),
+        train=Rows("rajpurkar/squad", "plain_text/train/*.parquet", _QA_COLUMNS),
         protocol=_protocol(**_QA),
         scored=(
-            *(
-                ScoredRows(
-                    "XQuAD",
-                    lang,
-                    Rows("google/xquad", f"xquad.{lang}/validation/*.parquet", _QA_COLUMNS),
-                )
-                for lang in _XQUAD
-            ),
-            *(
-                ScoredRows(
-                    "MLQA",
-                    lang,
-                    Rows("google/xtreme", f"MLQA.{lang}.{lang}/test/*.parquet", _QA_COLUMNS),
-                )
-                for lang in _MLQA
-            ),
+            *_each("XQuAD", _XQUAD, "google/xquad", "xquad.{}/validation", _QA_COLUMNS),
+            *_each("MLQA", _MLQA, "google/xtreme", "MLQA.{0}.{0}/test", _QA_COLUMNS),
         ),
     ),
     Finetuning(
@@ -194,32 +167,16 @@ FINETUNINGS = (
     Finetuning(
         name="SQuAD-retrieval",
         kind="retrieval",
-        train=_squad(("question", "context")),
+        train=Rows("rajpurkar/squad", "plain_text/train/*.parquet", ("question", "context")),
         protocol=_protocol(batch_sizes=(16,), max_length=256),
         scored=(
-            *(
-                ScoredRows(
-                    "LAReQA",
-                    lang,
-                    Rows(
-                        "google-research-datasets/xquad_r",
-                        f"{lang}/validation/*.parquet",
-                        ("question", "context"),
-                    ),
-                )
-                for lang in _LAREQA
+            *_each(
+                *("LAReQA", _LAREQA, "google-research-datasets/xquad_r", "{}/validation"),
+                ("question", "context"),
             ),
-            *(
-                ScoredRows(
-                    "Tatoeba",
-                    lang,
-                    Rows(
-                        "mteb/tatoeba-bitext-mining",
-                        f"{lang}-eng/test/*.parquet",
-                        ("sentence1", "sentence2"),
-                    ),
-                )
-                for lang in _TATOEBA
+            *_each(
+                *("Tatoeba", _TATOEBA, "mteb/tatoeba-bitext-mining", "{}-eng/test"),
+                ("sentence1", "sentence2"),
             ),
         ),
     ),
