@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -98,16 +98,11 @@ def compress(known: Ready) -> CompressionResult:
     run = known.run
     check_writable(run.placement.storage_path)
     original = Variant("original", partial(CompressedModel, run.model.reference, known.folder))
-    variants = [Variant(way.label, partial(_made, known, way)) for way in ways_of(run)]
+    variants = [Variant(way.label, partial(_made, known, way)) for way in run.ways]
     for variant in variants:  # before any is scored: one that cannot be made is seen first
         variant.make()
     scored = score_all([original, *variants], partial(_score, run))
     return CompressionResult(run, _measured(run, list(scored), _documents(known.texts)))
-
-
-def ways_of(run: CompressionRun) -> tuple[Compression, ...]:
-    """The ways of a run, with what they do."""
-    return cast("tuple[Compression, ...]", run.ways)
 
 
 def ready(run: CompressionRun) -> Ready:
@@ -125,7 +120,7 @@ def ready(run: CompressionRun) -> Ready:
     run = run.model_copy(update={"model": run.model.model_copy(update={"reference": reference})})
     folder = find_folder(reference, tracking_uri)
     check_loadable(folder)
-    for way in ways_of(run):
+    for way in run.ways:
         way.check(folder)
     task_factories(run)
     known = run_of_folder(folder)

@@ -1,5 +1,7 @@
 """Base class of the ways to compress a model: what each gets, and what it gives back.
 
+A way is one file of `compression/`: its settings, and a function from a model's folder to another.
+
 Importing this module or that of a way loads no torch, for settings are read where there is none.
 """
 
@@ -10,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic import PositiveInt
 
+from rayembed.config.settings import Settings
 from rayembed.config.types import Role
-from rayembed_extras.compression.settings import CompressionConfig
 
 
 class CalibrationText(NamedTuple):
@@ -56,7 +58,7 @@ class Compressed:
         """Weights that were pruned, quantised or removed."""
         return sum(changed for _, changed in self.by_part.values())
 
-    def write(self, way: CompressionConfig, source: Path, folder: Path, **more: Any) -> None:
+    def write(self, way: "Compression", source: Path, folder: Path, **more: Any) -> None:
         """Write compression.json, keeping the source model's own record under `before`.
 
         It names the matrices too that were pruned in the source.
@@ -79,8 +81,25 @@ class Compressed:
         write_compression(folder, {**record, **more})
 
 
-class Compression(CompressionConfig):
-    """A way to compress a model."""
+class Compression(Settings):
+    """Settings of one way to make a model smaller or faster, and from one folder to another."""
+
+    kind: str
+
+    needs_texts: ClassVar[bool] = False
+    """Whether it looks at what calibration texts do in the model."""
+    is_cut: ClassVar[bool] = False
+    """Whether what is left is a whole smaller model, which is trained on as any other."""
+
+    @property
+    def fewest_texts(self) -> int:
+        """Fewest calibration texts that it takes."""
+        return int(self.needs_texts)
+
+    @property
+    def label(self) -> str:
+        """Short name of the variant, also of its folder: letters, digits, `-` and `.`."""
+        return self.kind
 
     def check(self, folder: Path) -> None:
         """Check by the files of a model, without its weights, that this way can take it.

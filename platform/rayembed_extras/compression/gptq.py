@@ -15,12 +15,12 @@ from rayembed_extras.compression.contract import Calibrated, CalibrationText
 from rayembed_extras.compression.quantised import (
     Quantised,
     Quantity,
+    Scheme,
     Weights,
     arguments,
     rounded,
     scale_of,
 )
-from rayembed_extras.compression.settings import Scheme
 
 if TYPE_CHECKING:
     import torch

@@ -1,16 +1,13 @@
 """The compression job: from its arguments to variants of a model, side by side."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayembed.errors import ConfigError
 from rayembed.pipeline.evaluate.job import check_task_names, score_options
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed_extras.compression.run_settings import CompressionRun
 from rayembed_extras.compression.settings import COMPRESSIONS, settings_in
-
-if TYPE_CHECKING:
-    pass
 
 
 def _way(text: str) -> dict[str, Any]:

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from rayembed.errors import ArtifactError, ConfigError, require_packages
 from rayembed_extras.compression.contract import CalibrationText, Compressed, Compression, Source
-from rayembed_extras.compression.settings import Scheme
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rayembed.models.transformer_model import TransformerModel
     from rayembed_extras.compression.matrices import Matrix
+
+Scheme = Literal["INT8", "FP8_DYNAMIC"]
+"""How weights and inputs are rounded to 8 bits, in the words of compressed-tensors."""
 
 
 class Quantity(NamedTuple):

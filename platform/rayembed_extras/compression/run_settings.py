@@ -11,11 +11,12 @@ from rayembed.config.own_sets import Scores
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column
 from rayembed.config.types import FileName, Reference, Seed
-from rayembed_extras.compression.settings import COMPRESSIONS, CompressionConfig
+from rayembed_extras.compression.contract import Compression
+from rayembed_extras.compression.settings import COMPRESSIONS
 
 # Members import the base class, so that the table is read here and not where that stands.
 if TYPE_CHECKING:
-    AnyCompression = CompressionConfig
+    AnyCompression = Compression
 else:
     AnyCompression = COMPRESSIONS.union()
 

@@ -1,49 +1,18 @@
-"""Compression of a finished model as settings, and the table of the ways there are.
-
-A way is one file of `compression/`: its settings, and a function from a model's folder to another.
-"""
+"""The table of the ways to compress a model, and their settings as a command has them."""
 
 import re
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import yaml
 
 from rayembed.config.document import read_yaml
-from rayembed.config.settings import Settings
 from rayembed.config.table import Table
 from rayembed.errors import ConfigError
-
-Scheme = Literal["INT8", "FP8_DYNAMIC"]
-"""How weights and inputs are rounded to 8 bits, in the words of compressed-tensors."""
-
-
-class CompressionConfig(Settings):
-    """Settings of one way to make a model smaller or faster.
-
-    Ways derive from `compression.contract.Compression`.
-    """
-
-    kind: str
-
-    needs_texts: ClassVar[bool] = False
-    """Whether it looks at what calibration texts do in the model."""
-    is_cut: ClassVar[bool] = False
-    """Whether what is left is a whole smaller model, which is trained on as any other."""
-
-    @property
-    def fewest_texts(self) -> int:
-        """Fewest calibration texts that it takes."""
-        return int(self.needs_texts)
-
-    @property
-    def label(self) -> str:
-        """Short name of the variant, also of its folder: letters, digits, `-` and `.`."""
-        return self.kind
-
+from rayembed_extras.compression.contract import Compression
 
 COMPRESSIONS = Table(
     "rayembed.compressions",
-    CompressionConfig,
+    Compression,
     (
         "rayembed_extras.compression.layers:Layers",
         "rayembed_extras.compression.vocabulary:Vocabulary",
