@@ -16,7 +16,6 @@ from rayembed.assets.arrow_files import (
     check_plain,
     open_parquet,
     parquet_bytes,
-    read_parquet,
     read_sealed,
     read_stream,
 )
@@ -26,6 +25,10 @@ from rayembed.data.plan.batch_plan import TRAINING, StepFiles, write_steps
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.rows import read_rows
 from rayembed.errors import ArtifactError, DataError
+
+
+def read_parquet(content, columns=None):
+    return open_parquet(pa.BufferReader(content)).read(columns)
 
 
 class Trap:

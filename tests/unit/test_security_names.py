@@ -215,7 +215,7 @@ def test_objects_whose_names_lead_out_are_not_copied(tmp_path, monkeypatch):
         lambda: list_files(place, recursive=True),
         lambda: download_folder(place, tmp_path),
         lambda: StoredFolder(place, tmp_path, recursive=True).fetch(),
-        lambda: object_storage.fetch_from_object_storage(place, tmp_path),
+        lambda: object_storage.resolve(place, cache=tmp_path),
     ):
         with pytest.raises((ArtifactError, AssetError), match=r"no path inside|leaves its folder"):
             read()

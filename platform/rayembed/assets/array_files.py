@@ -15,7 +15,7 @@ import numpy as np
 
 from rayembed.assets.sealing import SEAL_BYTES, check_seal, seal_of
 from rayembed.assets.storage import read_bytes, write_atomic
-from rayembed.errors import ArtifactError, StorageError
+from rayembed.errors import ArtifactError
 
 _ONE_AT_A_TIME = threading.Lock()
 """Held while NumPy reads headers: it has Python parse them, of which two threads at a time end in a
@@ -93,12 +93,7 @@ def _write(path: str, buffer: io.BytesIO) -> None:
 
 def _unsealed(path: str, remedy: str) -> io.BytesIO:
     """Content of a file without its seal; raises as `load_array`."""
-    try:
-        view = memoryview(read_bytes(path))
-    except StorageError:
-        raise
-    except ArtifactError as error:
-        raise ArtifactError(f"{error}. {remedy}") from error
+    view = memoryview(read_bytes(path, remedy))
     with _told(path, remedy):
         check_seal(view[:-SEAL_BYTES], view[-SEAL_BYTES:])
     return io.BytesIO(view[:-SEAL_BYTES])

@@ -95,14 +95,10 @@ def read_sealed(
         kept.clear()
     # Arrow tells a broken file and a storage that fails alike. In memory only the file can be at
     # fault, and what was the storage's is gone.
+    content = read_bytes(path, remedy)
     try:
-        content = read_bytes(path)
         with pa.BufferReader(content) as file:
             return _rows_of(file, path, columns, rows, kept)
-    except StorageError:
-        raise
-    except ArtifactError as error:
-        raise ArtifactError(f"{error}. {remedy}") from error
     except (OSError, ValueError, pa.ArrowException) as error:
         raise ArtifactError(f"the file {path!r} is broken: {error}. {remedy}") from error
 
@@ -223,16 +219,6 @@ def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
     check_plain(file.schema_arrow)
     _check_names(file.schema_arrow.names)
     return file
-
-
-def read_parquet(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read the rows of a Parquet file.
-
-    Raises:
-        pyarrow.ArrowInvalid: as `open_parquet`.
-    """
-    file = open_parquet(pa.BufferReader(content))
-    return file.read(columns=None if columns is None else list(columns))
 
 
 def read_stream(source: Any) -> pa.Table:

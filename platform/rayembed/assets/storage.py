@@ -134,8 +134,11 @@ def exists(path: str | Path) -> bool:
         raise StorageError(f"cannot look for {str(path)!r}: {why(error)}") from error
 
 
-def read_bytes(path: str | Path) -> bytes:
+def read_bytes(path: str | Path, remedy: str = "") -> bytes:
     """Whole content of a file.
+
+    Args:
+        remedy: what to do where the file is missing, a whole sentence.
 
     Raises:
         ArtifactError: no such file.
@@ -150,7 +153,9 @@ def read_bytes(path: str | Path) -> bytes:
     try:
         return asked_again(read)
     except OSError as error:
-        raise unreadable(error)(f"cannot read {str(path)!r}: {why(error)}") from error
+        kind = unreadable(error)
+        behind = f". {remedy}" if remedy and kind is ArtifactError else ""
+        raise kind(f"cannot read {str(path)!r}: {why(error)}{behind}") from error
 
 
 def unreadable(error: Exception) -> type[ArtifactError]:
