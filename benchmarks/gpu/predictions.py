@@ -24,7 +24,7 @@ MACHINES = {"H100": roofline.H100, "H200": roofline.H200}
 """GPUs by a word of their name."""
 
 SQUARE_PRODUCTS = 784e12
-"""FLOP/s of bfloat16 products of 8192³, measured on an H200 (docs/LOG.md, 2026-11-28). Shares
+"""FLOP/s of bfloat16 products of 8192³, measured on an H200 (benchmarks/log, 2026-11-28). Shares
 are of this number where none is measured."""
 
 SLOW_HOST = (90e-6, 90e-6)

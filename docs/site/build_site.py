@@ -18,6 +18,7 @@ import settings_reference
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "cluster/**/*.md", "benchmarks/**/*.md")
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 
@@ -25,7 +26,7 @@ def build(folder: Path) -> Path:
     """The folder of the HTML pages, which is emptied first.
 
     Raises:
-        subprocess.CalledProcessError: Zensical refuses a page, such as one with a dead link.
+        SystemExit: Zensical refuses a page, such as one with a dead link.
     """
     shutil.rmtree(folder, ignore_errors=True)
     staged = folder / "pages"
@@ -43,7 +44,13 @@ def build(folder: Path) -> Path:
     shutil.copy(HERE / "extra.css", staged)
     shutil.copy(HERE / "zensical.toml", folder)
     command = [str(Path(sys.executable).with_name("zensical")), "build", "--strict", "--clean"]
-    subprocess.run(command, cwd=folder, check=True, env={**os.environ, "NO_COLOR": "1"})
+    done = subprocess.run(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    printed, _, _ = COLOURS.sub("", done.stdout).partition("Traceback")
+    if done.returncode:
+        sys.exit(printed)
+    print(printed.strip())
     return folder / "html"
 
 

@@ -26,22 +26,18 @@ TINY = """dict(
 
 
 def first_block():
-    """README's first Python block, without its pairs, and with `TINY` for its training."""
+    """README's first Python block, with pairs of a file and `TINY` for its training."""
     code = README.read_text().split("```python\n", 1)[1].split("```", 1)[0]
     assert len(code.strip().splitlines()) <= 12
     tree = ast.parse(code)
-    tree.body = [node for node in tree.body if "pairs" not in _assigned(node)]
     (call,) = (
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "rayembed.train"
     )
+    call.args[1] = ast.Name("pairs", ast.Load())
     call.keywords.append(ast.keyword(None, ast.parse(TINY, mode="eval").body))
     return compile(ast.fix_missing_locations(tree), str(README), "exec")
-
-
-def _assigned(node):
-    return [ast.unparse(target) for target in getattr(node, "targets", ())]
 
 
 def test_a_dirty_file_becomes_a_better_model(tmp_path, monkeypatch, capsys):
@@ -56,5 +52,5 @@ def test_a_dirty_file_becomes_a_better_model(tmp_path, monkeypatch, capsys):
     scores = {name: row["pairs-held-out"] for name, row in names["trained"].scores.items()}
     assert scores["stage 1: finetune"] > scores["untrained"] + 0.1
     assert "BM25" in scores
-    assert np.linalg.norm(names["vector"]) > 0.99
+    assert np.linalg.norm(names["vectors"]) > 0.99
     assert "stage 1: finetune" in capsys.readouterr().out

@@ -1,7 +1,7 @@
 """Fast number types of this machine; the only place that decides on them.
 
 Processors without units for bfloat16 emulate it, ten to a hundred times slower than float32
-(docs/LOG.md), and say so nowhere. So `dtype: auto` is settled by a look at the GPU, or by timing
+(benchmarks/log), and say so nowhere. So `dtype: auto` is settled by a look at the GPU, or by timing
 one small product on the CPU, which also sees what `ONEDNN_MAX_CPU_ISA` or a virtual machine hides.
 """
 
@@ -44,12 +44,12 @@ _SHARE_OF_A_PASS = 0.25
 
 _CPU_PASS = 48
 """all-MiniLM-L6-v2 in float32, fitted to passes of 128 to 1,024 tokens: 50 in training, 26 in
-encoding (docs/LOG.md)."""
+encoding (benchmarks/log)."""
 
 _GPU_PASS = 3.5e12
 """Parameters times tokens that a GPU computes while the host launches a pass of a small encoder:
 16 ms for the 175 kernels of BERT base's forward pass beside an H200 (80 to 90 microseconds of
-Python for each, docs/LOG.md), at 400 TFLOP/s. A 7B LLM has ten times the kernels, but hides their
+Python for each, benchmarks/log), at 400 TFLOP/s. A 7B LLM has ten times the kernels, but hides their
 launches behind its products; 500 of its tokens stand for what the GPU itself loses in a pass."""
 _GPU_PASS_RANGE = (256, 16_384)
 
@@ -321,7 +321,7 @@ def memory_in_use(device: str) -> str:
 def micro_batch_tokens(device: str) -> int:
     """Default of padded tokens in one forward pass of training; see also `packed_tokens`.
 
-    On CPUs what their caches hold: 512 to 2,048 were within a tenth of each other (docs/LOG.md).
+    On CPUs what their caches hold: 512 to 2,048 were within a tenth of each other (benchmarks/log).
     """
     return _GPU_BUDGET if device.startswith("cuda") else _CPU_BUDGET
 
@@ -329,7 +329,7 @@ def micro_batch_tokens(device: str) -> int:
 def packed_tokens(room: float, of_token: float) -> int:
     """Tokens of a forward pass without padding on a GPU: a multiple of 8,192 up to 131,072.
 
-    A small encoder's pass of 8,192 tokens takes longer to launch than to compute (docs/LOG.md).
+    A small encoder's pass of 8,192 tokens takes longer to launch than to compute (benchmarks/log).
 
     Args:
         room: bytes that graphs may take; a pass takes a quarter of it at most.

@@ -3,7 +3,7 @@
 Q queries, n documents of a shard, D embedding width, k results.
 
 Why not FAISS's flat index: ties are decided by id here, which FAISS leaves to the order of its
-heap, and on a CPU with bfloat16 units two passes were faster (docs/LOG.md has both in one run).
+heap, and on a CPU with bfloat16 units two passes were faster (benchmarks/log has both in one run).
 """
 
 from collections.abc import Generator, Iterable, Sequence

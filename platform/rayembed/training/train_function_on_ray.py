@@ -75,7 +75,7 @@ def worker_environment(placement: Placement) -> dict[str, str]:
     values |= {name: value for name, value in unless_set.items() if name not in os.environ}
     if not placement.on_gpu:
         # Steps allocate and free gigabytes: with jemalloc, which Ray's wheels for Linux bring, a
-        # worker needs less memory than with glibc (docs/LOG.md). Its pages must be allowed to
+        # worker needs less memory than with glibc (benchmarks/log). Its pages must be allowed to
         # decay: kept for ever (dirty_decay_ms:-1) they grew to three times the need.
         jemalloc = Path(ray.__file__).parent / "core" / "libjemalloc.so"
         # Of a path with a space or a colon the loader would make several, and refuse each.

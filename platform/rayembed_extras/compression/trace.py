@@ -2,7 +2,7 @@
 
 torch.export traces the model and torch.onnx writes what it found. Opset 18 is what quantisers of
 both runtimes know; 23 has attention as one node, which they quantise into graphs that do not load,
-and which computes no faster (docs/LOG.md).
+and which computes no faster (benchmarks/log).
 """
 
 import json

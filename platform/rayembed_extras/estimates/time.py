@@ -29,7 +29,7 @@ from rayembed.registry.provenance import cpu_told
 from rayembed_extras.estimates.requirements import expected_precision, flops_per_token
 
 _TRAINING: dict[Dtype, float] = {"float32": 0.45, "bfloat16": 0.35}
-"""Share of a product's speed that training reaches (docs/LOG.md)."""
+"""Share of a product's speed that training reaches (benchmarks/log)."""
 
 _ENCODING: dict[Dtype, float] = {"float32": 0.8, "bfloat16": 0.6}
 """The same of scores and teachers, which have no backward pass."""

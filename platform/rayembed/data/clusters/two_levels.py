@@ -2,7 +2,7 @@
 
 About √k groups first, then the clusters within each group, so that k-means, the assignment of pairs
 and the tour cost √k times where one level costs k times. What it loses is measured
-(`benchmarks/data_scale_mining.py`, docs/LOG.md).
+(`benchmarks/data_scale_mining.py`, benchmarks/log).
 
 n rows, k clusters, g groups, W their width.
 """

@@ -30,7 +30,7 @@ _CPU_TOKENS, _GPU_TOKENS = 2048, 16384
 _SMALL_MODEL, _GPU_TOKENS_OF_SMALL = 10**9, 65_536
 """Parameters below which a GPU computes 16,384 tokens faster than the host launches their pass, and
 the tokens of a pass then. BERT base's forward passes took 16 ms beside an H200 (the second ones of
-GradCache, docs/LOG.md), which computes them in 5 by a roofline."""
+GradCache, benchmarks/log), which computes them in 5 by a roofline."""
 
 PROBES = ("Paris", "the quick brown fox jumps over the lazy dog", "7 wonders of the world")
 """Texts that a model is tried on where none are given."""

@@ -20,7 +20,7 @@ from rayembed.models.passes.micro_batches import cut_by_length, padded_tokens, w
 
 _CPU_READY, _GPU_READY = 0, 4
 """Micro-batches that are collated before the device asks for them. A thread beside a CPU takes from
-the passes what it gains (docs/LOG.md)."""
+the passes what it gains (benchmarks/log)."""
 
 Collate = Callable[[Sequence[Tokens]], dict[str, Tensor]]
 

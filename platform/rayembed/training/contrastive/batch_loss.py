@@ -45,7 +45,7 @@ _BLOCK = 1 << 23
 
 _PAIR_BYTES = 64
 """Bytes that masks and loss take for a pair: 17 with InfoNCE, 66 with the relations of two teachers
-(docs/LOG.md)."""
+(benchmarks/log)."""
 
 _SHARE_OF_MEMORY, _SHARE_OF_FREE = 1 / 16, 1 / 4
 """Shares of a GPU's memory, and of what is free of it, that a block may take: the smaller one."""
