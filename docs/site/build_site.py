@@ -45,7 +45,12 @@ def build(folder: Path) -> Path:
     shutil.copy(HERE / "zensical.toml", folder)
     command = [str(Path(sys.executable).with_name("zensical")), "build", "--strict", "--clean"]
     done = subprocess.run(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        check=False,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     printed, _, _ = COLOURS.sub("", done.stdout).partition("Traceback")
     if done.returncode:
