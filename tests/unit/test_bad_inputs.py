@@ -160,7 +160,10 @@ DATA = {
         ],
         ["data.datasets.pairs.held_out.column = 'topic'"],
     ),
-    "lists": (["{PATH}=lists.jsonl", "{SOURCE}.query=queries"], ["100 × no query"]),
+    "lists": (
+        ["{PATH}=lists.jsonl", "{SOURCE}.query=queries"],
+        ["100 × column 'queries' is not a text"],
+    ),
     "numbers": (["{PATH}=numbers.jsonl"], ["none usable"]),
     "blank": (["{PATH}=blank.jsonl"], ["none usable", "100 × no query"]),
     "dirty": (["{PATH}=dirty.jsonl"], ["50 of 250 rows", "max_rejected_share to 0.2 or more"]),

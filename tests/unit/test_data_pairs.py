@@ -20,7 +20,7 @@ from rayembed.data.sources.cells import RowError
 from rayembed.data.sources.check import with_source_path
 from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.pairs import PairsSource
-from rayembed.data.sources.rows import Row, check_columns, read_rows
+from rayembed.data.sources.rows import BadRow, Row, check_columns, read_rows
 from rayembed.data.sources.tasks import ConvertRows, HeldOut
 from rayembed.errors import ArtifactError, ConfigError, DataError
 
@@ -134,7 +134,7 @@ def test_unknown_column_names_the_nearest(tmp_path: Path) -> None:
         ({"query": " \u0301\ufffd", "positive": "p"}, "query has no visible character"),
         ({"query": "q", "positive": "\u0301"}, "positive has no visible character"),
         ({"query": "q", "positive": ["", "\x00"]}, "positive has no visible character"),
-        ({"query": ["q"], "positive": "p"}, "no query"),
+        ({"query": ["q"], "positive": "p"}, "column 'query' is not a text"),
         ({"query": "q"}, "no positive"),
         ({"query": "q", "positive": []}, "no positive"),
         ({"query": "q", "positive": ["", None]}, "no positive"),
@@ -148,11 +148,6 @@ def test_unknown_column_names_the_nearest(tmp_path: Path) -> None:
             "column 'neg' is neither a text nor a list of texts",
         ),
         ({"query": "q", "positive": "p", "task": ["t"]}, "column 'task' is not a text"),
-        ({"query": "abc\ud83d", "positive": "p"}, "not valid Unicode"),
-        ({"query": "q", "positive": ["p", "abc\ud83d"]}, "not valid Unicode"),
-        ({"query": "q", "positive": "p", "neg": ["\ude00 n"]}, "not valid Unicode"),
-        ({"query": "q", "positive": "p", "task": "t\ud83d"}, "not valid Unicode"),
-        ({"query": "q", "positive": "p", "class": "c\ud83d"}, "not valid Unicode"),
     ],
 )
 def test_reasons(row: dict[str, Any], reason: str) -> None:
@@ -160,6 +155,27 @@ def test_reasons(row: dict[str, Any], reason: str) -> None:
     with pytest.raises(RowError) as refused:
         convert_row(row, config)
     assert str(refused.value) == reason
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"query": "abc\ud83d", "positive": "p"},
+        {"query": "q", "positive": ["p", "abc\ud83d"]},
+        {"query": "q", "positive": "p", "meta": {"neg": ["\ude00 n"]}},
+        {"query": "q", "positive": "p", "task": "t\ud83d"},
+        {"query": "q", "positive": "p", "class": "c\udfff\ud800"},
+    ],
+)
+def test_half_of_a_surrogate_pair_costs_its_row_where_it_is_read(row: Any, tmp_path: Path) -> None:
+    whole = {"query": "\U0001f600", "positive": "p", "unread": "\ud83d"}
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, (row, whole))))
+    (piece,) = list_pieces(str(tmp_path / "rows.jsonl"))
+    bad, good = read_rows(piece, ["query", "positive", "meta.neg", "task", "class"])
+    assert isinstance(bad, BadRow)
+    assert bad.reason == "not valid Unicode"
+    assert isinstance(good, Row)
+    assert good.values["query"] == "\U0001f600"
 
 
 def test_a_row_becomes_a_record() -> None:

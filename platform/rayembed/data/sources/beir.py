@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rayembed.config.sources import Column
 from rayembed.config.types import Reference
-from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in
+from rayembed.data.sources.cells import RowError, name_in, number_in
 from rayembed.data.sources.file_rows import Conversion, FileRows
 from rayembed.errors import ConfigError
 
@@ -131,8 +131,6 @@ class BeirSource(FileRows):
         query, document = name_in(row, self.query_id), name_in(row, self.document_id)
         if query is None or document is None:
             raise RowError("no id")
-        if not is_unicode(query) or not is_unicode(document):
-            raise RowError("not valid Unicode")
         if number_in(row, self.score) < self.min_score:
             raise RowError(NOT_RELEVANT)
         return query, document

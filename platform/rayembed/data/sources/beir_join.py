@@ -26,7 +26,7 @@ from rayembed.data.engine.shuffle import Bucket, Scatter, bucket_of
 from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import text_hash
 from rayembed.data.records import reject_reason
-from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
+from rayembed.data.sources.cells import RowError, name_in, text_in
 from rayembed.data.sources.file_rows import record_of
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import BadRow, read_rows
@@ -122,8 +122,6 @@ class ScatterTexts:
                 continue
             try:
                 name = id_of(row.values)
-                if name and not is_unicode(name):
-                    raise RowError("not valid Unicode")
                 if not name:
                     without_id += 1
                     continue
@@ -133,8 +131,6 @@ class ScatterTexts:
                 told = {"id": name, "text": text_in(row.values, self.column)}
                 if language and not self.needed:
                     told["language"] = text_in(row.values, language)
-                if not all(is_unicode(text or "") for text in told.values()):
-                    raise RowError("not valid Unicode")
             except RowError:
                 unread += 1
                 continue

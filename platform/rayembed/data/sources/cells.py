@@ -17,10 +17,6 @@ _QUOTED_FIRST = re.compile(r"""[bru]?['"]|(?:None|nan|null)\b""")
 _QUOTED_LAST = re.compile(r"""(?:['"]|\b(?:None|nan|null))\Z""")
 """Begin and end of what stands between the brackets of a list of texts."""
 
-_OTHER_FIRST = re.compile(r"[-+\d.]+\s*,")
-_OTHER_LAST = re.compile(r",\s*[-+\d.]+\Z")
-"""The same where that element is a number or an ellipsis."""
-
 _ARRAY = re.compile(
     r"(?:(?:np|numpy)\.)?(?:array|frozenset|set|Index)\((.*?)(?:,\s*dtype=[^()]*)?\)", re.DOTALL
 )
@@ -118,20 +114,6 @@ def text_in(row: Mapping[str, Any], column: str) -> str | None:
     return value
 
 
-def text_or_none(row: Mapping[str, Any], column: str) -> str | None:
-    """Text in a cell; None if it is empty or holds something else.
-
-    Raises:
-        RowError: it holds bytes, which may be a text.
-    """
-    try:
-        return text_in(row, column)
-    except RowError:
-        if isinstance(read_column(row, column), bytes):
-            raise
-        return None
-
-
 def name_in(row: Mapping[str, Any], column: str) -> str | None:
     """Name of a class, a relation or an id in a cell; None if it is empty.
 
@@ -195,34 +177,31 @@ def looks_like_list(text: str) -> bool:
     """Whether a text is a list of texts as JSON or Python writes one, be it whole or broken: a
     list, tuple, set or array.
 
-    A text in brackets, `[Solved] …` or `[1, 2]`, is none: its first or its last element would be
-    in quotes, or nothing (`None`, `nan`), and the other one that or a number.
+    A text in brackets, `[Solved] …` or `[1, 2]`, is none: of a list the first and the last element
+    are in quotes, or nothing (`None`, `nan`), or one of them is and Python can read it.
     """
     text = text.strip()
     if not text or text[0] not in _LIST_BEGINS:
         return False
-    if text[:1] not in "[({":
-        array = _ARRAY.fullmatch(text)
-        return array is not None and looks_like_list(array[1])
+    if (array := _ARRAY.fullmatch(text)) is not None:
+        return looks_like_list(array[1])
     if text[0] + text[-1] not in ("[]", "()", "{}"):
         return False
     inner = text[1:-1].strip(" \t\r\n,")
     first, last = _QUOTED_FIRST.match(inner), _QUOTED_LAST.search(inner)
-    if text[0] != "[":
-        return bool(first or last) and _is_of_python(text)
-    if first and last:
+    if text[0] == "[" and first and last:
         return True
-    return bool((first and _OTHER_LAST.search(inner)) or (last and _OTHER_FIRST.match(inner)))
+    return bool(first or last) and _is_of_python(text)
 
 
 def _is_of_python(text: str) -> bool:
-    """Whether Python reads a text as a tuple or a set with a text in it."""
+    """Whether Python reads a text as a list, a tuple or a set with a text in it."""
     try:
         with warnings.catch_warnings(action="ignore"):  # about backslashes in texts
             value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return False
-    return isinstance(value, tuple | set) and any(isinstance(one, str) for one in value)
+    return isinstance(value, list | tuple | set) and any(isinstance(one, str) for one in value)
 
 
 def _texts_of(text: str, column: str, *, json_lists: bool) -> list[str]:

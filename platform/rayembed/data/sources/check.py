@@ -5,7 +5,7 @@ files of this machine, which tells rows, records and what is rejected. Imports n
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -190,12 +190,6 @@ def is_here(dataset: DatasetConfig, root: str) -> bool:
     return isinstance(source, FileRows) and not any("://" in at for at in source.paths.values())
 
 
-_READ_LATER = frozenset(
-    ("cleaning", "num_samples", "sample_share", "consistency", "mining", "repair", "clusters")
-)
-"""Settings of a data set that a head does not depend on."""
-
-
 _SEEN: dict[str, Head] = {}
 """Heads by settings and states of files, of this process."""
 
@@ -219,12 +213,11 @@ def look(dataset: DatasetConfig, root: str) -> Head:
             for found in files.values()
             for piece in found
         ]
-        settings = whole.model_dump_json(exclude=set(_READ_LATER))
-        seen = repr((settings, sorted(held_out), states))
+        seen = repr((whole.model_dump_json(), sorted(held_out), states))
         if seen not in _SEEN:
             source.check_found(whole, files)
             _SEEN[seen] = _head(whole, source, files["path"], held_out)
-        return replace(_SEEN[seen], dataset=whole)
+        return _SEEN[seen]
     except RayembedError as error:
         told = str(error)
         raise type(error)(told if told.startswith("data.datasets.") else f"{at}: {told}") from error

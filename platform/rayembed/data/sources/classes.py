@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt
 from rayembed.config.sources import Column
 from rayembed.config.types import has_content
 from rayembed.data.records import Record
-from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
+from rayembed.data.sources.cells import RowError, name_in, text_in
 from rayembed.data.sources.file_rows import Conversion, NamedRows, record_of
 
 if TYPE_CHECKING:
@@ -93,10 +93,7 @@ class ClassesSource(NamedRows):
         label = name_in(row, self.label)
         if label is None:
             raise RowError("no class")
-        name = self.names.get(label, label)
-        if not is_unicode(text) or not is_unicode(name):
-            raise RowError("not valid Unicode")
-        return text, name
+        return text, self.names.get(label, label)
 
 
 @dataclass(frozen=True)

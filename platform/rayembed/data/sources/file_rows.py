@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 import xxhash
 
@@ -14,7 +14,7 @@ from rayembed.config.document import fingerprint
 from rayembed.config.sources import Column, FileSource, Source
 from rayembed.config.types import has_content
 from rayembed.data.records import Negative, Record, reject_reason
-from rayembed.data.sources.cells import RowError, is_unicode
+from rayembed.data.sources.cells import RowError
 from rayembed.data.words import without_copies
 from rayembed.errors import ConfigError
 
@@ -174,8 +174,14 @@ class FileRows(FileSource, Source):
         columns = {f"{setting}.source.{name}": column for name, column in self.columns.items()}
         if (column := getattr(dataset.held_out, "column", None)) is not None:
             columns[f"{setting}.held_out.column"] = column
+        fields = type(self).model_fields.items()
+        optional = [
+            f"{setting}.source.{name}"
+            for name, field in fields
+            if type(None) in get_args(field.annotation)
+        ]
         for piece in first_pieces(files["path"]):
-            check_columns(piece, columns)
+            check_columns(piece, columns, optional=optional)
 
     def check(self, dataset: DatasetConfig) -> ResolvedDataset:
         """Find the files and check that they have the columns that the settings name."""
@@ -256,9 +262,6 @@ def record_of(
     kept = [t for t in dict.fromkeys(positives) if t != query and has_content(t)]
     given = [t for t in dict.fromkeys(negatives) if has_content(t)]
     wrong = without_copies(given, (query, *kept))
-    told = (instruction or "", label or "", language or "", name or "")
-    if not all(map(is_unicode, (query, *kept, *wrong, *told))):
-        raise RowError("not valid Unicode")
     named = {"label": label, "language": language}
     known = {name: value for name, value in named.items() if value is not None}
     identity = [query, kept, wrong, instruction, *([known] if known else [])]
@@ -278,22 +281,3 @@ def record_of(
         origin=tuple(origin),
         negatives_copied=len(given) - len(wrong),
     )
-
-
-def both_ways(
-    dataset: DatasetConfig,
-    first: str,
-    second: str,
-    *,
-    origin: Sequence[str],
-    language: str | None = None,
-) -> list[Record]:
-    """Two records of a symmetric pair, one in each direction.
-
-    Raises:
-        RowError: as `record_of`.
-    """
-    return [
-        record_of(dataset, query, [positive], origin=origin, language=language)
-        for query, positive in ((first, second), (second, first))
-    ]

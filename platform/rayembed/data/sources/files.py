@@ -51,7 +51,6 @@ _TEXTS = (".txt", ".md")
 """Endings of files that are one row each, of the kind `text`."""
 _BYTES_PER_PIECE = 32 << 20
 _OPENED_AT_ONCE = 16
-_BYTES_TO_TELL = 4096
 _LEAST_BYTES = 32 << 10
 """Bytes that a text counts for at least, since opening it takes as long; 1,024 are a piece."""
 
@@ -139,8 +138,7 @@ def list_pieces(
 
     Raises:
         DataError: nothing there, not to be reached, Parquet files without any rows, a file of an
-            unknown kind, texts among other files, a broken Parquet file, or a `.json` file that is
-            one array.
+            unknown kind, texts among other files, or a broken Parquet file.
         AssetError: the hub does not give what the reference names.
     """
     try:
@@ -379,8 +377,6 @@ def _pieces_of(file: _File, *, versions: bool) -> list[FilePiece]:
             piece(a, b, first_row=row, size=sum(sizes[a:b]))
             for a, b, row in zip(starts, stops, rows, strict=True)
         ]
-    if file.name.removesuffix(".gz").endswith(".json"):
-        _check_is_no_array(file.path, filesystem, inside)
     if kind != "jsonl" or file.name.endswith(".gz"):
         return [piece(size=file.size)]
     edges = list(range(0, max(file.size, 1), _BYTES_PER_PIECE))
@@ -398,22 +394,3 @@ def _starts(sizes: list[int]) -> list[int]:
             filled = 0
         filled += size
     return starts
-
-
-def _check_is_no_array(path: str, filesystem: pa.fs.FileSystem, inside: str) -> None:
-    """Raise when a JSON file starts with an array of rows; a row itself may be a list of texts.
-
-    Of JSONL a line may be such an array, which whoever reads it sees.
-    """
-    with filesystem.open_input_stream(inside) as stream:
-        begin = stream.read(_BYTES_TO_TELL).lstrip()
-    if begin[:1] == b"[" and begin[1:].lstrip()[:1] in (b"{", b"["):
-        raise array_error(path)
-
-
-def array_error(path: str) -> DataError:
-    """Error for a file that is one JSON array of rows."""
-    return DataError(
-        f"rows {path!r}: the file is one JSON array; wanted is JSONL, a row a line "
-        "(jq -c '.[]' file.json > file.jsonl makes it)"
-    )

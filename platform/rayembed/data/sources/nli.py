@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rayembed.config.sources import Column
-from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
+from rayembed.data.sources.cells import RowError, name_in, text_in
 from rayembed.data.sources.file_rows import Conversion, FileRows, record_of
 
 if TYPE_CHECKING:
@@ -139,8 +139,6 @@ def _told(source: NLISource, row: Row) -> dict[str, Any]:
     if not premise or not hypothesis:
         raise RowError("no premise" if not premise else "no hypothesis")
     language = text_in(values, source.language) if source.language else None
-    if not all(map(is_unicode, (premise, hypothesis, language or ""))):
-        raise RowError("not valid Unicode")
     label = name_in(values, source.label)
     relation: Relation = "other"
     if label == source.entailment:

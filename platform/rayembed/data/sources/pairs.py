@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import field_validator
 
 from rayembed.config.sources import Column
-from rayembed.data.sources.cells import name_in, text_in, text_or_none, texts_in
+from rayembed.data.sources.cells import name_in, text_in, texts_in
 from rayembed.data.sources.file_rows import NamedRows, record_of
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class PairsSource(NamedRows):
         negatives = [text for column in columns for text in texts(column)]
         positives = texts(self.positive)
         name = name_in(values, self.id) if self.id else None
-        made = record(text_or_none(values, self.query), positives, negatives, name=name)
+        made = record(text_in(values, self.query), positives, negatives, name=name)
         if not self.both_directions:
             return [made]
         reverse = [

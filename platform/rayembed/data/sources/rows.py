@@ -23,9 +23,9 @@ from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.reading import open_source, reading_errors
 from rayembed.config.settings import nearest
 from rayembed.data.engine.parts import remedy
-from rayembed.data.sources.cells import level_of
+from rayembed.data.sources.cells import is_unicode, level_of
 from rayembed.data.sources.csv_rows import NOT_UTF8, csv_rows
-from rayembed.data.sources.files import FilePiece, array_error
+from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.versions import is_unchanged
 from rayembed.errors import ArtifactError, ConfigError, DataError
 
@@ -38,6 +38,9 @@ _OF_TEXTS = ("id", "title", "text")
 
 _ARRAY = re.compile(rb"\s*\[\s*(?:[\[{]|\Z)")
 """Begin of an array of rows, or of a line of it."""
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Half of an escaped sign, or one without the other half."""
 
 _FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 
@@ -77,7 +80,8 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
 
     Raises:
         ArtifactError: the file cannot be read, or not without guessing what its rows are.
-        DataError: it changed since it was listed, which is seen after its last row.
+        DataError: it is one JSON array; or it changed since it was listed, which is seen after its
+            last row.
     """
     filesystem, inside = open_source(piece.path)
     errors: tuple[type[Exception], ...] = (UnicodeError, csv.Error)
@@ -85,7 +89,7 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
     try:
         match piece.kind:
             case "jsonl":
-                yield from _read_jsonl(filesystem, inside, piece)
+                yield from _read_jsonl(filesystem, inside, piece, columns)
             case "csv" | "tsv":
                 yield from _read_csv(filesystem, inside, piece)
             case "parquet":
@@ -127,7 +131,10 @@ def lines_of(content: bytes) -> list[str]:
 
 
 def check_columns(
-    piece: FilePiece, columns: Mapping[str, str], lenient: Collection[str] = ()
+    piece: FilePiece,
+    columns: Mapping[str, str],
+    lenient: Collection[str] = (),
+    optional: Collection[str] = (),
 ) -> None:
     """Check that some row of the piece's file has each column.
 
@@ -137,6 +144,7 @@ def check_columns(
     Args:
         columns: setting → column.
         lenient: settings whose joined column (`title+text`) may lack some of its fields.
+        optional: settings that may be null, which messages advise.
 
     Raises:
         ConfigError: one is not there; the message names the nearest that is.
@@ -158,9 +166,10 @@ def check_columns(
         absent = missing.get(setting, set())
         if absent and (setting not in lenient or len(absent) == len(fields)):
             name = min(absent, key=lambda one: fields.index(one) if one in fields else -1)
+            hint = _hint(setting, first, optional=setting in optional)
             raise ConfigError(
                 f"{setting} = {column!r}: {piece.path!r} has no such column; "
-                f"{nearest(name, _beside(piece, column))}{_hint(setting, first)}"
+                f"{nearest(name, _beside(piece, column))}{hint}"
             )
 
 
@@ -185,13 +194,16 @@ def first_pieces(pieces: Sequence[FilePiece]) -> list[FilePiece]:
     return firsts[: 1 if "://" in firsts[0].path else _FILES_LOOKED_AT]
 
 
-def _hint(setting: str, row: Mapping[str, Any]) -> str:
+def _hint(setting: str, row: Mapping[str, Any], *, optional: bool) -> str:
     """What to set: the name of a column, or the sign that parts what looks like several."""
     names = list(row)
     if len(names) == 1 and (signs := [sign for sign in ";\t|" if sign in names[0]]):
         at = f"{setting.rpartition('.')[0]}.delimiter"
         return f". Its first line has {signs[0]!r} between the names: set {at}={signs[0]!r}"
-    return f". Set {setting} to the column that is meant" if setting.startswith("data.") else ""
+    if not setting.startswith("data."):
+        return ""
+    without = f", or {setting}=null where rows have none" if optional else ""
+    return f". Set {setting} to the column that is meant{without}"
 
 
 def _beside(piece: FilePiece, column: str) -> dict[str, None]:
@@ -250,8 +262,12 @@ def names_at_the_top(column: str) -> set[str]:
 
 
 def _read_jsonl(
-    filesystem: pyarrow.fs.FileSystem, inside: str, piece: FilePiece
+    filesystem: pyarrow.fs.FileSystem,
+    inside: str,
+    piece: FilePiece,
+    columns: Collection[str] | None,
 ) -> Iterator[Row | BadRow]:
+    read = None if columns is None else {n for c in columns for n in names_at_the_top(c)}
     encoding = _encoding(piece)
     for place, line in _no_array(piece, _lines(filesystem, inside, piece)):
         origin = f"{piece.name}@{place}"
@@ -269,10 +285,18 @@ def _read_jsonl(
             continue
         if isinstance(values, list):
             values = {str(number): value for number, value in enumerate(values)}
-        if isinstance(values, dict):
-            yield Row(origin, values)
-        else:
+        if not isinstance(values, dict):
             yield BadRow(origin, "neither a JSON object nor a list", repr(line[:200]))
+        elif _SURROGATE.search(line) and not _is_encodable(values, read):
+            yield BadRow(origin, "not valid Unicode", repr(line[:200]))
+        else:
+            yield Row(origin, values)
+
+
+def _is_encodable(values: Mapping[str, Any], read: Collection[str] | None) -> bool:
+    """Whether the cells that are read have no half of a surrogate pair, which JSON admits."""
+    cells = {name: cell for name, cell in values.items() if read is None or name in read}
+    return is_unicode(json.dumps(cells, ensure_ascii=False))
 
 
 def _no_array(piece: FilePiece, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -284,7 +308,10 @@ def _no_array(piece: FilePiece, lines: Iterator[tuple[int, bytes]]) -> Iterator[
     if begin and not piece.start:
         line = begin[0][1].removeprefix(codecs.BOM_UTF8)
         if _ARRAY.match(line) and (len(begin) == 1 or not _is_json(line)):
-            raise array_error(piece.path)
+            raise DataError(
+                f"rows {piece.path!r}: the file is one JSON array; wanted is JSONL, a row a line "
+                "(jq -c '.[]' file.json > file.jsonl makes it)"
+            )
     yield from begin
     yield from lines
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -18,7 +18,6 @@ from rayembed.data.words import split_lines, split_sentences, words
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
     from rayembed.data.records import Record
-    from rayembed.data.sources.files import FilePiece
     from rayembed.data.sources.rows import Row
 
 
@@ -52,28 +51,12 @@ class StructureSource(NamedRows):
     seed: Seed = 0
     """Seed of the draws, for each document by its text alone."""
 
-    def check_found(self, dataset: DatasetConfig, files: Mapping[str, Sequence[FilePiece]]) -> None:
-        """Check that the files have the columns; see `FileRows.check_found`."""
-        from rayembed.errors import ConfigError
-
-        try:
-            super().check_found(dataset, files)
-        except ConfigError as error:
-            at = f"data.datasets.{dataset.name}.source.title"
-            if not str(error).startswith(f"{at} "):
-                raise
-            raise ConfigError(
-                f"{error}, or {at}=null, where texts begin with their title or have none"
-            ) from None
-
     def records(self, dataset: DatasetConfig, row: Row) -> list[Record]:
         """The record of a document.
 
         Raises:
             RowError: `NO_RULE`, or a cell that is empty or of another type.
         """
-        from rayembed.config.types import has_content
-
         values = row.values
         text = text_in(values, self.text)
         if text is None or not has_content(text):

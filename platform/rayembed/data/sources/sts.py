@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import model_validator
 
 from rayembed.config.sources import Column
-from rayembed.data.sources.cells import RowError, number_in, text_in, text_or_none
-from rayembed.data.sources.file_rows import FileRows, both_ways, record_of
+from rayembed.data.sources.cells import RowError, number_in, text_in
+from rayembed.data.sources.file_rows import FileRows, record_of
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
@@ -43,7 +43,10 @@ class STSSource(FileRows):
         first, second, language, score = _read(self, row)
         if score < self.min_score:
             raise RowError(NOT_SIMILAR)
-        return both_ways(dataset, first, second, origin=[row.origin], language=language)
+        return [
+            record_of(dataset, query, [positive], origin=[row.origin], language=language)
+            for query, positive in ((first, second), (second, first))
+        ]
 
 
 class GradedSource(FileRows):
@@ -92,8 +95,8 @@ class GradedSource(FileRows):
 def _read(source: STSSource | GradedSource, row: Row) -> tuple[str, str, str | None, float]:
     """Both sentences, language and score."""
     language = text_in(row.values, source.language) if source.language else None
-    first = text_or_none(row.values, source.first)
-    second = text_or_none(row.values, source.second)
+    first = text_in(row.values, source.first)
+    second = text_in(row.values, source.second)
     if not first or not second:
         raise RowError("no sentence")
     return first, second, language, number_in(row.values, source.score)
