@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from rayembed.config.data_steps import DataStep
+from rayembed.config.mirrors import MIRRORS
 from rayembed.config.settings import Settings, kind_of, members
 
 
@@ -77,6 +78,8 @@ def other_value(leaf: Leaf) -> Any:  # noqa: PLR0911 - one return a type
             return leaf.value + "x"
         case tuple() if members(leaf.annotation):
             return [smallest(members(leaf.annotation)[0])]
+        case tuple() if leaf.path[-1] == "mirrors":  # names of a table
+            return [*MIRRORS.members()] or None
         case tuple() if "int" in str(leaf.annotation):
             return [*leaf.value, 1]
         case tuple():

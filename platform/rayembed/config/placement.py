@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from rayembed.config.architecture import ArchitectureConfig
+from rayembed.config.mirrors import known_mirror
 from rayembed.config.settings import Settings
 from rayembed.config.types import Reference, StoragePath, Unpadded, UseGpu
 
@@ -268,10 +269,10 @@ class Placement(UnitLimit, RuntimeSettings):
     """MLflow's address, `http(s)://…` or `sqlite:///…`; None: a SQLite file in `storage_path`."""
     experiment: str = "rayembed"
     """MLflow experiment."""
-    mirrors: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Trackers that get the curves of a training run beside MLflow: TensorBoard (files in the run's
-    folder), Weights & Biases (`experiment` is its project; `WANDB_MODE`, `WANDB_API_KEY` and others
-    are its own). Extras of the same names install them."""
+    mirrors: tuple[Annotated[str, AfterValidator(known_mirror)], ...] = ()
+    """Trackers that get the curves of a training run beside MLflow: `tensorboard` (files in the
+    run's folder), `wandb` (Weights & Biases; `experiment` is its project; `WANDB_MODE`,
+    `WANDB_API_KEY` and others are its own). Extras of the same names install them."""
     registered_model: Annotated[str, AfterValidator(check_model_name)] | None = None
     """Name in MLflow's registry; None: the run's name."""
 

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import write_atomic
 from rayembed.config.data_run import data_of
+from rayembed.config.mirrors import MIRRORS, check_mirrors
 from rayembed.config.run import Run
 from rayembed.data.epochs import resolve, with_planned_steps
 from rayembed.data.plan.audit import (
@@ -53,7 +54,6 @@ from rayembed.pipeline.run.validation import (
 )
 from rayembed.pipeline.storage import placed
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, dropped_steps
-from rayembed.registry.mirrors import Mirrors, check_mirrors
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder
 from rayembed.registry.tracking import Tracker
@@ -210,8 +210,11 @@ def _train(
     tags = {} if trial is None else trial.tags
     tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags=tags)
     metrics = MetricsLog(folders.local / METRICS_FILE)
-    mirrors = Mirrors(run, folders.local, metrics.path)
-    with folders.kept(), tracker, closing(mirrors):
+    with folders.kept(), tracker, ExitStack() as stack:
+        opens = [MIRRORS.get(name).open for name in run.placement.mirrors]
+        mirrors = [one(run, folders.local, metrics.path) for one in opens]
+        for mirror in mirrors:
+            stack.callback(mirror.close)
         found = collect_provenance(runtime.hardware(run.placement))
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
         found |= provenance_of_teachers(run, plans)
@@ -227,7 +230,8 @@ def _train(
 
         def tell(name: str, values: dict[str, float], step: int) -> None:
             tracker.log_scores(name, values, step)
-            mirrors.log_scores(name, values, step)
+            for mirror in mirrors:
+                mirror.log_scores(name, values, step)
             if trial is not None:
                 trial.on_scores(name, values, step)
 
@@ -240,7 +244,7 @@ def _train(
 
 def _checked(run: Run) -> tuple[PromptTokenizer, list[ResolvedDataset]]:
     """The run's tokenizer and its files, after all that can be told before Ray starts."""
-    check_mirrors(run)
+    check_mirrors(run.placement.mirrors)
     sources = check_files_at_hand(run)
     tokenizer = check_inputs(run)
     check_instructions_at_hand(run, tokenizer)

@@ -5,12 +5,12 @@ import logging
 
 import pytest
 
+from rayembed.config.mirrors import MIRRORS, check_mirrors
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.registry import mirrors as module
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
-from rayembed.registry.mirrors import Mirrors, check_mirrors
+from rayembed_extras.mirrors.copies import Copy
 
 STEPS = {1: 2.0, 2: float("nan"), 3: 1.0}
 
@@ -31,9 +31,9 @@ def test_tensorboard_has_every_step_once_also_when_a_run_is_submitted_again(log,
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for _ in range(2):
-        mirrors = Mirrors(run_with("tensorboard"), tmp_path, log.path)
-        mirrors.log_scores("eval", {"task": 0.5}, 3)
-        mirrors.close()
+        mirror = MIRRORS.get("tensorboard").open(run_with("tensorboard"), tmp_path, log.path)
+        mirror.log_scores("eval", {"task": 0.5}, 3)
+        mirror.close()
     found = EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
     losses = [(point.step, point.value) for point in found.Scalars("train/loss")]
@@ -45,12 +45,12 @@ def test_tensorboard_has_every_step_once_also_when_a_run_is_submitted_again(log,
 def test_weights_and_biases_gets_the_same(log, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    mirrors = Mirrors(run_with("wandb"), tmp_path, log.path)
-    (writer,) = mirrors._writers
+    mirror = MIRRORS.get("wandb").open(run_with("wandb"), tmp_path, log.path)
+    writer = mirror._writer
     sent = []
     logged = writer._run.log
     monkeypatch.setattr(writer._run, "log", lambda values: sent.append(values) or logged(values))
-    mirrors.close()
+    mirror.close()
     assert [(row["global_step"], row.get("train/loss")) for row in sent] == [
         (1, 2.0),
         (2, None),
@@ -59,7 +59,7 @@ def test_weights_and_biases_gets_the_same(log, tmp_path, monkeypatch):
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
 
 
-def test_a_tracker_that_fails_is_a_warning(log, tmp_path, monkeypatch, caplog):
+def test_a_tracker_that_fails_is_a_warning(log, tmp_path, caplog):
     class Broken:
         def __init__(self, run, folder):
             pass
@@ -70,19 +70,33 @@ def test_a_tracker_that_fails_is_a_warning(log, tmp_path, monkeypatch, caplog):
         def close(self):
             pass
 
-    monkeypatch.setattr(module, "_WRITERS", {"tensorboard": Broken})
     caplog.set_level(logging.WARNING, "rayembed")
-    mirrors = Mirrors(run_with("tensorboard"), tmp_path, log.path)
-    mirrors.log_scores("eval", {"task": 0.5}, 3)
-    mirrors.log_scores("eval", {"task": 0.6}, 4)
-    mirrors.close()
+    mirror = Copy(Broken, run_with("tensorboard"), tmp_path, log.path)
+    mirror.log_scores("eval", {"task": 0.5}, 3)
+    mirror.log_scores("eval", {"task": 0.6}, 4)
+    mirror.close()
     assert len(caplog.messages) == 1
     assert "the disk is full" in caplog.text
 
 
 def test_what_is_not_installed_is_refused_with_its_extra(monkeypatch):
-    check_mirrors(run_with("tensorboard"))
+    check_mirrors(run_with("tensorboard").placement.mirrors)
     monkeypatch.setattr("rayembed.errors.find_spec", lambda name: None)
-    check_mirrors(run_with())
+    check_mirrors(())
     with pytest.raises(ConfigError, match=r"pip install 'rayembed\[wandb\]'"):
-        check_mirrors(run_with("wandb"))
+        check_mirrors(("wandb",))
+
+
+def test_a_tracker_that_no_package_adds_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"placement\.mirrors.*'tensorbord'; did you mean"):
+        run_with("tensorbord")
+
+
+def test_a_tracker_that_cannot_be_opened_is_a_warning(log, tmp_path, caplog):
+    def closed(run, folder):
+        raise OSError("no login")
+
+    mirror = Copy(closed, run_with(), tmp_path, log.path)
+    mirror.log_scores("eval", {"task": 0.5}, 3)
+    mirror.close()
+    assert [*caplog.messages] == ["closed gets no copy of this run's curves: no login"]

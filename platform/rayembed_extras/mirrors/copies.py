@@ -8,11 +8,12 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from rayembed.config.mirrors import MirrorKind
 from rayembed.config.run import Run
-from rayembed.errors import require_packages
 from rayembed.registry.metrics_log import KEYS, LogReader, Record, record_of
 
 logger = logging.getLogger(__name__)
@@ -85,33 +86,20 @@ class WandB:
         self._run.finish(quiet=True)
 
 
-_WRITERS: Mapping[str, Callable[[Run, Path], Writer]] = {"tensorboard": TensorBoard, "wandb": WandB}
+class Copy:
+    """A run's curves in one tracker, fed from its metrics log by a thread."""
 
-
-def check_mirrors(run: Run) -> None:
-    """Return when the libraries of the run's further trackers are installed.
-
-    Raises:
-        ConfigError: one is not.
-    """
-    for name in run.placement.mirrors:
-        require_packages("placement.mirrors", name, name)
-
-
-class Mirrors:
-    """The further trackers of a run, fed from its metrics log by a thread; without any, nothing."""
-
-    def __init__(self, run: Run, folder: Path, log: Path) -> None:
-        self._writers: list[Writer] = []
-        for name in run.placement.mirrors:
-            try:
-                self._writers.append(_WRITERS[name](run, folder))
-            except Exception as error:  # noqa: BLE001 # of a library, its server or a login
-                logger.warning("%s gets no copy of this run's curves: %s", name, error)
+    def __init__(self, make: Callable[[Run, Path], Writer], run: Run, folder: Path, log: Path):
+        self._writer: Writer | None = None
         self._reader = LogReader(log, record_of)
         self._lock, self._stop = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="mirrors", daemon=True)
-        if self._writers:
+        self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
+        try:
+            self._writer = make(run, folder)
+        except Exception as error:  # noqa: BLE001 # of a library, its server or a login
+            name = make.__name__
+            logger.warning("%s gets no copy of this run's curves: %s", name, error)
+        else:
             self._thread.start()
 
     def log_scores(self, name: str, scores: Mapping[str, float], step: int) -> None:
@@ -121,11 +109,11 @@ class Mirrors:
     def close(self) -> None:
         """Send the rest of the log, and end."""
         self._stop.set()
-        if self._writers:
+        if self._writer is not None:
             self._thread.join()
             self._pass_on()
-        for writer in list(self._writers):
-            self._safely(writer.close)
+        if self._writer is not None:
+            self._safely(self._writer.close)
 
     def _follow(self) -> None:
         while not self._stop.wait(_EVERY_SECONDS):
@@ -137,9 +125,9 @@ class Mirrors:
 
     def _write(self, points: Sequence[tuple[Mapping[str, float], int]]) -> None:
         with self._lock:
-            for writer in list(self._writers):
-                for values, step in points:
-                    self._safely(writer.write, values, step)
+            for values, step in points:
+                if self._writer is not None:
+                    self._safely(self._writer.write, values, step)
 
     def _safely(self, call: Callable[..., None], *given: Any) -> None:
         try:
@@ -147,7 +135,11 @@ class Mirrors:
         except Exception as error:  # noqa: BLE001 # of a library or its server
             if not self._stop.is_set():
                 logger.warning("a copy of the run's curves cannot be written: %s", error)
-                self._writers.clear()
+                self._writer = None
+
+
+TENSORBOARD = MirrorKind("tensorboard", partial(Copy, TensorBoard))
+WANDB = MirrorKind("wandb", partial(Copy, WandB))
 
 
 def _metrics(record: Record) -> dict[str, float]:

@@ -1,0 +1,52 @@
+"""Trackers that get a copy of a run's curves beside MLflow: a table that other packages fill."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rayembed.config.table import NamedTable
+from rayembed.errors import require_packages
+
+
+class Mirror(Protocol):
+    """The copy of one run in one tracker; it never fails, but warns."""
+
+    def log_scores(self, name: str, scores: Mapping[str, float], step: int) -> None:
+        """Log scores as `<name>/<task>` at a step of the run."""
+
+    def close(self) -> None:
+        """Send what is left."""
+
+
+@dataclass(frozen=True)
+class MirrorKind:
+    """A tracker."""
+
+    library: str
+    """Package that it needs, also the extra that installs it."""
+    open: Callable[[Any, Path, Path], Mirror]
+    """Opens a `Run`'s copy, given the run's folder and its metrics log."""
+
+
+MIRRORS = NamedTable("rayembed.mirrors", MirrorKind, "tracker for placement.mirrors", {})
+
+
+def known_mirror(name: str) -> str:
+    """The name, of a tracker that a package adds.
+
+    Raises:
+        ConfigError: none does; the message names the nearest.
+    """
+    MIRRORS.get(name)
+    return name
+
+
+def check_mirrors(names: tuple[str, ...]) -> None:
+    """Return when the libraries of the trackers are installed.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name in names:
+        require_packages("placement.mirrors", name, MIRRORS.get(name).library)

@@ -1,0 +1,1 @@
+"""Copies of a run's curves in TensorBoard and Weights & Biases."""
