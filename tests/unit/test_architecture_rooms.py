@@ -25,7 +25,6 @@ MAY_KNOW = (
     "config/model.py",
     "config/evaluation.py",
     "evaluation/prompts.py",
-    "evaluation/prompt_tables.py",
 )
 
 

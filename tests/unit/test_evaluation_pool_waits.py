@@ -28,16 +28,6 @@ class DyingWorker:
     do = ready = Method()
 
 
-class OwnLoads:
-    """The choice of a runner that is alone."""
-
-    def least_busy(self, loads, open_for, home):
-        return open_for[0]
-
-    def settle(self):
-        pass
-
-
 class Calls:
     """Ray's calls for what workers do, all of whom have ended."""
 
@@ -58,7 +48,7 @@ def test_workers_that_die_whenever_they_come_back_are_not_waited_for_without_end
     clock, calls = Clock(), Calls()
     monkeypatch.setattr(dispatch, "ray", Replaced(ray, wait=calls.wait, get=calls.get))
     monkeypatch.setattr(dispatch, "time", clock)
-    pool = RayPool([DyingWorker(), DyingWorker()], 100_000, OwnLoads())
+    pool = RayPool([DyingWorker(), DyingWorker()], 100_000)
     with pytest.raises(WorkerError, match="no worker of the evaluation came back within 600 s"):
         list(pool.run([TextUnit(Bucket(EncodeSpec("query"), 0, 1), ("a text",))]))
     assert 500 < clock.now < 700

@@ -13,8 +13,14 @@ from mteb.types import PromptType
 from rayembed.config.evaluation import ModelUnderTest, Prompts
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
-from rayembed.evaluation.prompt_tables import instruction_table
-from rayembed.evaluation.prompts import FolderPrompts, ModelPrompts, check_instructions, role_of
+from rayembed.evaluation.prompts import (
+    FolderPrompts,
+    ModelPrompts,
+    check_instructions,
+    published,
+    published_instruction,
+    role_of,
+)
 from rayembed.models.loading.saved_prompts import SYMMETRIC_TYPES
 
 TEMPLATE = "Instruct: {instruction}\nQuery: "
@@ -130,14 +136,12 @@ def test_the_tables_name_tasks_that_mteb_has(classic):
     names = {task.metadata.name for task in classic}
     types = {task.metadata.type for task in classic}
     for table in ("nvembed", "causal2vec"):
-        found = instruction_table(table)
-        exact = {name for name in found.tasks if not name.endswith("*")}
+        found = published(table)
+        exact = {name for name in found["tasks"] if not name.endswith("*")}
         assert exact <= names
-        assert set(found.types) <= types
-        without = {
-            t.metadata.name for t in classic if not found.find(t.metadata.name, t.metadata.type)
-        }
-        assert not without
+        assert set(found["types"]) <= types
+        for metadata in (task.metadata for task in classic):
+            assert published_instruction(table, metadata.name, metadata.type)
 
 
 def test_a_smaller_or_later_cut_has_its_tasks_words(nvidia):

@@ -10,7 +10,7 @@ from mlflow.exceptions import MlflowException
 from mlflow_uris import mlflow_at
 from registered import register
 
-from rayembed.errors import ArtifactError, TrackingError
+from rayembed.errors import TrackingError
 from rayembed.machine.quantisation import to_bits, to_int8
 from rayembed.registry import register as module
 from rayembed.registry.mlflow_run import FINGERPRINT_TAG, find_model_versions, find_run, quoted
@@ -277,11 +277,6 @@ def test_names_with_a_quote_are_found_by_filters(tracker, name):
 def test_a_name_with_both_quotes_is_told_to_be_none():
     with pytest.raises(TrackingError, match=r"cannot search for .* holds both ' and "):
         quoted("""it's "so\"""")
-
-
-def test_folder_that_is_no_model_is_refused(tmp_path, tracker):
-    with pytest.raises(ArtifactError, match=r"modules\.json is missing"):
-        put(tmp_path, tracker)
 
 
 def test_nvembed_export_gives_the_vectors_of_its_own_encoder(tracker, tmp_path, loaded):

@@ -26,9 +26,9 @@ from rayembed.registry.mlflow_run import (
     NOTE_OF_TRAINING,
     NOTE_TAG,
     batches,
-    flatten,
     open_client,
 )
+from rayembed.registry.run_folder import flatten
 from rayembed.registry.tracking import SENT_TAG, Tracker, send_metrics
 from rayembed.registry.tracking_uri import (
     check_reachable,

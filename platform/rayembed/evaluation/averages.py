@@ -7,7 +7,6 @@ task, the mean of its twelve forums. An average is given where all of its tasks 
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -86,7 +85,6 @@ def miracl_averages(by_language: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-@lru_cache(maxsize=64)
 def _categories(benchmark: str) -> Mapping[str, tuple[str, ...]]:
     from rayembed.evaluation.benchmarks import benchmark_tasks
 
@@ -97,23 +95,15 @@ def _categories(benchmark: str) -> Mapping[str, tuple[str, ...]]:
     return {name: tuple(dict.fromkeys(found[name])) for name in ordered}
 
 
-@lru_cache(maxsize=64)
-def _members(benchmark: str) -> Mapping[str, tuple[str, ...]]:
+def _with_aggregates(benchmark: str, scores: Mapping[str, float]) -> dict[str, float]:
     from rayembed.evaluation.benchmarks import benchmark_tasks
 
-    tasks = {factory.name: factory.load() for factory in benchmark_tasks(benchmark)}
-    return {
-        name: tuple(member.metadata.name for member in task.metadata.tasks)
-        for name, task in tasks.items()
-        if task.is_aggregate
-    }
-
-
-def _with_aggregates(benchmark: str, scores: Mapping[str, float]) -> dict[str, float]:
     known = {name: float(score) for name, score in scores.items() if _is_number(score)}
-    for aggregate, names in _members(benchmark).items():
-        if aggregate not in known and all(name in known for name in names):
-            known[aggregate] = _mean([known[name] for name in names])
+    for factory in benchmark_tasks(benchmark):
+        task = factory.load()
+        names = [m.metadata.name for m in task.metadata.tasks] if task.is_aggregate else []
+        if names and factory.name not in known and all(name in known for name in names):
+            known[factory.name] = _mean([known[name] for name in names])
     return known
 
 

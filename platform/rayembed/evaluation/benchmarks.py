@@ -64,7 +64,8 @@ class MtebTask:
         Raises:
             ConfigError: mteb has no such task, or the task no such subset.
         """
-        _check_task(self.name)
+        if self.name not in task_names():
+            raise ConfigError(no_task(self.name, task_names()))
         try:
             task = mteb.get_task(self.name, eval_splits=self.eval_splits, hf_subsets=self.subsets)
         except ValueError:
@@ -188,14 +189,9 @@ def _with_own_members(aggregate: Any) -> Any:
     return aggregate
 
 
-def _check_task(name: str) -> None:
-    known = _task_names()
-    if name not in known:
-        raise ConfigError(no_task(name, known))
-
-
 @lru_cache(maxsize=1)
-def _task_names() -> frozenset[str]:
+def task_names() -> frozenset[str]:
+    """Names of all tasks of mteb."""
     return frozenset(task.metadata.name for task in TASK_LIST)
 
 

@@ -24,7 +24,6 @@ from mteb.abstasks.pair_classification import AbsTaskPairClassification
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.sts import AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
-from mteb.get_tasks import TASK_LIST
 from mteb.languages import check_language_code
 
 from rayembed.assets.arrow_files import read_stream
@@ -42,6 +41,7 @@ from rayembed.config.own_sets import (
 from rayembed.config.run_evaluation import SAMPLE
 from rayembed.data.sources.files import list_pieces
 from rayembed.errors import ConfigError
+from rayembed.evaluation.benchmarks import task_names
 from rayembed.evaluation.model_spec import SCORES
 from rayembed.evaluation.own_data import (
     CORPUS,
@@ -131,7 +131,7 @@ class OwnTask:
         }
 
     def _check(self) -> None:
-        if self.name in _names_of_mteb():
+        if self.name in task_names():
             raise ConfigError(
                 f"the own set's name {self.name!r} is that of another task; choose another one"
             )
@@ -153,11 +153,6 @@ def remember_prompt(metadata: TaskMetadata, prompt: str) -> type:
     mteb looks among the classes of tasks that this process knows, and holds none of them itself.
     """
     return type(metadata.name, (AbsTask,), {"metadata": metadata, "abstask_prompt": prompt})
-
-
-@lru_cache(maxsize=1)
-def _names_of_mteb() -> frozenset[str]:
-    return frozenset(task.metadata.name for task in TASK_LIST)
 
 
 def retrieval_folders(own: RetrievalSet) -> dict[str, Path]:

@@ -9,9 +9,16 @@ such models has it: the user's; else the one that its folder was saved with unde
 task or its type, which is that of its training; else the published one of the task; else the
 general words of the task's type. Documents get what the folder says of all, which is mostly
 nothing. Other models get what mteb finds in the folder: a task's, a type's, or the role's.
+
+`prompt_tables/*.json` hold published prompts: task definitions by mteb's names of tasks, of which
+one that ends in `*` stands for all that begin so, and by type; or literal prefixes by mteb's keys
+(a task, a type, `query`, `document`), with that of texts which no key names. NV-Embed's table names
+no CQADupstack; it has the instruction of Causal2Vec's.
 """
 
-from collections.abc import Iterable, Mapping
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -25,12 +32,6 @@ from rayembed.config.model import ModelConfig
 from rayembed.config.settings import nearest
 from rayembed.config.types import Role
 from rayembed.errors import ConfigError
-from rayembed.evaluation.prompt_tables import (
-    INSTRUCTION_TABLES,
-    base_names,
-    instruction_table,
-    prefix_table,
-)
 from rayembed.models.loading.saved_folder import SETTINGS_FILE
 from rayembed.models.loading.saved_prompts import (
     given_prompts,
@@ -43,7 +44,37 @@ if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
     from mteb.types import PromptType
 
-PREFIX_TABLES = ("nomic", "cde")
+INSTRUCTION_TABLES, PREFIX_TABLES = ("nvembed", "causal2vec"), ("nomic", "cde")
+
+_VERSION = re.compile(r"(HardNegatives)?(\.v\d+)?$")
+"""Suffix of mteb's task names for another cut of their data."""
+
+
+@cache
+def published(table: str) -> dict[str, Any]:
+    """The published prompts of a table, as its file has them."""
+    path = Path(__file__).with_name("prompt_tables") / f"{table}.json"
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values
+
+
+def published_instruction(table: str, task: str, task_type: str) -> str:
+    """The instruction of a task, of the task that it is a smaller cut of, or of its type."""
+    tasks, types = published(table)["tasks"], published(table)["types"]
+    known = {name.lower(): text for name, text in tasks.items()}
+    for name in base_names(task):
+        if name.lower() in known:  # mteb writes ClimateFEVER, and NanoClimateFever
+            return str(known[name.lower()])
+    of_all = (t for name, t in tasks.items() if name.endswith("*") and task.startswith(name[:-1]))
+    return str(next(of_all, types.get(task_type, "")))
+
+
+def base_names(task: str) -> Iterator[str]:
+    """The task's name and those of the tasks whose smaller or later cut it is, nearest first."""
+    yield task
+    base = _VERSION.sub("", task).removeprefix("Nano")
+    yield base
+    yield base.removesuffix("Retrieval")
 
 
 def role_of(prompt_type: "PromptType | None") -> Role:
@@ -136,20 +167,17 @@ class ModelPrompts:
         Those of queries and documents must be its own. A folder of ours also names the prefixes of
         all data sets that it was trained with, and one that is not among them it has never seen.
         """
-        published, own = prefix_table(table).prefixes, self.folder.prefixes
-        if any(published[role] != text for role, text in own.items()):
+        known, own = published(table)["prefixes"], self.folder.prefixes
+        if any(known[role] != text for role, text in own.items()):
             return False
         seen = {*own.values(), *self.folder.named.values()}
-        return not self.folder.own or set(published.values()) <= seen
+        return not self.folder.own or set(known.values()) <= seen
 
     @property
     def fingerprint(self) -> str:
         """Changes when any text could get another prompt; with the published tables' content."""
-        table: object = None
-        if self.table in INSTRUCTION_TABLES:
-            table = asdict(instruction_table(self.table))
-        elif self.table in PREFIX_TABLES:
-            table = asdict(prefix_table(self.table))
+        is_published = self.table in (*INSTRUCTION_TABLES, *PREFIX_TABLES)
+        table = published(self.table) if is_published else None
         settings = self.settings.model_dump(mode="json") | {"table": self.table}
         return fingerprint([settings, asdict(self.folder), table])
 
@@ -228,7 +256,7 @@ class ModelPrompts:
         """The words of an instruction table or of mteb's task; empty where neither has any."""
         if role == "document" or self.table not in INSTRUCTION_TABLES:
             return ""
-        paper = instruction_table(self.table).find(metadata.name, metadata.type)
+        paper = published_instruction(self.table, metadata.name, metadata.type)
         of_task = _words_of(metadata)
         if self.settings.wording == "mteb":
             return of_task or paper
@@ -241,9 +269,9 @@ class ModelPrompts:
         if self.table == "none":
             return ""
         if self.table in PREFIX_TABLES:
-            table = prefix_table(self.table)
-            name = get_prompt_name(dict(table.prefixes), metadata, prompt_type)
-            return table.prefixes[name] if name else table.otherwise
+            table = published(self.table)
+            name = get_prompt_name(dict(table["prefixes"]), metadata, prompt_type)
+            return str(table["prefixes"][name] if name else table["otherwise"])
         if self.folder.own:
             return self._as_mteb(metadata, prompt_type)
         found = self._saved(metadata, prompt_type)

@@ -129,20 +129,6 @@ def send_entry(client: Any, run_id: str, entry: Entry, run_folder: Path) -> None
             client.set_terminated(run_id, entry["status"], int(entry["time"] * 1000))
 
 
-def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings flattened to `stages.0.batch.global_pairs`; None and empty groups remain."""
-    if isinstance(values, Mapping) and values:
-        items: Any = values.items()
-    elif isinstance(values, list | tuple) and any(isinstance(v, Mapping) for v in values):
-        items = enumerate(values)
-    else:
-        return {prefix: values}
-    flat: dict[str, Any] = {}
-    for name, value in items:
-        flat.update(flatten(value, f"{prefix}.{name}" if prefix else str(name)))
-    return flat
-
-
 def log_params(client: Any, run_id: str, params: Mapping[str, Any]) -> None:
     """Log parameters of a run; those that it has keep their first values, with a warning."""
     from mlflow.entities import Param

@@ -11,7 +11,6 @@ from typing import Any, cast
 from rayembed.assets.finite import check_finite_files
 from rayembed.config.backbone import RUNTIME_PACKAGES, Runtime
 from rayembed.config.model import architecture_classes
-from rayembed.errors import ArtifactError
 from rayembed.registry.aliases import version_turn
 from rayembed.registry.mlflow_run import (
     FINGERPRINT_TAG,
@@ -123,15 +122,10 @@ def make_version(
         global_step: the step of the run after which the weights were exported.
 
     Raises:
-        ArtifactError: the folder is no exported model, or a weight of it is not finite.
+        ArtifactError: a weight of it is not finite.
         TrackingError: MLflow is away or refuses; submit the run again and it goes on from here.
     """
     folder = Path(folder)
-    if not (folder / "modules.json").is_file():
-        raise ArtifactError(
-            f"{str(folder)!r} cannot be registered: it is no exported model (modules.json is "
-            "missing)"
-        )
     check_finite_files(folder)
     client = open_client(tracker.tracking_uri)
     with as_tracking_error(tracker.tracking_uri):

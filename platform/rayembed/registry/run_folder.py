@@ -48,28 +48,27 @@ def _told(differing: Sequence[str]) -> str:
 
 def differing_settings(run: NamedRun, former: NamedRun) -> list[str]:
     """Settings of the identity that differ, as `path is former, here new`."""
-    new, old = _leaves(run.identity()), _leaves(former.identity())
+    new, old = (flatten(one.identity(), by_name=True) for one in (run, former))
     paths = sorted(path for path in new.keys() | old.keys() if new.get(path) != old.get(path))
     return [f"{path} is {old.get(path)!r}, here {new.get(path)!r}" for path in paths]
 
 
-def _leaves(values: Any, path: str = "") -> dict[str, Any]:
-    """Path as `--set` takes it → value."""
+def flatten(values: Any, prefix: str = "", *, by_name: bool = False) -> dict[str, Any]:
+    """Nested settings flattened to `stages.0.batch.global_pairs`; None and empty groups remain.
+
+    Args:
+        by_name: whether members of a list go by their `name`, as `--set` has them.
+    """
     if isinstance(values, Mapping) and values:
-        items = [(str(key), value) for key, value in values.items()]
-    elif isinstance(values, list) and any(isinstance(value, Mapping) for value in values):
-        items = [(str(_name(v, i)), v) for i, v in enumerate(values)]
+        items: Any = values.items()
+    elif isinstance(values, list | tuple) and any(isinstance(v, Mapping) for v in values):
+        items = ((v.get("name", i) if by_name else i, v) for i, v in enumerate(values))
     else:
-        return {path: values}
-    return {
-        leaf: found
-        for key, value in items
-        for leaf, found in _leaves(value, f"{path}.{key}" if path else key).items()
-    }
-
-
-def _name(value: Any, number: int) -> Any:
-    return value.get("name", number) if isinstance(value, Mapping) else number
+        return {prefix: values}
+    flat: dict[str, Any] = {}
+    for name, value in items:
+        flat.update(flatten(value, f"{prefix}.{name}" if prefix else str(name), by_name=by_name))
+    return flat
 
 
 def check_run_folder(folder: str | Path, run: NamedRun, *, place: str | None = None) -> bool:

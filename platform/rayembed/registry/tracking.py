@@ -38,11 +38,11 @@ from rayembed.registry.mlflow_run import (
     batches,
     find_experiment,
     find_run,
-    flatten,
     log_params,
     open_client,
     send_entry,
 )
+from rayembed.registry.run_folder import flatten
 from rayembed.registry.tracking_uri import check_reachable
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]

@@ -21,9 +21,10 @@ from rayembed.pipeline.evaluate.variants import (
     variants_table,
 )
 from rayembed.pipeline.register.registration import find_candidate, put
-from rayembed.registry.mlflow_run import allowed_key, flatten
+from rayembed.registry.mlflow_run import allowed_key
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.registered_model import connect
+from rayembed.registry.run_folder import flatten
 from rayembed.registry.tracking import Tracker
 from rayembed_extras.compression.compress import CompressedModel, CompressionResult
 from rayembed_extras.compression.run_settings import CompressionRun

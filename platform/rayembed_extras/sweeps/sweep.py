@@ -17,7 +17,7 @@ from rayembed.pipeline.run.on_ray import OnRay, connect
 from rayembed.pipeline.run.report import Outcome
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
-from rayembed.registry.mlflow_run import flatten
+from rayembed.registry.run_folder import flatten
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.training.checkpoints.checkpoint_list import remove_states

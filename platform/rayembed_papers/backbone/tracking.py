@@ -6,8 +6,8 @@ from statistics import fmean
 from rayembed.assets.cache import cache_folder
 from rayembed.assets.storage import write_atomic
 from rayembed.config.document import fingerprint
-from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.provenance import collect_provenance
+from rayembed.registry.run_folder import flatten
 from rayembed.registry.tracking import Tracker
 from rayembed_papers.backbone.catalogue import BENCHMARKS
 from rayembed_papers.backbone.evaluation import BackboneScores

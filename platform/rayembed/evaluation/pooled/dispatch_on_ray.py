@@ -1,4 +1,4 @@
-"""Workers that hold the model, and the pool that gives a task's texts to the least busy ones.
+"""Workers that hold the model, and the pool that gives a task's texts to them.
 
 A worker that dies is replaced; what it had is given to others.
 """
@@ -61,27 +61,6 @@ class Worker:
         return self._worker
 
 
-class SharedLoads:
-    """The calls that all runners have given to the workers, as the runner of one task asks."""
-
-    def __init__(self, progress: Any, task: str) -> None:
-        """The loads.
-
-        Args:
-            progress: the `PoolProgress` of all runners, an actor.
-        """
-        self._progress, self._task = progress, task
-
-    def least_busy(self, loads: dict[int, int], open_for: list[int], home: int) -> int:
-        """Ask the actor for `PoolProgress.least_busy`."""
-        number: int = ray.get(self._progress.least_busy.remote(self._task, loads, open_for, home))
-        return number
-
-    def settle(self) -> None:
-        """Tell the actor `PoolProgress.settle`."""
-        self._progress.settle.remote(self._task)
-
-
 class RayPool:
     """Workers on a cluster as one runner sees them.
 
@@ -89,8 +68,8 @@ class RayPool:
     restarted it.
     """
 
-    def __init__(self, workers: Sequence[Any], tries: int, loads: SharedLoads) -> None:
-        self._workers, self._tries, self._loads = list(workers), tries, loads
+    def __init__(self, workers: Sequence[Any], tries: int) -> None:
+        self._workers, self._tries = list(workers), tries
 
     def share(self, vectors: np.ndarray) -> Any:
         """A reference that Ray replaces by the array where a worker is called."""
@@ -112,11 +91,12 @@ class RayPool:
                 call = again.popleft() if again else next(waiting, None)
                 if call is None:
                     break
-                number = self._loads.least_busy(turn.loads(), open_for, bucket_of(call).number)
+                loads, home = turn.loads(), bucket_of(call).number
+                # Of equal ones the bucket's own, so that runners begin with different workers.
+                number = min(open_for, key=lambda n: (loads[n], (n - home) % len(self._workers)))
                 reference = self._workers[number].do.remote(call, queries, context)
-                turn.give(number, call, reference)
+                turn.flying[reference] = number, call
             if not turn.flying:
-                self._loads.settle()
                 return
             for call, result in turn.finished():
                 if isinstance(result, RayembedError):
@@ -161,10 +141,6 @@ class _Turn:
         for number in (*self.down.values(), *self.gone):
             loads.pop(number, None)
         return loads
-
-    def give(self, number: int, call: Call, reference: Any) -> None:
-        """Note that the worker has the call."""
-        self.flying[reference] = number, call
 
     def finished(self) -> Iterator[tuple[Call, Any]]:
         """Calls that are done, with their result or the error of a worker that died."""

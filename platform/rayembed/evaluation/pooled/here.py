@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 
@@ -19,9 +19,6 @@ from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import OneWorker, Workers
 from rayembed.evaluation.pooled.progress import ProgressLog
-
-if TYPE_CHECKING:
-    from rayembed.evaluation.jobs import Job
 
 logger = logging.getLogger(__name__)
 

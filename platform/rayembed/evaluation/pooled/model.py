@@ -56,10 +56,6 @@ class _Unit(NamedTuple):
     """(R,) place of each row's text in the unit, rising."""
 
 
-def _nothing(_task: str, _done: int, _of: int) -> None:
-    pass
-
-
 class PooledModel:
     """The model of a spec, embedded by a pool.
 
@@ -67,7 +63,13 @@ class PooledModel:
     with the same score stand last among the best is decided by their hashes.
     """
 
-    def __init__(self, spec: ModelSpec, pool: Pool, *, progress: Progress = _nothing) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        pool: Pool,
+        *,
+        progress: Progress = lambda _task, _done, _of: None,
+    ) -> None:
         self.mteb_model_meta = spec.meta
         self._spec, self._pool, self._progress = spec, pool, progress
         self._corpus: Any = None

@@ -17,7 +17,7 @@ from rayembed.display.progress import doing
 from rayembed.errors import PlacementError, RayembedError, WorkerError
 from rayembed.evaluation.jobs import Done, Job, longest_first
 from rayembed.evaluation.model_spec import ModelSpec
-from rayembed.evaluation.pooled.dispatch_on_ray import RayPool, SharedLoads, Worker
+from rayembed.evaluation.pooled.dispatch_on_ray import RayPool, Worker
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.here import Progress, finish, run_here
 from rayembed.evaluation.pooled.model import PooledModel
@@ -235,16 +235,13 @@ def _run(job: Job, spec: ModelSpec, handles: Sequence[Any], tries: int, progress
     """The job with its outcome, or its error as a value; a Ray task."""
     logging.basicConfig(level="WARNING", format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
     progress.tell.remote(job.name, 0, 0)  # the runner is there
-    tell, loads = _telling(progress), SharedLoads(progress, job.name)
+    tell = _telling(progress)
 
     def make_model() -> PooledModel:
-        pool = RayPool(handles, tries, loads)
+        pool = RayPool(handles, tries)
         return PooledModel(spec, pool, progress=lambda _, done, known: tell(job.name, done, known))
 
-    try:
-        return finish(job, make_model)
-    finally:
-        loads.settle()
+    return finish(job, make_model)
 
 
 def _check_room(workers: Workers) -> None:

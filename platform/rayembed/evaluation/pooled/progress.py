@@ -1,7 +1,6 @@
 """Progress of an evaluation: what its runners tell, and the line that a user sees."""
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,11 +13,10 @@ _SECONDS_BEFORE_GUESSES = 30.0
 
 
 class PoolProgress:
-    """Progress of all runners, and the load of each worker."""
+    """Progress of all runners, as an actor has it."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[int, int]] = {}
-        self._loads: dict[str, dict[int, int]] = {}
 
     def tell(self, task: str, done: int, known: int) -> None:
         """Note texts of a task that are embedded, and all that are known of."""
@@ -27,26 +25,6 @@ class PoolProgress:
     def read(self) -> dict[str, tuple[int, int]]:
         """Texts of each task that are embedded, and all that are known of, by its last report."""
         return self._of
-
-    def least_busy(self, task: str, loads: dict[int, int], open_for: list[int], home: int) -> int:
-        """The worker of `open_for` with the fewest calls of all runners; it gets one more.
-
-        Args:
-            loads: worker → calls that it has of this task.
-            home: which of equal ones is taken: the next from this number on.
-        """
-        self._loads[task] = dict(loads)
-        totals = Counter[int]()
-        for of_task in self._loads.values():
-            totals.update(of_task)
-        most = max(open_for) + 1
-        number = min(open_for, key=lambda one: (totals[one], (one - home) % most))
-        self._loads[task][number] = loads.get(number, 0) + 1
-        return number
-
-    def settle(self, task: str) -> None:
-        """Note that no worker has anything to do for the task."""
-        self._loads.pop(task, None)
 
 
 class ProgressLog:

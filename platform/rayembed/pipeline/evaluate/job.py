@@ -19,8 +19,8 @@ from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, TrackingError
 from rayembed.pipeline.job import Job, JobContext, Option, Reader, names_in, option
 from rayembed.pipeline.storage import absolute_storage
-from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.provenance import collect_provenance
+from rayembed.registry.run_folder import flatten
 from rayembed.registry.tracking import Tracker
 
 if TYPE_CHECKING:
