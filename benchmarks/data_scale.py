@@ -105,8 +105,7 @@ def make_plan(folder, records, execute):
 def order_rows(folder, parts, execute):
     """What the driver does of a plan: usable rows, their order, and their places by part."""
     from rayembed.data.plan.order import draw_rows, usable_rows
-    from rayembed.data.plan.places import PlaceWriter
-    from rayembed.data.plan.scratch import scratch_folder
+    from rayembed.data.plan.scratch import PlaceWriter, scratch_folder
 
     config = plan_config(sum(part.rows for part in parts))
     with scratch_folder("the order", 0) as scratch:

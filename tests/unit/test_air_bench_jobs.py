@@ -57,7 +57,7 @@ def waits(monkeypatch):
     """Seconds that would have been slept."""
     return note_waits(
         monkeypatch,
-        "rayembed.assets.hub_retries",
+        "rayembed.assets.hub_client",
         "huggingface_hub.utils._http",
         "datasets.utils.file_utils",
     )

@@ -5,13 +5,13 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 from waits import note_waits
 
-from rayembed.assets.hub_retries import TRIES_WITHOUT_ANSWER, WAITS_SECONDS, with_retries
+from rayembed.assets.hub_client import TRIES_WITHOUT_ANSWER, WAITS_SECONDS, with_retries
 
 
 @pytest.fixture
 def waits(monkeypatch):
     """Seconds that would have been slept."""
-    return note_waits(monkeypatch, "rayembed.assets.hub_retries")
+    return note_waits(monkeypatch, "rayembed.assets.hub_client")
 
 
 def answer(status: int, **headers: str) -> HfHubHTTPError:

@@ -3,7 +3,7 @@
 import pytest
 from upload_hub import TOKEN, upload_hub
 
-from rayembed.assets.hub_upload import check_repository_name, upload_model
+from rayembed.assets.hub import check_repository_name, upload_model
 from rayembed.errors import AssetError, ConfigError
 
 

@@ -7,8 +7,8 @@ import shutil
 import pytest
 from safetensors import SafetensorError
 
+from rayembed.assets.atomic import room_for
 from rayembed.assets.cache import filled
-from rayembed.assets.room import room_for
 from rayembed.errors import AssetError, StorageFullError
 
 ROOM = r"[\d,]+ bytes are free there"

@@ -12,7 +12,7 @@ import pytest
 from safetensors import SafetensorError
 
 from rayembed.assets import atomic, clients
-from rayembed.assets.room import is_full
+from rayembed.assets.atomic import is_full
 from rayembed.assets.storage import (
     check_writable,
     exists,

@@ -25,13 +25,13 @@ from rayembed.data.engine import index
 from rayembed.data.engine.index import read_column
 from rayembed.data.engine.parts import Part, write_part
 from rayembed.data.engine.work_items import Execute
-from rayembed.data.plan import places as places_module
+from rayembed.data.plan import scratch as places_module
 from rayembed.data.plan.audit import audit_dataset, negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig
-from rayembed.data.plan.places import PartPlaces, PlaceWriter
 from rayembed.data.plan.policies import blended, clustered, homogeneous
 from rayembed.data.plan.sampling import DatasetRows, shares
+from rayembed.data.plan.scratch import PartPlaces, PlaceWriter
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.plan.stream import PairSteps, prefetched
 from rayembed.data.plan.write import write_plan
@@ -639,8 +639,8 @@ def test_places_come_by_part_and_are_cut_at_the_limit(tmp_path: Path, monkeypatc
     parts = [Part(str(tmp_path / f"part-{n}.parquet"), 10) for n in range(7)]
     row, position = rng.integers(0, 69, 90), rng.permutation(90)
     row[row // 10 == 4] = 69  # the fifth part has none
-    monkeypatch.setattr("rayembed.data.plan.places._PARTS_OF_FILE", 2)
-    monkeypatch.setattr("rayembed.data.plan.places._BUFFERED", 13)
+    monkeypatch.setattr("rayembed.data.plan.scratch._PARTS_OF_FILE", 2)
+    monkeypatch.setattr("rayembed.data.plan.scratch._BUFFERED", 13)
 
     def written(most: int | None) -> list[PartPlaces]:
         scratch = tmp_path / f"scratch {most}"

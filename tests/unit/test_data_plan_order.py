@@ -15,9 +15,8 @@ from rayembed.assets.array_files import save_arrays
 from rayembed.data.engine import index
 from rayembed.data.engine.parts import Part, index_path, write_part
 from rayembed.data.plan.order import PlanConfig, draw_rows, usable_rows
-from rayembed.data.plan.places import PlaceWriter
 from rayembed.data.plan.sampling import generator
-from rayembed.data.plan.scratch import scratch_folder
+from rayembed.data.plan.scratch import PlaceWriter, scratch_folder
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record
 from rayembed.errors import StorageFullError
@@ -64,7 +63,7 @@ def made_up_rows(name: str, count: int) -> list[Record]:
 def test_the_order_of_rows_is_what_it_always_was(runs: str, tmp_path: Path, monkeypatch) -> None:
     if runs == "many runs":  # of rows that are sorted, of their places, of shuffled rows
         monkeypatch.setattr("rayembed.data.plan.scratch.ROWS_OF_RUN", 30)
-        monkeypatch.setattr("rayembed.data.plan.places._PARTS_OF_FILE", 3)
+        monkeypatch.setattr("rayembed.data.plan.scratch._PARTS_OF_FILE", 3)
         monkeypatch.setattr("rayembed.data.plan.write.ROWS_PER_FILE", 24)
         monkeypatch.setattr("rayembed.data.engine.shuffle.FAN_OUT", 3)
         monkeypatch.setattr(index, "PARTS_OF_CHUNK", 4)
@@ -116,8 +115,8 @@ def made_up_indexes(folder: Path, rows: int, rows_per_part: int = 4000) -> list[
 def test_the_driver_holds_few_bytes_a_row(policy: str, tmp_path: Path, monkeypatch) -> None:
     """More rows are more files, and four bytes of an epoch's permutation."""
     monkeypatch.setattr("rayembed.data.plan.scratch.ROWS_OF_RUN", 4000)
-    monkeypatch.setattr("rayembed.data.plan.places._PARTS_OF_FILE", 1)
-    monkeypatch.setattr("rayembed.data.plan.places._BUFFERED", 4000)
+    monkeypatch.setattr("rayembed.data.plan.scratch._PARTS_OF_FILE", 1)
+    monkeypatch.setattr("rayembed.data.plan.scratch._BUFFERED", 4000)
     monkeypatch.setattr(index, "PARTS_OF_CHUNK", 1)
     peaks = {}
     for rows in (40_000, 160_000):

@@ -9,7 +9,7 @@ import pytest
 from toy_model import ToyTokenizer
 
 from rayembed.data.engine.parts import read_table, write_part
-from rayembed.data.plan import places as places_module
+from rayembed.data.plan import scratch as places_module
 from rayembed.data.plan.audit import plan_warnings
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.files import with_next_positives

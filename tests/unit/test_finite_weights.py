@@ -13,7 +13,7 @@ from tiny_models import save_encoder
 from toy_model import ToyModel
 
 from rayembed.assets.finite import check_finite, check_finite_files, is_finite
-from rayembed.assets.hub_upload import upload_model
+from rayembed.assets.hub import upload_model
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
 from rayembed.models.biencoder.config import BiEncoderConfig

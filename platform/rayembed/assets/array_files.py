@@ -1,6 +1,7 @@
 """NumPy arrays in files that end with a checksum of their content.
 
-Their form is NumPy's own, `.npy` and `.npz`; what follows it is not looked at by other readers.
+Their form is NumPy's own, `.npy` and `.npz`; what follows it is not looked at by other readers. A
+digest in a file of its own could be that of another writer of the same name.
 """
 
 import io
@@ -12,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
-from rayembed.assets.sealing import SEAL_BYTES, check_seal, seal_of
 from rayembed.assets.storage import read_bytes, write_atomic
 from rayembed.errors import ArtifactError
 
@@ -105,3 +106,30 @@ def _told(path: str, remedy: str) -> Iterator[None]:
         yield
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise ArtifactError(f"the file {path!r} is broken: {error}. {remedy}") from error
+
+
+_MARK = b"xxh3-128"
+
+SEAL_BYTES = len(_MARK) + 16
+
+
+def is_seal(content: bytes | memoryview) -> bool:
+    """Whether some bytes begin as a seal does."""
+    return bytes(content[: len(_MARK)]) == _MARK
+
+
+def seal_of(content: bytes | memoryview) -> bytes:
+    """Seal of some bytes: a mark, then their xxh3-128."""
+    return _MARK + xxhash.xxh3_128_digest(content)
+
+
+def check_seal(content: bytes | memoryview, seal: bytes | memoryview) -> None:
+    """Raise unless the seal matches the bytes.
+
+    Raises:
+        ValueError: it is not, so a bit of either has changed; or there is none.
+    """
+    if not is_seal(seal):
+        raise ValueError("it has no digest, so it was changed since it was written")
+    if bytes(seal) != seal_of(content):
+        raise ValueError("its content is not what was written: the digest is another")

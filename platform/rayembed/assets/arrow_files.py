@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayembed.assets.array_files import SEAL_BYTES, check_seal, is_seal, seal_of
 from rayembed.assets.clients import is_unanswered, why
-from rayembed.assets.sealing import SEAL_BYTES, check_seal, is_seal, seal_of
 from rayembed.assets.storage import open_storage, read_bytes
 from rayembed.errors import ArtifactError, StorageError
 

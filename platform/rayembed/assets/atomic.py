@@ -3,18 +3,25 @@
 A process that is killed leaves its temporary file. The next process that writes into the folder
 removes it once it is old: a writer holds a lock on its file until it has its name, and of a dead
 one nobody does. Some shared file systems show a lock to its own machine only, so age counts, too.
+
+Disks and quotas that are full are told by `storage` of what it writes; other libraries write inside
+`room_for`.
 """
 
+import errno
 import fcntl
 import os
 import re
 import shutil
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
+
+from rayembed.errors import StorageFullError
 
 STALE_SECONDS = 3600.0
 """Age from which a file that a writer left half-written is stale, and from which an unfinished
@@ -79,3 +86,63 @@ def _umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def room_for(path: str | Path, otherwise: str = "") -> Iterator[None]:
+    """Tell a disk that fills up inside the block, whatever library writes there and however it says
+    so; other errors pass.
+
+    Args:
+        path: what is written, which the error names.
+        otherwise: what helps beside making room, as "or set X to a folder on another disk".
+
+    Raises:
+        StorageFullError: there is no room, or the user's quota is used up.
+    """
+    try:
+        yield
+    except StorageFullError:
+        raise
+    except Exception as error:  # what libraries in Rust raise has no other class
+        if not is_full(error):
+            raise
+        raise full(path, error, otherwise=otherwise) from error
+
+
+def full(
+    path: str | Path, error: Exception, *, kept: str = "", otherwise: str = ""
+) -> StorageFullError:
+    """Error for a write that failed for lack of space, with the free bytes beside a local path.
+
+    Args:
+        kept: what is left of the file, behind a dot.
+        otherwise: as of `room_for`.
+    """
+    room = "the quota is used up"
+    if "://" not in str(path) and not _has_number(error, errno.EDQUOT):
+        place = Path(path).expanduser().absolute()
+        found = next(folder for folder in (place, *place.parents) if folder.exists())
+        room = f"{shutil.disk_usage(found).free:,} bytes are free there"
+    return StorageFullError(
+        f"there is no room to write {str(path)!r}: {error}; {room}{kept}. Make room"
+        f"{otherwise and ' '}{otherwise}, then give the same command again: it goes on from what "
+        "is finished"
+    )
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a write failed for lack of space: on the disk or in the user's quota."""
+    return isinstance(error, StorageFullError) or any(_has_number(error, n) for n in _FULL)
+
+
+def _has_number(error: BaseException, number: int) -> bool:
+    """Whether an error is of a number of the system's."""
+    # Libraries in Rust (safetensors, tokenizers) tell it in their text alone, and so do errors that
+    # were made of others, and programs.
+    told = str(error)
+    named = f"(os error {number})" in told or f"[Errno {number}]" in told
+    return named or getattr(error, "errno", None) == number

@@ -21,7 +21,7 @@ from pathlib import Path
 import xxhash
 from filelock import FileLock, Timeout
 
-from rayembed.assets.room import room_for
+from rayembed.assets.atomic import room_for
 from rayembed.errors import AssetError
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,9 @@ import pyarrow
 import pyarrow.fs
 
 from rayembed.assets import clients
-from rayembed.assets.atomic import write_beside
+from rayembed.assets.atomic import full, is_full, room_for, write_beside
 from rayembed.assets.clients import asked_again, split_address, split_options, why
 from rayembed.assets.names import check_inside
-from rayembed.assets.room import full, is_full, room_for
 from rayembed.config.credentials import check_address
 from rayembed.errors import ArtifactError, PlacementError, StorageError, StorageFullError
 

@@ -17,8 +17,7 @@ import mteb
 from huggingface_hub import is_offline_mode
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 
-from rayembed.assets.hub_client import limit_hub
-from rayembed.assets.hub_retries import causes_of, passes, status_of, with_retries
+from rayembed.assets.hub_client import causes_of, limit_hub, passes, status_of, with_retries
 from rayembed.errors import AssetError, RayembedError
 
 WAITS_SECONDS: tuple[float, ...] = (15, 60, 240)

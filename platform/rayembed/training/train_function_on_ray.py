@@ -15,8 +15,8 @@ import ray
 import ray.train
 import ray.train.collective
 
+from rayembed.assets.atomic import is_full
 from rayembed.assets.clients import is_unanswered
-from rayembed.assets.room import is_full
 from rayembed.config.placement import Placement
 from rayembed.data.plan.stream import prefetched
 from rayembed.distributed.collectives import rank

@@ -46,10 +46,9 @@ from rayembed.data.plan.files import (
     placed_rows,
     read_block,
 )
-from rayembed.data.plan.places import BYTES_OF_A_PLACE, PartPlaces, PlaceWriter
 from rayembed.data.plan.policies import blended
 from rayembed.data.plan.sampling import DatasetRows, shares
-from rayembed.data.plan.scratch import scratch_folder
+from rayembed.data.plan.scratch import BYTES_OF_A_PLACE, PartPlaces, PlaceWriter, scratch_folder
 from rayembed.errors import DataError
 from rayembed_extras.adaptation.settings import Adaptation
 from rayembed_extras.adaptation.writer import SCHEMA

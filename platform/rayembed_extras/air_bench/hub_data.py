@@ -17,8 +17,7 @@ from datasets import Dataset, Value
 from datasets.exceptions import DatasetGenerationError, DatasetsError
 from huggingface_hub import HfApi
 
-from rayembed.assets.hub_client import limit_hub, unavailable
-from rayembed.assets.hub_retries import with_retries
+from rayembed.assets.hub_client import limit_hub, unavailable, with_retries
 from rayembed.errors import DataError
 from rayembed_extras.air_bench.catalogue import AirBenchDataset, Split
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from rayembed.assets.arrow_files import parquet_bytes, read_sealed
-from rayembed.assets.hub_retries import with_retries
+from rayembed.assets.hub_client import with_retries
 from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.config.document import fingerprint
 from rayembed.data.sources.files import FilePiece, list_pieces

@@ -35,8 +35,7 @@ from rayembed.data.engine.index import read_column
 from rayembed.data.engine.parts import Part, PartItem, rows_per_part
 from rayembed.data.engine.work_items import Needs, Result, Task, WorkItem, run_resumable
 from rayembed.data.plan.files import blocks_of, num_blocks
-from rayembed.data.plan.places import BYTES_OF_A_PLACE, PlaceWriter
-from rayembed.data.plan.scratch import mapped, scratch_folder
+from rayembed.data.plan.scratch import BYTES_OF_A_PLACE, PlaceWriter, mapped, scratch_folder
 from rayembed.data.vectors.embed import Vectors, embed_parts
 from rayembed.display.figures import COLOURS, INK, new_figure, png_of, set_title
 from rayembed.errors import DataError

@@ -17,7 +17,7 @@ from rayembed.data.engine.exchange import Buckets, Sent
 from rayembed.data.engine.parts import SCHEMA, read_table, records_table, write_table
 from rayembed.data.engine.work_items import Result
 from rayembed.data.plan.files import Block, placed_rows, read_block
-from rayembed.data.plan.places import PartPlaces
+from rayembed.data.plan.scratch import PartPlaces
 from rayembed.data.vectors.embed import Vectors
 from rayembed.data.words import normalised_hash
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.ipc
 import xxhash
 
+from rayembed.assets.array_files import SEAL_BYTES, check_seal, seal_of
 from rayembed.assets.arrow_files import read_stream
 from rayembed.assets.clients import asked_again, why
-from rayembed.assets.sealing import SEAL_BYTES, check_seal, seal_of
 from rayembed.assets.storage import join, open_storage, unreadable, write_atomic
 from rayembed.data.engine.parts import remedy
 from rayembed.data.hashes import text_hash

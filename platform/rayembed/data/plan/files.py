@@ -19,7 +19,7 @@ from rayembed.data.engine.exchange import Buckets, Sent
 from rayembed.data.engine.parts import NEGATIVE, OPTIONAL, SCHEMA, read_table
 from rayembed.data.engine.work_items import Result
 from rayembed.data.plan.batch_plan import write_steps
-from rayembed.data.plan.places import PartPlaces
+from rayembed.data.plan.scratch import PartPlaces
 from rayembed.data.plan.teacher_scores import (
     SCORES_COLUMN,
     SCORES_OF_POSITIVES,

@@ -19,8 +19,7 @@ from rayembed.data.engine.work_items import Execute, in_process, run_resumable
 from rayembed.data.plan.batch_plan import CODE_VERSION, BatchPlan, check_files, finish
 from rayembed.data.plan.files import ROWS_PER_FILE, Gather, SendRows, blocks_of, num_blocks
 from rayembed.data.plan.order import PlanConfig, describe, draw_rows, usable_rows
-from rayembed.data.plan.places import BYTES_OF_A_PLACE, PlaceWriter
-from rayembed.data.plan.scratch import scratch_folder
+from rayembed.data.plan.scratch import BYTES_OF_A_PLACE, PlaceWriter, scratch_folder
 from rayembed.data.plan.teacher_scores import SCORES_COLUMN, check_scored
 from rayembed.errors import ArtifactError, DataError
 

@@ -16,10 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from rayembed.assets.array_files import load_array, map_array, save_array
+from rayembed.assets.array_files import SEAL_BYTES, check_seal, load_array, map_array, save_array
 from rayembed.assets.cache import cache_folder, filled, is_complete
 from rayembed.assets.names import check_inside
-from rayembed.assets.sealing import SEAL_BYTES, check_seal
 from rayembed.assets.storage import file_name, is_remote, join, open_storage, read_bytes
 from rayembed.config.types import Role
 from rayembed.data.engine.artifacts import open_artifact, root_of

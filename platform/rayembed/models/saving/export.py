@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rayembed.assets.room import room_for
+from rayembed.assets.atomic import room_for
 from rayembed.errors import ArtifactError
 from rayembed.models.loading.files import read_json, write_json
 from rayembed.models.loading.saved_folder import SETTINGS_FILE

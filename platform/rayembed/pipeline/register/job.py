@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayembed.assets.hub_upload import check_repository_name, upload_model
+from rayembed.assets.hub import check_repository_name, upload_model
 from rayembed.config.placement import check_model_name
 from rayembed.config.types import expanded_name
 from rayembed.display.tables import console

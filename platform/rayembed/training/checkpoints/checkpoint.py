@@ -22,8 +22,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rayembed.assets.atomic import room_for
 from rayembed.assets.finite import check_finite
-from rayembed.assets.room import room_for
 from rayembed.assets.storage import (
     download_folder,
     exists,

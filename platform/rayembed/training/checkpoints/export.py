@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rayembed.assets.atomic import room_for
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.room import room_for
 from rayembed.assets.storage import (
     exists,
     is_remote,
