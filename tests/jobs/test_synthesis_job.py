@@ -17,7 +17,7 @@ from rayembed.data.engine.artifacts import open_artifact
 from rayembed_extras.synthesis.job import run_synthesis_job
 from rayembed_extras.synthesis.settings import SynthesisRun
 
-pytestmark = [pytest.mark.job, pytest.mark.ray]
+pytestmark = pytest.mark.job
 
 ROOT = Path(rayembed.__file__).parents[2]
 SETTINGS = (
@@ -54,7 +54,7 @@ def kept_ids(storage: Path) -> set[str]:
 
 
 def test_a_killed_job_goes_on_without_asking_again_what_was_kept(
-    tmp_path: Path, cluster, tmp_path_factory
+    tmp_path: Path, tmp_path_factory
 ) -> None:
     def faulty(body, before):
         return Reply(503, "overloaded") if body["seed"] % 9 == 0 and not before else None
@@ -114,10 +114,10 @@ def test_a_dry_run_prints_a_recipe_that_is_read_back(tmp_path: Path, capsys) -> 
 def test_errors_are_told_plainly(
     assignment: str, code: int, message: str, capsys, tmp_path, monkeypatch
 ) -> None:
-    def connect() -> None:
-        raise AssertionError("what is wrong is told before the job joins a cluster")
+    def ask(*_args, **_options) -> None:
+        raise AssertionError("what is wrong is told before anything is asked")
 
-    monkeypatch.setattr("rayembed.pipeline.run.on_ray.connect", connect)
+    monkeypatch.setattr("rayembed_extras.synthesis.synthesize.make_synthetic", ask)
     storage = f"--set=placement.storage_path={tmp_path}"
     given = [] if "storage_path" in assignment else [storage]
     assert run_synthesis_job([*given, f"--set={assignment}"], about=None) == code

@@ -12,7 +12,6 @@ import random
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,17 @@ from data_job import write_rows
 from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 from tiny_models import save_cross_encoder
 
-from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.engine.parts import read_records
 from rayembed.data.engine.work_items import Execute, in_process
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import prepare
 from rayembed_extras.adaptation.make import prepare_sequences
 from rayembed_extras.adaptation.plan import SequencePlan
-from rayembed_extras.synthesis.ask_here import ask_here
 from rayembed_extras.synthesis.settings import SynthesisRun
-from rayembed_extras.synthesis.synthesize import make_synthetic
+from rayembed_extras.synthesis.synthesize import synthesize
 
 TOLD = 16
 """Documents for which queries are written, two each."""
@@ -134,20 +131,11 @@ def synthesis_over(storage: str, url: str) -> SynthesisRun:
     return parse(SynthesisRun, {"name": "made", "synthesis": settings, "placement": placement})
 
 
-def synthesize_here(run: SynthesisRun) -> DatasetArtifact:
-    """Synthetic pairs without Ray, with answers as those of the job on Ray."""
-    config = run.synthesis
-    sampling = {"top_p": config.top_p, "max_tokens": config.max_tokens}
-    ask = ask_here(config.llm, None, temperature=config.temperature, **sampling)
-    return make_synthetic(run, fingerprint([config.llm.model, config.llm.revision]), ask)
-
-
 def everything(
     root: Path,
     storage: str,
     url: str,
     execute: Execute = in_process,
-    synthesize: Callable[[SynthesisRun], DatasetArtifact] = synthesize_here,
 ) -> dict[str, Any]:
     """What training would read, after all steps that are not done yet."""
     context = PipelineContext(storage, 0, execute, data_job.LOADER, root=str(root))

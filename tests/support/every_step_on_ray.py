@@ -13,20 +13,10 @@ from pathlib import Path
 import ray
 from every_step import everything
 
-from rayembed.data.engine.artifacts import DatasetArtifact
 from rayembed.data.engine.on_ray import execute_with_ray_data
-from rayembed_extras.synthesis.settings import SynthesisRun
-
-
-def synthesize(run: SynthesisRun) -> DatasetArtifact:
-    """Synthetic pairs on Ray, whose library for language models is imported when it is needed."""
-    from rayembed_extras.synthesis.on_ray import synthesize as on_ray
-
-    return on_ray(run)
-
 
 if __name__ == "__main__":
     inputs, storage, model, result = sys.argv[1:]
     ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
-    found = everything(Path(inputs), storage, model, execute_with_ray_data, synthesize)
+    found = everything(Path(inputs), storage, model, execute_with_ray_data)
     Path(result).write_text(repr(found))

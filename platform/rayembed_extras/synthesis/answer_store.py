@@ -9,10 +9,10 @@ Other numbers of examples, other limits or another parser reuse existing answers
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 import xxhash
@@ -20,6 +20,7 @@ import xxhash
 from rayembed.assets.arrow_files import parquet_bytes, read_sealed
 from rayembed.assets.storage import join, list_files, write_atomic
 from rayembed.errors import AssetError
+from rayembed_extras.synthesis.answers import RejectedAnswer, ValueT
 from rayembed_extras.synthesis.requests import Answer, Ask, Request
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ _SCHEMA = pa.schema(
         ("answer_tokens", pa.int64()),
     ]
 )
-assert _SCHEMA.names == [field.name for field in fields(Answer)]
+assert _SCHEMA.names == [one.name for one in fields(Answer)]
 
 _ANSWERS_PER_FILE = 256
 _SECONDS_PER_FILE = 10.0
@@ -45,7 +46,14 @@ _SECONDS_PER_FILE = 10.0
 
 _REMEDY = "Remove this file alone and start the job again, which asks for its answers anew"
 
+RequestT = TypeVar("RequestT", bound=Request)
+
+NO_ANSWER = "no answer"
+REFUSED = "refused by the endpoint"
+
 _SECONDS_BETWEEN_LOGS = 5.0
+_SHOWN = 300
+"""Characters of an answer that are shown."""
 
 _LOST_IN_A_ROW = 100
 """Consecutive failed requests, each retried several times, after which the endpoint counts as down.
@@ -70,6 +78,11 @@ class AnswerStore:
                 found |= {row["key"]: Answer(**row) for row in rows}
         return found
 
+    def answers(self, requests: Iterable[Request]) -> dict[str, Answer]:
+        """Key of a request → its answer, for all groups of the requests."""
+        groups = dict.fromkeys(request.group for request in requests)
+        return {key: one for group in groups for key, one in self.read(group).items()}
+
     def add(self, answer: Answer) -> None:
         """Store an answer; it is on disk shortly after, or after `flush`."""
         self._buffer.append(answer)
@@ -90,16 +103,66 @@ class AnswerStore:
         self._written = time.monotonic()
 
 
-def missing(requests: Iterable[Request], kept: AnswerStore) -> list[Request]:
-    """Requests without stored answer; requests of a group must be consecutive."""
-    left: list[Request] = []
-    group, answers = "", dict[str, Answer]()
-    for request in requests:
-        if request.group != group:
-            group, answers = request.group, kept.read(request.group)
-        if request.key not in answers:
-            left.append(request)
-    return left
+@dataclass
+class Tried(Generic[RequestT, ValueT]):
+    """Tries of one question so far."""
+
+    request: RequestT
+    """The last answered try, or the first one."""
+    answers: list[Answer] = field(default_factory=list)
+    """Answers of the tries, in order."""
+    value: ValueT | None = None
+    """What the last answer says; None: there is none yet that can be used."""
+    problems: list[str] = field(default_factory=list)
+    """Why each failed try has no value."""
+    next: RequestT | None = None
+    """The open try; None if there is a value or no try is left."""
+    lost: str = ""
+    """Why the open try got no answer now."""
+
+    @property
+    def problem(self) -> str:
+        """Why there is no value; empty where there is one."""
+        if self.value is not None:
+            return ""
+        if self.lost:
+            return f"{NO_ANSWER} ({short_reason(self.lost)})"
+        return self.problems[-1] if self.problems else NO_ANSWER
+
+    @property
+    def shown(self) -> str:
+        """Beginning of an answer that cannot be used; empty where there is none."""
+        if self.value is not None or not (self.lost or self.answers):
+            return ""
+        return (self.lost or self.answers[-1].text or self.answers[-1].problem)[:_SHOWN]
+
+
+def tried(
+    tries: Sequence[RequestT], answers: Mapping[str, Answer], read: Callable[[Answer], ValueT]
+) -> Tried[RequestT, ValueT]:
+    """What came of a question by the answers so far.
+
+    Args:
+        tries: of the question, in order.
+        answers: key of a request → its answer.
+        read: raises `RejectedAnswer` where an answer cannot be used.
+    """
+    found: Tried[RequestT, ValueT] = Tried(tries[0])
+    for request in tries:
+        answer = answers.get(request.key)
+        if answer is None:
+            found.next = request
+            return found
+        found.request = request
+        found.answers.append(answer)
+        try:
+            if answer.outcome == "refused":
+                raise RejectedAnswer(REFUSED)
+            found.value = read(answer)
+            return found
+        except RejectedAnswer as problem:
+            found.problems.append(str(problem))
+    return found
 
 
 def ask_and_store(

@@ -8,15 +8,17 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from functools import partial
+from typing import Any, TypeVar
 
 from rayembed.data.records import reject_reason
+from rayembed.data.sources.cells import is_unicode
 from rayembed_extras.synthesis.requests import Answer
 from rayembed_extras.synthesis.settings import PairKind
+
+ValueT = TypeVar("ValueT")
 
 MAX_TASK_WORDS = 60
 MIN_TASK_WORDS = 3
@@ -46,40 +48,15 @@ class Pair:
     negatives: tuple[str, ...]
 
 
-class _Example(BaseModel):
-    """Fields of an example; additional ones are ignored."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", str_strip_whitespace=True)
-
-
-class _ShortLong(_Example):
-    user_query: str
-    positive_document: str
-    hard_negative_document1: str
-    hard_negative_document2: str
-
-
-class _LongShort(_Example):
-    input_text: str
-    label: str
-    misleading_label: str
-
-
-class _ShortShort(_Example):
-    input: str
-    positive: str
-    hard_negative: str
-
-
-_FIELDS: Mapping[PairKind, type[_Example]] = {
-    "short-long": _ShortLong,
-    "long-short": _LongShort,
-    "short-short": _ShortShort,
+_FIELDS: Mapping[PairKind, tuple[str, ...]] = {
+    "short-long": (
+        *("user_query", "positive_document"),
+        *("hard_negative_document1", "hard_negative_document2"),
+    ),
+    "long-short": ("input_text", "label", "misleading_label"),
+    "short-short": ("input", "positive", "hard_negative"),
 }
-
-
-_FAULTS = {"missing": "missing", "string_unicode": "not valid Unicode"}
-"""Short names of pydantic's error types."""
+"""Fields of an example: query, positive, negatives; additional ones are ignored."""
 
 
 def read_tasks(answer: Answer) -> list[str]:
@@ -90,7 +67,7 @@ def read_tasks(answer: Answer) -> list[str]:
     """
     lists = [_usable_tasks(value) for value in _values(answer, list)]
     if not lists:
-        raise RejectedAnswer(no_json(answer))
+        raise RejectedAnswer(_no_json(answer))
     tasks = max(lists, key=len)  # explanations may hold lists too
     if not tasks:
         raise RejectedAnswer("no task in the list")
@@ -98,7 +75,7 @@ def read_tasks(answer: Answer) -> list[str]:
 
 
 def _usable_tasks(values: list[Any]) -> list[str]:
-    tasks = [" ".join(v.split()) for v in values if isinstance(v, str) and _storable(v)]
+    tasks = [" ".join(v.split()) for v in values if isinstance(v, str) and is_unicode(v)]
     return [task for task in tasks if MIN_TASK_WORDS <= count_words(task) <= MAX_TASK_WORDS]
 
 
@@ -116,8 +93,7 @@ def read_pair(
     Raises:
         Rejected: it holds none that can be used.
     """
-    texts = _fields(kind, answer)
-    query, positive, *negatives = texts.values()
+    query, positive, *negatives = texts = first_usable(answer, partial(_fields, kind))
     reason = reject_reason({"query": query, "positives": [positive]})
     if reason is not None:
         raise RejectedAnswer(reason)
@@ -127,7 +103,7 @@ def read_pair(
     for text in (positive, *negatives) if kind == "short-long" else (query,):
         if count_words(text) < least_words:
             raise RejectedAnswer("too short")
-    if not in_script_of(language, " ".join(texts.values())):
+    if not in_script_of(language, " ".join(texts)):
         raise RejectedAnswer("not in the script of its language")
     return Pair(query, positive, tuple(negatives))
 
@@ -150,25 +126,34 @@ def _check_negatives(query: str, positive: str, negatives: list[str]) -> None:
             raise RejectedAnswer("negative equals positive")
 
 
-def _fields(kind: PairKind, answer: Answer) -> dict[str, str]:
-    """Texts of the first object in the answer that has all fields."""
-    reason = None
-    for value in json_objects(answer):
+def _fields(kind: PairKind, example: Mapping[str, Any]) -> list[str]:
+    """Texts of an example, which must have all fields."""
+    for name in _FIELDS[kind]:
+        if name not in example:
+            raise RejectedAnswer(f"{name} is missing")
+        if not isinstance(example[name], str):
+            raise RejectedAnswer(f"{name} is not a text")
+        if not is_unicode(example[name]):
+            raise RejectedAnswer(f"{name} is not valid Unicode")
+    return [example[name].strip() for name in _FIELDS[kind]]
+
+
+def first_usable(answer: Answer, read: Callable[[dict[str, Any]], ValueT]) -> ValueT:
+    """What is read from the first JSON object in the answer that can be used.
+
+    Args:
+        read: raises `RejectedAnswer` of one that cannot.
+
+    Raises:
+        RejectedAnswer: there is none, with the reason of the first.
+    """
+    problem = None
+    for value in _values(answer, dict):
         try:
-            example = _FIELDS[kind].model_validate(value)
-        except ValidationError as error:
-            first = error.errors()[0]
-            what = _FAULTS.get(first["type"], "not a text")
-            reason = reason or f"{first['loc'][0]} is {what}"
-            continue
-        texts: dict[str, str] = example.model_dump()
-        return texts
-    raise RejectedAnswer(reason or no_json(answer))
-
-
-def json_objects(answer: Answer) -> Iterator[dict[str, Any]]:
-    """JSON objects in the answer, most likely the wanted one first."""
-    return _values(answer, dict)
+            return read(value)
+        except RejectedAnswer as error:
+            problem = problem or error
+    raise problem or RejectedAnswer(_no_json(answer))
 
 
 def _values(answer: Answer, wanted: type) -> Iterator[Any]:
@@ -198,20 +183,9 @@ def _candidates(text: str, opening: str) -> Iterator[str]:
         yield text[start:]
 
 
-def no_json(answer: Answer) -> str:
+def _no_json(answer: Answer) -> str:
     """Reason why an answer without any usable value is rejected."""
     return "cut off at max_tokens" if answer.cut_off else "not JSON of the form asked for"
-
-
-def _storable(text: str) -> bool:
-    """Whether the text is valid Unicode: JSON can escape unpaired surrogates, which cannot be
-    written.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 _SCRIPTS = {

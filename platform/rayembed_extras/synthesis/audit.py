@@ -1,7 +1,7 @@
 """Statistics of a synthesis for its manifest and audit."""
 
-import heapq
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -20,100 +20,82 @@ class Audit:
     """Running counts while records are made, a few numbers a record."""
 
     def __init__(self) -> None:
-        self.rejected: Counter[str] = Counter()
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """Entry of the manifest → kind, reason or language → number."""
+        self._words: defaultdict[str, list[int]] = defaultdict(list)
+        self._examples: defaultdict[str, list[tuple[int, str, dict[str, Any]]]] = defaultdict(list)
+
+    @property
+    def rejected(self) -> Counter[str]:
         """Reason → number of examples, over all kinds."""
-        self._asked: Counter[str] = Counter()
-        self._kept: Counter[str] = Counter()
-        self._duplicates: Counter[str] = Counter()
-        self._rejected: dict[str, Counter[str]] = {}
-        self._failed_tries: Counter[str] = Counter()
-        self._tokens: Counter[str] = Counter()
-        self._words: dict[str, list[int]] = {}
-        self._languages: Counter[str] = Counter()
-        self._examples: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
+        return self._counts["rejected"]
 
     @property
     def rows_in(self) -> int:
         """Number of requested examples."""
-        return self._asked.total()
+        return self._counts["asked"].total()
 
     @property
     def duplicates(self) -> int:
         """Number of duplicate records."""
-        return self._duplicates.total()
+        return self._counts["duplicates"].total()
 
     @property
     def records_made(self) -> int:
         """Number of records, including duplicates."""
-        return self._kept.total() + self.duplicates
+        return self._counts["records"].total() + self.duplicates
 
     def count_tries(self, kind: PairKind, failed: list[str], answers: list[Answer]) -> None:
         """Count a requested example: failure reasons and token costs of its tries."""
-        self._asked[kind] += 1
-        self._failed_tries.update(failed)
-        self._tokens["prompt"] += sum(answer.prompt_tokens for answer in answers)
-        self._tokens["answer"] += sum(answer.answer_tokens for answer in answers)
+        self._counts["asked"][kind] += 1
+        self._counts["failed_tries"].update(failed)
+        self._counts["tokens"]["prompt"] += sum(answer.prompt_tokens for answer in answers)
+        self._counts["tokens"]["answer"] += sum(answer.answer_tokens for answer in answers)
 
     def reject(self, kind: PairKind, reason: str) -> None:
         """Count an example without usable answer."""
         self.rejected[reason] += 1
-        self._rejected.setdefault(kind, Counter())[reason] += 1
+        self._counts["rejected_by_kind"][f"{kind}: {reason}"] += 1
 
     def duplicate(self, kind: PairKind) -> None:
         """Count a duplicate record."""
-        self._duplicates[kind] += 1
+        self._counts["duplicates"][kind] += 1
 
     def keep(self, kind: PairKind, record: Record) -> None:
         """Count a kept record."""
-        self._kept[kind] += 1
-        self._languages[str(record.language)] += 1
+        self._counts["records"][kind] += 1
+        self._counts["languages"][str(record.language)] += 1
         texts = {
             "query": [record.query],
             "positive": list(record.positives),
             "negative": [negative.text for negative in record.negatives],
         }
         for role, found in texts.items():
-            self._words.setdefault(f"{kind} {role}", []).extend(map(count_words, found))
-        self._draw(kind, record)
-
-    def _draw(self, kind: PairKind, record: Record) -> None:
-        """Keep the records with the smallest hashes: a sample that depends only on the records."""
+            self._words[f"{kind} {role}"].extend(map(count_words, found))
         shown = {
             "id": record.id,
             "task": record.query_instruction,
             "query": record.query,
             "positive": record.positives[0],
-            "negatives": [negative.text for negative in record.negatives],
+            "negatives": texts["negative"],
         }
-        held = self._examples.setdefault(kind, [])
-        heapq.heappush(held, (-text_hash(record.id), record.id, shown))
-        if len(held) > EXAMPLES_KEPT:
-            heapq.heappop(held)
+        # Those with the smallest hashes: a sample that depends only on the records.
+        held = [*self._examples[kind], (text_hash(record.id), record.id, shown)]
+        self._examples[kind] = sorted(held)[:EXAMPLES_KEPT]
 
     def examples(self) -> list[dict[str, Any]]:
         """Twenty example records, spread over all kinds."""
-        ordered = [
-            [shown for _, _, shown in sorted(held, key=lambda item: (-item[0], item[1]))]
-            for _, held in sorted(self._examples.items())
-        ]
-        turns = (held[i] for i in range(EXAMPLES_KEPT) for held in ordered if i < len(held))
-        return [shown for shown, _ in zip(turns, range(EXAMPLES_KEPT), strict=False)]
+        turns = zip_longest(*(held for _, held in sorted(self._examples.items())))
+        shown = [one[2] for turn in turns for one in turn if one is not None]
+        return shown[:EXAMPLES_KEPT]
 
     def numbers(self) -> dict[str, Any]:
         """Additional manifest entries; lengths in words."""
+        names = ("asked", "rejected_by_kind", "duplicates", "records", "failed_tries", "languages")
         return {
-            "asked": dict(sorted(self._asked.items())),
-            "rejected_by_kind": {
-                f"{kind}: {reason}": count
-                for kind, reasons in sorted(self._rejected.items())
-                for reason, count in sorted(reasons.items())
-            },
-            "duplicates": dict(sorted(self._duplicates.items())),
-            "records": dict(sorted(self._kept.items())),
-            "failed_tries": dict(sorted(self._failed_tries.items())),
+            **{name: dict(sorted(self._counts[name].items())) for name in names},
             "words": {name: _spread(words) for name, words in self._words.items()},
-            "languages": dict(sorted(self._languages.items())),
-            "tokens": {name: self._tokens[name] for name in ("prompt", "answer")},
+            "tokens": dict(self._counts["tokens"]),
         }
 
 

@@ -1,12 +1,7 @@
-"""Asynchronous session with an OpenAI-compatible endpoint; failures are results, not exceptions.
+"""Requests to an OpenAI-compatible endpoint, from this process; a failure is an answer, too.
 
-Ray's HTTP processor calls `post` for a batch of payloads and then waits for one after the other:
-plain aiohttp would send them one after the other. It raises, and with it ends the job, for a
-status that it does not know, for a body that is no JSON, and after its last resend. This session,
-which the processor takes as its `session_factory`, sends at once, resends by itself, and answers
-every request with a small JSON object that says what came of it. Measured on two busy cores with
-answers of half a second and 64 allowed at once: plain aiohttp had 4 in flight and took 42 s for
-160 answers, this session had 59 and took 18 s for 1,000.
+Each request that an endpoint may take the next time is sent again, and ends with an `Answer` that
+says what came of it.
 """
 
 import asyncio
@@ -14,16 +9,19 @@ import json
 import math
 import os
 import socket
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from rayembed.errors import ConfigError
 from rayembed_extras.synthesis.endpoint_settings import OpenAICompatible
-from rayembed_extras.synthesis.requests import Outcome
+from rayembed_extras.synthesis.requests import Answer, Ask, Outcome, Request
 
 _SENT_AGAIN = frozenset({408, 409, 425, 429})
 _REFUSES_ALL = frozenset({401, 402, 403, 404, 405})
@@ -37,115 +35,118 @@ _MOST_TOKENS = 1 << 32
 """Sanity limit on the token count of one answer as reported by an endpoint."""
 
 
-class ChatEndpoint:
-    """Makes sessions that share one limit of concurrent requests. Picklable until first used."""
+def ask_endpoint(
+    endpoint: OpenAICompatible,
+    key: str | None,
+    *,
+    temperature: float,
+    top_p: float,
+    max_tokens: int,
+) -> Ask:
+    """`Ask` that sends at most `endpoint.concurrency` requests at a time.
 
-    def __init__(self, settings: OpenAICompatible, key: str | None) -> None:
-        self.settings = settings
-        self._headers = {"Content-Type": "application/json"}
-        if key is not None:
-            self._headers["Authorization"] = f"Bearer {key}"
-        self._slots: asyncio.Semaphore | None = None
+    It runs in a thread with an event loop of its own, so that notebooks, which have one, can ask
+    too. Where no more answers are taken, what is in flight is cancelled.
+    """
+    timeout = aiohttp.ClientTimeout(total=endpoint.timeout_seconds)
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
-    @property
-    def url(self) -> str:
-        """URL of chat completions."""
-        base, question, query = self.settings.url.partition("?")
-        return f"{base.rstrip('/')}/chat/completions{question}{query}"
+    def body(request: Request) -> dict[str, Any]:
+        """A chat completion with one user message."""
+        made = {
+            "model": endpoint.model,
+            "messages": [{"role": "user", "content": request.prompt}],
+            "temperature": temperature,
+            "top_p": top_p,
+            endpoint.limit_name: max_tokens,
+        }
+        return made | {"seed": request.sampling_seed} if endpoint.send_seed else made
 
-    def __call__(self) -> "ChatSession":
-        """Open a session for one batch, within a running event loop."""
-        if self._slots is None:
-            self._slots = asyncio.Semaphore(self.settings.concurrency)
-        return ChatSession(self, self._slots, self._headers)
+    async def send_all(requests: Sequence[Request], answers: SimpleQueue[Answer | None]) -> None:
+        left = iter(requests)  # of all workers: each takes the next one when it is free
+        connector = aiohttp.TCPConnector(limit=0)  # the number of workers is the limit
+        session = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers)
+        async with session, asyncio.TaskGroup() as group:
+
+            async def work() -> None:
+                for request in left:
+                    none_yet = Answer(request.id, request.group, request.key, "lost")
+                    answers.put(await _answer(session, endpoint, body(request), none_yet))
+
+            for _ in range(min(endpoint.concurrency, len(requests))):
+                group.create_task(work())
+
+    def ask(requests: Sequence[Request]) -> Iterator[Answer]:
+        answers: SimpleQueue[Answer | None] = SimpleQueue()
+        loop = asyncio.new_event_loop()
+        sending = loop.create_task(send_all(requests, answers))
+
+        def run() -> None:
+            try:
+                loop.run_until_complete(sending)
+            finally:
+                answers.put(None)
+                loop.close()
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(run)
+            try:
+                while (answer := answers.get()) is not None:
+                    yield answer
+            finally:
+                with suppress(RuntimeError):  # of a loop that is closed
+                    loop.call_soon_threadsafe(sending.cancel)
+            done.result()
+
+    return ask
 
 
-class _Response:
-    """Response fields that Ray's processor reads."""
-
-    status = 200
-    reason = "OK"
-
-    def __init__(self, content: dict[str, Any]) -> None:
-        self._content = content
-
-    async def json(self) -> dict[str, Any]:
-        return self._content
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        return None
+async def _answer(
+    session: aiohttp.ClientSession,
+    endpoint: OpenAICompatible,
+    body: Mapping[str, Any],
+    none_yet: Answer,
+) -> Answer:
+    """Answer to a request, which is sent again while it is lost."""
+    wait = endpoint.first_wait_seconds
+    for resent in range(endpoint.max_resends + 1):
+        found, asked_to_wait = await _send(session, endpoint, body, none_yet)
+        if found.outcome != "lost" or resent == endpoint.max_resends:
+            break
+        await asyncio.sleep(min(max(wait, asked_to_wait), _LONGEST_WAIT_SECONDS))
+        wait *= 2
+    return found
 
 
-class ChatSession:
-    """Requests of one batch; `post` returns a task that always ends with a response."""
-
-    def __init__(
-        self, endpoint: ChatEndpoint, slots: asyncio.Semaphore, headers: Mapping[str, str]
-    ) -> None:
-        self._settings, self._url = endpoint.settings, endpoint.url
-        self._slots, self._headers = slots, dict(headers)
-        self._tasks: list[asyncio.Task[_Response]] = []
-
-    async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
-        connector = aiohttp.TCPConnector(limit=0)  # the slots are the limit
-        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await self._session.close()
-
-    def post(self, url: str, *, headers: Mapping[str, str], data: str) -> asyncio.Task[_Response]:
-        """Start a request; its task. Address and headers are the endpoint's own."""
-        task = asyncio.create_task(self._post(data))
-        self._tasks.append(task)
-        return task
-
-    async def _post(self, data: str) -> _Response:
-        wait = self._settings.first_wait_seconds
-        for resent in range(self._settings.max_resends + 1):
-            async with self._slots:
-                found, asked_to_wait = await self._send(data)
-            if found["outcome"] != "lost" or resent == self._settings.max_resends:
-                break
-            await asyncio.sleep(min(max(wait, asked_to_wait), _LONGEST_WAIT_SECONDS))
-            wait *= 2
-        return _Response(found)
-
-    async def _send(self, data: str) -> tuple[dict[str, Any], float]:
-        """Outcome of one attempt, and the seconds that the endpoint asks to wait."""
-        try:
-            async with self._session.post(self._url, data=data, headers=self._headers) as response:
-                body = await response.text(errors="replace")
-                asked_to_wait = _seconds(response.headers.get("Retry-After"))
-        except aiohttp.InvalidURL as error:
-            return _failed("stopped", f"no address: {error}"), 0.0
-        except TimeoutError:
-            seconds = self._settings.timeout_seconds
-            return _failed("lost", f"timeout: no answer within {seconds:g} s"), 0.0
-        except (aiohttp.ClientError, OSError) as error:
-            return _failed("lost", f"{type(error).__name__}: {error}"), 0.0
-        status = response.status
-        if status == 200:
-            return _read_completion(body), asked_to_wait
-        outcome: Outcome
-        if status in _SENT_AGAIN or status >= 500:
-            outcome = "lost"
-        elif status in _REFUSES_ALL or status < 400:
-            outcome = "stopped"
-        else:
-            outcome = "refused"
-        return _failed(outcome, f"HTTP {status}: {body}"), asked_to_wait
+async def _send(
+    session: aiohttp.ClientSession,
+    endpoint: OpenAICompatible,
+    body: Mapping[str, Any],
+    none_yet: Answer,
+) -> tuple[Answer, float]:
+    """Answer of one attempt, and the seconds that the endpoint asks to wait."""
+    try:
+        async with session.post(endpoint.completions_url, json=body) as response:
+            text = await response.text(errors="replace")
+            asked_to_wait = _seconds(response.headers.get("Retry-After"))
+    except aiohttp.InvalidURL as error:
+        return _failed(none_yet, "stopped", f"no address: {error}"), 0.0
+    except TimeoutError:
+        seconds = endpoint.timeout_seconds
+        return _failed(none_yet, "lost", f"timeout: no answer within {seconds:g} s"), 0.0
+    except (aiohttp.ClientError, OSError) as error:
+        return _failed(none_yet, "lost", f"{type(error).__name__}: {error}"), 0.0
+    status = response.status
+    if status == 200:
+        return _read_completion(text, none_yet), asked_to_wait
+    outcome: Outcome
+    if status in _SENT_AGAIN or status >= 500:
+        outcome = "lost"
+    elif status in _REFUSES_ALL or status < 400:
+        outcome = "stopped"
+    else:
+        outcome = "refused"
+    return _failed(none_yet, outcome, f"HTTP {status}: {text}"), asked_to_wait
 
 
 def read_key(endpoint: OpenAICompatible, setting: str) -> str | None:
@@ -180,49 +181,28 @@ def check_listens(url: str) -> None:
     socket.create_connection((parts.hostname or "", port), _CONNECT_SECONDS).close()
 
 
-def payload(
-    settings: OpenAICompatible,
-    prompt: str,
-    seed: int,
-    *,
-    temperature: float,
-    top_p: float,
-    max_tokens: int,
-) -> dict[str, Any]:
-    """Body of a chat completion with one user message."""
-    body: dict[str, Any] = {
-        "model": settings.model,
-        "messages": [{"role": "user", "content": prompt}],
-        "temperature": temperature,
-        "top_p": top_p,
-        settings.limit_name: max_tokens,
-    }
-    return body | {"seed": seed} if settings.send_seed else body
-
-
-def _read_completion(body: str) -> dict[str, Any]:
+def _read_completion(body: str, none_yet: Answer) -> Answer:
     """Answer in the body of a completion; any other content counts as no answer."""
     try:
         completion = json.loads(body)
         choice = completion["choices"][0]
         text = _joined(choice["message"]["content"])
         usage = completion.get("usage")
-        tokens = [_tokens(usage, name) for name in ("prompt_tokens", "completion_tokens")]
         cut_off = choice.get("finish_reason") == "length"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return _failed("lost", f"no completion: {body}")
+        return _failed(none_yet, "lost", f"no completion: {body}")
     if text is None:  # a refusal, or a model that only thought
         text = ""
     if not isinstance(text, str):
-        return _failed("lost", f"no completion: {body}")
-    return {
-        "outcome": "answered",
-        "text": text.encode("utf-8", "replace").decode(),  # halves of characters fit no file
-        "problem": "",
-        "cut_off": cut_off,
-        "prompt_tokens": tokens[0],
-        "answer_tokens": tokens[1],
-    }
+        return _failed(none_yet, "lost", f"no completion: {body}")
+    return replace(
+        none_yet,
+        outcome="answered",
+        text=text.encode("utf-8", "replace").decode(),  # halves of characters fit no file
+        cut_off=cut_off,
+        prompt_tokens=_tokens(usage, "prompt_tokens"),
+        answer_tokens=_tokens(usage, "completion_tokens"),
+    )
 
 
 def _joined(content: Any) -> Any:
@@ -243,16 +223,9 @@ def _tokens(usage: Any, name: str) -> int:
     return min(max(int(number), 0), _MOST_TOKENS)
 
 
-def _failed(outcome: Outcome, problem: str) -> dict[str, Any]:
+def _failed(none_yet: Answer, outcome: Outcome, problem: str) -> Answer:
     shown = problem.encode("utf-8", "replace").decode()[:_CHARACTERS_OF_PROBLEM]
-    return {
-        "outcome": outcome,
-        "text": "",
-        "problem": shown,
-        "cut_off": False,
-        "prompt_tokens": 0,
-        "answer_tokens": 0,
-    }
+    return replace(none_yet, outcome=outcome, problem=shown)
 
 
 def _seconds(retry_after: str | None) -> float:

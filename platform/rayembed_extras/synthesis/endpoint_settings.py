@@ -39,6 +39,12 @@ class OpenAICompatible(Settings):
     limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """Endpoint's name of the answer's token limit."""
 
+    @property
+    def completions_url(self) -> str:
+        """Address of chat completions."""
+        base, question, query = self.url.partition("?")
+        return f"{base.rstrip('/')}/chat/completions{question}{query}"
+
     @field_validator("url")
     @classmethod
     def _is_http(cls, url: str) -> str:

@@ -8,10 +8,10 @@ from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import exists, join
 from rayembed.config.document import fingerprint
 from rayembed.errors import DataError
-from rayembed_extras.synthesis.answer_store import AnswerStore, ask_and_store, missing
-from rayembed_extras.synthesis.answers import RejectedAnswer, normalised, read_tasks
+from rayembed_extras.synthesis.answer_store import AnswerStore, ask_and_store, tried
+from rayembed_extras.synthesis.answers import normalised, read_tasks
 from rayembed_extras.synthesis.prompts import prompts_fingerprint
-from rayembed_extras.synthesis.requests import Answer, Ask, TaskRequest
+from rayembed_extras.synthesis.requests import Ask, TaskRequest
 from rayembed_extras.synthesis.settings import PairKind, SynthesisConfig
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,8 @@ def find_tasks(
             for request in _requests(config, kind, seed, tasks.asked)
         ]
         what = "tasks" if round_ == 0 else f"tasks, round {round_ + 1}"
-        open_ = missing(requests, kept)
+        known = kept.answers(requests)
+        open_ = [request for request in requests if request.key not in known]
         # Where all of a round are lost, another round would be too.
         ask_and_store(what, open_, ask, kept, lost_in_a_row=len(open_))
         for kind, tasks in lacking.items():
@@ -123,11 +124,13 @@ def _read(
     tasks = Tasks(before.wanted, before.asked)
     rejected: Counter[str] = Counter()
     seen: set[str] = set()
-    group, answers = "", dict[str, Answer]()
-    for request in _requests(config, kind, seed, before.asked):
-        if request.group != group:
-            group, answers = request.group, kept.read(request.group)
-        for text in _tasks_of(answers.get(request.key), rejected):
+    requests = _requests(config, kind, seed, before.asked)
+    answers = kept.answers(requests)
+    for request in requests:
+        found = tried([request], answers, read_tasks)
+        if found.value is None:
+            rejected[found.problem] += 1
+        for text in found.value or ():
             form = normalised(text)
             if form in seen:
                 tasks.repeated += 1
@@ -137,18 +140,6 @@ def _read(
     del tasks.texts[tasks.wanted :]
     tasks.rejected = dict(rejected)
     return tasks
-
-
-def _tasks_of(answer: Answer | None, rejected: Counter[str]) -> list[str]:
-    try:
-        if answer is None:
-            raise RejectedAnswer("no answer")
-        if answer.outcome == "refused":
-            raise RejectedAnswer("refused by the endpoint")
-        return read_tasks(answer)
-    except RejectedAnswer as error:
-        rejected[str(error)] += 1
-        return []
 
 
 def _too_few(config: SynthesisConfig, kind: PairKind, tasks: Tasks) -> str:

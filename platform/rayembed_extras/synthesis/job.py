@@ -8,7 +8,6 @@ from rayembed.assets.storage import check_writable, join
 from rayembed.display.tables import Table, console
 from rayembed.pipeline.job import Job, JobContext, Reader
 from rayembed.pipeline.storage import placed
-from rayembed_extras.synthesis.endpoint_settings import OpenAICompatible
 from rayembed_extras.synthesis.settings import SynthesisRun
 
 if TYPE_CHECKING:
@@ -20,14 +19,8 @@ def _synthesize(run: SynthesisRun, context: JobContext) -> None:
     run = placed(run)
     storage = run.placement.storage_path
     check_writable(storage)
-    # Ray; a dry run needs none.
-    from rayembed.pipeline.run.on_ray import connect
-    from rayembed_extras.synthesis.chat_endpoint import read_key
-    from rayembed_extras.synthesis.on_ray import synthesize
+    from rayembed_extras.synthesis.synthesize import synthesize
 
-    if isinstance(run.synthesis.llm, OpenAICompatible):
-        read_key(run.synthesis.llm, "synthesis.llm")  # a cluster that waits for nothing is dear
-    connect()
     prepared = synthesize(run)
     _print_outcome(prepared, storage, out=context.out)
 

@@ -1,4 +1,4 @@
-"""The LLM on Ray: requests go through `ray.data.llm`, to vLLM on the cluster or to an endpoint.
+"""vLLM on the cluster's GPUs: requests go through `ray.data.llm`.
 
 `synthesize` defines requests and the use of answers; this module only sends requests.
 """
@@ -14,7 +14,6 @@ from typing import Any
 import ray
 import ray.data
 from ray.data.llm import (
-    HttpRequestProcessorConfig,
     ProcessorConfig,
     build_processor,
     vLLMEngineProcessorConfig,
@@ -22,15 +21,10 @@ from ray.data.llm import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.document import fingerprint
-from rayembed.data.engine.artifacts import DatasetArtifact
 from rayembed.errors import ConfigError, PlacementError, RayembedError
 from rayembed.models.loading.files import weights_fingerprint
-from rayembed_extras.synthesis.chat_endpoint import ChatEndpoint, payload, read_key
-from rayembed_extras.synthesis.endpoint_settings import OpenAICompatible
 from rayembed_extras.synthesis.requests import Answer, Ask, Request
-from rayembed_extras.synthesis.settings import VLLM, SynthesisConfig, SynthesisRun
-from rayembed_extras.synthesis.synthesize import make_synthetic
+from rayembed_extras.synthesis.settings import VLLM, SynthesisConfig
 
 _BLOCK_BYTES = 64 << 10
 """Block size in bytes; a kill loses answers of unfinished blocks."""
@@ -38,72 +32,7 @@ _BLOCK_BYTES = 64 << 10
 _BATCHES_AT_ONCE = 4
 """Batches of one task that Ray Data runs concurrently in an asynchronous actor."""
 
-_BATCHES_PER_TASK = 64
-"""Batches in a task; an endpoint idles at the end of each task until the last answer arrives."""
-
 _COMMIT = re.compile(r"hf://.+@[0-9a-f]{40}")
-
-
-def synthesize(run: SynthesisRun) -> DatasetArtifact:
-    """Folder of records written by the run's LLM; see `make_synthetic`.
-
-    Raises:
-        ConfigError: the variable of the endpoint's key is not set, or vLLM is not installed.
-        AssetError, DataError: as `make_synthetic`.
-        PlacementError: as `fetch_llm`.
-    """
-    config = run.synthesis
-    match config.llm:
-        case OpenAICompatible() as endpoint:
-            key = read_key(endpoint, "synthesis.llm")
-            model = fingerprint([endpoint.model, endpoint.revision])
-            return make_synthetic(run, model, ask_endpoint(config, endpoint, key))
-        case VLLM() as engine:
-            path, weights = fetch_llm(engine.model)
-            identity = fingerprint([weights, engine.dtype, engine.quantization])
-            return make_synthetic(run, identity, ask_vllm(config, engine, path))
-
-
-def ask_endpoint(config: SynthesisConfig, endpoint: OpenAICompatible, key: str | None) -> Ask:
-    """`Ask` that sends requests to an endpoint, from one process of the cluster."""
-    made = http_processor_config(endpoint, key)
-    rows_per_task = made.batch_size * _BATCHES_PER_TASK
-
-    def as_payload(row: dict[str, Any]) -> dict[str, Any]:
-        request: Request = pickle.loads(row["request"])
-        body = payload(
-            endpoint,
-            request.prompt,
-            request.sampling_seed,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            max_tokens=config.max_tokens,
-        )
-        return {"payload": body, **_names(request)}
-
-    def as_answer(row: dict[str, Any]) -> dict[str, Any]:
-        return {name: row[name] for name in _NAMES} | dict(row["http_response"])
-
-    def ask(requests: Sequence[Request]) -> Iterator[Answer]:
-        processor = build_processor(made, preprocess=as_payload, postprocess=as_answer)
-        for row in processor(_dataset(requests, rows_per_task)).iter_rows():
-            yield Answer(**row)
-
-    return ask
-
-
-def http_processor_config(endpoint: OpenAICompatible, key: str | None) -> ProcessorConfig:
-    """Ray's settings for an endpoint; `ChatEndpoint` adds what they lack."""
-    sessions = ChatEndpoint(endpoint, key)
-    return HttpRequestProcessorConfig(
-        url=sessions.url,
-        session_factory=sessions,
-        # Twice as many requests as may be in flight are in the process's batches.
-        batch_size=-(-2 * endpoint.concurrency // _BATCHES_AT_ONCE),
-        concurrency=1,
-        max_retries=0,
-        http_request_stage={"num_cpus": 0.0},  # it waits, and must not wait for a CPU
-    )
 
 
 def ask_vllm(config: SynthesisConfig, engine: VLLM, path: str) -> Ask:
@@ -126,7 +55,7 @@ def ask_vllm(config: SynthesisConfig, engine: VLLM, path: str) -> Ask:
         return {
             "messages": [{"role": "user", "content": request.prompt}],
             "sampling_params": sampling | {"seed": request.sampling_seed},
-            **_names(request),
+            **{name: getattr(request, name) for name in _NAMES},
         }
 
     def as_answer(row: dict[str, Any]) -> dict[str, Any]:
@@ -237,10 +166,6 @@ def _fetch_here(reference: str, weigh: bool) -> tuple[str, str] | RayembedError:
 
 
 _NAMES = ("id", "group", "key")
-
-
-def _names(request: Request) -> dict[str, str]:
-    return {"id": request.id, "group": request.group, "key": request.key}
 
 
 def _dataset(requests: Sequence[Request], rows_per_task: int) -> Any:

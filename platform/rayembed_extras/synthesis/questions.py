@@ -5,27 +5,26 @@ be used, and read from the store.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic
 
 from rayembed.assets.storage import exists, join
 from rayembed.config.document import fingerprint
 from rayembed.data.hashes import text_hash
 from rayembed.errors import ConfigError, DataError
-from rayembed_extras.synthesis.answer_store import AnswerStore, ask_and_store, short_reason
-from rayembed_extras.synthesis.answers import RejectedAnswer
-from rayembed_extras.synthesis.ask_here import ask_here
-from rayembed_extras.synthesis.chat_endpoint import check_listens, read_key
+from rayembed_extras.synthesis.answer_store import (
+    NO_ANSWER,
+    REFUSED,
+    AnswerStore,
+    Tried,
+    ask_and_store,
+    tried,
+)
+from rayembed_extras.synthesis.answers import ValueT
+from rayembed_extras.synthesis.chat_endpoint import ask_endpoint, check_listens, read_key
 from rayembed_extras.synthesis.endpoint_settings import AskedModel
-from rayembed_extras.synthesis.requests import Answer, Ask, key_of
-
-ValueT = TypeVar("ValueT")
-
-NO_ANSWER = "no answer"
-REFUSED = "refused by the endpoint"
-
-_CHARACTERS_SHOWN = 300
+from rayembed_extras.synthesis.requests import Answer, Ask, PromptRequest
 
 
 @dataclass(frozen=True)
@@ -35,37 +34,6 @@ class Question(Generic[ValueT]):
     prompt: str
     read: Callable[[Answer], ValueT]
     """Raises `RejectedAnswer` where an answer cannot be used."""
-
-
-@dataclass(frozen=True)
-class Reply(Generic[ValueT]):
-    """What came of a question."""
-
-    value: ValueT | None = None
-    """None: there is none."""
-    problem: str = NO_ANSWER
-    """Why there is none."""
-    answer: str = ""
-    """Beginning of the answer that could not be used."""
-
-
-@dataclass(frozen=True)
-class PromptRequest:
-    """A try of a question; see `data.synthesis.requests.Request`."""
-
-    group: str
-    prompt: str
-    sampling_seed: int
-
-    @property
-    def id(self) -> str:
-        """The key: equal questions are one."""
-        return self.key
-
-    @property
-    def key(self) -> str:
-        """Content hash of prompt and seed."""
-        return key_of(self.prompt, self.sampling_seed)
 
 
 @dataclass(frozen=True)
@@ -81,20 +49,21 @@ class Interview:
         """Folder of the model's answers."""
         return answers_folder(self.model, self.storage)
 
-    def replies(self, group: str, questions: Sequence[Question[ValueT]]) -> list[Reply[ValueT]]:
-        """Replies by stored answers; nothing is asked.
+    def replies(
+        self, group: str, questions: Sequence[Question[ValueT]]
+    ) -> list[Tried[PromptRequest, ValueT]]:
+        """What came of each question by stored answers; nothing is asked.
 
         Args:
             group: names the folder in which these questions' answers lie.
-            questions: of which each has a reply.
         """
         answers = AnswerStore(self.folder).read(group)
-        return [self._reply(group, question, answers)[0] for question in questions]
+        return [self._tried(group, question, answers) for question in questions]
 
     def ask(
         self, what: str, group: str, questions: Sequence[Question[ValueT]], ask: Ask
-    ) -> list[Reply[ValueT]]:
-        """Ask until each question has a usable answer or no try left; its replies.
+    ) -> list[Tried[PromptRequest, ValueT]]:
+        """Ask until each question has a usable answer or no try left; what came of each.
 
         A request that got no answer, which was sent again `llm.max_resends` times, is left to the
         next job.
@@ -111,47 +80,26 @@ class Interview:
         kept = AnswerStore(self.folder)
         lost: dict[str, str] = {}
         for round_ in range(self.model.retries + 1):
-            answers = kept.read(group)
-            tries = (self._reply(group, question, answers)[1] for question in questions)
-            open_ = {r.key: r for r in tries if r is not None and r.key not in lost}
+            found = self.replies(group, questions)
+            open_ = {r.key: r for one in found if (r := one.next) and r.key not in lost}
             if not open_:
                 break
             told = f"{what}, retry {round_}" if round_ else what
             lost |= ask_and_store(told, list(open_.values()), ask, kept)
-        answers = kept.read(group)
-        found = [self._reply(group, question, answers) for question in questions]
-        return [
-            reply if request is None or request.key not in lost else _lost(lost[request.key])
-            for reply, request in found
-        ]
+        found = self.replies(group, questions)
+        for one in found:
+            one.lost = "" if one.next is None else lost.get(one.next.key, "")
+        return found
 
-    def _reply(
+    def _tried(
         self, group: str, question: Question[ValueT], answers: Mapping[str, Answer]
-    ) -> tuple[Reply[ValueT], PromptRequest | None]:
-        """Reply by the answers so far, and the try that has none yet."""
-        reply: Reply[ValueT] = Reply()
-        for request in self._tries(group, question.prompt):
-            answer = answers.get(request.key)
-            if answer is None:
-                return reply, request
-            shown = (answer.text or answer.problem)[:_CHARACTERS_SHOWN]
-            if answer.outcome == "refused":
-                reply = Reply(None, REFUSED, shown)
-                continue
-            try:
-                return Reply(question.read(answer), ""), None
-            except RejectedAnswer as problem:
-                reply = Reply(None, str(problem), shown)
-        return reply, None
-
-    def _tries(self, group: str, prompt: str) -> Iterator[PromptRequest]:
-        for attempt in range(self.model.retries + 1):
-            seed = text_hash(f"{self.seed}/{attempt}/{prompt}") % 2**31
-            yield PromptRequest(group, prompt, seed)
-
-
-def _lost(problem: str) -> Reply[Any]:
-    return Reply(None, f"{NO_ANSWER} ({short_reason(problem)})", problem[:_CHARACTERS_SHOWN])
+    ) -> Tried[PromptRequest, ValueT]:
+        prompt = question.prompt
+        seeds = [
+            text_hash(f"{self.seed}/{attempt}/{prompt}") % 2**31
+            for attempt in range(self.model.retries + 1)
+        ]
+        return tried([PromptRequest(group, prompt, seed) for seed in seeds], answers, question.read)
 
 
 def asker(model: AskedModel, setting: str) -> Ask:
@@ -160,7 +108,7 @@ def asker(model: AskedModel, setting: str) -> Ask:
     Raises:
         ConfigError: the key is not in the environment.
     """
-    return ask_here(
+    return ask_endpoint(
         model.llm,
         read_key(model.llm, f"{setting}.llm"),
         temperature=model.temperature,
@@ -170,28 +118,28 @@ def asker(model: AskedModel, setting: str) -> Ask:
 
 
 def check_failed(
-    model: AskedModel, setting: str, of: str, count: int, failed: Mapping[str, int], shown: str
+    share: float, setting: str, of: str, count: int, failed: Mapping[str, int], shown: str
 ) -> None:
     """Raise when too many texts have no usable answer.
 
     Args:
-        model: that was asked.
-        setting: where it stands in the settings.
+        share: of texts that may have none.
+        setting: where the model's settings stand.
         of: what the texts are, for the message, such as `rows of the data set 'pairs'`.
         count: number of texts.
         failed: reason → texts without a usable answer.
-        shown: such an answer.
+        shown: such an answer, quoted.
 
     Raises:
         DataError: too many have none.
     """
     lost = Counter(failed).total()
-    if lost <= model.max_failed_share * count:
+    if lost <= share * count:
         return
     reasons = ", ".join(f"{number:,} × {reason}" for reason, number in failed.items())
     raise DataError(
         f"{lost:,} of {count:,} {of} have no usable answer ({reasons}), more than "
-        f"{setting}.max_failed_share {model.max_failed_share:g} allows; for instance {shown!r}. "
+        f"{setting}.max_failed_share {share:g} allows; for instance {shown}. "
         f"{_advice(setting, failed)}"
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import xxhash
 
@@ -20,12 +20,12 @@ class Request(Protocol):
 
     @property
     def id(self) -> str:
-        """Unique id within a run: kind, step, number and try."""
+        """Unique id within a run."""
         ...
 
     @property
     def group(self) -> str:
-        """Group of `REQUESTS_PER_GROUP` consecutive numbers; names a folder."""
+        """Group of requests whose answers are stored together; names a folder."""
         ...
 
     @property
@@ -45,35 +45,35 @@ class Request(Protocol):
 
 
 @dataclass(frozen=True)
-class TaskRequest:
-    """Request for tasks (first step)."""
+class _NumberedRequest:
+    """A request of one of the two steps."""
+
+    step: ClassVar[str]
 
     kind: PairKind
     number: int
     seed: int
     """Seed of the run."""
-    how_many: int
-    topic: str | None = None
 
     @property
     def id(self) -> str:
-        """Unique id within a run; see `Request`."""
-        return f"{self.kind}/tasks/{self.number}"
+        """Kind, step and number."""
+        return f"{self.kind}/{self.step}/{self.number}"
 
     @property
     def group(self) -> str:
-        """Group of requests; see `Request`."""
-        return f"{self.kind}-tasks-{self.number // REQUESTS_PER_GROUP:05d}"
+        """Group of `REQUESTS_PER_GROUP` consecutive numbers."""
+        return f"{self.kind}-{self.step}-{self.number // REQUESTS_PER_GROUP:05d}"
+
+    @property
+    def sampling_seed(self) -> int:
+        """Sampling seed of the run's seed and the id."""
+        return text_hash(f"{self.seed}/{self.id}") % 2**31
 
     @property
     def prompt(self) -> str:
         """User message; see `Request`."""
-        return task_prompt(self.kind, self.how_many, self.topic)
-
-    @property
-    def sampling_seed(self) -> int:
-        """Sampling seed; see `Request`."""
-        return _sampling_seed(self.seed, self.id)
+        raise NotImplementedError
 
     @cached_property
     def key(self) -> str:
@@ -82,13 +82,26 @@ class TaskRequest:
 
 
 @dataclass(frozen=True)
-class ExampleRequest:
+class TaskRequest(_NumberedRequest):
+    """Request for tasks (first step)."""
+
+    step = "tasks"
+
+    how_many: int
+    topic: str | None = None
+
+    @property
+    def prompt(self) -> str:
+        """User message; see `Request`."""
+        return task_prompt(self.kind, self.how_many, self.topic)
+
+
+@dataclass(frozen=True)
+class ExampleRequest(_NumberedRequest):
     """Request for an example of a task (second step)."""
 
-    kind: PairKind
-    number: int
-    seed: int
-    """Seed of the run."""
+    step = "examples"
+
     task: str
     language: str = "English"
     attempt: int = 0
@@ -96,13 +109,8 @@ class ExampleRequest:
 
     @property
     def id(self) -> str:
-        """Unique id within a run; see `Request`."""
-        return f"{self.kind}/examples/{self.number}#{self.attempt}"
-
-    @property
-    def group(self) -> str:
-        """Group of requests; see `Request`."""
-        return f"{self.kind}-examples-{self.number // REQUESTS_PER_GROUP:05d}"
+        """Kind, step, number and try."""
+        return f"{super().id}#{self.attempt}"
 
     @property
     def values(self) -> dict[str, str]:
@@ -114,14 +122,23 @@ class ExampleRequest:
         """User message; see `Request`."""
         return example_prompt(self.kind, self.task, self.values, self.language)
 
-    @property
-    def sampling_seed(self) -> int:
-        """Sampling seed; see `Request`."""
-        return _sampling_seed(self.seed, self.id)
 
-    @cached_property
+@dataclass(frozen=True)
+class PromptRequest:
+    """A try of a question; see `Request`."""
+
+    group: str
+    prompt: str
+    sampling_seed: int
+
+    @property
+    def id(self) -> str:
+        """The key: equal questions are one."""
+        return self.key
+
+    @property
     def key(self) -> str:
-        """Key of the stored answer; see `Request`."""
+        """Content hash of prompt and seed."""
         return key_of(self.prompt, self.sampling_seed)
 
 
@@ -152,10 +169,6 @@ class Answer:
 
 Ask = Callable[[Sequence[Request]], Iterator[Answer]]
 """Sends requests to an LLM and yields one answer for each, in order of arrival."""
-
-
-def _sampling_seed(seed: int, id: str) -> int:
-    return text_hash(f"{seed}/{id}") % 2**31
 
 
 def key_of(prompt: str, sampling_seed: int) -> str:

@@ -9,8 +9,9 @@ a small object for each open request, and two hashes for each record. An `Ask` s
 
 import json
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rayembed.assets.storage import file_name, join, write_atomic
@@ -21,11 +22,14 @@ from rayembed.data.engine.parts import ROWS_PER_PART, Part, write_part
 from rayembed.data.hashes import text_hash
 from rayembed.data.records import Negative, Record
 from rayembed.errors import DataError
-from rayembed_extras.synthesis.answer_store import AnswerStore, ask_and_store
-from rayembed_extras.synthesis.answers import Pair, RejectedAnswer, normalised, read_pair
+from rayembed_extras.synthesis.answer_store import AnswerStore, Tried, ask_and_store, tried
+from rayembed_extras.synthesis.answers import Pair, normalised, read_pair
 from rayembed_extras.synthesis.audit import Audit
+from rayembed_extras.synthesis.chat_endpoint import ask_endpoint, read_key
+from rayembed_extras.synthesis.endpoint_settings import OpenAICompatible
 from rayembed_extras.synthesis.find_tasks import CODE_VERSION, Tasks, find_tasks
 from rayembed_extras.synthesis.prompts import draw_language, least_words, prompts_fingerprint
+from rayembed_extras.synthesis.questions import check_failed
 from rayembed_extras.synthesis.requests import REQUESTS_PER_GROUP, Answer, Ask, ExampleRequest
 from rayembed_extras.synthesis.settings import PairKind, SynthesisConfig, SynthesisRun
 
@@ -40,9 +44,37 @@ _TASK_OF: dict[PairKind, str] = {
 REJECTED = "rejected.jsonl"
 """File of rejected examples in the folder: the last answer and why it is unusable."""
 
-_SHOWN = 3
 _CHARACTERS_SHOWN = 300
 _CHARACTERS_KEPT = 1000
+
+
+def synthesize(run: SynthesisRun) -> DatasetArtifact:
+    """Folder of records written by the run's LLM; see `make_synthetic`.
+
+    An endpoint is asked from this process, vLLM works on the cluster.
+
+    Raises:
+        ConfigError: the variable of the endpoint's key is not set, or vLLM is not installed.
+        AssetError, DataError: as `make_synthetic`.
+        PlacementError: as `fetch_llm`.
+    """
+    config, llm = run.synthesis, run.synthesis.llm
+    if isinstance(llm, OpenAICompatible):
+        ask = ask_endpoint(
+            llm,
+            read_key(llm, "synthesis.llm"),
+            temperature=config.temperature,
+            top_p=config.top_p,
+            max_tokens=config.max_tokens,
+        )
+        return make_synthetic(run, fingerprint([llm.model, llm.revision]), ask)
+    from rayembed.pipeline.run.on_ray import connect
+    from rayembed_extras.synthesis.on_ray import ask_vllm, fetch_llm
+
+    connect()
+    path, weights = fetch_llm(llm.model)
+    identity = fingerprint([weights, llm.dtype, llm.quantization])
+    return make_synthetic(run, identity, ask_vllm(config, llm, path))
 
 
 def make_synthetic(run: SynthesisRun, model: str, ask: Ask) -> DatasetArtifact:
@@ -115,43 +147,13 @@ class _Plan:
         return draw_language(self.config.languages, request.kind, seed, request.number)
 
 
-@dataclass
-class _Attempts:
-    """Tries of one example so far."""
-
-    request: ExampleRequest
-    """The last answered try, or the first one."""
-    answers: list[Answer] = field(default_factory=list)
-    """Answers of the tries, in order."""
-    pair: Pair | None = None
-    reasons: list[str] = field(default_factory=list)
-    """Failure reason of each failed try."""
-    next: ExampleRequest | None = None
-    """The open try; None if there is a pair or the limit is reached."""
-
-
-def _tried(plan: _Plan, first: ExampleRequest, answers: dict[str, Answer]) -> _Attempts:
-    config = plan.config
-    tried = _Attempts(first)
-    for attempt in range(config.retries + 1):
-        request = replace(first, attempt=attempt)
-        answer = answers.get(request.key)
-        if answer is None:
-            tried.next = request
-            return tried
-        tried.request = request
-        tried.answers.append(answer)
-        least = config.min_words_share * least_words(request.kind, request.values)
-        try:
-            if answer.outcome == "refused":
-                raise RejectedAnswer("refused by the endpoint")
-            tried.pair = read_pair(
-                request.kind, answer, language=plan.language(request), least_words=least
-            )
-            return tried
-        except RejectedAnswer as error:
-            tried.reasons.append(str(error))
-    return tried
+def _tried(
+    plan: _Plan, first: ExampleRequest, answers: Mapping[str, Answer]
+) -> Tried[ExampleRequest, Pair]:
+    least = plan.config.min_words_share * least_words(first.kind, first.values)
+    read = partial(read_pair, first.kind, language=plan.language(first), least_words=least)
+    tries = [replace(first, attempt=attempt) for attempt in range(plan.config.retries + 1)]
+    return tried(tries, answers, read)
 
 
 def _ask_for_examples(plan: _Plan, ask: Ask, kept: AnswerStore) -> None:
@@ -225,25 +227,24 @@ class _RecordsWriter:
         parts = [(part.name, part.rows) for part in self._parts]
         return self.writer.finish([result], parts, {"duplicate": audit.duplicates}, **more)
 
-    def _add(self, tried: _Attempts) -> None:
-        kind = tried.request.kind
-        self.audit.count_tries(kind, tried.reasons, tried.answers)
-        if tried.pair is None:
-            reason = tried.reasons[-1] if tried.reasons else "no answer"
-            last = tried.answers[-1] if tried.answers else None
-            self.audit.reject(kind, reason)
+    def _add(self, found: Tried[ExampleRequest, Pair]) -> None:
+        kind = found.request.kind
+        self.audit.count_tries(kind, found.problems, found.answers)
+        if found.value is None:
+            last = found.answers[-1] if found.answers else None
+            self.audit.reject(kind, found.problem)
             self._rejected.append(
                 {
-                    "id": tried.request.id,
-                    "reason": reason,
-                    "tries": len(tried.reasons),
-                    "task": tried.request.task,
+                    "id": found.request.id,
+                    "reason": found.problem,
+                    "tries": len(found.problems),
+                    "task": found.request.task,
                     "problem": last.problem if last else "",
-                    "answer": _cut(last.text, _CHARACTERS_KEPT) if last else "",
+                    "answer": last.text[:_CHARACTERS_KEPT] if last else "",
                 }
             )
             return
-        record = self._record(tried, tried.pair)
+        record = self._record(found.request, found.value)
         own = {
             text_hash(f"{record.query_instruction}\n{normalised(record.query)}"),
             text_hash(f"{normalised(record.query)}\n{normalised(record.positives[0])}"),
@@ -256,8 +257,7 @@ class _RecordsWriter:
         self._buffer.append(record)
         self._write()
 
-    def _record(self, tried: _Attempts, pair: Pair) -> Record:
-        request = tried.request
+    def _record(self, request: ExampleRequest, pair: Pair) -> Record:
         # Two texts with one label would be each other's negatives within a batch.
         is_label = request.kind == "long-short"
         return Record(
@@ -280,23 +280,11 @@ class _RecordsWriter:
             self._parts.append(write_part(self.writer.parts_folder, rows))
 
     def _check(self) -> None:
-        failed, asked = len(self._rejected), self.audit.rows_in
-        if failed <= self.plan.config.max_failed_share * asked:
+        place, share = join(self.writer.folder, REJECTED), self.plan.config.max_failed_share
+        if not self._rejected:
             return
-        reasons = "; ".join(f"{n} × {reason}" for reason, n in self.audit.rejected.most_common(5))
-        shown = "\n".join(
-            f"  {row['id']}: {row['reason']} {row['problem']}: "
-            f"{_cut(row['answer'], _CHARACTERS_SHOWN)!r}"
-            for row in self._rejected[:_SHOWN]
+        row, rows_in = self._rejected[0], self.audit.rows_in
+        shown = (
+            f"{row['id']}: {(row['problem'] or row['answer'])[:_CHARACTERS_SHOWN]!r} of {place!r}"
         )
-        raise DataError(
-            f"{failed} of {asked} examples have no usable answer ({reasons}), more than "
-            f"synthesis.max_failed_share={self.plan.config.max_failed_share} allows:\n{shown}\n"
-            f"All of them: {join(self.writer.folder, REJECTED)}. Answers are kept: start the job "
-            "again for examples without an answer, raise synthesis.retries for the others, or take "
-            "another model"
-        )
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[:length] + "…"
+        check_failed(share, "synthesis", "examples", rows_in, self.audit.rejected, shown)

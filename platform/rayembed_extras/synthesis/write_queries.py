@@ -20,11 +20,11 @@ from rayembed.data.engine.parts import Part, write_part
 from rayembed.data.engine.work_items import EXAMPLES_KEPT
 from rayembed.data.hashes import seeded_hash, text_hash
 from rayembed.data.records import Record
-from rayembed.data.sources.cells import RowError, text_in
+from rayembed.data.sources.cells import RowError, is_unicode, text_in
 from rayembed.data.sources.file_rows import ResolvedDataset, record_of
 from rayembed.data.sources.rows import BadRow, read_rows
 from rayembed.errors import DataError
-from rayembed_extras.synthesis.answers import RejectedAnswer, json_objects, no_json, normalised
+from rayembed_extras.synthesis.answers import RejectedAnswer, first_usable, normalised
 from rayembed_extras.synthesis.questions import Interview, Question, asker, check_failed, cut
 from rayembed_extras.synthesis.requests import REQUESTS_PER_GROUP, Answer, Ask
 
@@ -155,9 +155,8 @@ class _Writing:
                     language = text_in(row.values, source.language) if source.language else None
                     if text is None or not has_content(text):
                         raise RowError("no text")
-                    text.encode()
-                except UnicodeEncodeError:
-                    yield row.origin, RowError("not valid Unicode"), None
+                    if not is_unicode(text):
+                        raise RowError("not valid Unicode")
                 except RowError as problem:
                     yield row.origin, problem, None
                 else:
@@ -206,7 +205,7 @@ class _Writing:
                 ]
             except RowError as problem:
                 self.failed[str(problem)] += 1
-                self.shown = self.shown or reply.answer
+                self.shown = self.shown or reply.shown
         if records:
             self.parts.append(write_part(self.writer.parts_folder, records))
             self.made_records += len(records)
@@ -228,7 +227,8 @@ class _Writing:
             )
         if not self.documents:
             raise DataError(f"data set {self.dataset.name!r}: {name!r} has no document")
-        check_failed(self.source, self.setting, of, self.documents, self.failed, self.shown)
+        share = self.source.max_failed_share
+        check_failed(share, self.setting, of, self.documents, self.failed, repr(self.shown))
         if not self.parts:
             raise DataError(f"data set {self.dataset.name!r}: no query was written for {name!r}")
 
@@ -251,23 +251,19 @@ def read_queries(answer: Answer, count: int) -> tuple[str, ...]:
     Raises:
         RejectedAnswer: there are fewer.
     """
-    reason = ""
-    for value in json_objects(answer):
+
+    def read(value: dict[str, Any]) -> tuple[str, ...]:
         named = value.get("queries")
         if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
-            reason = reason or "no list of queries"
-            continue
+            raise RejectedAnswer("no list of queries")
         texts = {normalised(one): " ".join(one.split()) for one in reversed(named)}
         usable = [one for one in reversed(texts.values()) if _is_query(one)]
-        if len(usable) >= count:
-            return tuple(usable[:count])
-        reason = reason or "too few usable queries"
-    raise RejectedAnswer(reason or no_json(answer))
+        if len(usable) < count:
+            raise RejectedAnswer("too few usable queries")
+        return tuple(usable[:count])
+
+    return first_usable(answer, read)
 
 
 def _is_query(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return has_content(text) and len(text.split()) <= _MAX_WORDS
+    return is_unicode(text) and has_content(text) and len(text.split()) <= _MAX_WORDS

@@ -63,8 +63,9 @@ class EndpointJudge(AskedModel, Judge):
             replies = interview.ask(f"judge {part.digest[:8]}", _group(part), questions, ask)
             count += len(replies)
             failed.update(reply.problem for reply in replies if reply.problem)
-            shown = shown or next((reply.answer for reply in replies if reply.answer), "")
-        check_failed(self, setting, f"rows of the data set {work.dataset!r}", count, failed, shown)
+            shown = shown or next((reply.shown for reply in replies if reply.shown), "")
+        of = f"rows of the data set {work.dataset!r}"
+        check_failed(self.max_failed_share, setting, of, count, failed, repr(shown))
         return ReadAnswers(self, interview)
 
 
@@ -89,7 +90,7 @@ class ReadAnswers:
             reply = next(replies)
             false = reply.value or frozenset()
             verdicts.append(
-                Verdict(false, ANSWERS_THE_QUERY, problem=reply.problem, answer=reply.answer)
+                Verdict(false, ANSWERS_THE_QUERY, problem=reply.problem, answer=reply.shown)
             )
         return verdicts
 

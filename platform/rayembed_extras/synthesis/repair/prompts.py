@@ -1,9 +1,9 @@
 """The question to a language model which documents answer a query, and its answer."""
 
-from collections.abc import Sequence
+from typing import Any
 
 from rayembed.data.records import Record
-from rayembed_extras.synthesis.answers import RejectedAnswer, json_objects, no_json
+from rayembed_extras.synthesis.answers import RejectedAnswer, first_usable
 from rayembed_extras.synthesis.questions import cut
 from rayembed_extras.synthesis.requests import Answer
 
@@ -35,9 +35,9 @@ def judge_prompt(record: Record, max_words: int) -> str:
     return _PROMPT.format(
         task=f"\nThe search task: {task}\n" if task else "",
         query=cut(record.query, max_words),
-        positives=_bulleted([f"- {cut(text, max_words)}" for text in record.positives]),
-        candidates=_bulleted(
-            [f"[{n}] {cut(one.text, max_words)}" for n, one in enumerate(record.negatives, 1)]
+        positives="\n\n".join(f"- {cut(text, max_words)}" for text in record.positives),
+        candidates="\n\n".join(
+            f"[{n}] {cut(one.text, max_words)}" for n, one in enumerate(record.negatives, 1)
         ),
     )
 
@@ -51,19 +51,15 @@ def read_relevant(answer: Answer, count: int) -> frozenset[int]:
     Raises:
         RejectedAnswer: the answer has no list of their numbers.
     """
-    reason = ""
-    for value in json_objects(answer):
+
+    def read(value: dict[str, Any]) -> frozenset[int]:
         named = value.get("relevant")
         if not isinstance(named, list):
-            reason = reason or "no list of relevant candidates"
-        elif not all(isinstance(n, int) and not isinstance(n, bool) for n in named):
-            reason = reason or "not a list of numbers"
-        elif not all(1 <= n <= count for n in named):
-            reason = reason or "a number that no candidate has"
-        else:
-            return frozenset(n - 1 for n in named)
-    raise RejectedAnswer(reason or no_json(answer))
+            raise RejectedAnswer("no list of relevant candidates")
+        if not all(isinstance(n, int) and not isinstance(n, bool) for n in named):
+            raise RejectedAnswer("not a list of numbers")
+        if not all(1 <= n <= count for n in named):
+            raise RejectedAnswer("a number that no candidate has")
+        return frozenset(n - 1 for n in named)
 
-
-def _bulleted(lines: Sequence[str]) -> str:
-    return "\n\n".join(lines)
+    return first_usable(answer, read)
