@@ -425,7 +425,7 @@ def test_data_that_no_run_uses_goes_and_all_that_one_leads_to_stays(storage, cap
 def cut(monkeypatch, number: int) -> None:
     """End the removal before its operation of that number."""
     counted = itertools.count()
-    for name in ("write_atomic", "remove_file", "remove_folder", "move_file"):
+    for name in ("write_atomic", "remove_file", "remove_folder"):
         done = getattr(removal, name)
 
         def operation(*given, done=done):

@@ -30,8 +30,8 @@ from rayembed_extras.clean_runs.contents import (
     part_of,
 )
 
-REMOVED, REMOVED_ENDING = "removed.json", ".removed"
-"""Manifest in object storage, and end of the name on disk, of a folder that is being removed."""
+REMOVED = "removed.json"
+"""Manifest of a folder that is being removed."""
 
 _PREPARED = ("data", "plans")
 _OWN = (RUNS, SWEEPS, *_PREPARED, "evaluation", "embeddings", "sizes", "compressed", "air-bench")
@@ -91,13 +91,13 @@ class Inventory:
         for folder in sorted(self._folders):
             kind, _, name = folder.partition("/")
             note = {RUNS: RUN_FILE, SWEEPS: SWEEP_FILE}.get(kind)
-            if note is None or not self._is_own(folder, note):
+            settings = self._settings(folder, note) if note else {}
+            if "name" not in settings:
                 continue
-            sweep, record = trials.get(name, (None, ""))
-            if kind != RUNS:
-                sweep = None
+            sweep, record = trials.get(name, (None, "")) if kind == RUNS else (None, "")
             trial = {} if sweep is None else self._json(f"{SWEEPS}/{sweep}/{record}")
-            found.append(self._run(kind, name, sweep, trial.get("state") == "stopped"))
+            is_stopped = trial.get("state") == "stopped"
+            found.append(self._run(kind, name, settings, sweep, is_stopped))
         return found
 
     def trials(self, sweep: StoredRun) -> list[StoredRun]:
@@ -136,22 +136,22 @@ class Inventory:
             runs: those that stay.
             going: others, whose data counts as unused however new it is.
         """
-        used = self.used(runs)
-        folders = {one.place: one.num_bytes for one in self.prepared if one.state != "unfinished"}
-        sizes = {**self.vectors, **folders}
-        free = {path: size for path, size in sizes.items() if path not in used}
+        free = self._free(runs)
         new = self._new(free.keys() - self.used(going).keys())
         return {path: size for path, size in free.items() if path not in new}
 
-    def new(self) -> list[str]:
+    def new(self) -> set[str]:
         """Paths of data that no run uses and that is too new to be taken for unused."""
-        free = self.unused(self.runs).keys() | self.used(self.runs).keys()
-        finished = [one.place for one in self.prepared if one.state != "unfinished"]
-        return sorted({*finished, *self.vectors} - free)
+        free = self._free(self.runs).keys()
+        return self._new(set(free)) & free
 
-    def _new(self, paths: Iterable[str]) -> set[str]:
+    def _free(self, runs: Iterable[StoredRun]) -> dict[str, int]:
+        used = self.used(runs)
+        folders = {one.place: one.num_bytes for one in self.prepared if one.state != "unfinished"}
+        return {path: n for path, n in {**self.vectors, **folders}.items() if path not in used}
+
+    def _new(self, paths: set[str]) -> set[str]:
         """Paths of those that were written lately, and of all that they lead to."""
-        paths = set(paths)
         folders = [one for one in self.prepared if one.state == "finished" and one.place in paths]
         fresh = [one for one in folders if self._is_fresh(one.place, NEW_SECONDS)]
         vectors = paths & self.vectors.keys()
@@ -224,16 +224,24 @@ class Inventory:
         times = self._written({f"{place}/{name}".rpartition("/")[0] for name in self.below(place)})
         return bool(times) and time.time() - max(times.values()) / 1e9 < seconds
 
-    def _is_own(self, folder: str, note: str) -> bool:
+    def _settings(self, folder: str, note: str) -> Mapping[str, Any]:
+        """Settings of a folder as plain texts; empty where they are missing or cannot be read."""
         if note not in self.below(folder):
-            return False
+            return {}
         try:
             values = read_yaml(self._text(f"{folder}/{note}"))
         except yaml.YAMLError:
-            return False
-        return isinstance(values, Mapping) and "name" in values
+            return {}
+        return values if isinstance(values, Mapping) else {}
 
-    def _run(self, kind: str, name: str, sweep: str | None, is_stopped: bool) -> StoredRun:
+    def _run(
+        self,
+        kind: str,
+        name: str,
+        settings: Mapping[str, Any],
+        sweep: str | None,
+        is_stopped: bool,
+    ) -> StoredRun:
         folder = f"{kind}/{name}"
         below = self.below(folder)
         parts = dict.fromkeys(PARTS, 0)
@@ -252,7 +260,7 @@ class Inventory:
         named = [n for n in (RUN_FILE, SWEEP_FILE, PLANS_FILE, _SWEPT) if n in below]
         tracked = self._json(f"{folder}/{_TRACKING}")
         sent = self._text(f"{folder}/{_SENT}").strip() if _SENT in below else "0"
-        placement = {} if kind == SWEEPS else self._settings(folder).get("placement") or {}
+        placement = settings.get("placement") or {}
         return StoredRun(
             kind=kind,
             name=name,
@@ -267,19 +275,9 @@ class Inventory:
             sweep=sweep,
         )
 
-    def _settings(self, folder: str) -> Mapping[str, Any]:
-        """Settings of a run's folder as plain texts; empty where they cannot be read."""
-        try:
-            values = read_yaml(self._text(f"{folder}/{RUN_FILE}"))
-        except yaml.YAMLError:
-            return {}
-        return values if isinstance(values, Mapping) else {}
-
     def _prepared(self, place: str) -> PreparedFolder:
         below = self.below(place)
         size = sum(below.values())
-        if place.endswith(REMOVED_ENDING):
-            return PreparedFolder(place, size, "removed", frozenset())
         note = next((name for name in (MANIFEST, REMOVED) if name in below), None)
         manifest = {} if note is None else self._json(f"{place}/{note}")
         if not manifest:

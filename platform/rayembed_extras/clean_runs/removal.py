@@ -12,7 +12,6 @@ from rayembed.assets.storage import (
     exists,
     is_remote,
     join,
-    move_file,
     read_bytes,
     remove_file,
     remove_folder,
@@ -29,8 +28,9 @@ from rayembed_extras.clean_runs.contents import (
     STATE_FOLDER,
     SWEEP_FILE,
     StoredRun,
+    part_of,
 )
-from rayembed_extras.clean_runs.inventory import REMOVED, REMOVED_ENDING, Inventory
+from rayembed_extras.clean_runs.inventory import REMOVED, Inventory
 from rayembed_extras.clean_runs.mlflow_entries import MlflowEntries, Version
 from rayembed_extras.clean_runs.request import DATA, FOLDER, RUN, STATES, TEMPORARY, CleanRequest
 
@@ -86,7 +86,7 @@ def steps_of(asked: CleanRequest, inventory: Inventory, entries: MlflowEntries) 
         gone = {f"{run.kind}/{run.name}/" for run in going}
         left = {p: n for p, n in files.items() if not p.startswith(tuple(gone))}
         if left:
-            do = partial(_remove_files, inventory.storage, left)
+            do = partial(_each, remove_file, [join(inventory.storage, path) for path in left])
             steps.append(Step(f"{len(left)} half-written files", sum(left.values()), do))
     return steps
 
@@ -137,16 +137,13 @@ def _of_states(inventory: Inventory, chosen: Sequence[StoredRun]) -> list[Step]:
         if run.kind != RUNS or not run.is_over or (run.keeps_states and not chosen):
             continue
         place = f"{run.kind}/{run.name}"
-        tops = {path.partition("/")[0] for path in inventory.below(place) if _is_state(path)}
+        states = (path for path in inventory.below(place) if part_of(path) == CHECKPOINTS)
+        tops = sorted({path.partition("/")[0] for path in states})
         if tops:
-            folders = [join(inventory.storage, place, top, STATE_FOLDER) for top in sorted(tops)]
-            do = partial(_locked, inventory.storage, run, partial(_remove_folders, folders))
+            folders = [join(inventory.storage, place, top, STATE_FOLDER) for top in tops]
+            do = partial(_locked, inventory.storage, run, partial(_each, remove_folder, folders))
             steps.append(Step(f"checkpoints of {run.name}", run.parts[CHECKPOINTS], do))
     return steps
-
-
-def _is_state(path: str) -> bool:
-    return path.split("/")[1:2] == [STATE_FOLDER]
 
 
 def _check_free(inventory: Inventory, going: Sequence[StoredRun]) -> None:
@@ -253,7 +250,7 @@ def _of_data(inventory: Inventory, going: Sequence[StoredRun]) -> list[Step]:
     vectors = sorted(path for path in unused if path in inventory.vectors)
     for folder, paths in groupby(vectors, lambda path: path.rpartition("/")[0]):
         files = {path: unused[path] for path in paths}
-        do = partial(_remove_files, inventory.storage, files)
+        do = partial(_each, remove_file, [join(inventory.storage, path) for path in files])
         steps.append(Step(f"{len(files)} files of {folder}", sum(files.values()), do))
     for place in unused.keys() - inventory.vectors.keys():
         do = partial(_remove_prepared, join(inventory.storage, place), inventory.below(place))
@@ -286,16 +283,9 @@ def _remove_prepared(place: str, below: Mapping[str, int]) -> None:
     """Remove a folder of data or a plan, so that no job takes what a killed removal leaves for
     whole, and the next removal knows it.
 
-    On disk it gets another name first. Object storage knows no renaming: there its manifest goes
-    first, then the results of units, which say that parts are there.
+    Its manifest gets another name first, by which it is known. Then go the results of units, which
+    say that parts are there.
     """
-    if not is_remote(place):
-        aside = place.removesuffix(REMOVED_ENDING) + REMOVED_ENDING
-        if aside != place:
-            remove_folder(aside)
-            move_file(place, aside)
-        remove_folder(aside)
-        return
     if MANIFEST in below:
         write_atomic(join(place, REMOVED), read_bytes(join(place, MANIFEST)))
         remove_file(join(place, MANIFEST))
@@ -314,14 +304,9 @@ def _remove_tops(place: str, paths: Collection[str]) -> None:
             remove_folder(join(place, top))
 
 
-def _remove_files(storage: str, paths: Iterable[str]) -> None:
-    for path in paths:
-        remove_file(join(storage, path))
-
-
-def _remove_folders(folders: Iterable[str]) -> None:
-    for folder in folders:
-        remove_folder(folder)
+def _each(remove: Callable[[str], None], places: Iterable[str]) -> None:
+    for place in places:
+        remove(place)
 
 
 def _kind(run: StoredRun) -> str:

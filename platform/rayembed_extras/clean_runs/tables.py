@@ -37,7 +37,7 @@ def runs_table(runs: Sequence[StoredRun], artifacts: Sequence[int | None]) -> Ta
 
 def data_table(inventory: Inventory) -> Table:
     """A row for each plan, data folder and folder of teachers' vectors: bytes and users."""
-    used, new = inventory.used(inventory.runs), set(inventory.new())
+    used, new = inventory.used(inventory.runs), inventory.new()
     rows = []
     for one in inventory.prepared:
         users = used.get(one.place, [])
