@@ -16,8 +16,8 @@ from rayembed.optim.cosine import Linear
 from rayembed_papers.ablations import reversed_stages, single_stage
 from rayembed_papers.mixtures.datasets.nvembed import (
     entries,
-    other_datasets,
-    retrieval_datasets,
+    other_entries,
+    retrieval_entries,
     uniform_over_samples,
 )
 from rayembed_papers.mixtures.published import PUBLISHED_SCORES, on_gpus
@@ -62,8 +62,10 @@ def published(name: str, *, mined: bool, added: bool, synthetic: bool, labels: L
     Sizes of the batches, steps, optimiser and LoRA are the paper's. It does not state the
     temperature, Adam's other values and clipping; those here are the usual ones.
     """
-    retrieval = retrieval_datasets(mined=mined, added=added, synthetic=synthetic)
-    everything = (*retrieval, *other_datasets(mined=mined, labels=labels))
+    first = retrieval_entries(mined=mined, added=added, synthetic=synthetic)
+    retrieval = tuple(entry.config for entry in first)
+    others = other_entries(mined=mined, labels=labels)
+    everything = (*retrieval, *(entry.config for entry in others))
     return Run(
         name=name,
         model=NVEmbedConfig(

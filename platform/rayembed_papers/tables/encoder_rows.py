@@ -50,33 +50,26 @@ def nomic_7() -> dict[str, Run]:
     dense, pretrained = small_unsupervised(), v2_moe()
     datasets = tuple(changed(dataset, clusters=None) for dataset in dense.data.datasets)
     pairs = dense.stages[0].steps * dense.stages[0].batch.global_pairs // 3  # it has three epochs
-    first = pretrained.stages[0]
-    rows = {}
-    for every in (2, 1):
-        for times in _BATCHES:
-            global_pairs = 2048 * times
-            stage = changed(
-                first,
-                datasets={dataset.name: 1.0 for dataset in datasets},
-                batch=changed(first.batch, global_pairs=global_pairs),
-                steps=pairs // global_pairs,
-                query_max_length=None,
-                document_max_length=None,
-            )
-            rows[_nomic_7_row(every, times)] = Run(
-                name="nomic-table7",
-                model=NomicMoeConfig(
-                    backbone=BackboneConfig(path=NOMIC_BERT),
-                    experts=ExpertsConfig(every=every, top_k=1, start="released"),
-                    rotary_base=1000.0,
-                    query_max_length=128,
-                    document_max_length=128,
-                ),
-                data=DataConfig(datasets=datasets),
-                stages=(stage,),
-                placement=pretrained.placement,
-            )
-    return rows
+    stage = changed(
+        pretrained.stages[0],
+        datasets={dataset.name: 1.0 for dataset in datasets},
+        query_max_length=None,
+        document_max_length=None,
+    )
+    whole = Run(
+        name="nomic-table7",
+        model=NomicMoeConfig(
+            backbone=BackboneConfig(path=NOMIC_BERT),
+            experts=ExpertsConfig(start="released"),
+            rotary_base=1000.0,
+            query_max_length=128,
+            document_max_length=128,
+        ),
+        data=DataConfig(datasets=datasets),
+        stages=(stage,),
+        placement=pretrained.placement,
+    )
+    return _nomic_7_rows(whole, pairs, 2048)
 
 
 def nomic_7_small() -> dict[str, Run]:
@@ -86,24 +79,27 @@ def nomic_7_small() -> dict[str, Run]:
     """
     whole = nomic.quickstart()
     first = whole.stages[0]
+    stage = changed(first, optimizer=changed(first.optimizer, warmup_steps=10))
     pairs = first.steps * first.batch.global_pairs // 2
+    return _nomic_7_rows(changed(whole, stages=(stage,)), pairs, 32)
+
+
+def _nomic_7_rows(whole: Run, pairs: int, smallest: int) -> dict[str, Run]:
+    """Runs of one stage with two numbers of layers of experts and three sizes of batches.
+
+    Args:
+        pairs: of the training.
+        smallest: pairs of the smallest batch.
+    """
+    (stage,) = whole.stages
     rows = {}
     for every in (2, 1):
         for times in _BATCHES:
-            global_pairs = 32 * times
-            stage = changed(
-                first,
-                batch=changed(first.batch, global_pairs=global_pairs),
-                steps=pairs // global_pairs,
-                optimizer=changed(first.optimizer, warmup_steps=10),
-            )
-            model = whole.model
-            assert isinstance(model, NomicMoeConfig)
-            assert model.experts is not None
-            experts = changed(model.experts, every=every, top_k=1)
-            rows[_nomic_7_row(every, times)] = changed(
-                whole, model=changed(model, experts=experts), stages=(stage,)
-            )
+            batch = changed(stage.batch, global_pairs=smallest * times)
+            steps = pairs // batch.global_pairs
+            run = changed(whole, stages=(changed(stage, batch=batch, steps=steps),))
+            experts = [f"model.experts.every={every}", "model.experts.top_k=1"]
+            rows[_nomic_7_row(every, times)] = override(run, experts)
     return rows
 
 

@@ -83,24 +83,6 @@ _SYNTHETIC = Home(
 )
 
 
-def retrieval_datasets(*, mined: bool, added: bool, synthetic: bool) -> tuple[DatasetConfig, ...]:
-    """Data sets of the first stage.
-
-    Args:
-        mined: negatives by the positive-aware rule from the teacher ("HN"), else those that public
-            copies bring, or the teacher's first ones.
-        added: with the data sets that version 2 added ("AD").
-        synthetic: with the synthetic data set ("SD").
-    """
-    found = _retrieval_entries(mined=mined, added=added, synthetic=synthetic)
-    return tuple(entry.config for entry in found)
-
-
-def other_datasets(*, mined: bool, labels: LabelForm) -> tuple[DatasetConfig, ...]:
-    """Additional data sets of the second stage: STS, classification, clustering."""
-    return tuple(entry.config for entry in _other_entries(mined=mined, labels=labels))
-
-
 def uniform_over_samples(datasets: tuple[DatasetConfig, ...]) -> dict[str, float]:
     """Stage weights by which every sample is drawn equally often.
 
@@ -123,8 +105,8 @@ def uniform_over_samples(datasets: tuple[DatasetConfig, ...]) -> dict[str, float
 def entries() -> tuple[Entry, ...]:
     """All rows of the table as in version 2, and classification ones also with class names."""
     return (
-        *_retrieval_entries(mined=True, added=True, synthetic=True),
-        *_other_entries(mined=True, labels="example"),
+        *retrieval_entries(mined=True, added=True, synthetic=True),
+        *other_entries(mined=True, labels="example"),
         *(_classes(row, labels="label") for row in _rows("multi-class", "clustering")),
     )
 
@@ -150,7 +132,15 @@ def _rows(*kinds: Kind) -> list[Row]:
     return [row for row in table_rows() if row.kind in kinds]
 
 
-def _retrieval_entries(*, mined: bool, added: bool, synthetic: bool) -> list[Entry]:
+def retrieval_entries(*, mined: bool, added: bool, synthetic: bool) -> list[Entry]:
+    """Data sets of the first stage.
+
+    Args:
+        mined: negatives by the positive-aware rule from the teacher ("HN"), else those that public
+            copies bring, or the teacher's first ones.
+        added: with the data sets that version 2 added ("AD").
+        synthetic: with the synthetic data set ("SD").
+    """
     rows = [*_rows("retrieval"), *(_rows("added") if added else ())]
     found = [_paired(row, mined=mined) for row in rows]
     if synthetic:
@@ -161,7 +151,8 @@ def _retrieval_entries(*, mined: bool, added: bool, synthetic: bool) -> list[Ent
     return found
 
 
-def _other_entries(*, mined: bool, labels: LabelForm) -> list[Entry]:
+def other_entries(*, mined: bool, labels: LabelForm) -> list[Entry]:
+    """Additional data sets of the second stage: STS, classification, clustering."""
     return [
         *(_paired(row, mined=mined) for row in _rows("sts")),
         *(_classes(row, labels="label") for row in _rows("labelled")),
