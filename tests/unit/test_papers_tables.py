@@ -8,9 +8,9 @@ from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.validation import validation_prompts, validation_tasks
 from rayembed.jobs.command_line import main
 from rayembed.jobs.completion import print_completion
-from rayembed_extras.sweeps.job import sweep_job
+from rayembed_extras.sweeps.job import named_sweep, sweep_job
 from rayembed_extras.sweeps.trials import check_sweep, known_trials, runs_of_data
-from rayembed_papers.tables.catalogue import get_table, table_sweeps
+from rayembed_papers.tables.catalogue import table_sweeps
 
 PUBLISHED = (
     "nvembed-table2",
@@ -22,6 +22,10 @@ PUBLISHED = (
     "causal2vec-table12",
     "cde-table1",
 )
+
+
+def get_table(name):
+    return named_sweep(name, table_sweeps())
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

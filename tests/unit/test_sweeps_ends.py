@@ -26,7 +26,7 @@ from rayembed_extras.sweeps.results import rows_of
 from rayembed_extras.sweeps.settings import Sweep, deciding
 from rayembed_extras.sweeps.trial_store import Report, TrialRecord
 from rayembed_extras.sweeps.trials import check_sweep, known_trials
-from rayembed_papers.tables.catalogue import get_table
+from rayembed_papers.tables.catalogue import table_sweeps
 
 RATE = "stages.retrieval.optimizer.learning_rate"
 
@@ -184,7 +184,7 @@ def test_trials_on_own_pairs_are_compared_by_what_is_held_out(tmp_path):
 
 
 def test_a_papers_figures_stand_beside_what_was_measured_row_by_row():
-    table = get_table("cde-table1-quickstart")
+    table = table_sweeps()["cde-table1-quickstart"]()
     sweep = table.sweep
     records = {}
     for place, trial in enumerate(known_trials(sweep)):

@@ -48,11 +48,6 @@ class NoiseScores:
     clean: Mapping[str, float]
     noisy: Mapping[str, float]
 
-    @property
-    def drops(self) -> dict[str, float]:
-        """Loss of score by task; negative where the noise helped."""
-        return {task: score - self.noisy[task] for task, score in self.clean.items()}
-
 
 def noise_scores(
     reference: str | Path,

@@ -15,7 +15,7 @@ from rayembed.config.run import Run
 from rayembed.config.run_evaluation import MtebValidation, ValidationConfig
 from rayembed.config.settings import changed
 from rayembed.recipes.sample import TASK_NAMES
-from rayembed_extras.sweeps.job import PrintedSweep, Sweeps, named_sweep, sweep_job
+from rayembed_extras.sweeps.job import PrintedSweep, Sweeps, sweep_job
 from rayembed_extras.sweeps.settings import MetricConfig, Sweep
 from rayembed_papers.tables import encoder_rows, llm_rows
 from rayembed_papers.tables.llm_rows import PrintedFigures
@@ -128,15 +128,6 @@ _TABLES = {
         encoder_rows.cde_1_small,
     ),
 }
-
-
-def get_table(name: str) -> PrintedSweep:
-    """The table of that name.
-
-    Raises:
-        ConfigError: no such table; the message names the nearest one.
-    """
-    return named_sweep(name, table_sweeps())
 
 
 def table_sweeps() -> Sweeps:
