@@ -152,9 +152,9 @@ def mining_lines(rows):
 
 def filter_lines(costs, rows):
     """Each query is compared with the documents of its shard, one a row, of one language here."""
-    from rayembed.config.mining import ConsistencyConfig
     from rayembed.data.engine.shuffle import Route
-    from rayembed.data.filtering.shards import Shards
+    from rayembed_extras.consistency.settings import ConsistencyConfig
+    from rayembed_extras.consistency.shards import Shards
 
     def route(rows):
         config = ConsistencyConfig(teacher="t")

@@ -12,6 +12,7 @@ import resource
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -28,12 +29,12 @@ def texts(count, shortest, longest, seed):
 
 
 def near_duplicates(rows):
-    from rayembed.config.mining import NearDuplicates
-    from rayembed.data.cleaning.near_duplicates import find_near_duplicates
     from rayembed.data.engine.index import read_column
     from rayembed.data.engine.parts import ROWS_PER_PART, write_part
     from rayembed.data.engine.work_items import in_process
     from rayembed.data.records import Record
+    from rayembed_extras.near_duplicates.find import find_near_duplicates
+    from rayembed_extras.near_duplicates.settings import NearDuplicates
 
     rng = np.random.default_rng(1)
     made = texts(rows * 9 // 10, 30, 120, 0)
@@ -50,9 +51,8 @@ def near_duplicates(rows):
         ]
         keep, ids = np.ones(rows, dtype=bool), read_column(parts, "id_hash")
         began = time.perf_counter()
-        gone = find_near_duplicates(
-            folder, f"{folder}/w", "d", config, parts, keep, ids, in_process
-        )
+        writer = SimpleNamespace(folder=folder, working_folder=f"{folder}/w", dataset="d")
+        gone = find_near_duplicates(config, writer, parts, keep, ids, in_process)
         ours = time.perf_counter() - began
         written = sum(path.stat().st_size for path in Path(folder, "w").rglob("*"))
     began = time.perf_counter()

@@ -78,11 +78,11 @@ def make(step, folder, records, execute):
     from rayembed.config.settings import parse
     from rayembed.data.clusters.cluster import make_clustered
     from rayembed.data.engine.artifacts import PipelineContext, open_artifact
-    from rayembed.data.filtering.consistency import make_filtered
     from rayembed.data.mining.mine import make_mined
     from rayembed.data.sources.tasks import HeldOut
     from rayembed.data.vectors.embed import embed_parts
     from rayembed.data.vectors.teacher import TeacherLoader
+    from rayembed_extras.consistency.filter import make_filtered
 
     teacher = {"teacher": "given", "dtype": "float32"}
     dataset = parse(

@@ -84,7 +84,7 @@ def write_ranks(rows, folder):
     """Files of ranks, as the tasks of the filter leave them; the parts and shards they are of."""
     from rayembed.assets.array_files import save_arrays
     from rayembed.data.engine.parts import Part
-    from rayembed.data.filtering.shards import Shards
+    from rayembed_extras.consistency.shards import Shards
 
     parts = [Part(f"part-{number:032d}.parquet", PART_ROWS) for number in range(rows // PART_ROWS)]
     total, rng = len(parts) * PART_ROWS, np.random.default_rng(0)
@@ -100,7 +100,7 @@ def filtering(parts, shards, folder):
     """Peak of own memory from the shards' ranks to the pickled units of the filter's tasks."""
     from ray import cloudpickle
 
-    from rayembed.data.filtering import consistency
+    from rayembed_extras.consistency import filter as consistency
 
     with own_peak() as peak:
         items, _ = consistency._ranked_parts(str(folder), parts, shards, 2)

@@ -10,6 +10,8 @@ import prepared
 from tiny_job import ROOT
 from tiny_models import save_encoder
 
+from rayembed.config.data import DatasetConfig
+
 WORDS = "cats dogs live fox jumps river ancient world Paris capital France bridge"
 
 
@@ -28,10 +30,8 @@ def arguments(folder: Path, name: str) -> list[str]:
     if not (folder / "encoder").exists():
         save_encoder(folder / "encoder")
         write_corpus(folder / "corpus.jsonl")
-    settings = {
+    settings: dict[str, Any] = {
         "data.datasets.corpus.source.path": folder / "corpus.jsonl",
-        "data.datasets.corpus.consistency.teacher": folder / "encoder",
-        "data.datasets.corpus.consistency.top_k": 60,
         "data.datasets.corpus.mining.teacher": folder / "encoder",
         "data.datasets.corpus.mining.candidates": 60,
         "model.backbone.path": folder / "encoder",
@@ -45,6 +45,9 @@ def arguments(folder: Path, name: str) -> list[str]:
         "evaluation.benchmarks": "[]",
         "placement.storage_path": folder / "outputs",
     }
+    if "consistency" in DatasetConfig.model_fields:
+        filtered = f"{{teacher: {folder / 'encoder'}, top_k: 60}}"
+        settings["data.datasets.corpus.consistency"] = filtered
     return ["--name", name, *(f"--set={path}={value}" for path, value in settings.items())]
 
 

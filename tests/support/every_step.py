@@ -97,6 +97,8 @@ def run_over(root: Path, url: str) -> Run:
     values = data_job.settings_over(root)
     reranker = {"model": str(root / "reranker"), "max_length": 32}
     own, classes, _ = values["data"]["datasets"]
+    own["cleaning"]["near_duplicates"] = {"of": "positive", "threshold": 0.6}
+    own["consistency"] = TEACHER
     own["repair"] = {"judge": {"kind": "cross_encoder", **reranker}, "action": "drop"}
     classes["mining"] = TEACHER | {"num_negatives": 2, "pool": "given"}
     mining = {

@@ -75,7 +75,6 @@ def write_inputs(root: Path) -> None:
 def dataset(name: str) -> dict[str, Any]:
     """A data set whose steps write files of their own kinds."""
     mining = TEACHER | {"num_negatives": 2}
-    near = {"of": "positive", "threshold": 0.9, "permutations": 16}
     clusters = TEACHER | {"batch_pairs": BATCH, "pairs_per_cluster": 4, "exact_clusters": 5}
     clusters |= {"iterations": 3, "restarts": 1}
     return {
@@ -91,7 +90,6 @@ def dataset(name: str) -> dict[str, Any]:
         "pairs": {
             "source": {"kind": "pairs", "path": "pairs"},
             "held_out": {"kind": "groups", "column": "positive", "share": 0.5},
-            "cleaning": {"near_duplicates": near},
             "mining": mining | {"corpus": {"path": "people"}},
         },
         "inferred": {"source": {"kind": "nli", "path": "nli.jsonl"}},

@@ -35,8 +35,6 @@ def arguments(folder: Path) -> list[str]:
         f"placement.storage_path={folder / 'out'}",
         f"{pairs}.source.path={folder / 'pairs.jsonl'}",
         f"{pairs}.source.max_rejected_share=0.05",
-        f"{pairs}.consistency.teacher={teacher}",
-        f"{pairs}.consistency.top_k=60",
         f"{pairs}.mining.teacher={teacher}",
         f"{pairs}.mining.num_negatives=2",
         f"{pairs}.mining.rule.kind=top_k",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from rayembed.config.data_steps import DataStep
+from rayembed.config.data_steps import Cleaner, DataStep
 from rayembed.config.mirrors import MIRRORS
 from rayembed.config.settings import Settings, kind_of, members
 
@@ -109,8 +109,9 @@ def _instead_of_none(annotation: Any) -> Any:
 def smallest(cls: type[Settings]) -> dict[str, Any]:
     """A value of each setting of the class that has no default, and its kind among alternatives."""
     required = {n: f.annotation for n, f in cls.model_fields.items() if f.is_required()}
-    # Settings name a step of a data set by their own name.
-    kind = {} if issubclass(cls, DataStep) or kind_of(cls) is None else {"kind": kind_of(cls)}
+    # Settings name a step of a data set, and a removal of its cleaning, by their own name.
+    is_named = issubclass(cls, DataStep | Cleaner)
+    kind = {} if is_named or kind_of(cls) is None else {"kind": kind_of(cls)}
     return kind | {name: _of_type(annotation) for name, annotation in required.items()}
 
 

@@ -9,9 +9,12 @@ from tiny_models import save_encoder
 
 import rayembed
 from rayembed.api.measure import _documents, corpus_run
+from rayembed.config.data import DatasetConfig
 from rayembed.data.given_rows import rows_file
 from rayembed.errors import ConfigError, DataError
 
+CAN_FILTER = "consistency" in DatasetConfig.model_fields
+UNFILTERED = {"data.datasets.corpus.consistency": None} if CAN_FILTER else {}
 WORDS = ("cats", "dogs", "live", "fox", "jumps", "river", "ancient", "world", "Paris", "bridge")
 
 
@@ -92,7 +95,7 @@ def test_texts_alone_become_a_scored_model(tmp_path: Path) -> None:
         output=tmp_path / "out",
         settings={
             **UNGUARDED,
-            "data.datasets.corpus.consistency": None,
+            **UNFILTERED,
             "data.datasets.corpus.mining.candidates": 40,
             "data.datasets.corpus.mining.rule": {"kind": "top_k"},
             "model.backbone.dtype": "float32",

@@ -64,7 +64,6 @@ MINED = "stages.finetune.batch.num_negatives=1"
         ["model.backbone.path=NAME"],
         ["evaluation.baselines=[bm25, 'NAME']"],
         ["stages.finetune.hidden_states={teacher: 'NAME'}"],
-        [PAIRS + "consistency.teacher=NAME"],
         [PAIRS + "clusters={teacher: 'NAME', batch_pairs: 64}"],
         [PAIRS + "mining.teacher=NAME", MINED],
         [PAIRS + "mining={teacher: x, further_teachers: [{teacher: 'NAME'}]}", MINED],

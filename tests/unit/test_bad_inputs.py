@@ -262,9 +262,12 @@ OTHERS = {
         ],
         ["data.datasets.pairs.mining.teacher cannot be used"],
     ),
-    "no filter": (
-        ["data.datasets.pairs.consistency={teacher: {DIR}/no-weights}"],
-        ["data.datasets.pairs.consistency.teacher cannot be used: no weights"],
+    "no weights of a teacher": (
+        [
+            "data.datasets.pairs.mining={teacher: {DIR}/no-weights}",
+            "stages.finetune.batch.num_negatives=7",
+        ],
+        ["data.datasets.pairs.mining.teacher cannot be used: no weights"],
     ),
     "no baseline": (
         ["evaluation.baselines=[bm25, /no]"],

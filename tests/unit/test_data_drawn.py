@@ -13,6 +13,7 @@ import pytest
 from mining_step import told
 
 from rayembed.config.data_run import data_of
+from rayembed.config.mining import CleaningConfig
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.data.engine import parts as parts_module
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 GROUPS = 9
 NEAR = {"threshold": 0.8, "ngram": 2}
+CAN_BE_NEAR = "near_duplicates" in CleaningConfig.model_fields
+"""Whether the package that removes near-duplicates is here."""
 
 
 def teachers() -> TeacherLoader:
@@ -95,7 +98,7 @@ def settings_by_chance(rng: random.Random, rows: list[dict[str, Any]]) -> dict[s
         "source.both_directions": rng.random() < 0.3,
         "source.negatives": "negatives",
         "num_samples": rng.choice([None, None, 25]),
-        "cleaning.near_duplicates": rng.choice([None, NEAR]),
+        **({"cleaning.near_duplicates": rng.choice([None, NEAR])} if CAN_BE_NEAR else {}),
         "mining": rng.choice([None, mining | {"rule": rng.choice(rules)}]),
     }
 
@@ -229,7 +232,7 @@ def _check_records(
     assert manifest["records_made"] == counts["made"]
     assert manifest.get("negatives_copied", 0) == counts["copied"]
     groups = [{i} for i in range(len(wanted))]
-    if settings["cleaning.near_duplicates"]:
+    if settings.get("cleaning.near_duplicates"):
         groups = plain.groups_of_near_duplicates(wanted, NEAR["threshold"], NEAR["ngram"])
     number = len(groups) if settings["num_samples"] is None else min(25, len(groups))
     place = {record: i for i, record in enumerate(wanted)}

@@ -41,15 +41,12 @@ KINDS = {
         **OF_A_PLAN,
     },
     "pairs": {
-        "rows in levels, first": r"near-duplicates/\w+-6/1/",
-        "rows in levels, middle": r"near-duplicates/\w+-6/2/",
-        "rows in levels, last": r"near-duplicates/\w+-6/3/",
         "found in shards": r"mined/[^/]+/working/found/[\w-]+\.npz",
     },
     "inferred": {"scattered premises": r"working/scattered/\w+\.arrow"},
     "graded": {"held-out graded pairs": r"held_out/[^/]+/graded\.jsonl"},
 }
-CUT = ("indexes of shards", "found in shards", "rows in levels, last", "given negatives")
+CUT = ("indexes of shards", "found in shards", "given negatives")
 READ_LATER = {
     "searched": r"clustered/.*\.(npy|npz)",
     "brought": r"vectors/\w+/\w+\.(queries|documents|further-document-\w+)\.npy|"

@@ -38,7 +38,6 @@ def run_at(root: str) -> Run:
         "name": "own",
         "source": {"kind": "pairs", "path": "rows"},
         "cleaning": {"overlap": {"tasks": ["evaluation.txt", join(root, "evaluation.jsonl")]}},
-        "consistency": teacher,
         "mining": teacher | {"num_negatives": 2, "corpus": {"path": "documents.jsonl"}},
         "clusters": teacher | {"batch_pairs": 8, "iterations": 3, "restarts": 1},
     }
@@ -91,7 +90,7 @@ def test_all_steps_at_an_address_with_a_query(monkeypatch: pytest.MonkeyPatch) -
     assert len({record.query for record in records}) == 32
     assert any("document" in n.text for record in records for n in record.negatives)
     kinds = [prepared.manifest["kind"] for prepared in rows[0].chain]
-    assert kinds == ["clustered", "mined", "filtered", "records"]
+    assert kinds == ["clustered", "mined", "records"]
     for later, earlier in zip(rows[0].chain, rows[0].chain[1:], strict=False):
         assert later.manifest["made_of"] == f"{earlier.manifest['kind']}/own-{earlier.fingerprint}"
     cleaned = rows[0].chain[-1].manifest

@@ -233,7 +233,7 @@ def test_a_loss_and_its_data_fit_each_other(monkeypatch) -> None:
     ("loss", "teacher", "words"),
     [
         ("infonce", {}, "would take all for positives"),
-        ("infonce", {"consistency": {"teacher": "nowhere"}}, "consistency=null"),
+        ("infonce", {"clusters": {"teacher": "nowhere", "batch_pairs": 4}}, "clusters=null"),
     ],
 )
 def test_graded_records_of_an_earlier_job_are_no_positives(

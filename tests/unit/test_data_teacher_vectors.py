@@ -132,7 +132,6 @@ def test_a_teacher_that_mined_and_clustered_costs_nothing_more(files, tmp_path) 
     corpus = {"path": str(tmp_path / "documents.jsonl")}
     dataset = {
         "source": files,
-        "consistency": SMALL | {"top_k": 40},
         "mining": SMALL | {"num_negatives": 2, "corpus": corpus},
         "clusters": SMALL | {"batch_pairs": 8, "iterations": 3, "restarts": 1},
     }

@@ -29,7 +29,8 @@ run = override(get_data_recipe("pairs"), [
 ])
 assert not {"torch", "ray", "pyarrow"} & set(sys.modules)
 from rayembed.config.data_steps import data_steps
-print(*(step.kind for step in data_steps() if step.kind != "repair"))
+shown = ("few_words", "mining", "clusters")
+print(*(step.kind for step in data_steps() if step.kind in shown))
 from pathlib import Path
 Path("run.yaml").write_text(run.to_yaml())
 assert pickle.loads(pickle.dumps(DataRun.read("run.yaml"))) == run
@@ -44,6 +45,9 @@ for until in ("records", None, None):
     folders = prepare_datasets(run, PipelineContext("out", 0), until=until)["pairs"]
     print(*((one.manifest["kind"], one.reused) for one in folders))
 print(folders[-1].manifest["dropped"])
+other = override(run, ["data.datasets.pairs.few_words.most=3"])
+(records,) = prepare_datasets(other, PipelineContext("out", 0), until="records")["pairs"]
+print("records are", "the same" if records.reused else "others")
 print(*sorted(record.query for part in folders[-1].parts for record in read_records(part.path)))
 """
 
@@ -76,10 +80,11 @@ def test_the_pages_step_is_a_setting_of_data_sets_and_makes_records(tmp_path: Pa
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "consistency few_words mining clusters",
+        "few_words mining clusters",
         "('records', False)",
         "('records', True) ('few_words', False)",
         "('records', True) ('few_words', True)",
         "{'too many words': 2}",
+        "records are the same",
         "0 word 1",
     ]

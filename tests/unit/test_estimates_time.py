@@ -74,13 +74,13 @@ def test_scores_while_training_are_counted_as_often_as_they_are_taken(milan):
 
 
 def test_every_step_with_a_teacher_counts_and_each_teacher_once(milan):
-    teacher = "{teacher: hf://org/embedder@main}"
+    teacher = "teacher: hf://org/embedder@main"
     run = get_recipe("biencoder")
-    filtered = override(run, [f"data.datasets.pairs.consistency={teacher}"])
-    mined = [f"data.datasets.pairs.mining={teacher}", "stages.finetune.batch.num_negatives=7"]
-    both = override(filtered, mined)
-    assert estimate(filtered).data_seconds > estimate(run).data_seconds + 5
-    assert estimate(both).data_seconds == estimate(filtered).data_seconds
+    clustered = override(run, [f"data.datasets.pairs.clusters={{{teacher}, batch_pairs: 64}}"])
+    mined = [f"data.datasets.pairs.mining={{{teacher}}}", "stages.finetune.batch.num_negatives=7"]
+    both = override(clustered, mined)
+    assert estimate(clustered).data_seconds > estimate(run).data_seconds + 5
+    assert estimate(both).data_seconds == estimate(clustered).data_seconds
 
 
 def test_trials_share_their_data_and_the_cores(milan):

@@ -16,6 +16,9 @@ PLATFORM = Path(rayembed.__file__).parents[1]
 TESTS = Path(__file__).parents[1]
 FLATS = sorted(path.parent.name for path in (PLATFORM / "rayembed_extras").glob("*/__init__.py"))
 
+NEEDS = {"rayembed_papers": "consistency"}
+"""Packages without which others are no use: a paper's mixture is filtered."""
+
 STANDS = """
 import importlib, json, pkgutil, sys
 here = sys.argv[1]
@@ -25,6 +28,7 @@ assert rayembed.__file__.startswith(here)
 from rayembed.jobs.table import JOBS
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.recipes.data_recipes import data_recipe_names, get_data_recipe
+from rayembed.config.data_steps import CLEANERS, STEPS
 from rayembed.config.named_benchmarks import job_benchmark_names
 from rayembed.config.sources import SOURCES
 recipes = [get_recipe(name).name for name in recipe_names()]
@@ -34,6 +38,7 @@ if sys.argv[2:]:
         if not module.name.endswith(("__main__", "_kernels")):  # for GPUs alone
             importlib.import_module(module.name)
 found = {"jobs": list(JOBS.members()), "benchmarks": list(job_benchmark_names())}
+found |= {"data steps": list(STEPS.classes()), "cleaners": list(CLEANERS.classes())}
 found |= {"sources": list(SOURCES.classes()), "recipes": recipes}
 print(json.dumps(found))
 """
@@ -93,16 +98,19 @@ def test_the_core_alone_imports_lists_its_jobs_and_resolves_its_recipes(tmp_path
     assert len(alone["jobs"]) < len(whole["jobs"])
     assert {"train", "prepare", "mine", "evaluate", "register"} <= {*alone["jobs"]}
     assert alone["benchmarks"] == []
+    assert (alone["data steps"], alone["cleaners"]) == (["mining", "clusters"], [])
+    assert {*whole["data steps"]} > {"consistency", "mining"}
+    assert whole["cleaners"] == ["near_duplicates"]
     assert set(whole["sources"]) - set(alone["sources"]) == {"mteb", "queries"}
 
 
 @pytest.mark.parametrize("flat", FLATS)
 def test_without_a_flat_the_others_are_there(flat, tmp_path, whole):
-    found = stands(copy_without(tmp_path, f"rayembed_extras/{flat}"))
-    assert found["recipes"] == whole["recipes"]
-    own = entry_points_of(PLATFORM / "rayembed_extras" / flat)
-    assert set(whole["jobs"]) - set(found["jobs"]) == own & set(whole["jobs"])
-    assert set(whole["benchmarks"]) - set(found["benchmarks"]) == own & set(whole["benchmarks"])
+    gone = [f"rayembed_extras/{flat}", *(folder for folder in NEEDS if NEEDS[folder] == flat)]
+    found = stands(copy_without(tmp_path, *gone))
+    own = set().union(*(entry_points_of(PLATFORM / folder) for folder in gone))
+    for kind in ("recipes", "jobs", "benchmarks", "data steps", "cleaners"):
+        assert set(whole[kind]) - set(found[kind]) == own & set(whole[kind]), kind
 
 
 def test_without_the_sample_errors_name_what_brings_it(tmp_path):
@@ -118,7 +126,9 @@ def test_without_the_sample_errors_name_what_brings_it(tmp_path):
 
 def entry_points_of(flat):
     """Names of the entry points of a flat."""
-    lines = (flat / "entry_points.txt").read_text().splitlines()
+    lines = [
+        line for file in flat.glob("**/entry_points.txt") for line in file.read_text().splitlines()
+    ]
     return {line.partition("=")[0].strip() for line in lines if "=" in line}
 
 

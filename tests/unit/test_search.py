@@ -190,25 +190,6 @@ def test_most_queries_need_no_second_look() -> None:
     assert two_passes.best_of_chunk(queries, chunk, 20)[2].all()
 
 
-def test_count_above_equals_counting_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rayembed.search.exact import count_above
-
-    rng = np.random.default_rng(0)
-    queries = rng.integers(-3, 4, (50, 8)).astype(np.float16)
-    documents = rng.integers(-3, 4, (70, 8)).astype(np.float16)
-    limits = rng.integers(-20, 20, 50)
-    scores = queries.astype(np.int64) @ documents.astype(np.int64).T
-    wanted = (scores > limits[:, None]).sum(1)
-    assert (wanted != (scores >= limits[:, None]).sum(1)).any(), "equal scores are told apart"
-    assert count_above(queries, limits, documents).tolist() == wanted.tolist()
-    monkeypatch.setattr(tiles, "CPU", Tiles(chunk=30, documents=11, scores=77, queries=7))
-    assert count_above(queries, limits, documents).tolist() == wanted.tolist()
-    assert count_above(queries, limits, documents[:0]).tolist() == [0] * 50
-    assert count_above(queries[:0], limits[:0], documents).tolist() == []
-    with pytest.raises(DataError, match=r"documents have the shape \(70, 5\), expected \(N, 8\)"):
-        count_above(queries, limits, documents[:, :5])
-
-
 @pytest.fixture
 def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Tiles:
     """The CPU takes tiles as a GPU with little memory would, and rounds first as it does."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rayembed.display.progress import hearing, piece, pieces, present_listener, tell
-from rayembed.search.exact import count_above, top_k_of_blocks
+from rayembed.search.exact import top_k_of_blocks
 
 
 def test_pieces_within_pieces_share_what_is_done():
@@ -69,7 +69,3 @@ def test_searches_tell_how_far_they_are():
     for (scores, ids), (expected, places) in zip(found, silent, strict=True):
         np.testing.assert_array_equal(scores, expected)
         np.testing.assert_array_equal(ids, places)
-    heard.clear()
-    with hearing(heard.append):
-        count_above(queries.astype(np.float32), np.zeros(6), documents.astype(np.float32))
-    assert heard[-1] == 1

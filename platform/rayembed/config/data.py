@@ -2,20 +2,15 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, create_model, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.data_steps import DataStep, data_steps
 from rayembed.config.held_out import HeldOut
-from rayembed.config.mining import (
-    CleaningConfig,
-    ClusterConfig,
-    ConsistencyConfig,
-    MiningConfig,
-    Share,
-)
+from rayembed.config.mining import CleaningConfig, ClusterConfig, MiningConfig
 from rayembed.config.settings import Settings, nearest
 from rayembed.config.sources import SOURCES, Source
-from rayembed.config.types import PlainName, Reference, unique_names
+from rayembed.config.table import with_members
+from rayembed.config.types import PlainName, Reference, Share, unique_names
 
 if TYPE_CHECKING:
     AnySource = Source
@@ -52,8 +47,6 @@ class DatasetConfig(Settings):
     Records of a job that held a part out come without its rows; any fraction scores that part."""
     cleaning: CleaningConfig = CleaningConfig()
     """Cleaning beyond the removal of exact duplicates."""
-    consistency: ConsistencyConfig | None = None
-    """Consistency filter with a weak model; None keeps all pairs."""
     mining: MiningConfig | None = None
     """Mining of hard negatives; None: those of the source, or none."""
     clusters: ClusterConfig | None = None
@@ -146,16 +139,7 @@ class DatasetConfig(Settings):
 
 
 if not TYPE_CHECKING:
-    # Left out of what is fingerprinted while it is None: a package that is installed or removed
-    # must not rename the data of runs that ask for nothing of it.
-    _further = {
-        step.kind: (step | None, Field(default=None, exclude_if=lambda it: it is None))
-        for step in data_steps()
-        if step.kind not in DatasetConfig.model_fields
-    }
-    DatasetConfig = create_model(
-        "DatasetConfig", __base__=DatasetConfig, __module__=__name__, **_further
-    )
+    DatasetConfig = with_members(DatasetConfig, data_steps())
 
 
 def _can_hold_out(kind: type[Settings]) -> bool:

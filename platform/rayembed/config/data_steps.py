@@ -1,8 +1,8 @@
-"""Steps that make new records of a data set's: filtering, mining, and those of other packages."""
+"""What is done with a data set's rows: steps that make new records, removals while cleaning."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from rayembed.config.settings import Settings
 from rayembed.config.table import Table
@@ -18,8 +18,8 @@ class DataStep(Settings):
     """Name in the table and of the data set's setting."""
     folder: ClassVar[str]
     """Folder of its results below the storage's `data`."""
-    after: ClassVar[Literal["consistency", "mining", "clusters"]] = "mining"
-    """Step that it follows."""
+    after: ClassVar[str] = "mining"
+    """What it follows: `records`, the cleaned rows, or one of this package's steps."""
     heading: ClassVar[str]
     """Heading of its column in the table of a dry run."""
     least: ClassVar[tuple[str, ...]] = ()
@@ -100,7 +100,6 @@ STEPS = Table(
     "rayembed.data_steps",
     DataStep,
     (
-        "rayembed.config.mining:ConsistencyConfig",
         "rayembed.config.mining:MiningConfig",
         "rayembed.config.mining:ClusterConfig",
     ),
@@ -112,12 +111,41 @@ STEPS = Table(
 def data_steps() -> tuple[type[DataStep], ...]:
     """All steps, in the order in which they are done."""
     known: list[type[Any]] = list(STEPS.classes().values())
-    ordered = known[: len(STEPS.built_in)]
-    for step in known[len(ordered) :]:
-        ordered.insert([other.kind for other in ordered].index(step.after) + 1, step)
-    return tuple(ordered)
+    places = ["records", *(step.kind for step in known[: len(STEPS.built_in)])]
+    return tuple(
+        sorted(known, key=lambda it: places.index(it.kind if it.kind in places else it.after))
+    )
 
 
 def step_folders() -> tuple[str, ...]:
     """Folders of a data set below the storage's `data`, from its converted records on."""
     return ("records", *(step.folder for step in data_steps()))
+
+
+class Cleaner(Settings):
+    """Settings of a removal of rows. `cleaning` asks for it by a setting that is named as its kind.
+
+    Base class of the members of `CLEANERS`. Removals look at what exact duplicates leave, and are
+    done before texts of benchmarks are looked for and samples are drawn.
+    """
+
+    kind: ClassVar[str]
+    """Name in the table and of the setting."""
+    reason: ClassVar[str]
+    """Why its rows go, for manifests and listings."""
+
+    def find(self, writer: Any, parts: Sequence[Any], keep: Any, id_hash: Any, execute: Any) -> Any:
+        """Find the rows that go, a `RemovedRows` of `data.cleaning.rows`, and list them.
+
+        Args:
+            writer: of the records, an `ArtifactWriter`, whose folder keeps the listing.
+            parts: all rows.
+            keep: (rows,) bool of the rows to look at.
+            id_hash: (rows,) int64 of the rows' ids.
+            execute: how tasks are executed.
+        """
+        raise TypeError(f"{type(self).__name__} removes nothing")
+
+
+CLEANERS = Table("rayembed.cleaners", Cleaner, ())
+"""Removals of other packages. Their modules import what is slow to import inside functions."""

@@ -1,16 +1,16 @@
-"""Settings of teacher models' tasks: mining hard negatives, filtering pairs, clustering them."""
+"""Settings of teacher models' tasks: mining hard negatives, clustering pairs; of cleaning."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.backbone import DtypeSetting
-from rayembed.config.data_steps import DataStep
+from rayembed.config.data_steps import CLEANERS, Cleaner, DataStep
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column
-from rayembed.config.table import Table, load
-from rayembed.config.types import ModelReference, Reference
+from rayembed.config.table import Table, load, with_members
+from rayembed.config.types import ModelReference, Reference, Share
 
 
 class MiningSearch(Settings):
@@ -114,8 +114,6 @@ needed."""
 EXACT_CLUSTERS = 20_000
 """Default of `ClusterConfig.exact_clusters`: 10 million pairs in clusters of 512."""
 
-Share = Annotated[float, Field(gt=0.0, le=1.0)]
-
 
 class Teacher(Settings):
     """An embedding model as teacher, with input settings. Equal settings share vectors on disk."""
@@ -167,7 +165,7 @@ class CrossEncoder(Settings):
     the type of the saved weights, and the layers that give the score compute in float32."""
 
 
-class _TeacherStep(Teacher, DataStep):
+class TeacherStep(Teacher, DataStep):
     """A step by the vectors of one teacher."""
 
     least: ClassVar[tuple[str, ...]] = ("teacher=hf://owner/model",)
@@ -190,7 +188,7 @@ class _TeacherStep(Teacher, DataStep):
         return load(self.made_by)(context, dataset, parent)
 
 
-class MiningConfig(_TeacherStep):
+class MiningConfig(TeacherStep):
     """Hard negatives from a teacher model, positive-aware by default (arXiv 2407.15831)."""
 
     kind: ClassVar[str] = "mining"
@@ -269,34 +267,13 @@ class MiningConfig(_TeacherStep):
         return self
 
 
-class ConsistencyConfig(_TeacherStep):
-    """Keeps pairs whose document a weak model retrieves (Nomic Embed v2, section 4.2)."""
-
-    kind: ClassVar[str] = "consistency"
-    folder: ClassVar[str] = "filtered"
-    heading: ClassVar[str] = "filter"
-    done: ClassVar[str] = "filtered for consistency"
-    made_by: ClassVar[str] = "rayembed.data.filtering.consistency:make_filtered"
-
-    top_k: PositiveInt = 2
-    """Maximum rank of a pair's document within its query's shard (2 in Nomic Embed v2, 20 in Arctic
-    Embed)."""
-    shard_rows: PositiveInt = 1_000_000
-    """Rows of a shard, from one data set and one language."""
-
-    @property
-    def summary(self) -> str:
-        """Maximum rank and teacher."""
-        return f"top {self.top_k} by {self.teacher}"
-
-
-class ClusterConfig(_TeacherStep):
+class ClusterConfig(TeacherStep):
     """Contextual batches of similar pairs (arXiv 2410.02525, section 4.1)."""
 
     kind: ClassVar[str] = "clusters"
     folder: ClassVar[str] = "clustered"
     heading: ClassVar[str] = "clusters"
-    least: ClassVar[tuple[str, ...]] = (*_TeacherStep.least, "batch_pairs=512")
+    least: ClassVar[tuple[str, ...]] = (*TeacherStep.least, "batch_pairs=512")
     done: ClassVar[str] = "in clusters"
     made_by: ClassVar[str] = "rayembed.data.clusters.cluster:make_clustered"
 
@@ -327,20 +304,6 @@ class ClusterConfig(_TeacherStep):
     def summary(self) -> str:
         """Size of the batches, their order and the teacher."""
         return f"batches of {self.batch_pairs}, {self.packing}, by {self.teacher}"
-
-
-class NearDuplicates(Settings):
-    """Removal of rows whose text nearly equals that of an earlier row (MinHash)."""
-
-    threshold: Share = 0.8
-    """Jaccard similarity of word n-grams from which two texts count as duplicates."""
-    ngram: PositiveInt = 5
-    """Words of an n-gram; a shorter text is one n-gram."""
-    permutations: int = Field(default=128, ge=16)
-    """Hash functions of a signature; more of them detect similarities near the threshold more
-    reliably."""
-    of: Literal["pair", "query", "positive"] = "pair"
-    """Compared texts: the query and all positives, or one of the two sides."""
 
 
 class Containment(Settings):
@@ -385,7 +348,18 @@ class Overlap(Settings):
 
 
 class CleaningConfig(Settings):
-    """Cleaning of the converted rows. Exact duplicates are always removed."""
+    """Cleaning of the converted rows. Exact duplicates are always removed.
 
-    near_duplicates: NearDuplicates | None = None
+    Removals that other packages add (`CLEANERS`) are settings beside `overlap`.
+    """
+
     overlap: Overlap | None = None
+
+    @property
+    def cleaners(self) -> tuple[Cleaner, ...]:
+        """Settings of the removals of other packages that it asks for."""
+        return tuple(asked for _, asked in self if isinstance(asked, Cleaner))
+
+
+if not TYPE_CHECKING:
+    CleaningConfig = with_members(CleaningConfig, CLEANERS.classes().values())

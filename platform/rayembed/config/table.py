@@ -9,7 +9,7 @@ table's group, whose names are their kinds:
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from configparser import ConfigParser
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, Union
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, create_model
 
 from rayembed.config.settings import Settings, kind_of, nearest
 from rayembed.errors import ConfigError
@@ -119,6 +119,19 @@ class NamedTable(Generic[T]):
             )
             raise ConfigError(f"{self.group}: {point.value} ({_package(point)}) {problem}")
         found[point.name] = member
+
+
+def with_members(settings: Any, members: Iterable[Any]) -> Any:
+    """The class of settings with an optional setting for each member, named by its kind."""
+    # Left out of what is fingerprinted while it is None: a package that is installed or removed
+    # must not rename the data of runs that ask for nothing of it.
+    further: dict[str, Any] = {
+        member.kind: (member | None, Field(default=None, exclude_if=lambda it: it is None))
+        for member in members
+        if member.kind not in settings.model_fields
+    }
+    name, module = settings.__name__, settings.__module__
+    return create_model(name, __base__=settings, __module__=module, **further)
 
 
 def load(reference: str) -> Any:

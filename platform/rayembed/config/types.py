@@ -115,6 +115,8 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 """Name that may stand in paths and, having no dot, in the path of a setting."""
 
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 """Seed of 32 bits, as numpy's generators take it."""
 

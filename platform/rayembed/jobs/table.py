@@ -66,11 +66,6 @@ JOBS = NamedTable(
             "Convert, clean and sample data sets: records in Parquet, a manifest, an audit.",
             "rayembed.pipeline.data.jobs:run_prepare_job",
         ),
-        "filter": Command(
-            DATA,
-            "Keep the pairs whose document a weak model finds by itself (consistency).",
-            "rayembed.pipeline.data.jobs:run_filter_job",
-        ),
         "mine": Command(
             DATA,
             "Mine hard negatives with a teacher model.",

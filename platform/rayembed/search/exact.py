@@ -18,7 +18,7 @@ from rayembed.display.progress import tell
 from rayembed.errors import DataError
 from rayembed.machine.ahead import done_ahead
 from rayembed.search.order import NO_RESULT, merged
-from rayembed.search.tiles import CPU, best_documents, products, tiles_of
+from rayembed.search.tiles import CPU, best_documents, tiles_of
 from rayembed.search.two_passes import CorpusChunk
 
 TopK = tuple[np.ndarray, np.ndarray]
@@ -142,34 +142,3 @@ def _as_tensor(vectors: np.ndarray) -> Tensor:
     """Tensor in half precision if given so, else in float32."""
     kind = np.float16 if vectors.dtype == np.float16 else np.float32
     return torch.from_numpy(np.ascontiguousarray(vectors, dtype=kind))
-
-
-def count_above(
-    queries: np.ndarray, limits: np.ndarray, documents: np.ndarray, device: str = "cpu"
-) -> np.ndarray:
-    """(Q,) int64 number of documents whose inner product with the query exceeds its limit.
-
-    Args:
-        queries: (Q, D), any float type; products are made in float32.
-        limits: (Q,).
-        documents: (N, D), any float type, read part by part.
-        device: where to count, as in `top_k`.
-
-    Raises:
-        DataError: documents of another width than the queries.
-    """
-    if queries.shape[1:] != documents.shape[1:]:
-        raise DataError(
-            f"count_above: documents have the shape {documents.shape}, expected "
-            f"(N, {queries.shape[1]})"
-        )
-    wanted = torch.from_numpy(queries).to(device).float()
-    counts = torch.zeros(len(queries), dtype=torch.int64, device=device)
-    above = torch.from_numpy(np.asarray(limits, dtype=np.float32)).to(device)[:, None]
-    tiles = tiles_of(wanted.device, wanted.shape[1])
-    for start in range(0, len(documents), tiles.chunk):
-        part = torch.from_numpy(documents[start : start + tiles.chunk]).to(device)
-        for rows, _, scores in products(wanted, part, tiles):
-            counts[rows] += (scores > above[rows]).sum(1)
-        tell(min(start + tiles.chunk, len(documents)) / len(documents))
-    return np.asarray(counts.cpu().numpy())

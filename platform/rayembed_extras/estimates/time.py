@@ -254,8 +254,8 @@ def _of_teachers(runs: Sequence[Run]) -> float:
         of_steps = [
             (name, step)
             for name, dataset in datasets.items()
-            for step in (dataset.consistency, dataset.mining, dataset.clusters)
-            if step is not None
+            for step in dataset.steps
+            if isinstance(step, Teacher)
         ]
         of_stages = [
             both for stage in run.stages for both in product(stage.datasets, stage.teachers)

@@ -9,6 +9,7 @@ n pairs, B pairs of a batch, D embedding width.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -186,7 +187,7 @@ class MeasureBatches:
             )
             for restart in range(self.config.restarts)
         ]
-        centroids = max(clusterings, key=lambda one: one.objective).centroids
+        centroids, _ = max(clusterings, key=itemgetter(1))
         cluster = nearest(joined(queries, documents), centroids, device)[0]
         used = np.unique(cluster)
         rng = self._generator(item, "packing")

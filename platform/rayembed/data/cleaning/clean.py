@@ -1,4 +1,6 @@
-"""Cleaning of converted rows: exact duplicates, near-duplicates and benchmark texts are removed.
+"""Cleaning of converted rows: exact duplicates and benchmark texts are removed.
+
+Other packages add removals (`CLEANERS`), which are done between these two.
 
 Each step looks at the rows that earlier steps left; samples are drawn from the final rows. Removed
 rows stay in the parts until all are known, so that parts are rewritten once.
@@ -7,19 +9,16 @@ rows stay in the parts until all are known, so that parts are rewritten once.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rayembed.config.data import DatasetConfig
-from rayembed.data.cleaning.near_duplicates import find_near_duplicates
 from rayembed.data.cleaning.overlap import find_overlap
 from rayembed.data.cleaning.rows import (
     BYTES_OF_A_ROW,
     CONTAINED,
     DUPLICATE,
-    NEAR_DUPLICATE,
     NO_SCORES,
     NOT_DRAWN,
     OVERLAP,
@@ -60,72 +59,62 @@ def clean(
 ) -> CleanedRows:
     """Remove duplicates and benchmark texts; parts that lose rows are rewritten.
 
-    Near-duplicates and texts of benchmarks are listed in the folder `removed`. A bit and a byte of
-    each row are in memory here, and the rows that go; hashes are in a file.
+    All that goes but exact duplicates is listed in the folder `removed`. A bit and a byte of each
+    row are in memory here, and the rows that go; hashes are in a file.
 
     Raises:
         StorageFullError: this machine has too little scratch for so many rows.
         AssetError, ConfigError, DataError: evaluation texts cannot be had.
         DataError: no row stays.
     """
-    size = BYTES_OF_A_ROW * sum(part.rows for part in parts)
-    with scratch_folder(f"the cleaning of data set {dataset.name!r}", size) as scratch:
-        return _clean(context, dataset, writer, parts, scratch)
-
-
-def _clean(
-    context: PipelineContext,
-    dataset: DatasetConfig,
-    writer: ArtifactWriter,
-    parts: Sequence[Part],
-    scratch: Path,
-) -> CleanedRows:
-    name, execute = dataset.name, context.execute
-    folder, working = writer.folder, writer.working_folder
-    id_hash = mapped(scratch / "ids", sum(part.rows for part in parts), np.int64)
-    read_column(parts, "id_hash", id_hash)
-    keep = first_of_each(id_hash, scratch)
-    dropped = {DUPLICATE: len(keep) - int(keep.sum())}
-    scores = NO_SCORES
-    if dataset.source.is_graded and dropped[DUPLICATE]:
-        scores = averaged(parts, id_hash, keep)
-    if len(scores):
-        log.warning(
-            "data set %s: %d pairs stand in several rows with different scores; each is taken once "
-            "with their mean",
-            *(name, len(scores)),
-        )
-    removed: list[dict[str, Any]] = []
-    negatives = np.empty((0, 2), dtype=np.int64)
-    if (near := dataset.cleaning.near_duplicates) is not None:
-        gone = find_near_duplicates(folder, working, name, near, parts, keep, id_hash, execute)
-        keep[gone.positions] = False
-        dropped[NEAR_DUPLICATE] = len(gone.positions)
-        removed += gone.examples
-    if (overlap := dataset.cleaning.overlap) is not None:
-        found = find_overlap(folder, working, name, overlap, context.root, parts, keep, execute)
-        keep[found.rows.positions] = False
-        dropped[OVERLAP] = len(found.rows.positions) - found.contained
-        dropped[CONTAINED] = found.contained
-        removed += found.rows.examples
-        negatives = found.negatives
-    left = int(keep.sum())
-    if not left:
-        told = ", ".join(f"{count} × {reason}" for reason, count in dropped.items() if count)
-        raise DataError(
-            f"data set {name!r}: cleaning leaves none of its {len(keep)} rows ({told}); see "
-            f"{folder}/removed and loosen its settings cleaning.near_duplicates or cleaning.overlap"
-        )
-    wanted = dataset.num_samples
-    if dataset.sample_share is not None:
-        wanted = max(1, round(dataset.sample_share * left))
-    keep = drawn(id_hash, keep, wanted, context.seed)
-    dropped[NOT_DRAWN] = left - int(keep.sum())
-    if dataset.num_samples is not None and left < dataset.num_samples:
-        log.warning(
-            "data set %s: num_samples is %d, but there are only %d rows; all are taken",
-            *(name, dataset.num_samples, left),
-        )
+    name, rows = dataset.name, sum(part.rows for part in parts)
+    with scratch_folder(f"the cleaning of data set {name!r}", BYTES_OF_A_ROW * rows) as scratch:
+        execute = context.execute
+        folder, working = writer.folder, writer.working_folder
+        id_hash = mapped(scratch / "ids", rows, np.int64)
+        read_column(parts, "id_hash", id_hash)
+        keep = first_of_each(id_hash, scratch)
+        dropped = {DUPLICATE: len(keep) - int(keep.sum())}
+        scores = NO_SCORES
+        if dataset.source.is_graded and dropped[DUPLICATE]:
+            scores = averaged(parts, id_hash, keep)
+        if len(scores):
+            log.warning(
+                "data set %s: %d pairs stand in several rows with different scores; each is taken "
+                "once with their mean",
+                *(name, len(scores)),
+            )
+        removed: list[dict[str, Any]] = []
+        negatives = np.empty((0, 2), dtype=np.int64)
+        for cleaner in dataset.cleaning.cleaners:
+            gone = cleaner.find(writer, parts, keep, id_hash, execute)
+            keep[gone.positions] = False
+            dropped[cleaner.reason] = len(gone.positions)
+            removed += gone.examples
+        if (overlap := dataset.cleaning.overlap) is not None:
+            found = find_overlap(folder, working, name, overlap, context.root, parts, keep, execute)
+            keep[found.rows.positions] = False
+            dropped[OVERLAP] = len(found.rows.positions) - found.contained
+            dropped[CONTAINED] = found.contained
+            removed += found.rows.examples
+            negatives = found.negatives
+        left = int(keep.sum())
+        if not left:
+            told = ", ".join(f"{count} × {reason}" for reason, count in dropped.items() if count)
+            raise DataError(
+                f"data set {name!r}: cleaning leaves none of its {len(keep)} rows ({told}); see "
+                f"{folder}/removed and loosen data.datasets.{name}.cleaning"
+            )
+        wanted = dataset.num_samples
+        if dataset.sample_share is not None:
+            wanted = max(1, round(dataset.sample_share * left))
+        keep = drawn(id_hash, keep, wanted, context.seed)
+        dropped[NOT_DRAWN] = left - int(keep.sum())
+        if dataset.num_samples is not None and left < dataset.num_samples:
+            log.warning(
+                "data set %s: num_samples is %d, but there are only %d rows; all are taken",
+                *(name, dataset.num_samples, left),
+            )
     dropped = {reason: count for reason, count in dropped.items() if count}
     negatives = negatives[keep[negatives[:, 0]]]
     scores = scores[keep[scores["row"]]]

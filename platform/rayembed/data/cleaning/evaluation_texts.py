@@ -21,11 +21,12 @@ from rayembed.assets.storage import below, file_name, join, read_bytes
 from rayembed.config.mining import Containment
 from rayembed.config.settings import nearest
 from rayembed.config.types import has_content
-from rayembed.data.cleaning.signatures import grams_of_lengths, hashed_words, windows
 from rayembed.data.engine.parts import remedy
+from rayembed.data.hashes import mixed, text_hash
 from rayembed.data.sources.cells import is_unicode
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.rows import BadRow, lines_of, read_rows
+from rayembed.data.words import words
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError, StorageError
 
 log = logging.getLogger(__name__)
@@ -338,3 +339,64 @@ def _hashed(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 def _bit(slot: np.ndarray) -> np.ndarray:
     return np.left_shift(np.uint8(1), (slot & np.uint64(7)).astype(np.uint8))
+
+
+GRAM_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""Factor of the polynomial in the hashes of words that hashes an n-gram."""
+
+
+def grams_of_lengths(
+    hashes: np.ndarray, counts: np.ndarray, wanted: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes of each text's n-grams, and the text of each, in its order within a text.
+
+    Args:
+        hashes: (words,) uint64 of all texts' words.
+        counts: (texts,) words of each text.
+        wanted: (texts,) words of its n-grams; 0: it has none.
+    """
+    grams, texts = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+    lengths = np.unique(wanted[wanted > 0]).tolist()
+    for length, found, text in windows(hashes, counts, lengths):
+        ours = wanted[text] == length
+        grams.append(found[ours])
+        texts.append(text[ours])
+    return np.concatenate(grams), np.concatenate(texts)
+
+
+def hashed_words(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Hash of each word, text after text, and the number of words of each text.
+
+    Returns:
+        (words,) uint64 and (texts,) int64.
+    """
+    known: dict[str, int] = {}
+    split = [words(text) for text in texts]
+    codes = [known.setdefault(word, len(known)) for found in split for word in found]
+    by_code = np.array([text_hash(word) for word in known], dtype=np.int64).view(np.uint64)
+    hashes = by_code[np.array(codes, dtype=np.int64)]
+    return hashes, np.array([len(found) for found in split], dtype=np.int64)
+
+
+def windows(
+    hashes: np.ndarray, counts: np.ndarray, lengths: Sequence[int]
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """For each length, the hashes of all n-grams that lie within a text, and the text of each.
+
+    Args:
+        hashes: (words,) uint64 of all texts' words.
+        counts: (texts,) words of each text.
+        lengths: words of an n-gram, ascending.
+    """
+    text = np.repeat(np.arange(len(counts)), counts)
+    left = np.repeat(np.cumsum(counts), counts) - np.arange(len(hashes))
+    combined, done = np.zeros(len(hashes), dtype=np.uint64), 0
+    for length in lengths:
+        with np.errstate(over="ignore"):
+            for place in range(done, length):
+                # What begins too near the end of all texts is cut away.
+                there = max(len(hashes) - place, 0)
+                combined = combined[:there] * GRAM_FACTOR + hashes[place:]
+        done = length
+        inside = left[: len(combined)] >= length
+        yield length, mixed(combined[inside]), text[: len(combined)][inside]

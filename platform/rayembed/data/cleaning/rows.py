@@ -213,7 +213,6 @@ def without(lists: pa.ListArray, gone: np.ndarray) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, lists.flatten().filter(pa.array(stays)))
 
 
-NEAR_DUPLICATE = "near-duplicate"
 OVERLAP = "text of a benchmark"
 CONTAINED = "contains a text of a benchmark"
 

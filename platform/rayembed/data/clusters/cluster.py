@@ -115,7 +115,7 @@ def _cluster(
         trained = job.find_centroids(id_hash)
         best = max(trained, key=lambda result: float(result["objective"]))
         file = join(writer.folder, best["file"])
-        groups = job.groups(file)
+        groups = None if cost.levels == 1 else load_groups(file)
         centroids = load_made(file)
         assigned = job.assign(file, xxhash.xxh3_64_hexdigest(centroids.data), groups)
         cluster = mapped(scratch / "cluster", count, np.int32)
@@ -193,10 +193,6 @@ class _Job:
         )
         restarts = [Restart(number) for number in range(self.config.restarts)]
         return self._run(self.writer.folder, "k-means", task, restarts, "gpu or machine")
-
-    def groups(self, centroids: str) -> Groups | None:
-        """Groups of the clusters with these centroids; None where they have none."""
-        return None if self.cost.levels == 1 else load_groups(centroids)
 
     def assign(self, centroids: str, digest: str, groups: Groups | None) -> list[Result]:
         """Assign pairs to clusters; a result for each part."""

@@ -6,7 +6,6 @@ two cores took it 0.1 s with 200 centroids and 0.8 s with 2,000, where the searc
 lists, took 6 s.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -15,16 +14,6 @@ from rayembed.machine.cores import num_cores
 from rayembed.search.faiss_library import require_faiss
 
 _TILE_PAIRS = 65_536
-
-
-@dataclass(frozen=True)
-class Clustering:
-    """Result of one k-means run."""
-
-    centroids: np.ndarray
-    """(k, 2·D) float32 unit vectors."""
-    objective: float
-    """Mean cosine of the training rows with their nearest centroid."""
 
 
 def joined(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -48,8 +37,9 @@ def cluster_pairs(
     iterations: int,
     seed: int,
     device: str = "cpu",
-) -> Clustering:
-    """Centroids of both orders of each pair, ψ(q)⊕φ(d) and φ(d)⊕ψ(q).
+) -> tuple[np.ndarray, float]:
+    """Centroids (k, 2·D) of both orders of each pair, ψ(q)⊕φ(d) and φ(d)⊕ψ(q), and the mean cosine
+    of these rows with their nearest centroid.
 
     Takes 16 · n · D bytes for the rows, and all CPUs of the machine or its GPU. Where a cluster
     becomes empty FAISS splits a large one.
@@ -63,7 +53,7 @@ def cluster_pairs(
     rows = both_orders(queries, documents)
     centroids = kmeans(rows, num_clusters, iterations=iterations, seed=seed, device=device)
     similarity = nearest(rows, centroids, device)[1]
-    return Clustering(centroids, float(similarity.mean(dtype=np.float64)))
+    return centroids, float(similarity.mean(dtype=np.float64))
 
 
 def both_orders(queries: np.ndarray, documents: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ Vectors are moved with their rows, so that false negatives are found where a bat
 Memory is bounded by an old and a new part.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow as pa
 from rayembed.config.mining import ClusterConfig
 from rayembed.data.clusters.tasks import false_negatives, mean_similarity, vectors_of_positives
 from rayembed.data.clusters.two_levels import PROBES, REFINEMENTS, num_groups
-from rayembed.data.engine.exchange import Buckets, Sent
+from rayembed.data.engine.exchange import Buckets, Sent, vectors_column, vectors_of
 from rayembed.data.engine.parts import SCHEMA, read_table, records_table, write_table
 from rayembed.data.engine.work_items import Result
 from rayembed.data.plan.files import Block, placed_rows, read_block
@@ -39,8 +38,8 @@ class ScatterPairs:
         """Rows by output part; their step is the batch number."""
         table = read_table(item.part.path)
         documents = vectors_of_positives(self.vectors, item.part)
-        table = table.append_column(_QUERY, _as_column(self.vectors.queries(item.part)))
-        table = table.append_column(_DOCUMENTS, _as_column(documents))
+        table = table.append_column(_QUERY, vectors_column(self.vectors.queries(item.part)))
+        table = table.append_column(_DOCUMENTS, vectors_column(documents))
         return placed_rows(table, item, self.batch_pairs, self.batches_per_part)
 
 
@@ -64,8 +63,8 @@ class GatherBatches:
         of each shown batch.
         """
         table = read_block(self.buckets, block, self.batch_pairs)
-        queries = _as_vectors(table[_QUERY])
-        documents = _as_vectors(table[_DOCUMENTS], queries.shape[1])
+        queries = vectors_of(table[_QUERY])
+        documents = vectors_of(table[_DOCUMENTS], queries.shape[1])
         positives = [
             [normalised_hash(t) for t in texts] for texts in table["positives"].to_pylist()
         ]
@@ -105,21 +104,6 @@ class GatherBatches:
                 if 0 <= batch < block.num_steps
             ],
         }
-
-
-def _as_column(vectors: Iterable[np.ndarray]) -> pa.Array:
-    """A float16 array of each row, of one vector (D,) or of some (p, D), as its bytes."""
-    return pa.array([one.tobytes() for one in vectors], pa.large_binary())
-
-
-def _as_vectors(column: pa.ChunkedArray, width: int | None = None) -> np.ndarray:
-    """(n, D) float16 from a column of `_as_column`, row after row, also after row selection.
-
-    Args:
-        width: D; None: a row has one vector.
-    """
-    joined = np.frombuffer(b"".join(column.to_pylist()), dtype=np.float16)
-    return joined.reshape(len(column), -1) if width is None else joined.reshape(-1, width)
 
 
 FEWEST_PAIRS = 39

@@ -145,8 +145,7 @@ class FindCentroids:
         file = f"centroids-{item.number}.npy"
         path = join(self.folder, file)
         if self.levels == 1:
-            found = cluster_pairs(queries, documents, self.num_clusters, **asked)
-            centroids, objective = found.centroids, found.objective
+            centroids, objective = cluster_pairs(queries, documents, self.num_clusters, **asked)
         else:
             centroids, groups, objective = cluster_in_groups(
                 queries, documents, self.num_clusters, **asked

@@ -8,7 +8,7 @@ writes as many files as there are tasks, and a task reads `FAN_OUT` ranges, many
                                  units/                    results of the tasks
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +28,21 @@ class Sent(NamedTuple):
     bucket: np.ndarray
     """(rows,) integer bucket of each row."""
     result: Result
+
+
+def vectors_column(vectors: Iterable[np.ndarray]) -> pa.Array:
+    """A float16 array of each row, of one vector (D,) or of some (p, D), as its bytes."""
+    return pa.array([one.tobytes() for one in vectors], pa.large_binary())
+
+
+def vectors_of(column: pa.ChunkedArray, width: int | None = None) -> np.ndarray:
+    """(n, D) float16 from a column of `vectors_column`, row after row, also after row selection.
+
+    Args:
+        width: D; None: a row has one vector.
+    """
+    joined = np.frombuffer(b"".join(column.to_pylist()), dtype=np.float16)
+    return joined.reshape(len(column), -1) if width is None else joined.reshape(-1, width)
 
 
 @dataclass(frozen=True)

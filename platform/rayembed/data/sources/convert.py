@@ -10,6 +10,7 @@ from typing import Any
 from rayembed.assets.names import check_inside
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
+from rayembed.config.data_steps import data_steps
 from rayembed.config.document import fingerprint
 from rayembed.data.cleaning.clean import clean
 from rayembed.data.cleaning.overlap import overlap_identity
@@ -118,7 +119,7 @@ def _inputs(
         later: settings that are read after conversion.
     """
     dataset = checked.dataset
-    steps = dict.fromkeys(("held_out", "consistency", "mining", "repair", "clusters"), True)
+    steps = dict.fromkeys(("held_out", *(step.kind for step in data_steps())), True)
     unnamed = {"source": {*dataset.source.paths, "max_rejected_share"}}
     return {
         "code": CODE_VERSION,

@@ -1,4 +1,4 @@
-"""Data jobs from their arguments to finished folders: prepare, filter, mine, repair, cluster."""
+"""Data jobs from their arguments to finished folders: prepare, mine, cluster."""
 
 import argparse
 from collections.abc import Collection
@@ -123,9 +123,6 @@ _READER = Reader(
 )
 
 run_prepare_job = data_job("records")
-run_filter_job = data_job(
-    "filtered", "--set data.datasets.pairs.consistency.teacher=hf://owner/model"
-)
 run_mine_job = data_job("mined", "--recipe nvembed-quickstart")
 run_cluster_job = data_job("clustered", "--recipe cde-quickstart")
 

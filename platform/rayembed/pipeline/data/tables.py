@@ -113,7 +113,7 @@ def _rows(dataset: DatasetConfig) -> str:
 
 
 def _steps(dataset: DatasetConfig) -> tuple[str, ...]:
-    cleaning = [name for name in ("near_duplicates", "overlap") if getattr(dataset.cleaning, name)]
+    cleaning = sorted(name for name, asked in dataset.cleaning if asked is not None)
     asked = {step.kind: step.summary for step in dataset.steps}
     return (
         dataset.source.summary,

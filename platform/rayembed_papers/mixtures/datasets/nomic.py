@@ -15,10 +15,13 @@ How the paper is read where it leaves room:
 - Stack Exchange and SQuAD are said to be mined by the same rule; the teacher is BGE-M3 for all.
 """
 
+from typing import Any
+
 from rayembed.config.data import DatasetConfig
-from rayembed.config.mining import ConsistencyConfig, MiningConfig
+from rayembed.config.mining import MiningConfig
 from rayembed.data.mining.rules import PercPos
 from rayembed.recipes.data_recipes import Entry
+from rayembed_extras.consistency.settings import ConsistencyConfig
 from rayembed_papers.mixtures.datasets.homes import NOMIC, home_named
 from rayembed_papers.mixtures.datasets.nomic_pairs import PAIRS, config_of, home_of, prefixes
 from rayembed_papers.printed import rows_of
@@ -90,7 +93,7 @@ def _web(code: str, corpus: str) -> Entry:
         source=home.source,
         query_instruction=_QUERY,
         document_instruction=_DOCUMENT,
-        consistency=consistency(),
+        **consistency(),
     )
     return Entry(
         config,
@@ -102,11 +105,11 @@ def _web(code: str, corpus: str) -> Entry:
     )
 
 
-def consistency() -> ConsistencyConfig:
-    """Consistency filter of section 4.2; lengths are those of documents in pretraining (section
-    4.3).
+def consistency() -> dict[str, Any]:
+    """The consistency filter of section 4.2, as a setting; lengths are those of documents in
+    pretraining (section 4.3).
     """
-    return ConsistencyConfig(
+    asked = ConsistencyConfig(
         teacher="hf://intfloat/multilingual-e5-small@main",
         max_length=256,
         query_prefix="query: ",
@@ -114,6 +117,7 @@ def consistency() -> ConsistencyConfig:
         top_k=2,
         shard_rows=1_000_000,
     )
+    return {asked.kind: asked}
 
 
 def _finetuned(name: str, samples: int, home_name: str) -> Entry:

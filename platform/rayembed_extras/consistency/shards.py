@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayembed.data.engine.exchange import Buckets, Sent
+from rayembed.data.engine.exchange import Buckets, Sent, vectors_column, vectors_of
 from rayembed.data.engine.index import read_column
 from rayembed.data.engine.parts import PartItem, read_table
 from rayembed.data.engine.work_items import Result
@@ -106,7 +106,7 @@ class SendVectors:
                 "positives": pa.ListArray.from_arrays(
                     pa.array(first.astype(np.int32)), pa.array(texts.text_hash[texts.place])
                 ),
-                "vector": _column(vectors),
+                "vector": vectors_column(vectors),
             }
         )
         counts = {"rows_in": rows, "rows_out": rows, "rejected": {}, "positives": len(texts.place)}
@@ -159,28 +159,16 @@ def gather(buckets: Buckets, number: int) -> Shard | None:
     nearest = np.minimum(np.searchsorted(hashes, asked), len(hashes) - 1)
     place_of = np.searchsorted(kept, firsts)
     documents = [
-        _vectors(table["vector"])[places - edge]
+        vectors_of(table["vector"])[places - edge]
         for table, places, edge in zip(known, chosen, edges[:-1], strict=True)
     ]
     return Shard(
         part=np.concatenate([table["part"].to_numpy() for table in rows]).astype(np.int64),
         row=np.concatenate([table["row"].to_numpy() for table in rows]).astype(np.int64),
         text=np.concatenate([table["text"].to_numpy() for table in rows]).astype(np.int64),
-        queries=np.concatenate([_vectors(table["vector"]) for table in rows]),
+        queries=np.concatenate([vectors_of(table["vector"]) for table in rows]),
         first=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         place=place_of[np.searchsorted(hashes, positives)],
         documents=np.concatenate(documents),
         itself=np.where(hashes[nearest] == asked, place_of[nearest], NOT_THERE),
     )
-
-
-def _column(vectors: np.ndarray) -> pa.Array:
-    """(n, D) float16 as a fixed-size list column."""
-    flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float16).reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-
-
-def _vectors(column: pa.ChunkedArray) -> np.ndarray:
-    """(n, D) float16 from a column made by `_column`."""
-    flat = pc.list_flatten(column).to_numpy()
-    return np.asarray(flat).reshape(-1, column.type.list_size)

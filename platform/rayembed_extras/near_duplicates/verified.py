@@ -12,13 +12,13 @@ import pyarrow as pa
 from rayembed.assets.array_files import load_array, save_array
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
-from rayembed.config.mining import NearDuplicates
-from rayembed.data.cleaning.rows import NEAR_DUPLICATE, shown, write_removed
-from rayembed.data.cleaning.signatures import grams_of, sides
+from rayembed.data.cleaning.rows import shown, write_removed
 from rayembed.data.engine.exchange import Buckets, Sent
 from rayembed.data.engine.parts import PartItem, read_table, remedy
 from rayembed.data.engine.shuffle import Bucket
 from rayembed.data.engine.work_items import Result
+from rayembed_extras.near_duplicates.settings import NearDuplicates
+from rayembed_extras.near_duplicates.signatures import grams_of, sides
 
 _SIDES = ("first", "second")
 
@@ -188,7 +188,7 @@ class ListRemoved:
             columns = {
                 name: rows[f"{here}_{name}"] for name in ("id", "query", "positive", "origin")
             }
-            columns["reason"] = pa.array([NEAR_DUPLICATE] * len(rows), pa.string())
+            columns["reason"] = pa.array([NearDuplicates.reason] * len(rows), pa.string())
             columns["matched"] = rows[f"{there}_id"]
             columns["matched_text"] = rows[f"{there}_text"]
             listed.append(pa.table({**columns, "similarity": rows["similarity"]}))

@@ -5,7 +5,7 @@ of their n-grams, and one of b bands with 1 - (1 - s^r)^b (Leskovec, Rajaraman, 
 Massive Datasets, section 3.4). N-grams of words are hashed (shingles).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,14 +15,14 @@ from datasketch import MinHash, MinHashLSH
 
 from rayembed.assets.array_files import load_array, save_array
 from rayembed.assets.storage import join
-from rayembed.config.mining import NearDuplicates
+from rayembed.data.cleaning.evaluation_texts import GRAM_FACTOR, grams_of_lengths, hashed_words
 from rayembed.data.cleaning.rows import RowsOfPart
 from rayembed.data.engine.exchange import Buckets, Sent
 from rayembed.data.engine.parts import read_table, remedy
 from rayembed.data.engine.shuffle import Bucket
 from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import mixed, text_hash
-from rayembed.data.words import words
+from rayembed_extras.near_duplicates.settings import NearDuplicates
 
 _MISSED_RATHER_THAN_COMPARED = (0.02, 0.98)
 """Weights of false positives and false negatives in the choice of bands. A false positive costs one
@@ -177,10 +177,6 @@ def _pairs_path(folder: str, bucket: int) -> str:
     return join(folder, f"{bucket}.pairs.npy")
 
 
-GRAM_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-"""Factor of the polynomial in the hashes of words that hashes an n-gram."""
-
-
 @dataclass(frozen=True)
 class Shingles:
     """Word n-grams of n texts, concatenated."""
@@ -216,60 +212,3 @@ def shingles(texts: Sequence[str], ngram: int) -> Shingles:
     grams, text = grams_of_lengths(hashes, counts, np.minimum(counts, ngram))
     order = np.argsort(text, kind="stable")
     return Shingles(grams[order], np.searchsorted(text[order], np.arange(len(texts) + 1)))
-
-
-def grams_of_lengths(
-    hashes: np.ndarray, counts: np.ndarray, wanted: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of each text's n-grams, and the text of each, in its order within a text.
-
-    Args:
-        hashes: (words,) uint64 of all texts' words.
-        counts: (texts,) words of each text.
-        wanted: (texts,) words of its n-grams; 0: it has none.
-    """
-    grams, texts = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
-    lengths = np.unique(wanted[wanted > 0]).tolist()
-    for length, found, text in windows(hashes, counts, lengths):
-        ours = wanted[text] == length
-        grams.append(found[ours])
-        texts.append(text[ours])
-    return np.concatenate(grams), np.concatenate(texts)
-
-
-def hashed_words(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Hash of each word, text after text, and the number of words of each text.
-
-    Returns:
-        (words,) uint64 and (texts,) int64.
-    """
-    known: dict[str, int] = {}
-    split = [words(text) for text in texts]
-    codes = [known.setdefault(word, len(known)) for found in split for word in found]
-    by_code = np.array([text_hash(word) for word in known], dtype=np.int64).view(np.uint64)
-    hashes = by_code[np.array(codes, dtype=np.int64)]
-    return hashes, np.array([len(found) for found in split], dtype=np.int64)
-
-
-def windows(
-    hashes: np.ndarray, counts: np.ndarray, lengths: Sequence[int]
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """For each length, the hashes of all n-grams that lie within a text, and the text of each.
-
-    Args:
-        hashes: (words,) uint64 of all texts' words.
-        counts: (texts,) words of each text.
-        lengths: words of an n-gram, ascending.
-    """
-    text = np.repeat(np.arange(len(counts)), counts)
-    left = np.repeat(np.cumsum(counts), counts) - np.arange(len(hashes))
-    combined, done = np.zeros(len(hashes), dtype=np.uint64), 0
-    for length in lengths:
-        with np.errstate(over="ignore"):
-            for place in range(done, length):
-                # What begins too near the end of all texts is cut away.
-                there = max(len(hashes) - place, 0)
-                combined = combined[:there] * GRAM_FACTOR + hashes[place:]
-        done = length
-        inside = left[: len(combined)] >= length
-        yield length, mixed(combined[inside]), text[: len(combined)][inside]

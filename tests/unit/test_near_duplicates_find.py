@@ -4,26 +4,27 @@ import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rayembed.config.mining import NearDuplicates
-from rayembed.data.cleaning.near_duplicates import (
-    Removed,
-    SimilarPairs,
-    find_near_duplicates,
-    removed_rows,
-)
-from rayembed.data.cleaning.signatures import band_keys, bands, pairs_of, shingles
 from rayembed.data.engine.index import read_column
 from rayembed.data.engine.parts import write_part
 from rayembed.data.engine.work_items import Execute, in_process
 from rayembed.data.hashes import text_hash
 from rayembed.data.records import Record
 from rayembed.data.words import normalised, words
+from rayembed_extras.near_duplicates.find import (
+    Removed,
+    SimilarPairs,
+    find_near_duplicates,
+    removed_rows,
+)
+from rayembed_extras.near_duplicates.settings import NearDuplicates
+from rayembed_extras.near_duplicates.signatures import band_keys, bands, pairs_of, shingles
 
 CONFIG = NearDuplicates(threshold=0.7, ngram=3)
 
@@ -99,11 +100,11 @@ def find(
     starts = range(0, len(records), rows_per_part)
     parts = [write_part(str(folder / "parts"), records[i : i + rows_per_part]) for i in starts]
     keep = np.ones(len(records), dtype=bool) if keep is None else keep
-    found = find_near_duplicates(
-        str(folder),
-        str(folder / "working"),
-        *("d", config, parts, keep, read_column(parts, "id_hash"), execute),
+    writer: Any = SimpleNamespace(
+        folder=str(folder), working_folder=str(folder / "working"), dataset="d"
     )
+    ids = read_column(parts, "id_hash")
+    found = find_near_duplicates(config, writer, parts, keep, ids, execute)
     return {records[i].id for i in found.positions}
 
 
@@ -156,8 +157,8 @@ def test_neither_parts_nor_order_decide(tmp_path: Path, monkeypatch: pytest.Monk
     assert first
     assert find(tmp_path / "b", records[::-1], 23) == first
     # Many buckets and many tasks that compare.
-    monkeypatch.setattr("rayembed.data.cleaning.near_duplicates._BANDS_PER_BUCKET", 300)
-    monkeypatch.setattr("rayembed.data.cleaning.near_duplicates.PAIRS_COMPARED", 60)
+    monkeypatch.setattr("rayembed_extras.near_duplicates.find._BANDS_PER_BUCKET", 300)
+    monkeypatch.setattr("rayembed_extras.near_duplicates.find.PAIRS_COMPARED", 60)
     assert find(tmp_path / "c", records, 41) == first
     one, many = (sorted(listed(tmp_path / at), key=lambda row: row["id"]) for at in "ac")
     assert one == many

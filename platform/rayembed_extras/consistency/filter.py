@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
 from rayembed.assets.array_files import load_arrays, save_arrays
 from rayembed.assets.storage import join
@@ -26,7 +27,16 @@ from rayembed.data.engine.index import index_chunks
 from rayembed.data.engine.parts import Part, PartItem, read_table, remedy, table_of, write_table
 from rayembed.data.engine.shuffle import Bucket
 from rayembed.data.engine.work_items import Result, run_resumable
-from rayembed.data.filtering.shards import (
+from rayembed.data.plan.teacher_scores import scores_of_positives
+from rayembed.data.records import Record
+from rayembed.data.vectors.embed import embed_parts
+from rayembed.data.words import normalised_hash
+from rayembed.display.progress import tell
+from rayembed.errors import DataError
+from rayembed.models.versions import VECTORS
+from rayembed.search.tiles import products, tiles_of
+from rayembed_extras.consistency.settings import ConsistencyConfig
+from rayembed_extras.consistency.shards import (
     NOT_THERE,
     CountLanguages,
     Language,
@@ -36,13 +46,6 @@ from rayembed.data.filtering.shards import (
     Shards,
     gather,
 )
-from rayembed.data.plan.teacher_scores import scores_of_positives
-from rayembed.data.records import Record
-from rayembed.data.vectors.embed import embed_parts
-from rayembed.data.words import normalised_hash
-from rayembed.errors import DataError
-from rayembed.models.versions import VECTORS
-from rayembed.search.exact import count_above
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +69,7 @@ def make_filtered(
     Raises:
         DataError: there are no rows, or none stays.
     """
-    config = dataset.consistency
-    assert config is not None
+    config: ConsistencyConfig = getattr(dataset, ConsistencyConfig.kind)
     inputs = {
         "code": CODE_VERSION,
         "settings": config.model_dump(mode="json", exclude={"teacher"}),
@@ -77,7 +79,7 @@ def make_filtered(
         "seed": context.seed if _are_cut(parent.parts, config.shard_rows) else None,
     }
     writer = ArtifactWriter(context.storage, "filtered", dataset.name, inputs, parent)
-    return writer.get_or_make(lambda: _filter(context, dataset, parent.parts, writer))
+    return writer.get_or_make(lambda: _filter(context, config, parent.parts, writer))
 
 
 def _are_cut(parts: Sequence[Part], shard_rows: int) -> bool:
@@ -92,24 +94,28 @@ def _are_cut(parts: Sequence[Part], shard_rows: int) -> bool:
 
 
 def _filter(
-    context: PipelineContext, dataset: DatasetConfig, parts: Sequence[Part], writer: ArtifactWriter
+    context: PipelineContext,
+    config: ConsistencyConfig,
+    parts: Sequence[Part],
+    writer: ArtifactWriter,
 ) -> DatasetArtifact:
-    config, name, execute = dataset.consistency, dataset.name, context.execute
-    assert config is not None
+    name, execute = writer.dataset, context.execute
     total = sum(part.rows for part in parts)
     if not total:
         raise DataError(f"data set {name!r} has no rows; the consistency filter needs some")
     folder, working = writer.folder, writer.working_folder
-    items = [PartItem(part) for part in parts]
+    items = [NumberedPart(part, number) for number, part in enumerate(parts)]
     teacher = writer.settled(context, config)
     vectors = embed_parts(context, name, parts, teacher)
 
     counted = run_resumable(folder, f"languages {name}", CountLanguages(), items, execute)
-    shards = Shards.for_rows(_rows_of(counted), config.shard_rows, context.seed)
+    rows: Counter[Language] = Counter()
+    for result in counted:
+        rows.update(dict(result["languages"]))
+    shards = Shards.for_rows(rows, config.shard_rows, context.seed)
     count = len(shards.languages)
-    sent = [NumberedPart(part, number) for number, part in enumerate(parts)]
     send, scratch = SendVectors(vectors, shards), join(working, "shards")
-    buckets, told = exchange(scratch, f"shards {name}", send, sent, count, execute)
+    buckets, told = exchange(scratch, f"shards {name}", send, items, count, execute)
     task = RankShard(working, buckets)
     numbers = [Bucket(number) for number in range(count)]
     ranked = run_resumable(working, f"rank {name}", task, numbers, execute, "gpu or cpu")
@@ -214,14 +220,6 @@ def _with(record: Record, stays: Sequence[bool]) -> Record:
     )
 
 
-def _rows_of(counted: Sequence[Result]) -> dict[Language, int]:
-    rows: dict[Language, int] = {}
-    for result in counted:
-        for language, count in result["languages"]:
-            rows[language] = rows.get(language, 0) + count
-    return rows
-
-
 Ranks = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Part, row, number among the part's positives, and rank of each positive of some rows, (n,) int64
 each, row after row."""
@@ -292,6 +290,29 @@ def own_ranks(shard: Shard, device: str = "cpu") -> np.ndarray:
     queries = shard.queries if len(row) == len(shard.row) else shard.queries[row]
     higher = count_above(queries, limits, shard.documents, device)
     return np.asarray(1 + higher - _no_rivals_above(shard, row, limits))
+
+
+def count_above(
+    queries: np.ndarray, limits: np.ndarray, documents: np.ndarray, device: str = "cpu"
+) -> np.ndarray:
+    """(Q,) int64 number of documents whose inner product with the query exceeds its limit.
+
+    Args:
+        queries: (Q, D), any float type; products are made in float32.
+        limits: (Q,).
+        documents: (N, D), any float type, read part by part.
+        device: where to count, as in `top_k`.
+    """
+    wanted = torch.from_numpy(queries).to(device).float()
+    counts = torch.zeros(len(queries), dtype=torch.int64, device=device)
+    above = torch.from_numpy(np.asarray(limits, dtype=np.float32)).to(device)[:, None]
+    tiles = tiles_of(wanted.device, wanted.shape[1])
+    for start in range(0, len(documents), tiles.chunk):
+        part = torch.from_numpy(documents[start : start + tiles.chunk]).to(device)
+        for rows, _, scores in products(wanted, part, tiles):
+            counts[rows] += (scores > above[rows]).sum(1)
+        tell(min(start + tiles.chunk, len(documents)) / len(documents))
+    return np.asarray(counts.cpu().numpy())
 
 
 def _no_rivals_above(shard: Shard, row: np.ndarray, limits: np.ndarray) -> np.ndarray:

@@ -18,14 +18,24 @@ from rayembed.config.settings import parse
 from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.engine.parts import Part, read_records, write_part
 from rayembed.data.engine.work_items import EXAMPLES_KEPT, Execute, in_process
-from rayembed.data.filtering import consistency
-from rayembed.data.filtering.consistency import INCONSISTENT, histogram, make_filtered, own_ranks
-from rayembed.data.filtering.shards import NOT_THERE, Shard, Shards
 from rayembed.data.hashes import text_hash
 from rayembed.data.records import Record
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.data.words import normalised_hash
-from rayembed.errors import DataError
+from rayembed.display.progress import hearing
+from rayembed.errors import DataError, RayembedError
+from rayembed.pipeline.checks.model import check_teachers
+from rayembed.search import tiles
+from rayembed.search.tiles import Tiles
+from rayembed_extras.consistency import filter as consistency
+from rayembed_extras.consistency.filter import (
+    INCONSISTENT,
+    count_above,
+    histogram,
+    make_filtered,
+    own_ranks,
+)
+from rayembed_extras.consistency.shards import NOT_THERE, Shard, Shards
 
 embedded: list[int] = []
 
@@ -225,6 +235,12 @@ def test_nothing_left_or_nothing_there_is_an_error(tmp_path: Path) -> None:
         make_filtered(pipeline_context, dataset(), prepared(tmp_path / "no", [], 25))
 
 
+def test_a_teacher_that_cannot_be_loaded_is_refused_before_work(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(RayembedError, match=r"^data\.datasets\.d\.consistency\.teacher cannot"):
+        check_teachers([dataset(teacher=str(tmp_path))])
+
+
 def test_shards_and_languages_are_kept_apart() -> None:
     records = made_up(60, ("de", "en"))
     together = [dataclasses.replace(record, language=None) for record in records]
@@ -290,8 +306,8 @@ def test_what_is_there_is_not_done_again_and_other_weights_are(
     assert changed.folder != first.folder
     assert embedded
     embedded.clear()
-    for module in ("filtering.consistency", "vectors.teacher"):
-        monkeypatch.setattr(f"rayembed.data.{module}.VECTORS", "raised")
+    for module in ("rayembed_extras.consistency.filter", "rayembed.data.vectors.teacher"):
+        monkeypatch.setattr(f"{module}.VECTORS", "raised")
     anew = make_filtered(at(tmp_path, counts), dataset(), before)
     assert anew.folder not in (first.folder, changed.folder)
     assert embedded
@@ -347,6 +363,25 @@ def test_equal_scores_do_not_count_and_own_positives_neither() -> None:
     # The first text is the query of rows 1 and 2; row 2 has it among its positives too.
     asked = dataclasses.replace(shard, itself=np.array([NOT_THERE, 0, 0]))
     assert own_ranks(asked).tolist() == [1, 2, 3, 1]
+
+
+def test_count_above_equals_counting_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    queries = rng.integers(-3, 4, (50, 8)).astype(np.float16)
+    documents = rng.integers(-3, 4, (70, 8)).astype(np.float16)
+    limits = rng.integers(-20, 20, 50)
+    scores = queries.astype(np.int64) @ documents.astype(np.int64).T
+    wanted = (scores > limits[:, None]).sum(1)
+    assert (wanted != (scores >= limits[:, None]).sum(1)).any(), "equal scores are told apart"
+    assert count_above(queries, limits, documents).tolist() == wanted.tolist()
+    monkeypatch.setattr(tiles, "CPU", Tiles(chunk=30, documents=11, scores=77, queries=7))
+    assert count_above(queries, limits, documents).tolist() == wanted.tolist()
+    assert count_above(queries, limits, documents[:0]).tolist() == [0] * 50
+    assert count_above(queries[:0], limits[:0], documents).tolist() == []
+    heard: list[float] = []
+    with hearing(heard.append):
+        count_above(queries, limits, documents)
+    assert heard[-1] == 1
 
 
 def test_scores_of_positives_go_with_them() -> None:

@@ -23,10 +23,16 @@ from typing import NamedTuple
 import numpy as np
 
 from rayembed.assets.storage import join
-from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.rows import RemovedRows, rows_of_parts, some
-from rayembed.data.cleaning.signatures import BandPart, PairsOfBucket, SendPairs, bands
-from rayembed.data.cleaning.verified import (
+from rayembed.data.engine.artifacts import ArtifactWriter
+from rayembed.data.engine.exchange import exchange
+from rayembed.data.engine.parts import Part
+from rayembed.data.engine.shuffle import Bucket
+from rayembed.data.engine.work_items import Execute, run_resumable
+from rayembed.data.plan.scratch import mapped, scratch_folder
+from rayembed_extras.near_duplicates.settings import NearDuplicates
+from rayembed_extras.near_duplicates.signatures import BandPart, PairsOfBucket, SendPairs, bands
+from rayembed_extras.near_duplicates.verified import (
     CandidatePart,
     ComparePairs,
     ListRemoved,
@@ -35,11 +41,6 @@ from rayembed.data.cleaning.verified import (
     SendRows,
     read_similar,
 )
-from rayembed.data.engine.exchange import exchange
-from rayembed.data.engine.parts import Part
-from rayembed.data.engine.shuffle import Bucket
-from rayembed.data.engine.work_items import Execute, run_resumable
-from rayembed.data.plan.scratch import mapped, scratch_folder
 
 BYTES_OF_A_ROW = 32
 """Bytes of scratch for each row of the data set, where all of them are similar to another."""
@@ -152,10 +153,8 @@ PAIRS_COMPARED = 32_768
 
 
 def find_near_duplicates(
-    folder: str,
-    working: str,
-    name: str,
     config: NearDuplicates,
+    writer: ArtifactWriter,
     parts: Sequence[Part],
     keep: np.ndarray,
     id_hash: np.ndarray,
@@ -164,16 +163,16 @@ def find_near_duplicates(
     """Find near-duplicate rows and list them.
 
     Args:
-        folder: keeps the listing.
-        working: keeps what only the next task reads, and the results of the tasks that write it.
-        name: of the data set, for the log.
+        writer: its folder keeps the listing, its `working_folder` what only the next task reads
+            and the results of the tasks that write it.
         keep: (rows,) bool of the rows to look at.
         id_hash: (rows,) int64 of the rows' ids, by which the one that stays is chosen.
 
     Raises:
         StorageFullError: this machine has too little scratch for so many rows.
     """
-    scratch = join(working, "near-duplicates")
+    name, folder = writer.dataset, writer.folder
+    scratch = join(writer.working_folder, "near-duplicates")
     tasks = _compared(scratch, name, config, parts, keep, execute)
 
     def similar() -> Iterator[SimilarPairs]:

@@ -1,1 +1,0 @@
-"""Consistency filtering: keeps pairs whose document a weak model retrieves."""

@@ -1,0 +1,9 @@
+"""The job of the consistency filter, as `rayembed` lists it."""
+
+from rayembed.jobs.table import DATA, Command
+
+FILTER = Command(
+    DATA,
+    "Keep the pairs whose document a weak model finds by itself (consistency).",
+    "rayembed_extras.consistency.job:run_filter_job",
+)

@@ -1,0 +1,29 @@
+"""Settings of the consistency filter."""
+
+from typing import ClassVar
+
+from pydantic import PositiveInt
+
+from rayembed.config.mining import TeacherStep
+
+
+class ConsistencyConfig(TeacherStep):
+    """Keeps pairs whose document a weak model retrieves (Nomic Embed v2, section 4.2)."""
+
+    kind: ClassVar[str] = "consistency"
+    folder: ClassVar[str] = "filtered"
+    after: ClassVar[str] = "records"
+    heading: ClassVar[str] = "filter"
+    done: ClassVar[str] = "filtered for consistency"
+    made_by: ClassVar[str] = "rayembed_extras.consistency.filter:make_filtered"
+
+    top_k: PositiveInt = 2
+    """Maximum rank of a pair's document within its query's shard (2 in Nomic Embed v2, 20 in Arctic
+    Embed)."""
+    shard_rows: PositiveInt = 1_000_000
+    """Rows of a shard, from one data set and one language."""
+
+    @property
+    def summary(self) -> str:
+        """Maximum rank and teacher."""
+        return f"top {self.top_k} by {self.teacher}"

@@ -1,0 +1,1 @@
+"""Removal of rows whose text nearly equals that of another row."""
