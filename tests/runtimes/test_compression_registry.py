@@ -37,7 +37,7 @@ def test_a_variant_loads_with_only_its_requirements_visible(tmp_path):
     for name, folder in made.items():
         lines = (folder / "requirements.txt").read_text().split()
         of_format = format_requirements(tmp_path / name)
-        assert lines == [*pip_requirements(None if of_format else name), *of_format]
+        assert lines == [*pip_requirements([] if of_format else [ADDED[name]]), *of_format]
         conda = yaml.safe_load((folder / "conda.yaml").read_text())
         assert {"pip": lines} in conda["dependencies"]
         rest = set(lines) - set(shared)

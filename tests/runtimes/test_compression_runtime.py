@@ -21,12 +21,12 @@ from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import check_loadable, load_model, saved_widths
 from rayembed.models.loading.saved_folder import read_settings
 from rayembed.models.passes.encoding import corpus_context, encode
-from rayembed.models.passes.runtime_model import RuntimeModel
 from rayembed.models.saving.export import read_compression
 from rayembed.models.sentence_module import as_sentence_transformer
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings
 from rayembed_extras.compression import trace
 from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.runtime_model import RuntimeModel
 from rayembed_extras.compression.runtimes import Onnx, OpenVINO
 from rayembed_extras.serving import on_ray as serving_on_ray
 from rayembed_extras.serving.app import make_app

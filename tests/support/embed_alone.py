@@ -8,6 +8,8 @@ import json
 import sys
 from pathlib import Path
 
+CODE = ("rayembed", "rayembed_extras")
+
 
 def main(asked):
     told = {"errors": {}, "vectors": {}}
@@ -20,7 +22,7 @@ def main(asked):
             model = mlflow.pyfunc.load_model(folder)
         except Exception as error:  # noqa: BLE001  rayembed's code is each folder's own
             told["errors"][kind] = repr(error)
-            for name in [name for name in sys.modules if name.partition(".")[0] == "rayembed"]:
+            for name in [name for name in sys.modules if name.partition(".")[0] in CODE]:
                 del sys.modules[name]
             continue
         told["vectors"][kind] = [

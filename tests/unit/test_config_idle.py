@@ -8,7 +8,6 @@ import torch
 from tiny_models import save_encoder
 from torch.nn import functional
 
-from rayembed.config.backbone import GraphConfig
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.idle import idle_clusters, idle_settings, without_idle_clusters
 from rayembed.config.override import override
@@ -100,11 +99,10 @@ def test_a_graphs_number_type_is_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_encoder(tmp_path / "model")
-    graph = GraphConfig(runtime="onnx", precision="float32", file="graph.onnx")
     asked = ModelUnderTest(reference=str(tmp_path / "model"), dtype="bfloat16")
     rayembed_spec(asked)
     assert "no effect" not in caplog.text
-    monkeypatch.setattr("rayembed.evaluation.rayembed_spec.read_graph", lambda folder: graph)
+    monkeypatch.setattr("rayembed.evaluation.rayembed_spec.stated_format", lambda folder: "graph")
     assert rayembed_spec(asked.model_copy(update={"dtype": "auto"})).settings.dtype == "saved"
     assert "no effect" not in caplog.text
     assert rayembed_spec(asked).settings.dtype == "saved"

@@ -8,8 +8,9 @@ from typing import Literal
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from rayembed.config import table
 from rayembed.config.settings import Settings, kind_of, members
-from rayembed.config.table import Table
+from rayembed.config.table import Table, entry_points
 
 
 class Fruit(Settings):
@@ -114,3 +115,17 @@ def test_a_wrong_entry_point_is_left_out_and_told_with_its_package(
 def test_tables_cost_no_torch() -> None:
     code = "import rayembed.config.table, sys; assert not {'torch', 'ray'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_entry_points_of_code_that_comes_later_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a registered model does, which a process loads after another one."""
+    monkeypatch.setattr(table, "COMPANIONS", ("comes_later",))
+    assert entry_points("a.group") == []
+    (tmp_path / "comes_later" / "flat").mkdir(parents=True)
+    (tmp_path / "comes_later" / "__init__.py").touch()
+    lines = "[a.group]\none = comes_later.flat:ONE\n"
+    (tmp_path / "comes_later" / "flat" / "entry_points.txt").write_text(lines)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [point.value for point in entry_points("a.group")] == ["comes_later.flat:ONE"]

@@ -8,7 +8,6 @@ import pyarrow.fs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from rayembed.assets import cache, storage
 from rayembed.assets import resolver as object_storage
@@ -16,7 +15,6 @@ from rayembed.assets.cache import filled
 from rayembed.assets.names import below, check_inside, folder_name
 from rayembed.assets.storage import download_folder, list_files
 from rayembed.assets.stored_folder import StoredFolder
-from rayembed.config.backbone import GraphConfig
 from rayembed.data.engine.artifacts import DatasetArtifact
 from rayembed.data.held_out.part import check_set
 from rayembed.data.plan.batch_plan import BatchPlan
@@ -146,13 +144,6 @@ def test_modules_lie_in_their_folder(path, tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ArtifactError, match="no path inside its folder"):
         read_modules(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["../graph.onnx", "/tmp/graph.onnx", "a/graph.onnx"])
-def test_graphs_lie_in_their_folder(name):
-    for setting in ("file", "context_file"):
-        with pytest.raises(ValidationError):
-            GraphConfig(**{"runtime": "onnx", "file": "graph.onnx", setting: name})
 
 
 def test_names_in_a_manifest_stay_in_its_storage():

@@ -199,20 +199,21 @@ COMPANIONS = ("rayembed_extras", "rayembed_papers")
 
 def entry_points(group: str) -> list[EntryPoint]:
     """Entry points of a group, sorted by name."""
-    found = [point for point in _of_companions() if point.group == group]
-    return sorted([*found, *metadata.entry_points(group=group)], key=lambda point: point.name)
+    found = [*metadata.entry_points(group=group)]
+    for package in COMPANIONS:
+        spec = find_spec(package)  # each time: the code of a registered model may bring one
+        for folder in (spec and spec.submodule_search_locations) or ():
+            found += [point for point in _points_in(folder) if point.group == group]
+    return sorted(found, key=lambda point: point.name)
 
 
 @cache
-def _of_companions() -> tuple[EntryPoint, ...]:
+def _points_in(folder: str) -> tuple[EntryPoint, ...]:
     found = []
-    for package in COMPANIONS:
-        spec = find_spec(package)
-        for folder in (spec and spec.submodule_search_locations) or ():
-            for file in sorted(Path(folder).glob("**/entry_points.txt")):
-                lines = ConfigParser(delimiters=("=",), interpolation=None)
-                lines.optionxform = str  # type: ignore[assignment,method-assign]
-                lines.read_string(file.read_text(encoding="utf-8"))
-                for group in lines.sections():
-                    found += [EntryPoint(*item, group) for item in lines.items(group)]
+    for file in sorted(Path(folder).glob("**/entry_points.txt")):
+        lines = ConfigParser(delimiters=("=",), interpolation=None)
+        lines.optionxform = str  # type: ignore[assignment,method-assign]
+        lines.read_string(file.read_text(encoding="utf-8"))
+        for group in lines.sections():
+            found += [EntryPoint(*item, group) for item in lines.items(group)]
     return tuple(found)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayembed.assets.folder_formats import stated_format
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.model import ModelConfig
@@ -36,7 +37,6 @@ from rayembed.machine.hardware import Precision
 from rayembed.models.contract import EmbeddingModel, Tokenizer, Tokens
 from rayembed.models.loading.files import check_weight_files, count_parameters, weights_fingerprint
 from rayembed.models.loading.load import check_loadable, computed_dtype, load_model, saved_widths
-from rayembed.models.loading.saved_folder import read_graph
 from rayembed.models.passes.encoding import encode, encode_context
 from rayembed.models.saving.export import read_compression
 from rayembed.models.tokens import PrefixTokenizer
@@ -279,13 +279,13 @@ def rayembed_spec(
     reference = pinned_reference(settings.reference, tracking_uri)
     folder = find_folder(reference, tracking_uri)
     config = check_loadable(folder)
-    graph = read_graph(folder)
-    if graph is not None:  # its number types are its own
+    own_format = stated_format(folder)
+    if own_format is not None:  # its number types are its own
         if settings.dtype not in ("auto", "saved"):
             logger.warning(
-                "model.dtype=%s has no effect on %s: a graph of a CPU runtime computes in the "
-                "number types that it was made with",
-                *(settings.dtype, settings.reference),
+                "model.dtype=%s has no effect on %s: a model in the format %r computes in "
+                "the number types that it was made with",
+                *(settings.dtype, settings.reference, own_format),
             )
         settings = settings.model_copy(update={"dtype": "saved"})
     elif settings.dtype not in ("saved", "tf32"):
@@ -303,13 +303,13 @@ def rayembed_spec(
         dimensions=_dimensions(settings, folder),
         max_lengths=lengths_read(config, settings.max_length),
         prompts=prompts,
-        num_parameters=count_parameters(folder) if graph is None else _counted(folder),
+        num_parameters=count_parameters(folder) if own_format is None else _counted(folder),
         places=config.context_places,
     )
 
 
 def _counted(folder: Path) -> int | None:
-    """Parameters of the model that a graph was made of."""
+    """Parameters of the model that one without weights was made of."""
     told = read_compression(folder)
     return None if told is None else int(told["weights"])
 

@@ -24,8 +24,7 @@ from rayembed.models.loading.files import read_json
 from rayembed.models.loading.load import computed_dtype, load_model
 from rayembed.models.loading.saved_folder import SETTINGS_FILE
 from rayembed.models.passes.encoding import corpus_context
-from rayembed.models.passes.runtime_model import RuntimeModel
-from rayembed.models.transformer_model import TransformerModel, write_files
+from rayembed.models.transformer_model import TransformerModel
 
 
 class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not typed
@@ -110,12 +109,9 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
         Raises:
             ArtifactError: a weight is not finite, or what the model gives for a text.
         """
-        if isinstance(self.model, RuntimeModel):
-            self.model.write_files(Path(output_path))
-        else:
-            check_finite(self.model.state_dict().items(), "the model")
-            self.model.check_passes("the model")
-            write_files(self.model, Path(output_path))
+        check_finite(self.model.state_dict().items(), "the model")
+        self.model.check_passes("the model")
+        self.model.write_files(Path(output_path))
 
     @classmethod
     def load(

@@ -114,9 +114,30 @@ class TransformerModel(EmbeddingModel):
         check_not_quantised(self.parts)
         with new_folder(folder) as written:
             written.mkdir()
-            write_files(self, written, instructions=instructions)
+            self.write_files(written, instructions=instructions)
             check_finite_files(written)
             self.check_passes(f"the model {str(folder)!r}")
+
+    def write_files(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
+        """Write the files of the model into an existing folder."""
+        import safetensors.torch
+
+        if not self.config.has_plain_format:
+            (folder / "backbone").mkdir(exist_ok=True)
+            write_json(folder / "config.json", {"model_type": MODEL_TYPE, "kind": self.config.kind})
+        for name, part in self.parts.items():
+            part.save_pretrained(str(part_folder(folder, name)), state_dict=merged_state(part))
+        head = {name: value.contiguous() for name, value in self.head.state_dict().items()}
+        if head:
+            safetensors.torch.save_file(head, folder / POOLING_FILE)
+        for name, pretrained in self.part_tokenizers.items():
+            tokenizer = _padding_tokenizer(self) if name == "backbone" else pretrained
+            save_tokenizer(tokenizer, part_folder(folder, name))
+        architecture_of(self.config).write_more(self, folder)
+        write_settings(self, folder)
+        modules = architecture_of(self.config).write_sentence_files(self, folder)
+        write_sentence_files(self, modules, folder, instructions or {})
+        let_all_read(folder)
 
 
 class PooledTransformer(TransformerModel):
@@ -151,30 +172,6 @@ class PooledTransformer(TransformerModel):
         if pooled.shape[1] > self.dimensions[0]:
             pooled = pooled[:, : self.dimensions[0]]
         return EmbedOutput(functional.normalize(pooled, dim=-1))
-
-
-def write_files(
-    model: TransformerModel, folder: Path, *, instructions: Mapping[str, str] | None = None
-) -> None:
-    """Write the files of a model into an existing folder."""
-    import safetensors.torch
-
-    if not model.config.has_plain_format:
-        (folder / "backbone").mkdir(exist_ok=True)
-        write_json(folder / "config.json", {"model_type": MODEL_TYPE, "kind": model.config.kind})
-    for name, part in model.parts.items():
-        part.save_pretrained(str(part_folder(folder, name)), state_dict=merged_state(part))
-    head = {name: value.contiguous() for name, value in model.head.state_dict().items()}
-    if head:
-        safetensors.torch.save_file(head, folder / POOLING_FILE)
-    for name, pretrained in model.part_tokenizers.items():
-        tokenizer = _padding_tokenizer(model) if name == "backbone" else pretrained
-        save_tokenizer(tokenizer, part_folder(folder, name))
-    architecture_of(model.config).write_more(model, folder)
-    write_settings(model, folder)
-    modules = architecture_of(model.config).write_sentence_files(model, folder)
-    write_sentence_files(model, modules, folder, instructions or {})
-    let_all_read(folder)
 
 
 def write_settings(model: TransformerModel, folder: Path, **more: Any) -> None:

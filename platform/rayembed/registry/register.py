@@ -3,14 +3,15 @@
 import json
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rayembed.assets.finite import check_finite_files
-from rayembed.config.backbone import RUNTIME_PACKAGES, Runtime
+from rayembed.assets.folder_formats import FolderFormat, format_of
 from rayembed.config.model import architecture_classes
+from rayembed.config.table import COMPANIONS
 from rayembed.registry.aliases import version_turn
 from rayembed.registry.mlflow_run import (
     FINGERPRINT_TAG,
@@ -43,15 +44,13 @@ REQUIRED = (
 pip finds."""
 
 
-def pip_requirements(runtime: Runtime | None = None) -> list[str]:
+def pip_requirements(packages: Iterable[str] = ()) -> list[str]:
     """Requirements of the served model, pinned to this environment's versions.
 
     Args:
-        runtime: of a model of graphs; None: it has weights for torch.
+        packages: further ones, that a folder's format needs.
     """
-    names = {*REQUIRED, *_of_other_packages()}
-    if runtime is not None:
-        names.add(RUNTIME_PACKAGES[runtime])
+    names = {*REQUIRED, *_of_other_packages(), *packages}
     # A local build (`2.13.0+cpu`) is on no index.
     return sorted(f"{name}=={version(name).partition('+')[0]}" for name in names)
 
@@ -212,12 +211,11 @@ def _log_model(
     return str(model.model_id)
 
 
-def _runtime(folder: Path) -> Runtime | None:
-    """Runtime of a model of graphs; None for other models."""
-    path = folder / "rayembed.json"
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    graph = settings.get("graph")
-    return None if graph is None else cast(Runtime, graph["runtime"])
+def _code(own: FolderFormat | None) -> list[str]:
+    """Folders of the code that travels with a model: this package's, and extras of its format."""
+    package = Path(__file__).parents[1]
+    top = "" if own is None else own.load.__module__.partition(".")[0]
+    return [str(package), *([str(package.with_name(top))] if top in COMPANIONS else [])]
 
 
 def _save_pyfunc(
@@ -227,6 +225,8 @@ def _save_pyfunc(
     import mlflow.pyfunc
     from mlflow.models import Model
 
+    own = format_of(folder)
+    packages = () if own is None else own.packages(folder)
     metadata = {"task": TASK}
     described = Model(
         artifact_path=_FOLDER,
@@ -242,8 +242,8 @@ def _save_pyfunc(
         artifacts={_FOLDER: str(folder.absolute())},
         signature=_signature(),
         input_example={"input": ["What is a whale?", "Whales are mammals that live in the sea."]},
-        pip_requirements=[*pip_requirements(_runtime(folder)), *format_requirements(folder)],
-        code_paths=[str(Path(__file__).parents[1])],
+        pip_requirements=[*pip_requirements(packages), *format_requirements(folder)],
+        code_paths=_code(own),
         model_config=dict(config),
         metadata=metadata,
         # Else MLflow takes uv's files of the working directory along, somebody's project that has

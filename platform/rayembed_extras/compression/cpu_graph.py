@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
-from rayembed.config.backbone import Floats, GraphConfig, GraphPrecision, Runtime
 from rayembed.errors import ArtifactError, ConfigError, require_packages
 from rayembed_extras.compression.contract import CalibrationText, Compressed, Compression, Source
+from rayembed_extras.compression.settings import Floats, GraphConfig, GraphPrecision, Runtime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,7 +82,7 @@ class CpuGraph(Compression):
         """
         from rayembed.models.loading.load import empty_model
         from rayembed.models.loading.saved_folder import SETTINGS_FILE
-        from rayembed.models.passes.runtime_model import check_trainable
+        from rayembed.models.loading.start import check_trainable
         from rayembed_extras.compression.matrices import matrices_of
         from rayembed_extras.compression.trace import trace
 
@@ -106,7 +106,7 @@ class CpuGraph(Compression):
         from rayembed.assets.finite import check_finite
         from rayembed.models.loading.load import load_model
         from rayembed.models.loading.saved_prompts import saved_instructions
-        from rayembed.models.passes.runtime_model import check_trainable
+        from rayembed.models.loading.start import check_trainable
         from rayembed.models.saving.export import check_target, new_folder
         from rayembed_extras.compression.matrices import matrices_of, statistics_of
 
@@ -215,7 +215,7 @@ def _write_files(
         architecture.write_part_settings(part, folder / name)
         save_tokenizer(model.part_tokenizers[name], folder / name)
     architecture.write_more(model, folder)
-    write_settings(model, folder, graph=graph.model_dump(mode="json"))
+    write_settings(model, folder, format="graph", graph=graph.model_dump(mode="json"))
     write_sentence_files(model, [SentenceModule("", OWN_MODULE)], folder, instructions or {})
     let_all_read(folder)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rayembed.config.backbone import Floats, Runtime
 from rayembed_extras.compression.cpu_graph import CpuGraph
+from rayembed_extras.compression.settings import Floats, Runtime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +39,7 @@ class Onnx(CpuGraph):
         if self.precision == "float32":
             plain.rename(target)
             return
-        from rayembed.models.passes.graphs import import_onnxruntime
+        from rayembed_extras.compression.graphs import import_onnxruntime
 
         if self.precision == "int8-dynamic":
             import_onnxruntime()
@@ -99,7 +99,7 @@ class OpenVINO(CpuGraph):
         batches: "Sequence[Mapping[str, np.ndarray]]",
     ) -> None:
         """Write the graph and its weights, with int8 products as asked."""
-        from rayembed.models.passes.graphs import import_openvino
+        from rayembed_extras.compression.graphs import import_openvino
 
         openvino = import_openvino()
         model = openvino.Core().read_model(plain)
@@ -127,7 +127,7 @@ class OpenVINO(CpuGraph):
 
     def int8_weights(self, target: Path) -> int:
         """Number of int8 weights in a written graph."""
-        from rayembed.models.passes.graphs import import_openvino
+        from rayembed_extras.compression.graphs import import_openvino
 
         ops = import_openvino().Core().read_model(target).get_ops()
         constants = [op for op in ops if op.get_type_name() == "Constant"]
@@ -141,7 +141,7 @@ class OpenVINO(CpuGraph):
 
 def _quiet_nncf() -> Any:
     """The module `nncf`, which reports nothing and says what is wrong alone."""
-    from rayembed.models.passes.graphs import without_telemetry
+    from rayembed_extras.compression.graphs import without_telemetry
 
     without_telemetry()
     import nncf

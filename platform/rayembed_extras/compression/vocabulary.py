@@ -79,7 +79,6 @@ class Vocabulary(Compression):
         )
         from rayembed.models.passes.encoding import encode
         from rayembed.models.saving.export import check_target, new_folder
-        from rayembed.models.transformer_model import write_files
         from rayembed_extras.compression.cutting import keep_words
         from rayembed_extras.compression.matrices import statistics_of, statistics_of_cut
 
@@ -110,7 +109,7 @@ class Vocabulary(Compression):
             written.mkdir()
             # Not by `save`: with the whole tokenizer the model embeds nothing.
             instructions = saved_instructions(source.folder, model.config)
-            write_files(model, written, instructions=instructions)
+            model.write_files(written, instructions=instructions)
             for name, pretrained in model.part_tokenizers.items():
                 _write_tokenizer(part_folder(written, name), pretrained, kept[name])
             check_finite_files(written)

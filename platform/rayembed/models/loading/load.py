@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 import torch
 
+from rayembed.assets.folder_formats import format_of
 from rayembed.config.backbone import Dtype, DtypeSetting, Tf32
 from rayembed.config.model import ModelConfig
 from rayembed.config.types import Role
@@ -20,13 +21,11 @@ from rayembed.models.loading.saved_folder import (
     default_instructions,
     load_head,
     part_folders,
-    read_graph,
     read_settings,
     saved_dimensions,
 )
 from rayembed.models.loading.sentence_folder import Stated, check_default_prompt, read_stated
 from rayembed.models.passes.fitting import room_for
-from rayembed.models.passes.runtime_model import check_graph, load_runtime_model
 from rayembed.models.transformer_model import TransformerModel
 from rayembed.models.vocabulary import check_vocabulary, check_words
 
@@ -42,22 +41,23 @@ def load_model(
     causal mask. Embeddings are always of unit length.
 
     Args:
-        dtype: of weights and activations; None: what `computed_dtype` gives for the device. Graphs
-            of a CPU runtime keep their own.
+        dtype: of weights and activations; None: what `computed_dtype` gives for the device. A
+            folder of a format of its own keeps its types.
         device: that computes, such as `cuda:1`. Graphs of a CPU runtime stay on the CPU.
 
     Raises:
         ArtifactError: nothing of the kind, damaged, or with parts that are not supported.
-        ConfigError: a graph whose runtime is not installed.
+        ConfigError: a folder of a format that nothing here reads.
         DeviceMemoryError: the device has no room for it.
     """
     folder = Path(folder)
     _check_is_model(folder)
-    if read_graph(folder) is not None:
-        _check_saved(folder)
-        return load_runtime_model(folder)
-    dtype = dtype or computed_dtype(folder, on=str(device))
     model: TransformerModel
+    if (own := format_of(folder)) is not None:
+        _check_saved(folder)
+        model = own.load(folder)
+        return model
+    dtype = dtype or computed_dtype(folder, on=str(device))
     if (folder / SETTINGS_FILE).is_file():
         _check_saved(folder)
         model = load_saved(folder, dtype=dtype)
@@ -229,8 +229,8 @@ def check_loadable(folder: Path) -> ModelConfig:
         _check_saved(folder)
         config = read_settings(folder)
         folders = part_folders(config, folder)
-        if read_graph(folder) is not None:
-            check_graph(folder)
+        if (own := format_of(folder)) is not None:
+            own.check(folder)
             architecture_of(config).tokenizer(config, folders)
             return config
         for name, at in folders.items():

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from rayembed.config.backbone import Dtype, GraphConfig
+from rayembed.config.backbone import Dtype
 from rayembed.config.model import ModelConfig
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError
@@ -50,23 +50,6 @@ def read_settings(folder: Path, *, dtype: Dtype | None = None) -> ModelConfig:
         return config
     backbone = config.backbone.model_copy(update={"dtype": dtype})
     return config.model_copy(update={"backbone": backbone})
-
-
-def read_graph(folder: Path) -> GraphConfig | None:
-    """How the graphs of a saved model are run; None: it has weights for torch.
-
-    Raises:
-        ArtifactError: not a settings file, or of a later format.
-    """
-    if not (folder / SETTINGS_FILE).is_file():
-        return None
-    stated = _read_settings_file(folder / SETTINGS_FILE).get("graph")
-    try:
-        return None if stated is None else GraphConfig.model_validate(stated)
-    except ValidationError as error:
-        raise ArtifactError(
-            f"the settings of the graph in {str(folder)!r} do not hold: {error}"
-        ) from error
 
 
 def default_instructions(folder: Path) -> dict[Role, str]:

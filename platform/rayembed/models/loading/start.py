@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from rayembed.assets.folder_formats import stated_format
 from rayembed.config.model import ModelConfig
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.architecture import architecture_of
@@ -20,7 +21,6 @@ from rayembed.models.loading.saved_folder import (
     read_settings,
 )
 from rayembed.models.loading.sentence_folder import load_projections, read_modules
-from rayembed.models.passes.runtime_model import check_trainable
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ def find_start(folders: Path | Mapping[str, Path], config: ModelConfig) -> Start
 
     Raises:
         ArtifactError: modules or settings that are not supported, or no folder for a part.
-        ConfigError: projections behind the pooling that are not the config's; or a graph of a CPU
-            runtime, which has no weights.
+        ConfigError: projections behind the pooling that are not the config's; or a model
+            without weights for torch.
     """
     folder = folders["backbone"] if isinstance(folders, Mapping) else folders
     check_trainable(folder)
@@ -76,6 +76,15 @@ def find_start(folders: Path | Mapping[str, Path], config: ModelConfig) -> Start
             start = start._replace(load_head=None)
         start.folders[name] = part_within(folders[name], name)
     return start
+
+
+def check_trainable(folder: Path) -> None:
+    """Raise ConfigError where a model that something is to start from has no weights for torch."""
+    if (name := stated_format(folder)) is not None:
+        raise ConfigError(
+            f"{str(folder)!r} is a model in the format {name!r} without weights that could be "
+            "trained or changed; take the model that it was made of"
+        )
 
 
 def part_within(folder: Path, name: str) -> Path:

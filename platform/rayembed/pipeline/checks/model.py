@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from rayembed.assets.folder_formats import stated_format
 from rayembed.assets.resolver import is_unpacked, resolve, resolve_model
 from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25, Prompts
@@ -32,7 +33,6 @@ from rayembed.models.architecture import architecture_of
 from rayembed.models.contract import PromptTokenizer
 from rayembed.models.loading.build import check_buildable
 from rayembed.models.loading.load import check_loadable, empty_model, saved_widths
-from rayembed.models.loading.saved_folder import read_graph
 from rayembed.models.transformer_model import TransformerModel
 from rayembed.pipeline.checks.network import check_asked
 from rayembed.search.faiss_library import require_faiss
@@ -164,9 +164,9 @@ def _check_states(stage: StageConfig, model: TransformerModel) -> None:
         setting = f"stages.{stage.name}.hidden_states.teacher"
         _check_encoder(setting, stage.hidden_states.teacher)
         folder = resolve_model(stage.hidden_states.teacher)
-        if read_graph(folder) is not None:
+        if (name := stated_format(folder)) is not None:
             raise ConfigError(
-                f"{setting}: {str(folder)!r} is a graph of a CPU runtime, which has no layers to "
+                f"{setting}: {str(folder)!r} is a model in the format {name!r}, without layers to "
                 "compare; name the model that it was made of"
             )
         check_comparable(setting, model, empty_model(folder))

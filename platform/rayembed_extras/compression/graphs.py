@@ -12,14 +12,11 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from rayembed.config.backbone import GraphConfig, Runtime
 from rayembed.errors import ArtifactError, require_packages
+from rayembed_extras.compression.settings import GraphConfig, Runtime
 
 Run = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 """Takes a graph's inputs by name, others are left out, and gives its output."""
-
-PACKAGES: dict[Runtime, tuple[str, ...]] = {"onnx": ("onnxruntime",), "openvino": ("openvino",)}
-"""Modules that run a graph."""
 
 _TELEMETRY = "openvino_telemetry"
 

@@ -9,24 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from rayembed.config.backbone import GraphConfig
+from rayembed.assets.folder_formats import FolderFormat
 from rayembed.config.model import ModelConfig
 from rayembed.errors import ArtifactError, ConfigError, DataError, require_packages
 from rayembed.models.architecture import architecture_of
 from rayembed.models.contract import EmbedOutput, PromptTokenizer
+from rayembed.models.loading.files import read_json
 from rayembed.models.loading.saved_folder import (
     SETTINGS_FILE,
     default_instructions,
     part_folders,
-    read_graph,
     read_settings,
     saved_dimensions,
 )
 from rayembed.models.loading.saved_prompts import saved_instructions
-from rayembed.models.passes.graphs import PACKAGES, Graph
+from rayembed.models.loading.start import check_trainable
 from rayembed.models.transformer_model import TransformerModel
+from rayembed_extras.compression.graphs import Graph
+from rayembed_extras.compression.settings import RUNTIME_PACKAGES, GraphConfig
 
 
 class RuntimeModel(TransformerModel):
@@ -116,7 +119,7 @@ class RuntimeModel(TransformerModel):
 
     def recompute_layers(self, number: int | None = None, between_products: int = 0) -> None:
         """Refuse, as there are none."""
-        raise no_training(self.folder, self.graph)
+        check_trainable(self.folder)
 
     def compile_layers(self, backend: str = "inductor") -> None:
         """Do nothing: the runtime has compiled the graph."""
@@ -128,39 +131,30 @@ class RuntimeModel(TransformerModel):
         Raises:
             ConfigError: always.
         """
-        raise no_training(self.folder, self.graph)
+        check_trainable(self.folder)
 
-    def save(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
-        """Write the graphs and all beside them to another folder, atomically, with the corpus.
+    def write_files(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
+        """Write the model's files into a folder, with the corpus.
 
         Raises:
-            ArtifactError: the folder holds something else than a model of rayembed.
             ConfigError: other instructions than those of the model that the graph was made of.
-            StorageFullError: there is no room for it.
         """
-        from rayembed.models.saving.export import new_folder
-
         own = saved_instructions(self.folder, self.config)
         if instructions and dict(instructions) != own:
             raise ConfigError("a graph keeps its prompts; give them to the model it is made of")
-        with new_folder(folder) as written:
-            self.write_files(written)
-
-    def write_files(self, folder: Path) -> None:
-        """Write the model's files into a folder, which may exist."""
         shutil.copytree(self.folder, folder, dirs_exist_ok=True)
         architecture_of(self.config).write_more(self, folder)
 
 
 def load_runtime_model(folder: Path) -> RuntimeModel:
-    """The model of graphs in a folder; the graphs are opened when they are first run.
+    """The model of the folder's graphs, which are opened when they are first run.
 
     Raises:
         ArtifactError: no such model, or files are missing.
         ConfigError: the runtime is not installed.
     """
     graph = check_graph(folder)
-    require_packages(f"the graph in {str(folder)!r}", "compress", *PACKAGES[graph.runtime])
+    require_packages(f"the graph in {str(folder)!r}", "compress", *runtime_packages(folder))
     config = read_settings(folder)
     architecture = architecture_of(config)
     tokenizer = architecture.tokenizer(config, part_folders(config, folder))
@@ -171,15 +165,27 @@ def load_runtime_model(folder: Path) -> RuntimeModel:
     return model
 
 
+def read_graph(folder: Path) -> GraphConfig:
+    """How the graphs of a saved model are run.
+
+    Raises:
+        ArtifactError: the folder's settings have none, or such as do not hold.
+    """
+    try:
+        return GraphConfig.model_validate(read_json(folder / SETTINGS_FILE).get("graph"))
+    except ValidationError as error:
+        raise ArtifactError(
+            f"the settings of the graph in {str(folder)!r} do not hold: {error}"
+        ) from error
+
+
 def check_graph(folder: Path) -> GraphConfig:
     """Settings of the graphs in a folder, after checking that their files are there.
 
     Raises:
-        ArtifactError: one is missing, or the folder is that of another model.
+        ArtifactError: one is missing, or as `read_graph`.
     """
     graph = read_graph(folder)
-    if graph is None:
-        raise ArtifactError(f"{str(folder)!r} holds no graph")
     named = [name for name in (graph.file, graph.context_file) if name is not None]
     named += [name.removesuffix(".xml") + ".bin" for name in named if name.endswith(".xml")]
     missing = [name for name in named if not (folder / name).is_file()]
@@ -191,18 +197,13 @@ def check_graph(folder: Path) -> GraphConfig:
     return graph
 
 
-def check_trainable(folder: Path) -> None:
-    """Raise ConfigError where a model that something is to start from has graphs for weights."""
-    if (graph := read_graph(folder)) is not None:
-        raise no_training(folder, graph)
+def runtime_packages(folder: Path) -> tuple[str, ...]:
+    """The package of the runtime of a folder's graphs."""
+    return (RUNTIME_PACKAGES[read_graph(folder).runtime],)
 
 
-def no_training(folder: Path, graph: GraphConfig) -> ConfigError:
-    """Error where something starts from the model of graphs in a folder."""
-    return ConfigError(
-        f"{str(folder)!r} is a graph for {graph.runtime} ({graph.precision}) without weights that "
-        "could be trained or changed; take the model that it was made of"
-    )
+GRAPH = FolderFormat(load_runtime_model, check_graph, runtime_packages)
+"""Folders whose `rayembed.json` has the settings of graphs."""
 
 
 def _of_graph(graph: Graph, batch: Mapping[str, Tensor]) -> Tensor:

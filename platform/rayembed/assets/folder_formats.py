@@ -1,0 +1,60 @@
+"""Model folders without weights for torch, which a package reads by the format that they name."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayembed.config.table import NamedTable
+from rayembed.errors import ArtifactError, ConfigError
+
+
+@dataclass(frozen=True)
+class FolderFormat:
+    """How a package reads the folders of its format."""
+
+    load: Callable[[Path], Any]
+    """Gives the model, a `TransformerModel` in evaluation mode; raises ArtifactError where files
+    are missing or damaged, ConfigError where a package is not installed."""
+    check: Callable[[Path], object]
+    """Raises ArtifactError where files are missing; loads nothing."""
+    packages: Callable[[Path], tuple[str, ...]]
+    """Gives the packages that reading a folder needs beside those of every model."""
+
+
+FORMATS = NamedTable("rayembed.folder_formats", FolderFormat, "format of model folders", {})
+
+
+def stated_format(folder: Path) -> str | None:
+    """Name of the format of a saved model; None: it has weights for torch.
+
+    Raises:
+        ArtifactError: its settings cannot be read.
+    """
+    path = folder / "rayembed.json"
+    if not path.is_file():
+        return None
+    try:
+        name: str | None = json.loads(path.read_text(encoding="utf-8")).get("format")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ArtifactError(f"cannot read {str(path)!r}: {error}") from error
+    return name
+
+
+def format_of(folder: Path) -> FolderFormat | None:
+    """What reads a saved model that has a format; None: it has weights for torch.
+
+    Raises:
+        ArtifactError: its settings cannot be read.
+        ConfigError: no package that is installed reads the format.
+    """
+    name = stated_format(folder)
+    formats = {} if name is None else FORMATS.members()
+    if name is not None and name not in formats:
+        raise ConfigError(
+            f"{str(folder)!r} is a model in the format {name!r}, which nothing that is installed "
+            "reads; rayembed_extras/compression reads 'graph', with what "
+            "pip install 'rayembed[compress]' installs"
+        )
+    return None if name is None else formats[name]
