@@ -21,19 +21,15 @@ EXAMPLES = 20
 HISTOGRAM_EDGES = np.linspace(-1.0, 1.0, 101)
 """Edges of 100 bins of width 0.02; cosines outside by rounding count in the outer bins."""
 
-_NO_SCORES = np.zeros(len(HISTOGRAM_EDGES) - 1, dtype=np.int64)
 _COUNTS = ("mined", "without_negatives", "short", "vague", "candidates")
 _SHOWN_CHARACTERS = 300
 
 
-def histogram(scores: np.ndarray) -> str:
-    """Counts of scores in the 100 bins, as one text of space-separated numbers.
-
-    A single process holds the histograms of all parts, and a text takes a tenth of the memory of
-    numbers.
-    """
+def histogram(scores: np.ndarray) -> list[int]:
+    """Counts of scores in the 100 bins."""
     inside = np.clip(scores.astype(np.float64), -1.0, 1.0)
-    return " ".join(map(str, np.histogram(inside, bins=HISTOGRAM_EDGES)[0]))
+    counts: list[int] = np.histogram(inside, bins=HISTOGRAM_EDGES)[0].tolist()
+    return counts
 
 
 def refused_counts(lists: Sequence[Candidates], copies: int, given: int) -> dict[str, int]:
@@ -98,18 +94,12 @@ def write_examples(folder: str, part: str, examples: Mapping[int, Mapping[str, A
 
 def add_up_blocks(results: Sequence[Result]) -> Result:
     """Report of a unit from those of its blocks of parts."""
-    sums = _sums(results)
-    histograms = [
-        {name: " ".join(map(str, numbers)) for name, numbers in of_teacher.items()}
-        for of_teacher in sums["histograms"]
-    ]
     return {
-        **sums,
+        **_sums(results),
         "rows_in": sum(result["rows_in"] for result in results),
         "rows_out": sum(result["rows_out"] for result in results),
         "rejected": {},
         "parts": [part for result in results for part in result["parts"]],
-        "histograms": histograms,
     }
 
 
@@ -127,9 +117,7 @@ def _sums(results: Sequence[Result]) -> dict[str, Any]:
         "refused": dict(sorted(refused.items())),
         "histograms": [
             {
-                name: sum(
-                    (np.array(one[name].split(" "), np.int64) for one in of_teacher), _NO_SCORES
-                ).tolist()
+                name: np.sum([one[name] for one in of_teacher], axis=0).tolist()
                 for name in of_teacher[0]
             }
             for of_teacher in zip(*(result["histograms"] for result in results), strict=True)

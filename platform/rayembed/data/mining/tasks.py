@@ -335,7 +335,7 @@ def _reader(records: Sequence[Record], corpus: Corpus, given: bool) -> ReadTexts
 def _histograms(
     decided: Sequence[Sequence[RankedCandidates]],
     chosen: Sequence[Sequence[Sequence[SelectedNegative]]],
-) -> list[dict[str, str]]:
+) -> list[dict[str, list[int]]]:
     """Histograms of each teacher's scores that the rule used, over parts."""
     found = []
     for number in range(len(decided[0])):

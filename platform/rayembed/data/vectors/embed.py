@@ -84,7 +84,7 @@ class Vectors:
 
     def texts(self, part: Part) -> PartTexts:
         """Index of the part's texts; raises as `queries`."""
-        loaded = read_copied(self._path(part, _LAST), load_arrays)
+        loaded = read_copied(self.path(part, _LAST), load_arrays)
         return PartTexts(**{name: loaded[name] for name in PartTexts.__dataclass_fields__})
 
     def queries(self, part: Part) -> np.ndarray:
@@ -93,15 +93,15 @@ class Vectors:
         Raises:
             ArtifactError: the file is missing, is not what was written, or holds NaN or infinity.
         """
-        return _load(self._path(part, "queries.npy"))
+        return _load(self.path(part, "queries.npy"))
 
     def documents(self, part: Part) -> np.ndarray:
         """(M, D) float16 unit vectors, one for each distinct positive; raises as `queries`."""
-        return read_copied(self._path(part, "documents.npy"), _load)
+        return read_copied(self.path(part, "documents.npy"), _load)
 
     def has(self, part: Part, of: Texts = "rows") -> bool:
         """Whether all files of some of the part's texts exist."""
-        return all(exists(self._path(part, name)) for name in _FILES_OF[of])
+        return all(exists(self.path(part, name)) for name in _FILES_OF[of])
 
     def missing(self, parts: Sequence[Part], of: Texts = "rows") -> list[PartItem]:
         """Parts of which vectors of some texts are missing."""
@@ -116,21 +116,16 @@ class Vectors:
         self, part: Part, queries: np.ndarray, documents: np.ndarray, texts: PartTexts
     ) -> None:
         """Write the part's files."""
-        save_array(self._path(part, "queries.npy"), queries.astype(np.float16))
-        save_array(self._path(part, "documents.npy"), documents.astype(np.float16))
-        save_arrays(self._path(part, _LAST), **vars(texts))
+        save_array(self.path(part, "queries.npy"), queries.astype(np.float16))
+        save_array(self.path(part, "documents.npy"), documents.astype(np.float16))
+        save_arrays(self.path(part, _LAST), **vars(texts))
 
     def given(self, part: Part) -> np.ndarray:
         """(G, D) float16 unit vectors, one for each distinct negative of the rows.
 
         Raises as `queries`.
         """
-        return _load(self._path(part, f"{_GIVEN}.npy"))
-
-    def save_given(self, part: Part, given: np.ndarray, texts: Sequence[str]) -> None:
-        """Write the vectors of the part's own negatives, with the hashes of their texts."""
-        hashes = np.array([text_hash(text) for text in texts], dtype=np.int64)
-        self.save_file(f"{part.digest}.{_GIVEN}", given.astype(np.float16), hashes)
+        return _load(self.path(part, f"{_GIVEN}.npy"))
 
     def file(self, name: str) -> VectorFile:
         """The file that `save_file` wrote by that name."""
@@ -147,11 +142,8 @@ class Vectors:
         save_array(texts, hashes)
         save_array(path, vectors)
 
-    def path(self, part: Part, kind: Literal["queries", "documents"]) -> str:
-        """Path of one of the part's files of vectors."""
-        return self._path(part, f"{kind}.npy")
-
-    def _path(self, part: Part, name: str) -> str:
+    def path(self, part: Part, name: str) -> str:
+        """Path of one of the part's files, such as `queries.npy`."""
         return join(self.folder, f"{part.digest}.{name}")
 
 
@@ -186,7 +178,8 @@ class EmbedPart:
         encoder = self.load(self.config, self.vectors.weights, device)
         found = [finite(self.config, some, encoder(some, role)) for some, role in pieces(asked)]
         if self.of == "given":
-            self.vectors.save_given(part, found[-1], texts)
+            hashes = np.array([text_hash(text) for text in texts], dtype=np.int64)
+            self.vectors.save_file(f"{part.digest}.{_GIVEN}", found[-1].astype(np.float16), hashes)
         else:
             queries = found[0] if self.of == "rows" else found[0][:0]
             self.vectors.save(part, queries, found[-1], known)

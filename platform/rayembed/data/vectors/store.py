@@ -297,11 +297,11 @@ def further_name(part: str, role: Role, hashes: np.ndarray) -> str:
 
 
 def _queries(vectors: Vectors, part: Part) -> VectorFile:
-    return VectorFile(vectors.path(part, "queries"), lambda: read_column([part], "query_hash"))
+    return VectorFile(vectors.path(part, "queries.npy"), lambda: read_column([part], "query_hash"))
 
 
 def _positives(vectors: Vectors, part: Part) -> VectorFile:
-    return VectorFile(vectors.path(part, "documents"), lambda: vectors.texts(part).text_hash)
+    return VectorFile(vectors.path(part, "documents.npy"), lambda: vectors.texts(part).text_hash)
 
 
 def _texts(record: Record, role: Role, num_negatives: int) -> list[str]:
