@@ -57,7 +57,6 @@ def test_workers_that_die_whenever_they_come_back_are_not_waited_for_without_end
 @pytest.mark.parametrize(
     ("workers", "told"),
     [
-        (Workers(number=4, cpus_per_task=1.0), "cpus_per_task 1 is more than the 0 CPUs"),
         (Workers(number=5), "workers=5 need 1 CPUs each, whole on one node, and 4 fit"),
         (Workers(number=2, cpus=2.0), "workers=2 need 2 CPUs each, whole on one node, and 1 fit"),
         (Workers(gpu=True), "need 1 CPUs and 1 GPUs each, whole on one node, and 0 fit"),

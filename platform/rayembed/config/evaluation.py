@@ -126,9 +126,6 @@ class EvaluationPlacement(RuntimeSettings):
     tasks_at_once: PositiveInt | None = None
     """Tasks that run side by side, each in a process of its own that holds the task's queries and
     scores, not its corpus; None: one more than workers, at most 8."""
-    cpus_per_task: float = Field(default=0.0, ge=0)
-    """CPUs that Ray reserves for each running task, which fits classifiers and clusters; 0: tasks
-    share what there is."""
     keep_embeddings: Literal["float32", "float16", "none"] = "float32"
     """Number type of embeddings kept in storage, for a restart and for tasks with the same texts.
     `float16` takes half the room and moves scores by about 1e-4; `none` keeps none."""
@@ -144,11 +141,7 @@ class EvaluationPlacement(RuntimeSettings):
 
     def asks_ray(self) -> dict[str, bool]:
         """Setting → whether its value needs Ray."""
-        return {
-            "workers": self.workers > 1,
-            "tasks_at_once": self.tasks_at_once is not None,
-            "cpus_per_task": bool(self.cpus_per_task),
-        }
+        return {"workers": self.workers > 1, "tasks_at_once": self.tasks_at_once is not None}
 
 
 class ResultsPlace(Settings):

@@ -184,7 +184,9 @@ def _use(run: Run, registered_model: str | None, share: float, *, scored: bool) 
 
 def _elsewhere(run: Run) -> str:
     """What other loaders need to be told, and what they do differently."""
-    prompts = {role: run.model.prompt(text, role) for role, text in _instructions(run).items()}
+    default = run.default_instructions()
+    roles: tuple[Role, ...] = get_args(Role)
+    prompts = {role: run.model.prompt(default.get(role, ""), role) for role in roles}
     told = (
         "LangChain's `HuggingFaceEmbeddings` loads the same folder with "
         '`encode_kwargs={"prompt_name": "document"}` and '
@@ -204,12 +206,6 @@ def _elsewhere(run: Run) -> str:
             "that are shorter than both are the same."
         )
     return told
-
-
-def _instructions(run: Run) -> dict[Role, str]:
-    """Instructions that stand before texts of a role by default."""
-    default = run.default_instructions()
-    return {role: default.get(role, "") for role in get_args(Role)}
 
 
 def _with_sentence_transformers(run: Run, prompt: str) -> str:

@@ -182,9 +182,8 @@ def run_on_workers(
     hears of their progress.
     """
     progress = ray.remote(num_cpus=0)(PoolProgress).remote()
-    run = ray.remote(num_cpus=workers.cpus_per_task, max_retries=2, scheduling_strategy="SPREAD")(
-        _run
-    )
+    # Tasks share the CPUs that there are.
+    run = ray.remote(num_cpus=0, max_retries=2, scheduling_strategy="SPREAD")(_run)
     waiting = deque(longest_first(jobs))
     flying: dict[Any, Job] = {}
     asked, began = time.monotonic(), None
@@ -257,11 +256,4 @@ def _check_room(workers: Workers) -> None:
             f"placement.workers={workers.number} need {wanted} each, whole on one node, and {fit} "
             f"fit: the cluster's nodes have {there}. Ask for fewer workers or less for each"
             + (", or compute on CPUs (placement.use_gpu=false)" if workers.gpu else "")
-        )
-    left = sum(node.get("CPU", 0.0) for node in nodes) - workers.number * workers.cpus
-    if workers.cpus_per_task > left:
-        raise PlacementError(
-            f"placement.cpus_per_task {workers.cpus_per_task:g} is more than the {left:g} CPUs of "
-            f"the cluster that {workers.number} workers leave: no task would ever begin; ask for "
-            "fewer workers, or for 0 to share their CPUs"
         )

@@ -80,8 +80,6 @@ class Workers:
     tasks_at_once: int | None = None
     """Tasks that run side by side; None: one more than workers, so that none waits while a task
     computes its score, at most 8."""
-    cpus_per_task: float = 0.0
-    """CPUs reserved for each running task."""
     tries: int = 5
     """Tries of texts whose worker dies, also of those that only waited for it: which of them it
     died over cannot be told."""

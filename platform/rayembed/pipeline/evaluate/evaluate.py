@@ -124,7 +124,6 @@ def workers_of(run: EvaluationRun) -> Workers:
         threads=placement.threads_per_worker,
         gpu=placement.on_gpu,
         tasks_at_once=placement.tasks_at_once,
-        cpus_per_task=placement.cpus_per_task,
     )
 
 
