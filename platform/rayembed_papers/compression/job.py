@@ -25,26 +25,22 @@ def _measure(args: argparse.Namespace, context: JobContext) -> None:
     from rayembed_papers.compression.report import ordering_table, score_table
 
     storage = absolute_storage(args.storage_path)
-    seeds = range(args.seeds)
     began, until = time.monotonic(), args.minutes and args.minutes * 60
     scores: dict[int, dict[Cell, float]] = {}
     took: list[float] = []
     late = False
-    for seed in seeds:
-        of_seed = scores.setdefault(seed, {})
-        cells = measure(seed, layers=args.layers, steps=args.steps, storage=storage)
-        for cell, score, seconds in cells:
-            of_seed[cell] = score
-            took.append(seconds)
-            left = NUM_CELLS * args.seeds - len(took)
-            logger.info(
-                "seed %d, %s %s %s: %.4f in %.0f s; %d of %d are left, about %.0f minutes",
-                *(seed, cell.method, cell.structure, cell.recovery, score, seconds),
-                *(left, NUM_CELLS * args.seeds, left * statistics.mean(took) / 60),
-            )
-            late = until is not None and time.monotonic() - began > until
-            if late:
-                break
+    given = {"layers": args.layers, "steps": args.steps, "storage": storage}
+    cells = ((seed, found) for seed in range(args.seeds) for found in measure(seed, **given))
+    for seed, (cell, score, seconds) in cells:
+        scores.setdefault(seed, {})[cell] = score
+        took.append(seconds)
+        left = NUM_CELLS * args.seeds - len(took)
+        logger.info(
+            "seed %d, %s %s %s: %.4f in %.0f s; %d of %d are left, about %.0f minutes",
+            *(seed, cell.method, cell.structure, cell.recovery, score, seconds),
+            *(left, NUM_CELLS * args.seeds, left * statistics.mean(took) / 60),
+        )
+        late = until is not None and time.monotonic() - began > until
         if late:
             break
     tables = [score_table(scores), ordering_table(scores)]

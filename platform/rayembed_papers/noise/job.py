@@ -1,6 +1,7 @@
 """The noise job: from its arguments to a table of what unrelated text takes from models' scores."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rayembed.assets.storage import join, write_atomic
@@ -57,32 +58,17 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
 
 
 def noise_table(scores: Mapping[str, "NoiseScores"]) -> Table:
-    """Tasks in rows; of each model the score, that with noise, and the drop."""
-    title = "Unrelated words behind every text"
-    return Table(["task", *scores], _rows(scores), title=title, align="lr")
-
-
-def _rows(scores: Mapping[str, "NoiseScores"]) -> list[list[str]]:
-    """Name of a task and `clean → noisy (−drop)` of each model; the mean last."""
+    """Tasks in rows, their mean last; of each model `clean → noisy (difference)`."""
     tasks = list(next(iter(scores.values())).clean)
-    rows = []
-    for task in tasks:
-        name, score = heading(task)
-        cells = [_cell(found.clean[task], found.noisy[task]) for found in scores.values()]
-        rows.append([f"{name}, {score}" if score else name, *cells])
-    means = [
-        _cell(_mean([f.clean[t] for t in tasks]), _mean([f.noisy[t] for t in tasks]))
-        for f in scores.values()
-    ]
-    return [*rows, ["mean", *means]]
+    some = {", ".join(filter(None, heading(task))): [task] for task in tasks} | {"mean": tasks}
+    rows = [[label, *(_cell(found, of) for found in scores.values())] for label, of in some.items()]
+    title = "Unrelated words behind every text"
+    return Table(["task", *scores], rows, title=title, align="lr")
 
 
-def _cell(clean: float, noisy: float) -> str:
+def _cell(found: "NoiseScores", tasks: Sequence[str]) -> str:
+    clean, noisy = (fmean(scores[task] for task in tasks) for scores in (found.clean, found.noisy))
     return f"{clean:.3f} → {noisy:.3f} ({noisy - clean:+.3f})"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _quickstarts(run: Run) -> dict[str, str]:
