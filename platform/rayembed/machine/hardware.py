@@ -50,7 +50,8 @@ _GPU_PASS = 3.5e12
 """Parameters times tokens that a GPU computes while the host launches a pass of a small encoder:
 16 ms for the 175 kernels of BERT base's forward pass beside an H200 (80 to 90 microseconds of
 Python for each, benchmarks/log), at 400 TFLOP/s. A 7B LLM has ten times the kernels, but hides
-their launches behind its products; 500 of its tokens stand for what the GPU itself loses in a pass."""
+their launches behind its products; 500 of its tokens stand for what the GPU itself loses in a
+pass."""
 _GPU_PASS_RANGE = (256, 16_384)
 
 _GPU_FLOPS = 4e14

@@ -4,8 +4,8 @@ for packed texts.
 SDPA's flash kernel for CPUs is slow in bf16 where texts are short: products in float32 took two
 thirds to a third of its time, and their gradients lie nearer to those of float64
 (benchmarks/attention_speed.py, benchmarks/log); attention dropout sends SDPA to a path that is
-slower still. The products gain while the scores at hand stay in the processor's cache, so they go by
-groups of texts; long texts go to SDPA.
+slower still. The products gain while the scores at hand stay in the processor's cache, so they go
+by groups of texts; long texts go to SDPA.
 """
 
 import inspect
