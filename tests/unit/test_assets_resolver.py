@@ -8,7 +8,6 @@ from rayembed.assets.resolver import copy_to_cache, is_unpacked, resolve, resolv
 from rayembed.config.override import override
 from rayembed.config.types import SHORT_NAMES, expanded_name
 from rayembed.errors import AssetError, ConfigError
-from rayembed.pipeline.data.corpus_job import run_corpus_job
 from rayembed.pipeline.evaluate.job import run_evaluation_job
 from rayembed.pipeline.register.job import run_register_job
 from rayembed.recipes.catalogue import get_recipe
@@ -88,7 +87,6 @@ def test_a_job_takes_a_short_name_for_what_it_stands_for(loader):
     )
     if loader:
         return
-    assert run_corpus_job.arguments([*asked, "--documents", "x", "--output", "x"]).model == meant
     assert run_register_job.arguments(asked).model == meant
 
 

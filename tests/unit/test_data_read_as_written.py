@@ -22,6 +22,7 @@ from rayembed.config.held_out import HeldOutIds
 from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
 from rayembed.data.given_rows import rows_file
 from rayembed.data.held_out.choice import listed_values
+from rayembed.data.mining.documents import documents_in
 from rayembed.data.sources import files
 from rayembed.data.sources.cells import looks_like_list
 from rayembed.data.sources.files import list_pieces
@@ -29,7 +30,6 @@ from rayembed.data.sources.rows import Row, lines_of, read_rows
 from rayembed.errors import ArtifactError, ConfigError, DataError, RayembedError
 from rayembed.evaluation.own_data import find_files, write_set
 from rayembed.evaluation.own_tables import OwnTable, write_tables
-from rayembed.pipeline.data.corpus_job import documents_in
 
 ODD = "\",\n\t;[]{}'\\%?*&#\r\ufeff\u2028\u2029\x85\x0b\x0c\x1c\u200b 0é漢😀|"
 """Signs that some format, or some reader of lines, takes for more than signs."""

@@ -2,7 +2,6 @@
 
 import json
 import random
-import sys
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from tiny_folders import tiny_settings
 from tiny_models import save_cde_stages, save_encoder
 
 from rayembed.config.settings import parse
-from rayembed.data.clusters.corpus import cluster_representatives, clustered_context
-from rayembed.errors import ConfigError, DataError
+from rayembed.errors import DataError
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.loading.build import build_model
 from rayembed.models.loading.files import weights_fingerprint
@@ -21,7 +19,6 @@ from rayembed.models.loading.load import check_loadable, load_model
 from rayembed.models.loading.saved_prompts import saved_instructions
 from rayembed.models.passes.encoding import corpus_context, encode, encode_context, random_documents
 from rayembed.models.sentence_module import as_sentence_transformer
-from rayembed.pipeline.data.corpus_job import run_corpus_job, save_with_corpus
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox jumps over the lazy dog", "Paris"]
 CORPUS = ["dogs live in ancient places", "paris is the capital", "7 foxes", "the world of cats", ""]
@@ -66,28 +63,13 @@ def test_each_document_is_drawn_as_often():
     assert all(180 < count < 320 for count in counts.values()), counts
 
 
-def test_one_document_of_each_cluster_is_nearest_to_its_centre():
-    rng = np.random.default_rng(0)
-    centres = np.eye(8)[:4]
-    rows = np.concatenate([c + 0.05 * rng.normal(size=(25, 8)) for c in centres])
-    chosen = cluster_representatives(rows, 4, seed=0)
-    assert sorted(row // 25 for row in chosen) == [0, 1, 2, 3]
-    for row in chosen:
-        own = rows[row // 25 * 25 : row // 25 * 25 + 25]
-        unit = own / np.linalg.norm(own, axis=1, keepdims=True)
-        mean = unit.mean(0)
-        assert (unit @ mean).argmax() == row % 25
-    assert cluster_representatives(rows[:3], 4, seed=0) == [0, 1, 2]
-
-
 def test_the_context_of_a_corpus_is_of_its_documents(model):
     every = encode_context(model, CORPUS[:4])
-    for context in (corpus_context(model, CORPUS), clustered_context(model, CORPUS, seed=0)):
-        assert context.shape[1] == 32
-        assert 1 <= len(context) <= 3
-        assert torch.cdist(context, every).min(dim=1).values.max() < 1e-5
+    context = corpus_context(model, CORPUS)
+    assert context.shape[1] == 32
+    assert 1 <= len(context) <= 3
+    assert torch.cdist(context, every).min(dim=1).values.max() < 1e-5
     assert corpus_context(model, ["", " "]) is None
-    assert clustered_context(model, [], seed=0) is None
 
 
 def test_encoding_in_a_context(model):
@@ -172,35 +154,6 @@ def test_other_models_take_no_corpus(tmp_path):
         module.set_corpus(CORPUS)
 
 
-@pytest.mark.parametrize("pick", ["random", "clusters"])
-def test_the_job_gives_a_model_its_corpus(model, tmp_path, capsys, pick):
-    model.save(tmp_path / "plain")
-    documents = tmp_path / "corpus.jsonl"
-    documents.write_text("".join(json.dumps({"body": text}) + "\n" for text in CORPUS))
-    asked = ["--model", str(tmp_path / "plain"), "--documents", str(documents)]
-    asked += ["--output", str(tmp_path / "with"), "--pick", pick]
-    assert run_corpus_job([*asked, "--column", "body"], about=None) == 0
-    own = load_model(tmp_path / "with")
-    assert f"corpus of {len(own.corpus)} context documents" in capsys.readouterr().out
-    choose = corpus_context if pick == "random" else clustered_context
-    assert torch.equal(own.corpus, choose(model, CORPUS, seed=0))
-    assert run_corpus_job(asked, about=None) == 2
-    assert "--column" in capsys.readouterr().err
-
-
-def test_the_job_keeps_what_the_folder_says_of_tasks(model, tmp_path):
-    told = {"SciFact": "scientific claim: ", "Topics": "clustering: "}
-    model.save(tmp_path / "plain", instructions=told)
-    save_with_corpus(str(tmp_path / "plain"), CORPUS, tmp_path / "with", pick="random", seed=0)
-    kept = [
-        json.loads((tmp_path / name / "config_sentence_transformers.json").read_text())
-        for name in ("plain", "with")
-    ]
-    assert kept[0] == kept[1]
-    assert kept[1]["prompts"]["Topics"] == "clustering: "
-    assert saved_instructions(tmp_path / "with", model.config) == told
-
-
 def test_instructions_are_read_back_from_their_template(tmp_path):
     """One that was taken away too."""
     prompts = {
@@ -216,43 +169,6 @@ def test_instructions_are_read_back_from_their_template(tmp_path):
     assert saved_instructions(tmp_path, config) == {"A": "tell", "B": ""}
     path.unlink()
     assert saved_instructions(tmp_path, config) == {}
-
-
-def test_what_the_job_cannot_do_is_told_before_a_model_is_loaded(
-    model, tmp_path, monkeypatch, capsys
-):
-    def load_model(folder):
-        raise AssertionError("work began")
-
-    save_encoder(tmp_path / "encoder")
-    model.save(tmp_path / "plain")
-    monkeypatch.setattr("rayembed.models.loading.load.load_model", load_model)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").write_text("mine")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
-
-    def error(**changes):
-        asked = {
-            "model": tmp_path / "plain",
-            "documents": tmp_path / "texts.jsonl",
-            "output": tmp_path / "with",
-        } | changes
-        arguments = [part for name, value in asked.items() for part in (f"--{name}", str(value))]
-        assert run_corpus_job(arguments, about=None) > 0
-        return capsys.readouterr().err
-
-    assert "it holds files of something else" in error(output=tmp_path / "full")
-    assert "'biencoder', which takes no corpus" in error(model=tmp_path / "encoder")
-    assert "neither config.json nor modules.json" in error(model=tmp_path / "empty")
-    assert "nothing" in error(documents=tmp_path / "nothing.jsonl")
-
-
-def test_clusters_without_faiss_are_refused_before_documents_are_embedded(model, monkeypatch):
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    monkeypatch.setattr(model, "embed_context", None)
-    with pytest.raises(ConfigError, match="FAISS"):
-        clustered_context(model, CORPUS, seed=0)
 
 
 def test_embedding_a_corpus_tells_how_far_it_is(model):

@@ -36,15 +36,14 @@ from rayembed.evaluation.tables import ScoreKey
 from rayembed.machine import hardware
 from rayembed.machine.device import SeenGpus
 from rayembed.machine.hardware import Precision
-from rayembed.models import transformer_model
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.cde.model import CDE
 from rayembed.models.loading.build import build_model
 from rayembed.models.loading.files import weights_fingerprint
-from rayembed.models.loading.load import load_model, saved_dtype
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import corpus_context
 from rayembed.models.sentence_module import as_sentence_transformer
-from rayembed.pipeline.data.corpus_job import save_with_corpus
 from rayembed.pipeline.evaluate import evaluate as evaluation
 from rayembed.pipeline.evaluate import run_scorer
 from rayembed.pipeline.evaluate.run_scorer import RunScorer
@@ -424,10 +423,7 @@ def test_a_cluster_without_a_free_node_is_not_waited_for_without_end(machine, mo
     assert "no node had {'CPU': 1} free for 60 s" in caplog.text
 
 
-@pytest.mark.parametrize("pick", ["random", "clusters"])
-def test_a_corpus_is_embedded_in_what_is_fast_and_the_model_saved_as_it_was(
-    machine, monkeypatch, tmp_path, pick
-):
+def test_a_corpus_is_embedded_in_what_is_fast(machine, monkeypatch, tmp_path):
     folder = save_cde(tmp_path)
     seen, embed = [], CDE.embed_context
 
@@ -436,12 +432,7 @@ def test_a_corpus_is_embedded_in_what_is_fast_and_the_model_saved_as_it_was(
         return embed(model, batch)
 
     monkeypatch.setattr(CDE, "embed_context", spy)
-    # Before it is saved three texts are embedded, in the type that is saved.
-    monkeypatch.setattr(transformer_model, "check_vectors", lambda model, what: None)
     machine(EMULATED)
-    texts, output = ["one", "two words", "three more words", "four", "five"], tmp_path / "with"
-    save_with_corpus(str(folder), texts, output, pick=pick, seed=0)
+    texts = ["one", "two words", "three more words", "four", "five"]
+    corpus_context(load_model(folder, device="cpu"), texts)
     assert set.union(*seen) == {torch.float32}
-    assert saved_dtype(output) == "bfloat16"
-    before, after = (load_model(f, dtype="bfloat16").state_dict() for f in (folder, output))
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())

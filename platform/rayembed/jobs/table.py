@@ -86,11 +86,6 @@ JOBS = NamedTable(
             "Register a model with its scores in MLflow, promote it by gates, or roll back.",
             "rayembed.pipeline.register.job:run_register_job",
         ),
-        "corpus": Command(
-            SERVE,
-            "Give a CDE model a corpus: some documents, embedded once, saved with it.",
-            "rayembed.pipeline.data.corpus_job:run_corpus_job",
-        ),
         "completion": Command(
             SERVE,
             "Print a script that completes this command in a shell.",

@@ -16,6 +16,7 @@ from rayembed.assets.storage import check_writable, is_remote, join
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import EvaluationPlacement
 from rayembed.config.run import Run
+from rayembed.data.mining.documents import documents_in
 from rayembed.data.plan.batch_plan import TRAINING, BatchPlan
 from rayembed.display.progress import doing
 from rayembed.errors import ArtifactError, ConfigError, StorageError
@@ -25,7 +26,6 @@ from rayembed.machine.cores import num_cores
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import check_loadable, computed_dtype
 from rayembed.models.saving.export import read_compression
-from rayembed.pipeline.data.corpus_job import documents_in
 from rayembed.pipeline.evaluate.variants import (
     Scored,
     Variant,

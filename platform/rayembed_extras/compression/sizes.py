@@ -18,6 +18,7 @@ from rayembed.config.run import Run, without_general
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.engine.parts import read_records
+from rayembed.data.mining.documents import documents_in
 from rayembed.display.progress import doing
 from rayembed.display.tables import Cell, Table
 from rayembed.errors import ConfigError
@@ -27,7 +28,6 @@ from rayembed.losses.vector_distillation import VectorDistillation
 from rayembed.models.layers import layers_of
 from rayembed.models.loading.load import check_loadable, empty_model
 from rayembed.pipeline.checks.files import check_at_hand
-from rayembed.pipeline.data.corpus_job import documents_in
 from rayembed.pipeline.data.jobs import do_steps
 from rayembed.pipeline.evaluate.guard import own_tasks
 from rayembed.pipeline.evaluate.variants import (

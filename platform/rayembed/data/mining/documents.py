@@ -3,7 +3,8 @@
 Parts of documents are Parquet files of one column, `text`, named by their content.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from rayembed.data.engine.work_items import Result, add_up, run_resumable
 from rayembed.data.hashes import text_hash
 from rayembed.data.sources.cells import read_column
 from rayembed.data.sources.files import FilePiece, list_pieces
-from rayembed.data.sources.rows import BadRow, Row, read_rows
+from rayembed.data.sources.rows import BadRow, Row, check_columns, read_rows
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
 from rayembed.data.words import normalised_hash
 from rayembed.errors import DataError
@@ -163,6 +164,29 @@ def documents_of(row: Row | BadRow, column: str) -> list[str] | str:
     except UnicodeEncodeError:  # JSON lets half of a surrogate pair through
         return "not valid Unicode"
     return found
+
+
+def documents_in(path: str, column: str) -> Iterator[str]:
+    """All texts of a column of Parquet, JSONL or CSV files, in their order.
+
+    Raises:
+        ConfigError: no such column; at once.
+        DataError: nothing there, at once; later a row without a text there.
+    """
+    pieces = list_pieces(path)
+    check_columns(pieces[0], {"--column": column})
+
+    def texts() -> Iterator[str]:
+        rows = itertools.chain.from_iterable(read_rows(piece, (column,)) for piece in pieces)
+        for row in rows:
+            found = documents_of(row, column)
+            if isinstance(found, str):
+                if found == "no text":
+                    continue  # an empty document stands for nothing
+                raise DataError(f"{row.origin}: {found}; leave the row out")
+            yield from found
+
+    return texts()
 
 
 def _shown(row: Row | BadRow) -> str:

@@ -1,7 +1,6 @@
 """The corpus job: a contextual model gets the corpus in whose context it embeds texts."""
 
 import argparse
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -32,12 +31,12 @@ def save_with_corpus(
         DataError: the corpus has no document.
     """
     from rayembed.assets.resolver import resolve_model
-    from rayembed.data.clusters.corpus import clustered_context
     from rayembed.machine.hardware import default_device
     from rayembed.models.loading.load import check_loadable, load_model, saved_dtype
     from rayembed.models.loading.saved_prompts import saved_instructions
     from rayembed.models.passes.encoding import corpus_context
     from rayembed.models.saving.export import check_target, read_compression, write_compression
+    from rayembed_extras.corpora.clusters import clustered_context
 
     check_target(output)
     folder = resolve_model(reference)
@@ -86,34 +85,9 @@ def _progress() -> Callable[[int, int], None]:
     return progress
 
 
-def documents_in(path: str, column: str) -> Iterator[str]:
-    """All texts of a column of Parquet, JSONL or CSV files, in their order.
-
-    Raises:
-        ConfigError: no such column; at once.
-        DataError: nothing there, at once; later a row without a text there.
-    """
-    from rayembed.data.mining.documents import documents_of
-    from rayembed.data.sources.files import list_pieces
-    from rayembed.data.sources.rows import check_columns, read_rows
-
-    pieces = list_pieces(path)
-    check_columns(pieces[0], {"--column": column})
-
-    def texts() -> Iterator[str]:
-        rows = itertools.chain.from_iterable(read_rows(piece, (column,)) for piece in pieces)
-        for row in rows:
-            found = documents_of(row, column)
-            if isinstance(found, str):
-                if found == "no text":
-                    continue  # an empty document stands for nothing
-                raise DataError(f"{row.origin}: {found}; leave the row out")
-            yield from found
-
-    return texts()
-
-
 def _give_corpus(args: argparse.Namespace, context: JobContext) -> None:
+    from rayembed.data.mining.documents import documents_in
+
     documents = documents_in(args.documents, args.column)
     output = Path(args.output)
     number = save_with_corpus(args.model, documents, output, pick=args.pick, seed=args.seed)

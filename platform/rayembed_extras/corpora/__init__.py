@@ -1,0 +1,1 @@
+"""Corpora of contextual models: documents in whose context texts are embedded."""
