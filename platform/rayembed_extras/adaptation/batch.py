@@ -3,6 +3,7 @@ independent of workers, micro-batches and earlier draws.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,18 +58,12 @@ class MaskedSteps:
             mask(ids, masking, self.vocabulary, seed=self.seed, step=number_of_draw, slot=slot)
             for ids, slot in zip(sequences, slots, strict=True)
         ]
-        number = {code: place for place, code in enumerate(self.plan.languages)}
-        return MaskedBatch(
-            step=step,
-            input_ids=[one.input_ids for one in masked],
-            places=[one.places for one in masked],
-            words=[one.words for one in masked],
-            language=np.array([number[code] for code in codes], dtype=np.int64),
-        )
+        languages = self.plan.languages
+        language = np.array([languages.index(code) for code in codes], dtype=np.int64)
+        return MaskedBatch(step, *map(list, zip(*masked, strict=True)), language=language)
 
 
-@dataclass(frozen=True)
-class MaskedSequence:
+class MaskedSequence(NamedTuple):
     """A masked sequence and its prediction targets."""
 
     input_ids: np.ndarray

@@ -1,7 +1,8 @@
 """Reading of a corpus: locations, and each text with its language or a rejection reason."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rayembed.assets.storage import below
 from rayembed.config.document import fingerprint
@@ -83,21 +84,19 @@ def read_texts(texts: TextsConfig, item: FilePiece) -> Iterator[Text | RejectedR
             yield RejectedRow(row.reason, row.shown)
             continue
         try:
-            text = text_in(row.values, source.text)
-            language = texts.language
-            if source.language is not None:
-                language = name_in(row.values, source.language)
+            yield _text(texts, row.values)
         except RowError as error:
             yield RejectedRow(str(error), repr(dict(row.values))[:_SHOWN_CHARACTERS])
-            continue
-        yield _checked(text, language)
 
 
-def _checked(text: str | None, language: str | None) -> Text | RejectedRow:
+def _text(texts: TextsConfig, values: Mapping[str, Any]) -> Text:
+    source = texts.source
+    text = text_in(values, source.text)
     if text is None or not text.strip():
-        return RejectedRow(NO_TEXT, repr(text)[:_SHOWN_CHARACTERS])
+        raise RowError(NO_TEXT)
     if not is_unicode(text):
-        return RejectedRow(NOT_UNICODE, repr(text)[:_SHOWN_CHARACTERS])
+        raise RowError(NOT_UNICODE)
+    language = texts.language if source.language is None else name_in(values, source.language)
     if language is None:
-        return RejectedRow(NO_LANGUAGE, repr(text)[:_SHOWN_CHARACTERS])
+        raise RowError(NO_LANGUAGE)
     return Text(text, language)

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from rayembed.pipeline.job import Job, JobContext, option, work_begins
-from rayembed_extras.clean_runs.request import (
+from rayembed_extras.clean_runs.contents import (
     DATA,
     FREED,
     STATES,

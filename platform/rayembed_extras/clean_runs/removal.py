@@ -22,17 +22,22 @@ from rayembed.errors import ArtifactError, ConfigError
 from rayembed.pipeline.run.folders import RUNS, SWEEPS, locked_place
 from rayembed_extras.clean_runs.contents import (
     CHECKPOINTS,
+    DATA,
+    FOLDER,
     MADE_OF,
     MANIFEST,
+    RUN,
     RUN_FILE,
     STATE_FOLDER,
+    STATES,
     SWEEP_FILE,
+    TEMPORARY,
+    CleanRequest,
     StoredRun,
     part_of,
 )
 from rayembed_extras.clean_runs.inventory import REMOVED, Inventory
 from rayembed_extras.clean_runs.mlflow_entries import MlflowEntries, Version
-from rayembed_extras.clean_runs.request import DATA, FOLDER, RUN, STATES, TEMPORARY, CleanRequest
 
 _SHOWN = 3
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from rayembed.data.records import reject_reason
 from rayembed.data.sources.cells import is_unicode
+from rayembed_extras.synthesis.prompts import WORDINGS
 from rayembed_extras.synthesis.requests import Answer
 from rayembed_extras.synthesis.settings import PairKind
 
@@ -46,17 +47,6 @@ class Pair:
     query: str
     positive: str
     negatives: tuple[str, ...]
-
-
-_FIELDS: Mapping[PairKind, tuple[str, ...]] = {
-    "short-long": (
-        *("user_query", "positive_document"),
-        *("hard_negative_document1", "hard_negative_document2"),
-    ),
-    "long-short": ("input_text", "label", "misleading_label"),
-    "short-short": ("input", "positive", "hard_negative"),
-}
-"""Fields of an example: query, positive, negatives; additional ones are ignored."""
 
 
 def read_tasks(answer: Answer) -> list[str]:
@@ -128,14 +118,15 @@ def _check_negatives(query: str, positive: str, negatives: list[str]) -> None:
 
 def _fields(kind: PairKind, example: Mapping[str, Any]) -> list[str]:
     """Texts of an example, which must have all fields."""
-    for name in _FIELDS[kind]:
+    fields = WORDINGS[kind].fields  # others are ignored
+    for name in fields:
         if name not in example:
             raise RejectedAnswer(f"{name} is missing")
         if not isinstance(example[name], str):
             raise RejectedAnswer(f"{name} is not a text")
         if not is_unicode(example[name]):
             raise RejectedAnswer(f"{name} is not valid Unicode")
-    return [example[name].strip() for name in _FIELDS[kind]]
+    return [example[name].strip() for name in fields]
 
 
 def first_usable(answer: Answer, read: Callable[[dict[str, Any]], ValueT]) -> ValueT:

@@ -12,16 +12,24 @@ from rayembed.data.hashes import text_hash
 from rayembed_extras.synthesis.settings import PairKind
 
 
-class _Brainstorm(NamedTuple):
-    """Texts of the first step that differ by kind."""
+class _Wording(NamedTuple):
+    """Texts of a kind's prompts. Rules have the placeholders of `VALUES`."""
 
     wanted: str
-    rules: tuple[str, ...]
+    """What tasks the first step asks for."""
+    task_rules: tuple[str, ...]
     patterns: tuple[str, ...]
+    """Tasks for example."""
+    what: str
+    """What a task is called."""
+    fields: Mapping[str, str]
+    """Field of an example → its meaning: query, positive, negatives."""
+    rules: tuple[str, ...]
+    """Rules of an example."""
 
 
-_BRAINSTORM: Mapping[PairKind, _Brainstorm] = {
-    "short-long": _Brainstorm(
+WORDINGS: Mapping[PairKind, _Wording] = {
+    "short-long": _Wording(
         "search tasks, in which a short query is given and longer documents are wanted",
         (
             "Each task says what kind of query is given and what kind of document is wanted.",
@@ -33,8 +41,29 @@ _BRAINSTORM: Mapping[PairKind, _Brainstorm] = {
             "Given the symptom of a machine's fault, retrieve repair manuals that explain it",
             "Given a historical hypothesis, retrieve essays that argue for or against it",
         ),
+        "a search task",
+        {
+            "user_query": "what somebody enters, of the kind that the task names",
+            "positive_document": "a document that serves this query",
+            "hard_negative_document1": "a document that seems to serve the query and does not",
+            "hard_negative_document2": "another document that seems to serve the query and does "
+            "not",
+        },
+        (
+            'The "user_query" is {query_type}, {query_length} long, and {clarity}. It holds only '
+            "what the task says is given and does not repeat the task. Choose its subject freely.",
+            "Write each document as if the query were not known: do not copy its wording. Parts of "
+            'the "positive_document" may be about other things.',
+            "Each document has at least {num_words} words.",
+            'The "hard_negative_document1" may be of some use, but is clearly less useful or less '
+            'complete than the "positive_document".',
+            'The "hard_negative_document2" is about a subject that is close to the query\'s, but '
+            "another one.",
+            "No document says why it does or does not serve the query.",
+            "It takes a {difficulty} education to understand the query and the documents.",
+        ),
     ),
-    "long-short": _Brainstorm(
+    "long-short": _Wording(
         "text classification tasks, in which a text is given and one of several labels is right",
         (
             "Each task says what kind of text is given and by what it is classified.",
@@ -44,8 +73,23 @@ _BRAINSTORM: Mapping[PairKind, _Brainstorm] = {
             "Classify a letter to a newspaper by the policy area that it is about",
             "Classify a bug report by the part of the software that is at fault",
         ),
+        "a text classification task",
+        {
+            "input_text": "a text of the kind that the task names",
+            "label": "the label that is right for this text",
+            "misleading_label": "a label of the same task that is wrong for this text",
+        },
+        (
+            'The "input_text" has {num_words} words. Express it in an unusual way.',
+            'The "misleading_label" is one that the task really has and that one could think of, '
+            'but it suits the "input_text" less than the "label" does.',
+            'Neither label\'s wording occurs in the "input_text", which would give the answer '
+            "away.",
+            'The "input_text" is {clarity}, and it takes a {difficulty} education to understand '
+            "it.",
+        ),
     ),
-    "short-short": _Brainstorm(
+    "short-short": _Wording(
         "text matching tasks, in which both the query and the text that matches it are very short: "
         "a phrase, or one or two sentences",
         (
@@ -56,6 +100,19 @@ _BRAINSTORM: Mapping[PairKind, _Brainstorm] = {
         (
             "Given the title of a recipe, retrieve titles of dishes that suit the same occasion",
             "Given a proverb, retrieve proverbs of other cultures with the same meaning",
+        ),
+        "a text matching task",
+        {
+            "input": "a short text of the kind that the task names",
+            "positive": "a short text that matches it",
+            "hard_negative": "a short text that is close to the input and does not match it",
+        },
+        (
+            "Each text is a phrase, or one or two sentences, and holds only what the task says.",
+            'The "positive" does not copy the wording of the "input".',
+            'The "hard_negative" would be taken for a match by somebody who reads carelessly.',
+            'The "input" is {clarity}, and it takes a {difficulty} education to understand the '
+            "texts.",
         ),
     ),
 }
@@ -69,8 +126,8 @@ def task_prompt(kind: PairKind, how_many: int, topic: str | None = None) -> str:
         how_many: tasks.
         topic: subject that all of them must be about; None: any.
     """
-    asked = _BRAINSTORM[kind]
-    rules = [*asked.rules]
+    asked = WORDINGS[kind]
+    rules = [*asked.task_rules]
     if topic is not None:
         rules.append(f"All tasks have to do with this subject: {topic}")
     return "\n\n".join(
@@ -95,21 +152,14 @@ def example_prompt(
         values: of the kind's placeholders.
         language: of the example's texts, by its English name.
     """
-    match kind:
-        case "short-long":
-            parts = _short_long(values)
-        case "long-short":
-            parts = _long_short(values)
-        case "short-short":
-            parts = _short_short(values)
-    what, fields, rules = parts
-    rules = (*rules, f"All texts are in {language}.")
+    asked = WORDINGS[kind]
+    rules = [rule.format(**values) for rule in asked.rules]
     return "\n\n".join(
         (
-            f"This is {what}: {task}",
+            f"This is {asked.what}: {task}",
             "Write one example of it, as a JSON object with these fields, all of them strings:\n"
-            + _list(f'"{name}": {meaning}' for name, meaning in fields.items()),
-            "What to heed:\n" + _list(rules),
+            + _list(f'"{name}": {meaning}' for name, meaning in asked.fields.items()),
+            "What to heed:\n" + _list([*rules, f"All texts are in {language}."]),
             "Reply with the JSON object and with nothing before or after it. Be inventive.",
         )
     )
@@ -125,67 +175,6 @@ def prompts_fingerprint(kind: PairKind) -> str:
             {name: list(values) for name, values in VALUES[kind].items()},
         ]
     )
-
-
-_Parts = tuple[str, Mapping[str, str], tuple[str, ...]]
-"""Task description, fields of its example, and rules."""
-
-
-def _short_long(values: Mapping[str, str]) -> _Parts:
-    fields = {
-        "user_query": "what somebody enters, of the kind that the task names",
-        "positive_document": "a document that serves this query",
-        "hard_negative_document1": "a document that seems to serve the query and does not",
-        "hard_negative_document2": "another document that seems to serve the query and does not",
-    }
-    rules = (
-        f'The "user_query" is {values["query_type"]}, {values["query_length"]} long, and '
-        f"{values['clarity']}. It holds only what the task says is given and does not repeat the "
-        "task. Choose its subject freely.",
-        "Write each document as if the query were not known: do not copy its wording. Parts of "
-        'the "positive_document" may be about other things.',
-        f"Each document has at least {values['num_words']} words.",
-        'The "hard_negative_document1" may be of some use, but is clearly less useful or less '
-        'complete than the "positive_document".',
-        'The "hard_negative_document2" is about a subject that is close to the query\'s, but '
-        "another one.",
-        "No document says why it does or does not serve the query.",
-        f"It takes a {values['difficulty']} education to understand the query and the documents.",
-    )
-    return "a search task", fields, rules
-
-
-def _long_short(values: Mapping[str, str]) -> _Parts:
-    fields = {
-        "input_text": "a text of the kind that the task names",
-        "label": "the label that is right for this text",
-        "misleading_label": "a label of the same task that is wrong for this text",
-    }
-    rules = (
-        f'The "input_text" has {values["num_words"]} words. Express it in an unusual way.',
-        'The "misleading_label" is one that the task really has and that one could think of, but '
-        'it suits the "input_text" less than the "label" does.',
-        'Neither label\'s wording occurs in the "input_text", which would give the answer away.',
-        f'The "input_text" is {values["clarity"]}, and it takes a {values["difficulty"]} education '
-        "to understand it.",
-    )
-    return "a text classification task", fields, rules
-
-
-def _short_short(values: Mapping[str, str]) -> _Parts:
-    fields = {
-        "input": "a short text of the kind that the task names",
-        "positive": "a short text that matches it",
-        "hard_negative": "a short text that is close to the input and does not match it",
-    }
-    rules = (
-        "Each text is a phrase, or one or two sentences, and holds only what the task says.",
-        'The "positive" does not copy the wording of the "input".',
-        'The "hard_negative" would be taken for a match by somebody who reads carelessly.',
-        f'The "input" is {values["clarity"]}, and it takes a {values["difficulty"]} education to '
-        "understand the texts.",
-    )
-    return "a text matching task", fields, rules
 
 
 def _list(lines: Iterable[str]) -> str:

@@ -33,6 +33,12 @@ prompt changes."""
 
 FALSE_NEGATIVE = "has a false negative"
 
+_TOLD = (
+    *("judged_rows", "judged_negatives", "rows_with_false_negatives", "relabelled"),
+    *("rows_added", "dropped_negatives", "without_negatives"),
+)
+"""Counts that stand in the manifest."""
+
 _UNUSABLE_SHOWN = 3
 _SHOWN_CHARACTERS = 300
 
@@ -119,13 +125,7 @@ def _told(results: Sequence[Result], action: Action) -> dict[str, Any]:
     unusable = [one for result in results for one in result.get("examples", [])]
     return {
         "action": action,
-        "judged_rows": total["judged_rows"],
-        "judged_negatives": total["judged_negatives"],
-        "rows_with_false_negatives": total["repaired"],
-        "relabelled": total["relabelled"],
-        "rows_added": total["rows_added"],
-        "dropped_negatives": total["dropped_negatives"],
-        "without_negatives": total["without_negatives"],
+        **{name: total[name] for name in _TOLD},
         "false_negatives": dict(sorted(false.items())),
         "unjudged": dict(sorted(unjudged.items())),
         "negatives_per_row": {
@@ -174,14 +174,11 @@ class RepairPart:
         """Report the new part, counts and examples."""
         records = read_records(item.part.path)
         verdicts = self.decide(item.part, records, device)
-        made = [
-            repaired(record, verdict, self.action)
-            for record, verdict in zip(records, verdicts, strict=True)
-        ]
+        pairs = list(zip(records, verdicts, strict=True))
+        made = [repaired(record, verdict, self.action) for record, verdict in pairs]
         done = [record for several in made for record in several]
         part = write_part(self.folder, done) if done else None
         rows_dropped = sum(not several for several in made)
-        pairs = list(zip(records, verdicts, strict=True))
         shown = {order: _example(*pairs[row], self.action) for order, row in _to_show(pairs)}
         write_examples(self.examples, item.part.digest, shown)
         return {
@@ -214,7 +211,7 @@ class RepairPart:
         return {
             "judged_rows": len(judged),
             "judged_negatives": sum(len(record.negatives) for record in judged),
-            "repaired": sum(bool(verdict.false) for _, verdict in pairs),
+            "rows_with_false_negatives": sum(bool(verdict.false) for _, verdict in pairs),
             "relabelled": false if self.action == "relabel" else 0,
             "rows_added": sum(len(several) - 1 for several in made if several),
             "dropped_negatives": false if self.action == "drop" else 0,
