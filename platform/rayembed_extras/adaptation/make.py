@@ -21,7 +21,7 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.engine.work_items import Result, run_resumable
 from rayembed.data.sources.files import FilePiece
-from rayembed.data.sources.tasks import EXAMPLES_PER_ITEM
+from rayembed.data.sources.tasks import EXAMPLES_PER_ITEM, counts_of
 from rayembed.errors import ConfigError, DataError
 from rayembed.models.loading.start import part_within
 from rayembed.models.tokens import pretrained_tokenizer, without_settings
@@ -31,7 +31,6 @@ from rayembed_extras.adaptation.settings import (
     CorpusConfig,
     RotaryEncoderConfig,
     TextsConfig,
-    TextsSource,
 )
 from rayembed_extras.adaptation.texts import FoundTexts, RejectedRow, Text, find_texts, read_texts
 from rayembed_extras.adaptation.vocabulary import Vocabulary, tokens_fingerprint, vocabulary_of
@@ -175,16 +174,15 @@ def _languages(results: Iterable[Result]) -> dict[str, dict[str, int]]:
 def _accept(found: FoundTexts, told: Mapping[str, Any]) -> None:
     """Raise when there are no sequences or too many bad rows."""
     rows_in, rejected = int(told["rows_in"]), sum(told["rejected"].values())
-    reasons = ", ".join(f"{count:,} × {reason}" for reason, count in told["rejected"].items())
+    reasons = counts_of(told["rejected"])
     shown = "".join(f"\n  {e['reason']}: {e['row']}" for e in told["examples"][:EXAMPLES_PER_ITEM])
     name, path = found.texts.name, found.texts.source.path
+    share = found.texts.source.max_rejected_share
     if not told["rows_out"]:
         raise DataError(
             f"the texts {name!r} are empty: {path!r} has {rows_in} rows, none usable "
             f"({reasons or 'no rows at all'}){shown}"
         )
-    source = found.texts.source
-    share = source.max_rejected_share if isinstance(source, TextsSource) else 1.0
     if rejected > share * rows_in:
         raise DataError(
             f"the texts {name!r}: {rejected} of {rows_in} rows of {path!r} were rejected "

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal, cast, get_args
 
 from rayembed.config.settings import nearest
@@ -114,21 +116,19 @@ def air_bench_datasets(
     if version not in VERSIONS:
         raise ConfigError(f"no version {version!r} of AIR-Bench; {nearest(version, VERSIONS)}")
     found = _catalogue()[version]
-    _check(version, "task", tasks, (dataset.task for dataset in found))
-    _check(version, "domain", domains, (dataset.domain for dataset in found))
-    _check(version, "language", languages, (dataset.language for dataset in found))
+    wanted = {"task": tasks, "domain": domains, "language": languages}
+    for what, values in wanted.items():
+        _check(version, what, values, (getattr(dataset, what) for dataset in found))
     _check(version, "split", splits, (split for dataset in found for split in dataset.splits))
     chosen = tuple(
         kept
         for dataset in found
-        if (not tasks or dataset.task in tasks)
-        and (not domains or dataset.domain in domains)
-        and (not languages or dataset.language in languages)
+        if all(not values or getattr(dataset, what) in values for what, values in wanted.items())
         and (kept := _with_splits(dataset, splits)).splits
     )
     if not chosen:
-        wanted = [*tasks, *domains, *languages, *splits]
-        raise ConfigError(f"{version} has no data set that is all of {', '.join(wanted)}")
+        names = ", ".join([*tasks, *domains, *languages, *splits])
+        raise ConfigError(f"{version} has no data set that is all of {names}")
     return chosen
 
 
@@ -151,23 +151,10 @@ def _check(version: str, what: str, wanted: Sequence[str], known: Iterable[str])
 @cache
 def _catalogue() -> dict[str, tuple[AirBenchDataset, ...]]:
     text = (files(__package__) / "catalogue.csv").read_text(encoding="utf-8")
-    by_key: dict[tuple[str, ...], dict[str, str]] = {}
-    queries: dict[tuple[str, ...], dict[Split, int]] = {}
-    for row in csv.DictReader(text.splitlines()):
-        key = tuple(row[column] for column in ("version", "task", "domain", "language", "dataset"))
-        by_key[key] = row
-        queries.setdefault(key, {})[cast("Split", row["split"])] = int(row["num_queries"])
     found: dict[str, list[AirBenchDataset]] = {version: [] for version in VERSIONS}
-    for key, row in by_key.items():
-        found[row["version"]].append(
-            AirBenchDataset(
-                version=cast("Version", row["version"]),
-                task=cast("Task", row["task"]),
-                domain=row["domain"],
-                language=row["language"],
-                name=row["dataset"],
-                num_documents=int(row["num_documents"]),
-                num_queries=queries[key],
-            )
-        )
+    columns = itemgetter("version", "task", "domain", "language", "dataset", "num_documents")
+    for key, rows in groupby(csv.DictReader(text.splitlines()), columns):
+        *names, documents = key
+        queries = {cast("Split", row["split"]): int(row["num_queries"]) for row in rows}
+        found[key[0]].append(AirBenchDataset(*names, int(documents), queries))
     return {version: tuple(datasets) for version, datasets in found.items()}

@@ -72,7 +72,18 @@ class AirBenchResults:
     folder: str
     version: str
     retriever: str
+    model: str
     revision: str
+
+    @classmethod
+    def of(cls, folder: str, version: str, retriever: str) -> "AirBenchResults":
+        """The results in a retriever's folder, of whichever model.
+
+        Raises:
+            ArtifactError: as `made_by`.
+        """
+        maker = made_by(folder, version, retriever)
+        return cls(folder, version, retriever, str(maker.get("model")), str(maker.get("revision")))
 
     def path(self, dataset: AirBenchDataset, split: Split) -> str:
         """The result file."""
@@ -193,7 +204,7 @@ def open_results(folder: str, version: str, meta: ModelMeta) -> AirBenchResults:
     name = str(meta.name or "").replace("/", "__")  # as mteb writes it: org__model
     check_retriever_name(name)
     revision = meta.revision or "no_revision_available"
-    results = AirBenchResults(folder, version, name, revision)
+    results = AirBenchResults(folder, version, name, str(meta.name), revision)
     place = join(folder, version, name)
     path = join(place, MADE_BY)
     maker = {"model": str(meta.name), "revision": revision, "benchmark_version": version}

@@ -13,7 +13,7 @@ from rayembed.display.tables import Cell, Table, show
 from rayembed.errors import DataError
 from rayembed_extras.air_bench.catalogue import AirBenchDataset, Task, air_bench_datasets
 from rayembed_extras.air_bench.hub_data import Labels
-from rayembed_extras.air_bench.results import AirBenchResults, Found, made_by
+from rayembed_extras.air_bench.results import AirBenchResults, Found
 from rayembed_extras.air_bench.task import MAIN_SCORES
 
 CUTOFFS = (1, 3, 5, 10, 50, 100, 1000)
@@ -85,8 +85,7 @@ def read_dev_scores(folder: str, version: str, retriever: str) -> DevScores:
         ArtifactError: there are no results of the retriever.
     """
     datasets = air_bench_datasets(version, splits=("dev",))
-    maker = made_by(folder, version, retriever)
-    results = AirBenchResults(folder, version, retriever, str(maker.get("revision")))
+    results = AirBenchResults.of(folder, version, retriever)
     scores: dict[str, float | None] = {}
     for dataset in datasets:
         record = results.record(dataset, "dev")

@@ -21,7 +21,6 @@ from rayembed_extras.air_bench.results import (
     NO_RERANKER,
     AirBenchResults,
     check_retriever_name,
-    made_by,
 )
 
 logger = logging.getLogger(__name__)
@@ -47,8 +46,7 @@ def write_submission(folder: str, version: str, retriever: str, out: str) -> str
     """
     datasets = air_bench_datasets(version, splits=(_SPLIT,))
     check_retriever_name(retriever)
-    maker = made_by(folder, version, retriever)
-    results = AirBenchResults(folder, version, retriever, str(maker.get("revision")))
+    results = AirBenchResults.of(folder, version, retriever)
     problems = []
     with tempfile.TemporaryDirectory(prefix="air-bench-") as work:
         path = Path(work) / f"{retriever}_{NO_RERANKER}.zip"
@@ -64,7 +62,7 @@ def write_submission(folder: str, version: str, retriever: str, out: str) -> str
                     entry.external_attr = 0o644 << 16
                     packed.writestr(entry, content, zipfile.ZIP_DEFLATED)
         if problems:
-            raise ArtifactError(_told(results, problems, maker))
+            raise ArtifactError(_told(results, problems))
         target = join(out, path.name)
         store_file(path, target)
     logger.info("%s can be sent to %s", target, LEADERBOARD)
@@ -83,7 +81,7 @@ def _checked(results: AirBenchResults, dataset: AirBenchDataset) -> tuple[bytes,
     return content, ""
 
 
-def _told(results: AirBenchResults, problems: list[str], maker: dict[str, str]) -> str:
+def _told(results: AirBenchResults, problems: list[str]) -> str:
     shown = problems[:_SHOWN]
     if len(problems) > _SHOWN:
         shown.append(f"and {len(problems) - _SHOWN} more")
@@ -92,6 +90,6 @@ def _told(results: AirBenchResults, problems: list[str], maker: dict[str, str]) 
         "results are missing or wrong:\n  "
         + "\n  ".join(shown)
         + f"\nRemove those that are wrong from {results.folder!r} and evaluate "
-        f"{maker.get('model')!r} (revision {results.revision!r}) on {results.version!r} again with "
+        f"{results.model!r} (revision {results.revision!r}) on {results.version!r} again with "
         "the same folder: only what is missing is made"
     )

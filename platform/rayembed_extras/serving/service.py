@@ -35,19 +35,13 @@ class ServiceError(Exception):
     """Refused request, with HTTP status and OpenAI's error code."""
 
     def __init__(
-        self, status: int, message: str, *, field: str | None = None, code: str | None = None
+        self, status: int, message: str, field: str | None = None, code: str | None = None
     ) -> None:
-        super().__init__(message)
-        self.status, self.field, self.code = status, field, code
+        super().__init__(status, message, field, code)  # by which it is unpickled
+        self.status, self.message, self.field, self.code = status, message, field, code
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _service_error, (self.status, str(self), self.field, self.code)
-
-
-def _service_error(
-    status: int, message: str, field: str | None, code: str | None
-) -> "ServiceError":
-    return ServiceError(status, message, field=field, code=code)
+    def __str__(self) -> str:
+        return self.message
 
 
 class State(NamedTuple):

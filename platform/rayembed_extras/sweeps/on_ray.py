@@ -160,17 +160,20 @@ def run_trials(
     recorder = TrialRecorder(trial_store, past)
     runs = [trial.run for trial in trials] or list(map(counted, sweep.runs.values()))
     total = max(run.total_steps for run in runs)
+    drawn = isinstance(sweep.search, OptunaSearch)  # which has a space of its own
+    given = [{"key": t.key, "label": t.label, "values": dict(t.values)} for t in todo]
+    space = {} if drawn else {"trial": tune.grid_search(given)}
     with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
         tuner = tune.Tuner(
             tune.with_resources(
                 tune.with_parameters(_trial, sweep=sweep, trial_store=trial_store, tags=tags),
                 _beside_the_driver(),
             ),
-            param_space=_param_space(sweep, todo),
+            param_space=space,
             tune_config=tune.TuneConfig(
                 search_alg=searcher(sweep, list(past.values())),
                 scheduler=asha(sweep, done, total),
-                num_samples=number if isinstance(sweep.search, OptunaSearch) else 1,
+                num_samples=number if drawn else 1,
                 max_concurrent_trials=at_once,
             ),
             run_config=tune.RunConfig(
@@ -217,14 +220,6 @@ def _beside_the_driver() -> Any:
     It takes no CPU, so that workers may take all of them, also where the head node has none.
     """
     return tune.PlacementGroupFactory([{f"node:{ray.util.get_node_ip_address()}": _GRAIN}])
-
-
-def _param_space(sweep: Sweep, todo: Sequence[Trial]) -> dict[str, Any]:
-    """Search space for Ray Tune: the listed trials; empty with Optuna, which has its own space."""
-    if isinstance(sweep.search, OptunaSearch):
-        return {}
-    given = [{"key": t.key, "label": t.label, "values": dict(t.values)} for t in todo]
-    return {"trial": tune.grid_search(given)}
 
 
 def _trial(
