@@ -9,14 +9,13 @@ from typing import Any
 import mteb
 import torch
 
-from rayembed.assets.hub_client import limit_hub
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import Prompts
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import BeirValidation, HeldOutValidation, MtebValidation
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError, DataError
-from rayembed.evaluation.jobs import TaskFactory
+from rayembed.evaluation.jobs import TaskFactory, load_data
 from rayembed.evaluation.loaded_spec import loaded_spec, scores_of
 from rayembed.evaluation.model_spec import model_meta
 from rayembed.evaluation.own_set import OwnTask
@@ -69,22 +68,11 @@ def check_validation(run: Run) -> None:
     """Return when the run's validation has its tasks with their data, those of the hub fetched.
 
     Raises:
-        ConfigError: as `validation_tasks`.
-        DataError: as it, or the hub does not give a task's data.
+        ConfigError, DataError: as `validation_tasks`.
+        AssetError: the hub does not give a task's data.
     """
-    import httpx
-
-    limit_hub()
     for task in validation_tasks(run):
-        name = task.metadata.name
-        try:
-            task.load_data()
-        except (OSError, ValueError, KeyError, httpx.HTTPError) as error:
-            raise DataError(
-                f"mteb cannot load its task {name!r} ({type(error).__name__}): {error}. It comes "
-                "from the Hugging Face hub; without one set evaluation.validation.data.kind="
-                "held_out, or beir with files of your own, or evaluation.validation=null"
-            ) from error
+        load_data(task)
 
 
 def data_revision(tasks: Sequence[Any]) -> str:

@@ -42,28 +42,13 @@ class InPrint:
     """Benchmarks that mteb does not have → their lines."""
 
 
-@dataclass(frozen=True)
-class ComparisonRequest:
-    """Results to compare, their tasks, and the folder of the tables."""
-
-    results: tuple[str, ...]
-    """Folders with result files."""
-    models: tuple[str, ...]
-    """Names or globs, with `@revision` where a model has several; none: all."""
-    benchmark: str | None
-    """None: every task of which a model has a result."""
-    baseline: str | None
-    output: str
-    tasks: bool
-    """Whether the terminal shows every task."""
-
-
 def compare_models(
-    asked: ComparisonRequest, out: TextIO, in_print: InPrint | None = None
+    asked: argparse.Namespace, out: TextIO, in_print: InPrint | None = None
 ) -> Comparison:
     """The comparison, after its tables were printed and its files written.
 
     Args:
+        asked: values of `COMPARISON_OPTIONS`.
         in_print: models to show beside those of the results; None: none.
 
     Raises:
@@ -131,25 +116,17 @@ def write_comparison(comparison: Comparison, folder: str) -> tuple[str, ...]:
     return tuple(written)
 
 
-def comparison_request(args: argparse.Namespace) -> ComparisonRequest:
-    """Comparison that the arguments of `COMPARISON_OPTIONS` ask for.
+def check_choice(args: argparse.Namespace) -> None:
+    """Return when there are results to choose models among, if any are chosen.
 
     Raises:
-        ConfigError: models are chosen, and there is nothing to choose among.
+        ConfigError: there are none.
     """
     if args.models and not args.results:
         raise ConfigError("--models chooses among results; name their folders with --results")
-    return ComparisonRequest(
-        results=tuple(args.results),
-        models=args.models,
-        benchmark=args.benchmark,
-        baseline=args.baseline,
-        output=args.output,
-        tasks=args.tasks,
-    )
 
 
-def _results(asked: ComparisonRequest) -> dict[StoredModel, dict[str, TaskScore]]:
+def _results(asked: argparse.Namespace) -> dict[StoredModel, dict[str, TaskScore]]:
     """The chosen models with what their files say, in the order in which they were named."""
     if not asked.results:
         return {}
@@ -249,7 +226,7 @@ def _telling(revisions: Sequence[str]) -> int:
 
 
 def _print(
-    comparison: Comparison, asked: ComparisonRequest, written: Sequence[str], out: TextIO
+    comparison: Comparison, asked: argparse.Namespace, written: Sequence[str], out: TextIO
 ) -> None:
     printer = console(out)
     for table in (category_table(comparison), *(task_tables(comparison) if asked.tasks else ())):
@@ -263,7 +240,7 @@ def _print(
         printer.print(f"Next     {command}", soft_wrap=True)
 
 
-def _next(comparison: Comparison, asked: ComparisonRequest) -> list[str]:
+def _next(comparison: Comparison, asked: argparse.Namespace) -> list[str]:
     """Commands that complete the comparison, or that show more of it."""
     commands = []
     for column in comparison.columns:
@@ -284,14 +261,15 @@ def _next(comparison: Comparison, asked: ComparisonRequest) -> list[str]:
     return commands
 
 
-def _read(args: argparse.Namespace) -> ComparisonRequest:
+def _read(args: argparse.Namespace) -> argparse.Namespace:
+    check_choice(args)
     if not args.results:
         raise ConfigError("nothing to compare: name folders with results (--results)")
-    return comparison_request(args)
+    return args
 
 
-def _compare(request: ComparisonRequest, context: JobContext) -> None:
-    compare_models(request, context.out)
+def _compare(asked: argparse.Namespace, context: JobContext) -> None:
+    compare_models(asked, context.out)
 
 
 COMPARISON_OPTIONS = (

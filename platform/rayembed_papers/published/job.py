@@ -8,10 +8,9 @@ from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, names_in, option
 from rayembed_extras.comparison.job import (
     COMPARISON_OPTIONS,
-    ComparisonRequest,
     InPrint,
+    check_choice,
     compare_models,
-    comparison_request,
 )
 from rayembed_papers.published.columns import lines_of_air_bench, published
 from rayembed_papers.published.figures import check_name, figures, labels
@@ -47,23 +46,23 @@ def print_published(benchmark: str | None, out: TextIO) -> None:
         out.writelines(f"    {place}\n" for place in places)
 
 
-def _read(args: argparse.Namespace) -> ComparisonRequest:
-    request = comparison_request(args)
-    if not request.results and not args.published:
+def _read(args: argparse.Namespace) -> argparse.Namespace:
+    check_choice(args)
+    if not args.results and not args.published:
         raise ConfigError(
             "nothing to compare: name folders with results (--results), models of the papers "
             "(--published, see --list), or both"
         )
-    if args.published and request.benchmark is None:
+    if args.published and args.benchmark is None:
         raise ConfigError(
             "--published needs --benchmark NAME: what papers print needs a benchmark to be "
             "compared on"
         )
-    return request
+    return args
 
 
-def _compare(request: ComparisonRequest, context: JobContext) -> None:
-    compare_models(request, context.out, in_print(context.args.published))
+def _compare(asked: argparse.Namespace, context: JobContext) -> None:
+    compare_models(asked, context.out, in_print(asked.published))
 
 
 def _list(context: JobContext) -> None:
