@@ -380,3 +380,18 @@ def test_the_catalogue_is_settings_alone():
 
     for module in (catalogue, nomic, nvembed):
         assert not re.search(r"import (torch|ray|mteb)\b", inspect.getsource(module))
+
+
+def test_every_home_in_the_table_is_that_of_a_data_set():
+    from rayembed_papers.mixtures.datasets import homes
+    from rayembed_papers.printed import rows_of
+
+    used = {entry.home.url for entry in known_datasets().values()}
+    rows = rows_of("rayembed_papers.mixtures.datasets", "homes")
+    assert len({row["name"] for row in rows}) == len(rows) > 40
+    split = {"full": "full/nq", "e5": "e5/eli5", "nomic": "nomic/paq"}
+    languages = {"mc4": "mc4/de", "cc-news": "cc-news/de"}
+    for row in rows:
+        home = homes.home_named({**split, **languages}.get(row["name"], row["name"]))
+        assert home.url in used, row["name"]
+        assert home.notes, row["name"]

@@ -171,11 +171,17 @@ FINETUNINGS = (
         protocol=_protocol(batch_sizes=(16,), max_length=256),
         scored=(
             *_each(
-                *("LAReQA", _LAREQA, "google-research-datasets/xquad_r", "{}/validation"),
+                "LAReQA",
+                _LAREQA,
+                "google-research-datasets/xquad_r",
+                "{}/validation",
                 ("question", "context"),
             ),
             *_each(
-                *("Tatoeba", _TATOEBA, "mteb/tatoeba-bitext-mining", "{}-eng/test"),
+                "Tatoeba",
+                _TATOEBA,
+                "mteb/tatoeba-bitext-mining",
+                "{}-eng/test",
                 ("sentence1", "sentence2"),
             ),
         ),

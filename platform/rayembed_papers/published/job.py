@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import TextIO
 
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, names_in, option
@@ -31,21 +30,6 @@ def in_print(models: Sequence[str]) -> InPrint:
     )
 
 
-def print_published(benchmark: str | None, out: TextIO) -> None:
-    """Write the short names of the papers' models and where their figures stand.
-
-    Raises:
-        ConfigError: no paper has figures of that benchmark.
-    """
-    sources: dict[str, dict[str, None]] = {}
-    for figure in figures(benchmark):
-        place = f"{figure.benchmark}: {figure.source}"
-        sources.setdefault(figure.model, {}).setdefault(place)
-    for model, places in sources.items():
-        out.write(f"{model}  ({labels()[model]})\n")
-        out.writelines(f"    {place}\n" for place in places)
-
-
 def _read(args: argparse.Namespace) -> argparse.Namespace:
     check_choice(args)
     if not args.results and not args.published:
@@ -66,7 +50,14 @@ def _compare(asked: argparse.Namespace, context: JobContext) -> None:
 
 
 def _list(context: JobContext) -> None:
-    print_published(context.args.benchmark, context.out)
+    """Write the short names of the papers' models and where their figures stand."""
+    sources: dict[str, dict[str, None]] = {}
+    for figure in figures(context.args.benchmark):
+        place = f"{figure.benchmark}: {figure.source}"
+        sources.setdefault(figure.model, {}).setdefault(place)
+    for model, places in sources.items():
+        context.out.write(f"{model}  ({labels()[model]})\n")
+        context.out.writelines(f"    {place}\n" for place in places)
 
 
 _PUBLISHED = option(

@@ -69,7 +69,9 @@ def _causal2vec(
 ) -> _Table:
     """A table with figures of both LLMs."""
     return _Table(
-        *(about, f"Causal2Vec, Table {number}", lambda: llm_rows.by_backbone(printed)),
+        about,
+        f"Causal2Vec, Table {number}",
+        lambda: llm_rows.by_backbone(printed),
         large,
         small,
         metric=_ALL_TASKS,
@@ -80,21 +82,27 @@ def _causal2vec(
 
 _TABLES = {
     "nvembed-table2": _Table(
-        *("pooling × attention mask", "NV-Embed, Table 2", llm_rows.printed_nvembed_2),
+        "pooling × attention mask",
+        "NV-Embed, Table 2",
+        llm_rows.printed_nvembed_2,
         llm_rows.nvembed_2,
         llm_rows.nvembed_2_small,
         space=llm_rows.NVEMBED_2,
         metric=_ALL_TASKS,
     ),
     "nvembed-table4": _Table(
-        *("stages, labels, mining and data", "NV-Embed, Table 4", llm_rows.printed_nvembed_4),
+        "stages, labels, mining and data",
+        "NV-Embed, Table 4",
+        llm_rows.printed_nvembed_4,
         llm_rows.nvembed_4,
         llm_rows.nvembed_4_small,
         metric=_ALL_TASKS,
         printed_small=llm_rows.printed_nvembed_4_small,
     ),
     "nomic-table7": _Table(
-        *("MoE layers × batch", "Nomic Embed v2 MoE, Table 7", encoder_rows.printed_nomic_7),
+        "MoE layers × batch",
+        "Nomic Embed v2 MoE, Table 7",
+        encoder_rows.printed_nomic_7,
         encoder_rows.nomic_7,
         encoder_rows.nomic_7_small,
     ),
@@ -108,16 +116,22 @@ _TABLES = {
         printed_small=encoder_rows.printed_nomic_8_small,
     ),
     "causal2vec-table2": _causal2vec(
-        *("Contextual token and concatenation", 2, llm_rows.CAUSAL2VEC_2),
+        "Contextual token and concatenation",
+        2,
+        llm_rows.CAUSAL2VEC_2,
         llm_rows.causal2vec_2,
         llm_rows.causal2vec_2_small,
     ),
     "causal2vec-table5": _causal2vec(
-        *("number of Contextual tokens", 5, llm_rows.CAUSAL2VEC_5),
+        "number of Contextual tokens",
+        5,
+        llm_rows.CAUSAL2VEC_5,
         space=llm_rows.CONTEXTUAL_TOKENS,
     ),
     "causal2vec-table12": _causal2vec(
-        *("which vectors are the embedding", 12, llm_rows.CAUSAL2VEC_12),
+        "which vectors are the embedding",
+        12,
+        llm_rows.CAUSAL2VEC_12,
         space=llm_rows.REPRESENTATIONS,
     ),
     "cde-table1": _Table(
