@@ -1,5 +1,6 @@
 """Near-duplicates as a part of the cleaning, before texts of benchmarks; a data set's setting."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from rows_to_clean import (
     write_rows_to_clean,
 )
 from several_jobs import CHECKS, records_of
+
+from rayembed.errors import ConfigError
+from rayembed_extras.near_duplicates.settings import NearDuplicates
 
 CLEANING = {"near_duplicates": {"threshold": 0.8}, "overlap": {"tasks": ["evaluation.txt"]}}
 
@@ -60,3 +64,18 @@ def test_what_holds_for_every_step(check: Any, tmp_path: Path) -> None:
     overlap = {"tasks": ["evaluation.txt"]}
     source = {"kind": "pairs", "path": "pairs"}
     check(records_of(source, {"near_duplicates": near, "overlap": overlap}), tmp_path)
+
+
+def test_a_missing_library_is_named_before_rows_are_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(name: str) -> Any:
+        return None if name == "datasketch" else find_spec(name)
+
+    root = write_rows_to_clean(tmp_path / "in")
+    monkeypatch.setattr("rayembed.errors.find_spec", without)
+    with pytest.raises(ConfigError, match=r"cleaning\.near_duplicates needs datasketch.*install"):
+        make(root, tmp_path / "out", dataset(cleaning=CLEANING))
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr("rayembed.errors.find_spec", find_spec)
+    NearDuplicates().check("data.datasets.pairs.cleaning.near_duplicates")

@@ -134,6 +134,16 @@ class Cleaner(Settings):
     reason: ClassVar[str]
     """Why its rows go, for manifests and listings."""
 
+    def check(self, setting: str) -> None:
+        """Return when the packages that it needs are installed.
+
+        Args:
+            setting: where it stands in the settings, for messages.
+
+        Raises:
+            ConfigError: one is not.
+        """
+
     def find(self, writer: Any, parts: Sequence[Any], keep: Any, id_hash: Any, execute: Any) -> Any:
         """Find the rows that go, a `RemovedRows` of `data.cleaning.rows`, and list them.
 

@@ -7,6 +7,7 @@ from pydantic import Field, PositiveInt
 from rayembed.config.data_steps import Cleaner
 from rayembed.config.table import load
 from rayembed.config.types import Share
+from rayembed.errors import require_packages
 
 
 class NearDuplicates(Cleaner):
@@ -24,6 +25,10 @@ class NearDuplicates(Cleaner):
     reliably."""
     of: Literal["pair", "query", "positive"] = "pair"
     """Compared texts: the query and all positives, or one of the two sides."""
+
+    def check(self, setting: str) -> None:
+        """Return when datasketch is installed."""
+        require_packages(setting, "near-duplicates", "datasketch")
 
     def find(self, *rows: Any) -> Any:
         """Find the rows and list them."""

@@ -33,14 +33,16 @@ logger = logging.getLogger(__name__)
 
 
 def check_source(dataset: DatasetConfig, root: str) -> ResolvedDataset:
-    """Check a data set's source before any row is converted.
+    """Check a data set's source, and what its cleaning needs, before any row is converted.
 
     Raises:
         DataError: nothing there, or files that are none of the known kinds.
         ConfigError: a column that the files do not have, the message names the nearest; a split
-            that a task evaluates on or does not have.
+            that a task evaluates on or does not have; a package that is not installed.
         AssetError: the hub does not give what a reference names.
     """
+    for cleaner in dataset.cleaning.cleaners:
+        cleaner.check(f"data.datasets.{dataset.name}.cleaning.{cleaner.kind}")
     whole = with_source_path(dataset, root)
     resolved: ResolvedDataset = whole.source.check(whole)
     return resolved
