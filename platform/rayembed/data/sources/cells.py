@@ -9,7 +9,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -48,6 +48,12 @@ def read_column(row: Mapping[str, Any], column: str) -> Any:
         return _below(row.get(head), rest)
     names = column.split("+")
     return _joined({name: row.get(name) for name in names}) if len(names) > 1 else None
+
+
+def names_at_the_top(column: str) -> set[str]:
+    """Top-level columns needed to read the columns that settings name."""
+    head = column.partition(".")[0]
+    return {column, head, *head.split("+")}
 
 
 def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[str, Any]]:
@@ -171,6 +177,12 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def is_encodable(row: Mapping[str, Any], read: Collection[str] | None) -> bool:
+    """Whether the cells that are read (None: all) have no half of a surrogate pair."""
+    cells = {name: cell for name, cell in row.items() if read is None or name in read}
+    return is_unicode(json.dumps(cells, ensure_ascii=False))
 
 
 def looks_like_list(text: str) -> bool:

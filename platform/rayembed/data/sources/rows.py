@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -23,7 +23,7 @@ from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.reading import open_source, reading_errors
 from rayembed.config.settings import nearest
 from rayembed.data.engine.parts import remedy
-from rayembed.data.sources.cells import is_unicode, level_of
+from rayembed.data.sources.cells import is_encodable, level_of, names_at_the_top
 from rayembed.data.sources.csv_rows import NOT_UTF8, csv_rows
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.versions import is_unchanged
@@ -237,28 +237,17 @@ def _read_parquet(
                 yield Row(values[piece.origins] if piece.origins else here, values)
 
 
-def _values_of(batch: pa.RecordBatch) -> Iterable[dict[str, Any] | UnicodeDecodeError]:
+def _values_of(batch: pa.RecordBatch) -> list[dict[str, Any] | UnicodeDecodeError]:
     """Rows of a batch, with an error in place of each row that is not UTF-8.
 
     Parquet texts are not validated by writers; Arrow checks them only here.
     """
     try:
         return list(batch.to_pylist())
-    except UnicodeDecodeError:
-        return [_value_of(batch.slice(row, 1)) for row in range(len(batch))]
-
-
-def _value_of(row: pa.RecordBatch) -> dict[str, Any] | UnicodeDecodeError:
-    try:
-        return dict(row.to_pylist()[0])
     except UnicodeDecodeError as error:
-        return error
-
-
-def names_at_the_top(column: str) -> set[str]:
-    """Top-level columns needed to read the columns that settings name."""
-    head = column.partition(".")[0]
-    return {column, head, *head.split("+")}
+        if len(batch) == 1:
+            return [error]
+        return [one for row in range(len(batch)) for one in _values_of(batch.slice(row, 1))]
 
 
 def _read_jsonl(
@@ -287,16 +276,10 @@ def _read_jsonl(
             values = {str(number): value for number, value in enumerate(values)}
         if not isinstance(values, dict):
             yield BadRow(origin, "neither a JSON object nor a list", repr(line[:200]))
-        elif _SURROGATE.search(line) and not _is_encodable(values, read):
+        elif _SURROGATE.search(line) and not is_encodable(values, read):
             yield BadRow(origin, "not valid Unicode", repr(line[:200]))
         else:
             yield Row(origin, values)
-
-
-def _is_encodable(values: Mapping[str, Any], read: Collection[str] | None) -> bool:
-    """Whether the cells that are read have no half of a surrogate pair, which JSON admits."""
-    cells = {name: cell for name, cell in values.items() if read is None or name in read}
-    return is_unicode(json.dumps(cells, ensure_ascii=False))
 
 
 def _no_array(piece: FilePiece, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -307,21 +290,13 @@ def _no_array(piece: FilePiece, lines: Iterator[tuple[int, bytes]]) -> Iterator[
     begin = list(islice(lines, 2))
     if begin and not piece.start:
         line = begin[0][1].removeprefix(codecs.BOM_UTF8)
-        if _ARRAY.match(line) and (len(begin) == 1 or not _is_json(line)):
+        if _ARRAY.match(line) and (len(begin) == 1 or not line.rstrip().endswith(b"]")):
             raise DataError(
                 f"rows {piece.path!r}: the file is one JSON array; wanted is JSONL, a row a line "
                 "(jq -c '.[]' file.json > file.jsonl makes it)"
             )
     yield from begin
     yield from lines
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 class _KeyTwiceError(ValueError):

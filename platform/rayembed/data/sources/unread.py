@@ -10,8 +10,9 @@ from rayembed.assets.reading import open_source, reading_errors
 from rayembed.config.data import DatasetConfig
 from rayembed.config.run import Run
 from rayembed.config.sources import SOURCES
+from rayembed.data.sources.cells import names_at_the_top
 from rayembed.data.sources.files import FilePiece
-from rayembed.data.sources.rows import Row, first_pieces, names_at_the_top, read_rows
+from rayembed.data.sources.rows import Row, first_pieces, read_rows
 from rayembed.errors import ArtifactError, ConfigError
 
 _ROWS_LOOKED_AT = 2000
