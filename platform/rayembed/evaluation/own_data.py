@@ -26,7 +26,7 @@ from rayembed.assets.resolver import is_unpacked, resolve
 from rayembed.assets.storage import is_remote, join, list_files
 from rayembed.data.hashes import text_hash
 from rayembed.data.sources.beir_join import NO_DOCUMENT, NO_QUERY, id_of
-from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in, text_in
+from rayembed.data.sources.cells import RowError, name_in, number_in, text_in
 from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import Row, read_rows
 from rayembed.errors import DataError
@@ -340,17 +340,12 @@ def _named(row: Row) -> str:
     name = id_of(row.values)
     if not name:
         raise RowError("no id")
-    if not is_unicode(name):
-        raise RowError("id is not valid Unicode")
     return name
 
 
 def _text(row: Row, column: str) -> str:
     """The text in a cell; empty where it or the column is missing."""
-    text = text_in(row.values, column) if column in row.values else None
-    if text is not None and not is_unicode(text):
-        raise RowError(f"{column} is not valid Unicode")
-    return text or ""
+    return (text_in(row.values, column) if column in row.values else None) or ""
 
 
 def _drop(dropped: dict[str, int], reason: str, count: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import xxhash
 
-from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in, text_in
+from rayembed.data.sources.cells import RowError, name_in, number_in, text_in
 from rayembed.data.sources.files import FilePiece
 from rayembed.errors import DataError
 from rayembed.evaluation.own_data import ABOUT, ArrowFile, Faults, readable_rows
@@ -151,8 +151,6 @@ def _cells(row: Mapping[str, Any], form: Form) -> tuple[Any, ...]:
         if name not in _BINARY:
             raise RowError(f"{last} is neither 0 nor 1")
         return (*found, _BINARY[name])
-    if not is_unicode(name):
-        raise RowError(f"{last} is not valid Unicode")
     return (*found, name)
 
 
@@ -160,8 +158,6 @@ def _text(row: Mapping[str, Any], column: str) -> str:
     text = text_in(row, column)
     if text is None or not text.strip():
         raise RowError(f"no {column}")
-    if not is_unicode(text):
-        raise RowError(f"{column} is not valid Unicode")
     return text
 
 

@@ -6,14 +6,13 @@ from typing import Any
 
 from rayembed.assets.storage import below
 from rayembed.config.document import fingerprint
-from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
+from rayembed.data.sources.cells import RowError, name_in, text_in
 from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import BadRow, check_columns, read_rows
 from rayembed_extras.adaptation.settings import TextsConfig
 
 NO_TEXT = "no text"
 NO_LANGUAGE = "no language"
-NOT_UNICODE = "not Unicode"
 
 _SHOWN_CHARACTERS = 300
 
@@ -94,8 +93,6 @@ def _text(texts: TextsConfig, values: Mapping[str, Any]) -> Text:
     text = text_in(values, source.text)
     if text is None or not text.strip():
         raise RowError(NO_TEXT)
-    if not is_unicode(text):
-        raise RowError(NOT_UNICODE)
     language = texts.language if source.language is None else name_in(values, source.language)
     if language is None:
         raise RowError(NO_LANGUAGE)

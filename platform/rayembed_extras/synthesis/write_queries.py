@@ -155,8 +155,6 @@ class _Writing:
                     language = text_in(row.values, source.language) if source.language else None
                     if text is None or not has_content(text):
                         raise RowError("no text")
-                    if not is_unicode(text):
-                        raise RowError("not valid Unicode")
                 except RowError as problem:
                     yield row.origin, problem, None
                 else:

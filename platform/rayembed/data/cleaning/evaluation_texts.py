@@ -23,7 +23,6 @@ from rayembed.config.settings import nearest
 from rayembed.config.types import has_content
 from rayembed.data.engine.parts import remedy
 from rayembed.data.hashes import mixed, text_hash
-from rayembed.data.sources.cells import is_unicode
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.rows import BadRow, lines_of, read_rows
 from rayembed.data.words import words
@@ -199,8 +198,6 @@ def _texts_of_file(source: TextSource) -> list[str]:
             texts = [text for text in _texts_of_rows(path) if isinstance(text, str)]
         if xxhash.xxh3_64_hexdigest(read_bytes(path)) != source.version:
             raise ValueError("it changed since the job looked at it; start the job again")
-        if not all(map(is_unicode, texts)):
-            raise ValueError("half of a surrogate pair, which is not valid Unicode")
         if not any(map(has_content, texts)):
             raise ValueError("there is no text in it, so it would protect nothing")
         return texts
