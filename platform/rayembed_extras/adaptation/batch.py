@@ -60,7 +60,8 @@ class MaskedSteps:
         ]
         languages = self.plan.languages
         language = np.array([languages.index(code) for code in codes], dtype=np.int64)
-        return MaskedBatch(step, *map(list, zip(*masked, strict=True)), language=language)
+        input_ids, places, words = (list(of_all) for of_all in zip(*masked, strict=True))
+        return MaskedBatch(step, input_ids, places, words, language)
 
 
 class MaskedSequence(NamedTuple):

@@ -154,7 +154,9 @@ def _catalogue() -> dict[str, tuple[AirBenchDataset, ...]]:
     found: dict[str, list[AirBenchDataset]] = {version: [] for version in VERSIONS}
     columns = itemgetter("version", "task", "domain", "language", "dataset", "num_documents")
     for key, rows in groupby(csv.DictReader(text.splitlines()), columns):
-        *names, documents = key
+        version, task, domain, language, name, documents = key
         queries = {cast("Split", row["split"]): int(row["num_queries"]) for row in rows}
-        found[key[0]].append(AirBenchDataset(*names, int(documents), queries))
+        found[version].append(
+            AirBenchDataset(version, task, domain, language, name, int(documents), queries)
+        )
     return {version: tuple(datasets) for version, datasets in found.items()}

@@ -15,7 +15,7 @@ from ray.serve.exceptions import RayServeException
 
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.machine.device import SeenGpus, settled_gpu
-from rayembed.machine.gpu_check_on_ray import live_gpus
+from rayembed.machine.gpu_check_on_ray import live_gpus, live_nodes
 from rayembed.models.loading.load import computed_dtype, load_model
 from rayembed.registry.registered_model import find_folder
 from rayembed_extras.serving.app import make_app
@@ -181,10 +181,6 @@ def _most_copies(model: ServedModel) -> int:
     return model.replicas if model.autoscaling is None else model.autoscaling.max_replicas
 
 
-def _live_nodes() -> list[Mapping[str, float]]:
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
 def _application(config: ServingConfig, key_digests: frozenset[str]) -> Any:
     """The only model, which then takes requests itself, or a front and the models behind it."""
     # Texts are counted by the services; Serve must not keep requests from waiting together.
@@ -265,7 +261,7 @@ def _check_port(host: str, port: int) -> None:
 def _check_resources(model: ServedModel) -> None:
     """Check that a replica fits on some node; Serve itself would wait forever."""
     wanted = {"CPU": model.cpus_per_replica, "GPU": 1.0 if model.use_gpu is True else 0.0}
-    nodes = _live_nodes()
+    nodes = [node["Resources"] for node in live_nodes()]
     if not any(
         all(resources.get(name, 0.0) >= number for name, number in wanted.items())
         for resources in nodes

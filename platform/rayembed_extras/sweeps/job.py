@@ -10,7 +10,7 @@ from rayembed.config.document import read_mapping
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import check_together, override
 from rayembed.config.run import Run, of_stages
-from rayembed.config.settings import nearest, parse
+from rayembed.config.settings import Settings, nearest, parse
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, named_or_read, option
@@ -248,22 +248,22 @@ def _base_run(recipe: str) -> Run:
     return named_or_read(recipe, recipe_names(), get_recipe, Run.read)
 
 
+class _OfRecipe(Settings):
+    """A run of a sweep's file as a recipe with settings."""
+
+    recipe: str
+    set: tuple[str, ...] = ()
+
+
 def _run_of(path: str, label: str, entry: Any, searched: Sequence[str]) -> Run:
     if not isinstance(entry, dict):
         raise ConfigError(f"the run {label!r} of {path!r} must be a mapping with recipe, or a run")
     if "recipe" not in entry:
         return parse(Run, entry)
-    unknown = sorted(set(entry) - {"recipe", "set"})
-    if unknown:
-        raise ConfigError(
-            f"the run {label!r} of {path!r} has {unknown[0]!r}; beside recipe there is only set"
-        )
-    changes = entry.get("set", [])
-    if not isinstance(changes, list):
-        raise ConfigError(f"set of the run {label!r} of {path!r} must be a list of path=value")
-    base, changes = _base_run(str(entry["recipe"])), [str(change) for change in changes]
-    check_together(base, [*changes, *searched])
-    return override(base, changes)
+    given = parse(_OfRecipe, entry)
+    base = _base_run(given.recipe)
+    check_together(base, [*given.set, *searched])
+    return override(base, given.set)
 
 
 def _usual_search(domains: Mapping[str, Any]) -> str:
