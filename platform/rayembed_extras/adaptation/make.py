@@ -65,7 +65,8 @@ class MakeSequences:
         """Report `parts` (name, rows), and counts of texts, tokens and sequences for each of
         `languages`.
         """
-        tokenizer, vocabulary = _tokenizer(self.model)
+        folder = part_within(resolve_model(self.model.backbone.path), "backbone")
+        tokenizer, vocabulary = _tokenizer_in(str(folder))
         rejected: Counter[str] = Counter()
         examples: list[dict[str, str]] = []
         writer = SequenceWriter(self.folder, self.corpus, vocabulary)
@@ -189,11 +190,6 @@ def _accept(found: FoundTexts, told: Mapping[str, Any]) -> None:
             f"({reasons}), more than source.max_rejected_share {share}; mend them or raise the "
             f"share. For instance:{shown}"
         )
-
-
-def _tokenizer(model: RotaryEncoderConfig) -> tuple[Any, Vocabulary]:
-    folder = part_within(resolve_model(model.backbone.path), "backbone")
-    return _tokenizer_in(str(folder))
 
 
 @lru_cache(maxsize=2)

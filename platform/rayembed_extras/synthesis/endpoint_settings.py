@@ -87,3 +87,9 @@ class AskedModel(Settings):
         """What decides the answers beside the prompt, as plain values; the address does not."""
         values = self.model_dump(mode="json", include={"temperature", "max_tokens", "max_words"})
         return {**values, "retries": self.retries, "model": [self.llm.model, self.llm.revision]}
+
+    def check_asked(self, setting: str, storage: str) -> None:
+        """Check key and address, unless the model has answered before."""
+        from rayembed_extras.synthesis.questions import check_endpoint
+
+        check_endpoint(self, setting, storage)
