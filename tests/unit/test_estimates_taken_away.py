@@ -27,7 +27,7 @@ asked = {
 jobs = JOBS.members()
 for name in jobs.keys() & asked.keys():
     assert jobs[name](asked[name]) == 0, name
-print("time of a run:", estimates().time(get_recipe("biencoder-quickstart")))
+print("time of a run:", estimates().time([get_recipe("biencoder-quickstart")]))
 """
 
 COUNTED = ("parameters", "memory a worker", "min from its start")

@@ -66,7 +66,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def mend(folder: Path) -> bool:
-    return repair_checkpoint_list(str(folder), ray.__version__)
+    return repair_checkpoint_list(str(folder))
 
 
 def taken(folder: Path) -> tuple[str | None, list[str]]:
@@ -219,8 +219,8 @@ def test_object_storage_is_mended_in_the_same_way(folder, monkeypatch):
             monkeypatch.setenv(name, value)
         place = f"s3://{BUCKET}/stage/train"
         upload_folder(folder, place)
-        assert repair_checkpoint_list(place, ray.__version__) is True
+        assert repair_checkpoint_list(place) is True
         assert listed_checkpoints(place) == NAMES[:2]
         names = {path.partition("/")[0] for path in list_files(place, recursive=True)}
         assert names == {*NAMES[:2], LIST_FILE, ".validate_storage_marker"}
-        assert repair_checkpoint_list(place, ray.__version__) is False
+        assert repair_checkpoint_list(place) is False

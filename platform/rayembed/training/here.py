@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 
@@ -89,7 +88,7 @@ def train_here(
         scored = ValidationHere(job.run, job.number, job.validated_in, validation)
     job.fetch()
     checkpoints = join(folder, CHECKPOINTS)
-    repair_checkpoint_list(checkpoints, version("ray"))
+    repair_checkpoint_list(checkpoints)
     sink = MetricsSink(str(metrics_log), metrics_place)
     with (
         Progress(job.stage, metrics_log),
@@ -217,7 +216,7 @@ class _Kept(Callback):
 
     def _store(self, step: int, part: Path) -> None:
         upload_folder(part, join(self._folder, checkpoint_name(step)))
-        list_newest(self._folder, self._keep, version("ray"))
+        list_newest(self._folder, self._keep)
 
 
 class ValidationHere(Callback):

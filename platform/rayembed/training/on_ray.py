@@ -257,7 +257,7 @@ def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> 
     Train starts workers again by itself, but nobody its controller, with which the workers go.
     """
     for restarts_left in reversed(range(CONTROLLER_DEATHS + 1)):
-        repair_checkpoint_list(checkpoints, ray.__version__)
+        repair_checkpoint_list(checkpoints)
         try:
             trainer.fit()
             return
@@ -276,7 +276,7 @@ def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> 
             )
         except ray.train.v2.api.exceptions.TrainingFailedError as error:
             # A checkpoint that was damaged since the start stops workers that would go on from it.
-            if not (repair_checkpoint_list(checkpoints, ray.__version__) and restarts_left):
+            if not (repair_checkpoint_list(checkpoints) and restarts_left):
                 raise cause(error, job) from error
 
 

@@ -117,14 +117,6 @@ class RuntimeModel(TransformerModel):
         """The model, in evaluation mode whatever is asked."""
         return super().train(False)
 
-    def recompute_layers(self, number: int | None = None, between_products: int = 0) -> None:
-        """Refuse, as there are none."""
-        check_trainable(self.folder)
-
-    def compile_layers(self, backend: str = "inductor") -> None:
-        """Do nothing: the runtime has compiled the graph."""
-        return None
-
     def load_state_dict(self, *_: Any, **__: Any) -> Any:
         """Refuse, as there are no weights.
 

@@ -52,12 +52,7 @@ def remembered_activations(model: ModelConfig) -> Activations | None:
     Raises:
         ConfigError: as `model_size`; nothing is kept then.
     """
-
-    def count(model: ModelConfig) -> Any:
-
-        return activations(model)
-
-    values = _remembered(model, "activations", count)
+    values = _remembered(model, "activations", activations)
     return None if values is None else Activations(**values)
 
 

@@ -1,6 +1,5 @@
 """What a run needs before it starts: parameters, memory of a worker, GPUs that have it, disk."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayembed.config.document import NamedRun
@@ -10,7 +9,7 @@ from rayembed.config.stage import StageConfig
 from rayembed.errors import ConfigError
 from rayembed.machine.device import placed_here
 from rayembed.machine.hardware import micro_batch_tokens
-from rayembed.pipeline.run.dry_run import Estimates, step_load
+from rayembed.pipeline.run.dry_run import Estimates, Runs, step_load
 from rayembed_extras.estimates.model_sizes import remembered_activations, remembered_size
 from rayembed_extras.estimates.requirements import (
     WIDTHS,
@@ -122,19 +121,10 @@ class Counted(Estimates):
             if size is not None:
                 check_fits(run.placement.gpu, gpu_memory(run, size))
 
-    def time(self, run: NamedRun) -> str | None:
-        """Minutes on CPUs, GPU-hours on GPUs."""
-        found = estimate(run)
-        return gpu_hours([run]) if found is None else str(found)
-
-    def time_of_trials(
-        self, trials: Sequence[NamedRun], prepared: Sequence[NamedRun], best: NamedRun
-    ) -> str | None:
-        """Minutes of all trials, which share the cores when they run side by side."""
-        found = estimate_trials(trials, prepared, best)
-        return None if found is None else str(found)
-
-    gpu_hours = staticmethod(gpu_hours)
+    def time(self, runs: Runs, prepared: Runs = (), best: NamedRun | None = None) -> str | None:
+        """Minutes on CPUs, which trials share when they run side by side; GPU-hours on GPUs."""
+        found = estimate(runs[0]) if best is None else estimate_trials(runs, prepared, best)
+        return gpu_hours(runs) if found is None else str(found)
 
 
 COUNTED = Counted()

@@ -55,7 +55,6 @@ PUBLISHED: dict[str, Settings] = {
     "hf://nomic-ai/nomic-bert-2048": _NOMIC_BERT,
     "hf://nomic-ai/nomic-xlm-2048": _MNOMIC_BERT,
     "hf://FacebookAI/xlm-roberta-base": _XLM_R_BASE,
-    "hf://HuggingFaceTB/SmolLM2-135M": _SMOLLM2_135M,
     "hf://HuggingFaceTB/SmolLM2-135M-Instruct": _SMOLLM2_135M,
     "hf://sentence-transformers/all-MiniLM-L6-v2": _MINILM_L6,
 }

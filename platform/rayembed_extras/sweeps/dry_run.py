@@ -61,13 +61,10 @@ def expected_time(sweep: Sweep, trials: Sequence[Trial], number: int) -> str:
     base = counted(sweep.base)
     taken = runs or [compared_as(base, base.name, sweep.metric.weights)] * number
     steps = sum(run.total_steps for run in taken)
-    told = f"{number} trial{'' if number == 1 else 's'} with {steps:,} steps in all"
-    found = estimates().time_of_trials(taken, data_runs(sweep, runs), base)
-    if found is None:
-        unknown = "how long they take is told where the model's size is known"
-        return f"{told}; {estimates().gpu_hours(taken) or unknown}"
     most = "" if sweep.scheduler.kind == "none" else " at most, as the scheduler ends some"
-    return f"{told}. {found}{most}"
+    told = f"{number} trial{'' if number == 1 else 's'} with {steps:,} steps in all{most}"
+    found = estimates().time(taken, data_runs(sweep, runs), base)
+    return f"{told}. {found or 'How long they take is not known'}"
 
 
 def _trials(sweep: Sweep, trials: list[Trial]) -> Table:

@@ -21,6 +21,8 @@ from rayembed.display.tables import Table, console, facts_table
 from rayembed.machine.device import gpus_here, placed_here
 from rayembed.pipeline.checks.files import AtHand
 
+Runs = Sequence[NamedRun]
+
 
 class Estimates:
     """What runs need and how long they take, before they start; this one knows nothing of it."""
@@ -36,23 +38,13 @@ class Estimates:
     def check(self, run: NamedRun) -> None:
         """Raise ConfigError where a run does not fit the GPU that its placement names."""
 
-    def time(self, run: NamedRun) -> str | None:
-        """Line that says how long a run takes; None: not known."""
-        return None
-
-    def time_of_trials(
-        self, trials: Sequence[NamedRun], prepared: Sequence[NamedRun], best: NamedRun
-    ) -> str | None:
-        """Line that says how long trials take on CPUs; None: on GPUs, or not known.
+    def time(self, runs: Runs, prepared: Runs = (), best: NamedRun | None = None) -> str | None:
+        """Sentence that says how long a run, or all trials of a sweep, take; None: not known.
 
         Args:
-            prepared: one run for each different data.
-            best: as the best trial's run is scored in the end, with its baselines.
+            prepared: one run for each different data of trials.
+            best: as the best trial's run is scored in the end, with its baselines; None: one run.
         """
-        return None
-
-    def gpu_hours(self, runs: Sequence[NamedRun]) -> str | None:
-        """What the training of runs takes on GPUs, in words; None: on CPUs, or not known."""
         return None
 
 

@@ -167,7 +167,7 @@ def started(
     runtime.start()
     run = with_device(run, runtime)
     runtime.check_now(run.placement, validates=validates)
-    if not is_trial and (expected := estimates().time(run)):
+    if not is_trial and (expected := estimates().time([run])):
         logger.info("%s", expected)
     return with_threads(run_settled(run, runtime.precision), runtime)
 

@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from rayembed.assets.storage import (
@@ -41,7 +42,7 @@ def checkpoint_name(step: int) -> str:
     return f"{_PREFIX}{step:07d}"
 
 
-def repair_checkpoint_list(folder: str, ray_version: str) -> bool:
+def repair_checkpoint_list(folder: str) -> bool:
     """Repair Train's list so that it names all complete checkpoints; whether listed ones were
     damaged.
 
@@ -51,14 +52,13 @@ def repair_checkpoint_list(folder: str, ray_version: str) -> bool:
 
     Args:
         folder: in storage, of a stage's checkpoints and the list of them.
-        ray_version: that is to read the list; Train takes those of its own version alone.
 
     Raises:
         StorageError: the storage cannot be read, or refuses what must be changed; nothing that
             could be whole is removed.
     """
     there = _checkpoints(folder)
-    listed = _read(folder, ray_version)
+    listed = _read(folder)
     damages = {name: find_damage(join(folder, name)) for name in {*there, *(listed or ())}}
     whole = sorted(name for name, damage in damages.items() if damage is None)
     damaged = {name: damages[name] or "" for name in listed or () if name not in whole}
@@ -71,14 +71,14 @@ def repair_checkpoint_list(folder: str, ray_version: str) -> bool:
     _warn_of(damaged, whole)
     # The list first: killed in between, one that names what is gone would stop Train.
     if listed is None or sorted(listed) != whole:
-        _write(folder, whole, ray_version)
+        _write(folder, whole)
     for name in there:
         if name not in whole:
             remove_folder(join(folder, name))
     return bool(damaged)
 
 
-def list_newest(folder: str, keep: int, ray_version: str) -> None:
+def list_newest(folder: str, keep: int) -> None:
     """Put the newest whole checkpoints on Train's list, and remove the others.
 
     Args:
@@ -87,7 +87,7 @@ def list_newest(folder: str, keep: int, ray_version: str) -> None:
     """
     there = _checkpoints(folder)
     whole = [name for name in there if find_damage(join(folder, name)) is None]
-    _write(folder, whole[-keep:], ray_version)
+    _write(folder, whole[-keep:])
     for name in there:
         if name not in whole[-keep:]:
             remove_folder(join(folder, name))
@@ -120,7 +120,7 @@ def remove_states(run: NamedRun, run_folder: str) -> None:
 
 def listed_checkpoints(folder: str) -> list[str]:
     """Sorted names of the listed checkpoints; none if the list is missing or unreadable."""
-    return sorted(_read(folder) or ())
+    return sorted(_read(folder, any_version=True) or ())
 
 
 def newest_step(stage_folder: str) -> int:
@@ -143,8 +143,8 @@ def _checkpoints(folder: str) -> list[str]:
     return sorted(top for top in tops if re.fullmatch(rf"{_PREFIX}\d+", top))
 
 
-def _read(folder: str, ray_version: str | None = None) -> list[str] | None:
-    """Names in Train's list; None if it is unreadable or of another version."""
+def _read(folder: str, *, any_version: bool = False) -> list[str] | None:
+    """Names in Train's list; None if it is unreadable or of another version than Ray has here."""
     path = join(folder, LIST_FILE)
     if not exists(path):
         return None
@@ -153,22 +153,22 @@ def _read(folder: str, ray_version: str | None = None) -> list[str] | None:
         names = [str(result["checkpoint_dir_name"]) for result in listed["checkpoint_results"]]
         if not all(re.fullmatch(rf"{_PREFIX}\d+", name) for name in names):
             return None
-        right = ray_version in (None, listed["ray_version"])
+        right = any_version or listed["ray_version"] == version("ray")
     except (ValueError, KeyError, TypeError):
         return None
     return names if right else None
 
 
-def _write(folder: str, names: Sequence[str], ray_version: str) -> None:
+def _write(folder: str, names: Sequence[str]) -> None:
     path = join(folder, LIST_FILE)
     if not names:
         if exists(path):
             remove_file(path)
         return
-    write_atomic(path, json.dumps(_new_list(names, ray_version)).encode())
+    write_atomic(path, json.dumps(_new_list(names)).encode())
 
 
-def _new_list(names: Sequence[str], ray_version: str) -> dict[str, Any]:
+def _new_list(names: Sequence[str]) -> dict[str, Any]:
     """A checkpoint list in the format of Ray 2.60, newest last."""
     results = [
         {
@@ -179,7 +179,7 @@ def _new_list(names: Sequence[str], ray_version: str) -> dict[str, Any]:
         for name in names
     ]
     return {
-        "ray_version": ray_version,
+        "ray_version": version("ray"),
         "checkpoint_results": results,
         "checkpoint_report_indices": list(range(len(results))),
         "latest_checkpoint_result": results[-1],
