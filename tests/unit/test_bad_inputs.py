@@ -7,6 +7,7 @@ tells is in tests/jobs/test_bad_input.py.
 
 import gzip
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -430,6 +431,8 @@ def test_a_good_run_is_started_and_a_dry_run_prints_what_it_read(files, monkeypa
     passes = "1,000 steps are about 356 passes over about 180 records"
     for word in ("Rows that were read", "good.jsonl", " 200 ", '{"query": "query 0"', passes):
         assert word in told, told  # 1,000 steps of 64 over the 180 rows that are left
+    assert training_job("biencoder")(["--set", f"{PATH}=negatives.jsonl", "--dry-run"]) == 0
+    assert re.search("not read.*query, positive +. negatives", capsys.readouterr().err, re.DOTALL)
 
 
 def test_what_is_at_hand_is_told_without_the_heavy_libraries(files):
