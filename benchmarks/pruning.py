@@ -73,7 +73,7 @@ def main(given):
     from rayembed.assets.resolver import resolve_model
     from rayembed.models.loading.load import load_model
     from rayembed.recipes.sample import MINILM
-    from rayembed_extras.compression.contract import Source
+    from rayembed_extras.compression.contract import CompressionSource
     from rayembed_extras.compression.settings import COMPRESSIONS
 
     pairs, rest = held_out_and_calibration(given)
@@ -99,13 +99,13 @@ def main(given):
         for way in ways(given.structures, min(128, given.calibration)):
             texts = calibration_texts(rest, given.calibration)
             began = time.perf_counter()
-            way.compress(Source(home / "model", texts), home / way.label)
+            way.compress(CompressionSource(home / "model", texts), home / way.label)
             row(way.label, home / way.label, time.perf_counter() - began)
         for number in given.counts:
             way = COMPRESSIONS.classes()["sparsegpt"](structure="2:4", minimum_texts=number)
             began = time.perf_counter()
             folder = home / f"texts-{number}"
-            way.compress(Source(home / "model", calibration_texts(rest, number)), folder)
+            way.compress(CompressionSource(home / "model", calibration_texts(rest, number)), folder)
             row(f"{way.label}, {number} texts", folder, time.perf_counter() - began)
 
 

@@ -60,7 +60,7 @@ def sides(given, texts, output):
     """Folders by the names of sides; made once."""
     from rayembed.assets.resolver import resolve_model
     from rayembed.recipes.sample import MINILM
-    from rayembed_extras.compression.contract import Source
+    from rayembed_extras.compression.contract import CompressionSource
 
     source = resolve_model(MINILM)
     found = {"torch float32": source, "sentence-transformers": source}
@@ -72,7 +72,7 @@ def sides(given, texts, output):
         found[label] = Path(output) / label
         if not found[label].exists():
             began = time.process_time()
-            way.compress(Source(source, texts), found[label])
+            way.compress(CompressionSource(source, texts), found[label])
             print(f"{label}: made in {time.process_time() - began:.0f} CPU-s", flush=True)
     return found
 

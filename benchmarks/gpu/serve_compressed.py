@@ -47,14 +47,14 @@ def shapes(toy: bool) -> dict[str, dict]:
 def folders_of_shape(home: Path, shape: dict, device: torch.device, dtype: str) -> dict[str, Path]:
     """Folder of a model with random weights as it was, and of each quantised one, by label."""
     from rayembed.models.loading.load import load_model
-    from rayembed_extras.compression.contract import Source
+    from rayembed_extras.compression.contract import CompressionSource
     from rayembed_extras.compression.settings import COMPRESSIONS
 
     load_model(made_up.model_folder(home / "made", shape, device, dtype)).save(home / "as it was")
     gc.collect()
     found = {"as it was": home / "as it was"}
     for kind in _WAYS:
-        COMPRESSIONS.classes()[kind]().compress(Source(home / "as it was"), home / kind)
+        COMPRESSIONS.classes()[kind]().compress(CompressionSource(home / "as it was"), home / kind)
         found[kind] = home / kind
     return found
 

@@ -17,7 +17,7 @@ from rayembed.config import data_steps, loss, mining, model, optimizer, sources
 from rayembed.config.evaluation import EvaluationRun
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings, kind_of, members
-from rayembed.config.table import Table, load
+from rayembed.config.table import SettingsTable, load
 from rayembed.jobs.table import JOBS
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 
@@ -76,11 +76,13 @@ def _tables() -> list[Page]:
     ]
 
 
-def _outside_tables(known: typing.Container[str]) -> Iterator[tuple[str, tuple[Table, str, str]]]:
+def _outside_tables(
+    known: typing.Container[str],
+) -> Iterator[tuple[str, tuple[SettingsTable, str, str]]]:
     """Tables of the optional features."""
     for module in _modules(rayembed_extras):
         for value in vars(module).values():
-            name = value.group.rpartition(".")[2] if isinstance(value, Table) else None
+            name = value.group.rpartition(".")[2] if isinstance(value, SettingsTable) else None
             if name is not None and name not in known:
                 title = name.replace("_", " ").capitalize()
                 yield name, (value, title, f"kinds of {title.lower()}")

@@ -10,7 +10,7 @@ from tiny_folders import save_biencoder
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
 from rayembed.registry.register import format_requirements, pip_requirements
-from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.contract import CalibrationText, CompressionSource
 from rayembed_extras.compression.quantised import Int8
 from rayembed_extras.compression.runtimes import Onnx, OpenVINO
 
@@ -28,7 +28,7 @@ def test_a_variant_loads_with_only_its_requirements_visible(tmp_path):
     plain = save_biencoder(tmp_path / "plain")
     texts = [CalibrationText(text, role) for text in TEXTS for role in ("query", "document")]
     for name, way in WAYS.items():
-        way.compress(Source(plain, texts), tmp_path / name)
+        way.compress(CompressionSource(plain, texts), tmp_path / name)
     made = registered_folders({name: tmp_path / name for name in WAYS}, tmp_path)
     shared = pip_requirements()
     lacking = link_closure(shared, tmp_path / "lacking")

@@ -25,7 +25,7 @@ from rayembed.models.saving.export import read_compression
 from rayembed.models.sentence_module import as_sentence_transformer
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings
 from rayembed_extras.compression import trace
-from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.contract import CalibrationText, CompressionSource
 from rayembed_extras.compression.runtime_model import RuntimeModel
 from rayembed_extras.compression.runtimes import Onnx, OpenVINO
 from rayembed_extras.serving import on_ray as serving_on_ray
@@ -62,7 +62,7 @@ def given(tmp_path_factory):
         way = RUNTIMES[runtime](**{"precision": "float32"} | settings)
         place = folder / f"{kind}-{way.label}"
         if not place.exists():
-            way.compress(Source(source(kind), CALIBRATION), place)
+            way.compress(CompressionSource(source(kind), CALIBRATION), place)
         return place
 
     with pytest.MonkeyPatch.context() as patch:
@@ -190,7 +190,7 @@ def test_what_is_left_alone_stays_float(given):
     whole = read_compression(given.graph("biencoder", "onnx", precision="int8-dynamic"))
     place = given.folder / "some"
     way = Onnx(precision="int8-dynamic", skip=("*.attention.*", "*.pooler.*"))
-    told = way.compress(Source(given.source("biencoder"), CALIBRATION), place)
+    told = way.compress(CompressionSource(given.source("biencoder"), CALIBRATION), place)
     assert told.by_part["attention"][1] == 0
     assert 0 < told.compressed < whole["compressed"]
 
@@ -238,7 +238,7 @@ def test_nothing_is_trained_from_a_graph(given):
         lambda: check_buildable(config, folder),
         lambda: build_model(config, folder, seed=1),
         lambda: Onnx().check(folder),
-        lambda: Onnx().compress(Source(folder, CALIBRATION), given.folder / "never"),
+        lambda: Onnx().compress(CompressionSource(folder, CALIBRATION), given.folder / "never"),
         lambda: load_model(folder).load_state_dict({}),
     ):
         with pytest.raises(ConfigError, match="take the model that it was made of"):
@@ -263,11 +263,11 @@ def test_a_damaged_graph_is_told_and_not_computed(given, runtime, tmp_path):
 def test_too_few_texts_and_far_vectors_are_refused(given):
     source, output = given.source("biencoder"), given.folder / "refused"
     with pytest.raises(ConfigError, match="3 are given and 8 are the least"):
-        Onnx(precision="int8-static").compress(Source(source, CALIBRATION[:3]), output)
+        Onnx(precision="int8-static").compress(CompressionSource(source, CALIBRATION[:3]), output)
     with pytest.raises(ArtifactError, match="asked is least_cosine=1"):
-        Onnx(precision="int8-dynamic", least_cosine=1.0).compress(Source(source), output)
+        Onnx(precision="int8-dynamic", least_cosine=1.0).compress(CompressionSource(source), output)
     with pytest.raises(ConfigError, match="fits no parameter"):
-        Onnx(skip=("*.no_such.*",)).compress(Source(source), output)
+        Onnx(skip=("*.no_such.*",)).compress(CompressionSource(source), output)
     assert not output.exists()
     assert not list(given.folder.glob(".refused*"))
     save_encoder(given.folder / "plain")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from written_texts import write
 
-from rayembed_extras.synthesis.requests import Answer, Request
+from rayembed_extras.synthesis.requests import ChatAnswer, Request
 
 
 class FakeLLM:
@@ -14,7 +14,7 @@ class FakeLLM:
     def __init__(
         self,
         broken_share: float = 0.0,
-        answer: Callable[[Request], Answer | None] = lambda request: None,
+        answer: Callable[[Request], ChatAnswer | None] = lambda request: None,
         dies_after: int | None = None,
     ) -> None:
         self.broken_share = broken_share
@@ -23,7 +23,7 @@ class FakeLLM:
         self.dies_after = dies_after
         self.asked: Counter[str] = Counter()
 
-    def __call__(self, requests: Sequence[Request]) -> Iterator[Answer]:
+    def __call__(self, requests: Sequence[Request]) -> Iterator[ChatAnswer]:
         # In another order than asked: answers come as they are ready.
         for request in sorted(requests, key=lambda r: r.sampling_seed):
             if self.dies_after is not None and self.asked.total() >= self.dies_after:
@@ -32,11 +32,11 @@ class FakeLLM:
             given = self.answer(request)
             yield given if given is not None else self._written(request)
 
-    def _written(self, request: Request) -> Answer:
+    def _written(self, request: Request) -> ChatAnswer:
         text = write(request.prompt, request.sampling_seed, broken_share=self.broken_share)
-        return Answer(request.id, request.group, request.key, "answered", text, answer_tokens=7)
+        return ChatAnswer(request.id, request.group, request.key, "answered", text, answer_tokens=7)
 
 
-def failed(request: Request, outcome: str, problem: str) -> Answer:
+def failed(request: Request, outcome: str, problem: str) -> ChatAnswer:
     """An answer without a text."""
-    return Answer(request.id, request.group, request.key, outcome, problem=problem)  # type: ignore[arg-type]
+    return ChatAnswer(request.id, request.group, request.key, outcome, problem=problem)  # type: ignore[arg-type]

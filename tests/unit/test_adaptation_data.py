@@ -19,13 +19,13 @@ from rayembed.models.tokens import pretrained_tokenizer
 from rayembed_extras.adaptation.batch import MaskedSteps, mask
 from rayembed_extras.adaptation.encoder import check_adaptable, vocabulary
 from rayembed_extras.adaptation.make import _at_once, prepare_sequences
-from rayembed_extras.adaptation.plan import Pool, SequencePlan, order_sequences
+from rayembed_extras.adaptation.plan import SequencePlan, SequencePool, order_sequences
 from rayembed_extras.adaptation.settings import MaskingConfig
 from rayembed_extras.adaptation.texts import Text, read_texts
-from rayembed_extras.adaptation.vocabulary import Vocabulary
+from rayembed_extras.adaptation.vocabulary import MaskingVocabulary
 from rayembed_extras.adaptation.writer import SequenceWriter, packed, truncated
 
-WORDS = Vocabulary(
+WORDS = MaskingVocabulary(
     prefix=(2,), suffix=(3,), mask_id=4, pad_id=0, special_ids=(0, 1, 2, 3, 4), num_words=200
 )
 
@@ -97,7 +97,7 @@ def test_languages_are_drawn_in_proportion_to_their_sequences_to_the_power_alpha
     sizes, steps, batch = {"en": 4000, "fr": 500, "sw": 60}, 40, 64
     language = np.repeat(np.arange(3, dtype=np.int32), list(sizes.values()))
     hashes = np.random.default_rng(0).permutation(len(language)).astype(np.int64)
-    order, _ = order_sequences(Pool(hashes, language, list(sizes)), batch, steps, 3, alpha)
+    order, _ = order_sequences(SequencePool(hashes, language, list(sizes)), batch, steps, 3, alpha)
     weights = np.array(list(sizes.values())) ** alpha
     wanted = weights / weights.sum() * batch
     for number, expected in enumerate(wanted):
@@ -113,17 +113,17 @@ def test_the_order_is_that_of_the_contents_wherever_they_lie():
     language = np.array([0] * 50 + [1] * 30, dtype=np.int32)
     hashes = np.random.default_rng(1).permutation(80).astype(np.int64)
     there = np.random.default_rng(2).permutation(80)
-    here, _ = order_sequences(Pool(hashes, language, ["a", "b"]), 8, 12, 3, 0.3)
-    shuffled = Pool(hashes[there], language[there], ["a", "b"])
+    here, _ = order_sequences(SequencePool(hashes, language, ["a", "b"]), 8, 12, 3, 0.3)
+    shuffled = SequencePool(hashes[there], language[there], ["a", "b"])
     moved, _ = order_sequences(shuffled, 8, 12, 3, 0.3)
     np.testing.assert_array_equal(hashes[here], hashes[there][moved])
-    other, _ = order_sequences(Pool(hashes, language, ["a", "b"]), 8, 12, 4, 0.3)
+    other, _ = order_sequences(SequencePool(hashes, language, ["a", "b"]), 8, 12, 4, 0.3)
     assert (other != here).mean() > 0.5
 
 
 def test_a_language_too_small_for_its_share_of_a_batch_is_named():
     language = np.array([0] * 50 + [1] * 3, dtype=np.int32)
-    pool = Pool(np.arange(53, dtype=np.int64), language, ["en", "sw"])
+    pool = SequencePool(np.arange(53, dtype=np.int64), language, ["en", "sw"])
     with pytest.raises(DataError, match=r"'sw' has 3 sequences, .* takes up to 5"):
         order_sequences(pool, 16, 2, 0, 0.3)
 
@@ -132,7 +132,7 @@ def test_what_is_held_out_is_never_trained_on_and_has_the_shares_of_a_batch():
     language = np.array([0] * 60 + [1] * 30, dtype=np.int32)
     hashes = np.random.default_rng(1).permutation(90).astype(np.int64)
     hashes[59] = hashes[0]  # the same sequence twice
-    pool = Pool(hashes, language, ["a", "b"])
+    pool = SequencePool(hashes, language, ["a", "b"])
     trained, kept = order_sequences(pool, 8, 40, 3, 0.3, held_out=3)
     assert (trained.shape, kept.shape) == ((40, 8), (3, 8))
     assert not set(hashes[trained.ravel()].tolist()) & set(hashes[kept.ravel()].tolist())
@@ -146,7 +146,7 @@ def test_what_is_held_out_is_never_trained_on_and_has_the_shares_of_a_batch():
 
 def test_of_a_language_that_would_lose_more_than_half_nothing_is_held_out(caplog):
     language = np.array([0] * 60 + [1] * 7, dtype=np.int32)
-    pool = Pool(np.arange(67, dtype=np.int64), language, ["en", "sw"])
+    pool = SequencePool(np.arange(67, dtype=np.int64), language, ["en", "sw"])
     trained, kept = order_sequences(pool, 8, 40, 3, 0.3, held_out=3)
     assert set(language[kept].ravel().tolist()) == {0}
     assert "without a score: sw" in caplog.text

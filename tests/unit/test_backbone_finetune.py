@@ -20,7 +20,7 @@ from rayembed_papers.backbone.heads import (
     save_with_head,
 )
 from rayembed_papers.backbone.kinds import work_of
-from rayembed_papers.backbone.tokens import Tokenizer
+from rayembed_papers.backbone.tokens import BackboneTokenizer
 
 LENGTH = 24
 RTE = FINETUNINGS["RTE"]
@@ -47,7 +47,7 @@ def rows_of(num_rows=8):
 
 
 def inputs_of(folder, one=RTE, rows=None):
-    work = work_of(one, Tokenizer(folder, LENGTH))
+    work = work_of(one, BackboneTokenizer(folder, LENGTH))
     return work, work.training_inputs(rows_of() if rows is None else rows)
 
 
@@ -231,7 +231,7 @@ def test_families_without_a_head_of_the_kind(tmp_path):
     with pytest.raises(ConfigError, match=r"'llama' have no head for COPA \(AutoModelForMultiple"):
         loaded(folder, FINETUNINGS["COPA"])
     with pytest.raises(ArtifactError, match="padding token"):
-        Tokenizer(folder, LENGTH)
+        BackboneTokenizer(folder, LENGTH)
 
 
 def test_labels_of_a_task_decide_the_head(folders):

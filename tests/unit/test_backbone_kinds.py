@@ -10,7 +10,7 @@ from rayembed.errors import ArtifactError
 from rayembed_papers.backbone.catalogue import FINETUNINGS
 from rayembed_papers.backbone.heads import IGNORED
 from rayembed_papers.backbone.kinds import work_of
-from rayembed_papers.backbone.tokens import Tokenizer
+from rayembed_papers.backbone.tokens import BackboneTokenizer
 
 LENGTH = 24
 LONG = "dogs are larger than cats and " + CONTEXT + " and so do the cats and dogs" * 4
@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer(folder):
-    return Tokenizer(folder, LENGTH)
+    return BackboneTokenizer(folder, LENGTH)
 
 
 def answered(**by_name):
@@ -57,7 +57,7 @@ def test_pairs_are_what_transformers_makes_of_them(folder, tokenizer):
 
 
 def test_a_nomic_bert_is_given_no_token_types(tmp_path):
-    tokenizer = Tokenizer(save_nomic(tmp_path / "nomic"), LENGTH)
+    tokenizer = BackboneTokenizer(save_nomic(tmp_path / "nomic"), LENGTH)
     batch = work_of(FINETUNINGS["RTE"], tokenizer).collate(tokenizer.texts(["a"], ["b"]))
     assert sorted(batch) == ["attention_mask", "input_ids"]
 
@@ -180,4 +180,4 @@ def test_tatoeba_by_language_and_lareqa_among_all_languages(tokenizer):
 def test_folders_without_a_tokenizer(folder, tmp_path):
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     with pytest.raises(ArtifactError, match="tokenizer"):
-        Tokenizer(tmp_path, LENGTH)
+        BackboneTokenizer(tmp_path, LENGTH)

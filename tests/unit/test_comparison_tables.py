@@ -12,7 +12,7 @@ from rich.console import Console
 from rayembed.errors import ConfigError
 from rayembed.results.files import read_model, stored_models
 from rayembed_extras.comparison.benchmark_lines import MEAN, Line, benchmark_lines
-from rayembed_extras.comparison.compare import Column, Comparison, compare, measured
+from rayembed_extras.comparison.compare import Column, ModelComparison, compare, measured
 from rayembed_extras.comparison.plots import category_bars, difference_dots
 from rayembed_extras.comparison.tables import (
     MODELS_A_TABLE,
@@ -46,7 +46,7 @@ THEIRS = Column(
     name="theirs",
     notes=("Theirs: as printed.",),
 )
-COMPARISON = Comparison("Small", LINES, (OURS, PART, THEIRS), "Theirs")
+COMPARISON = ModelComparison("Small", LINES, (OURS, PART, THEIRS), "Theirs")
 
 
 def shown(*tables, width=120, colours=False):
@@ -243,9 +243,9 @@ def test_plots_are_drawn_and_grow_with_what_they_show():
     large = compare(MTEB, lines, columns, None)
     assert size(category_bars(large))[0] > size(category_bars(COMPARISON))[0]
     assert size(difference_dots(large))[1] > 3 * size(difference_dots(COMPARISON))[1] / 2
-    assert difference_dots(Comparison("Small", LINES, (OURS,), None)) is None
+    assert difference_dots(ModelComparison("Small", LINES, (OURS,), None)) is None
     apart = Column("apart", True, {}, {"Classification": 3.0})
-    assert difference_dots(Comparison("Small", LINES, (OURS, apart), "apart")) is None
+    assert difference_dots(ModelComparison("Small", LINES, (OURS, apart), "apart")) is None
 
 
 def test_bars_stand_for_the_averages_and_dots_for_the_differences(monkeypatch):

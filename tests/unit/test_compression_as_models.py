@@ -19,7 +19,7 @@ from rayembed.models.loading.build import build_model
 from rayembed.pipeline.evaluate.variants import Scored
 from rayembed_extras.compression import compress
 from rayembed_extras.compression.calibration import loaded_as_saved
-from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.contract import CalibrationText, CompressionSource
 from rayembed_extras.compression.gptq import GPTQ
 from rayembed_extras.compression.job import run_compression_job
 from rayembed_extras.compression.measure import Measured
@@ -60,7 +60,7 @@ def types_of(model):
 
 
 def test_quantised_weights_that_overflow_are_refused(tmp_path, monkeypatch):
-    source = Source(save_tiny("nvembed", tmp_path / "model"), [])
+    source = CompressionSource(save_tiny("nvembed", tmp_path / "model"), [])
     Int8().compress(source, tmp_path / "ordinary")
     ordinary = Int8.weights
 
@@ -114,7 +114,9 @@ def test_the_speed_of_variants_is_measured_in_the_type_of_their_scores(
     [(model_with_a_nan, "are not finite"), (model_that_overflows, "no unit vectors")],
 )
 def test_no_way_hands_on_a_broken_model(tmp_path, way, broken, words):
-    source = Source(broken(tmp_path / "model"), [CalibrationText(text) for text in LINES])
+    source = CompressionSource(
+        broken(tmp_path / "model"), [CalibrationText(text) for text in LINES]
+    )
     with pytest.raises(ArtifactError, match=words):
         way.compress(source, tmp_path / "target")
     assert not list((tmp_path / "target").rglob("*.safetensors"))

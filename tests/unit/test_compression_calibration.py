@@ -22,7 +22,7 @@ from rayembed.registry import registered_model
 from rayembed_extras.compression import calibration
 from rayembed_extras.compression.calibration import solve_layers, tokens_of
 from rayembed_extras.compression.compress import _registered_run, calibration_texts
-from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.contract import CalibrationText, CompressionSource
 from rayembed_extras.compression.matrices import matrices_of
 from rayembed_extras.compression.run_settings import CalibrationConfig
 from rayembed_papers.pruning.wanda import SquaredNorms, Wanda, WandaSolver
@@ -233,7 +233,7 @@ def test_experts_of_transformers_are_pruned_one_by_one(mixtral, tmp_path):
         torch.testing.assert_close(found.sums[name], sums, rtol=1e-5, atol=1e-12)
     way = Wanda(structure="2:4", minimum_texts=8)
     way.check(mixtral)
-    told = way.compress(Source(mixtral, TEXTS), tmp_path / "pruned")
+    told = way.compress(CompressionSource(mixtral, TEXTS), tmp_path / "pruned")
     whole, changed = told.by_part["experts"]
     assert whole == changed > 0
     state = load_model(tmp_path / "pruned").state_dict()
@@ -253,7 +253,7 @@ def test_a_matrix_that_nobody_knows_is_refused_unless_it_is_left_alone(tmp_path)
 def test_heads_are_solved_where_they_are_not_left_alone(tmp_path):
     folder = save_tiny("nvembed", tmp_path / "model")
     way = Wanda(minimum_texts=8, skip=("*.mlp.*",))
-    told = way.compress(Source(folder, TEXTS), tmp_path / "pruned")
+    told = way.compress(CompressionSource(folder, TEXTS), tmp_path / "pruned")
     heads = [name for name in told.matrices if name.startswith("pooling.")]
     assert heads
     state = load_model(tmp_path / "pruned").state_dict()
@@ -265,7 +265,7 @@ def test_heads_are_solved_where_they_are_not_left_alone(tmp_path):
 def test_the_saved_model_gives_the_vectors_of_the_one_in_memory(kind, tmp_path):
     folder = save_tiny(kind, tmp_path / "model")
     way = Wanda(structure="2:4", minimum_texts=8)
-    way.compress(Source(folder, TEXTS), tmp_path / "pruned")
+    way.compress(CompressionSource(folder, TEXTS), tmp_path / "pruned")
     model = load_model(folder)
     whole = encode(model, LINES, role="query")
     way.zero(model, matrices_of(model, None), TEXTS)
@@ -278,7 +278,7 @@ def test_the_saved_model_gives_the_vectors_of_the_one_in_memory(kind, tmp_path):
 def test_too_few_texts_are_refused(tmp_path):
     folder = save_biencoder(tmp_path / "model")
     with pytest.raises(ConfigError, match="minimum_texts = 128 calibration texts and got 12"):
-        Wanda().compress(Source(folder, TEXTS), tmp_path / "pruned")
+        Wanda().compress(CompressionSource(folder, TEXTS), tmp_path / "pruned")
     assert not (tmp_path / "pruned").exists()
 
 
@@ -312,7 +312,7 @@ def test_layers_that_do_not_follow_one_another_are_refused(tmp_path):
 def test_vectors_come_near_after_a_little_pruning(tmp_path):
     folder = save_biencoder(tmp_path / "model")
     way = Wanda(minimum_texts=8, sparsity=0.05)
-    way.compress(Source(folder, TEXTS), tmp_path / "pruned")
+    way.compress(CompressionSource(folder, TEXTS), tmp_path / "pruned")
     given, found = (
         encode(load_model(at), LINES, role="query") for at in (folder, tmp_path / "pruned")
     )

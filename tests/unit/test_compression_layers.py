@@ -12,7 +12,7 @@ from rayembed.models.layers import layers_of
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
 from rayembed.models.saving.export import read_compression
-from rayembed_extras.compression.contract import Source
+from rayembed_extras.compression.contract import CompressionSource
 from rayembed_extras.compression.layers import Layers, evenly_spaced
 
 TEXTS = ["are cats larger than dogs", "Paris is the capital of France"]
@@ -41,7 +41,7 @@ def test_kept_layers_are_those_of_the_whole_model(kind, tmp_path):
     number = len(layers_of([before.backbone]))
     way = Layers(which=(0,)) if number == 2 else Layers(share=0.5)
     way.check(whole)
-    told = way.compress(Source(whole), tmp_path / "small")
+    told = way.compress(CompressionSource(whole), tmp_path / "small")
     after = load_model(tmp_path / "small")
     assert len(layers_of([after.backbone])) == max(1, number // 2)
     first = zip(*(layers_of([m.backbone])[0].parameters() for m in (before, after)), strict=True)
@@ -56,7 +56,7 @@ def test_kept_layers_are_those_of_the_whole_model(kind, tmp_path):
 
 def test_the_vectors_are_those_of_the_kept_layers_by_hand(tmp_path):
     folder = save_modern_encoder(tmp_path / "modern")  # its three layers attend differently
-    Layers(which=(0, 2)).compress(Source(folder), tmp_path / "small")
+    Layers(which=(0, 2)).compress(CompressionSource(folder), tmp_path / "small")
     model = load_model(folder)
     ids = torch.tensor([[2, 20, 21, 22, 23, 24, 25, 26, 27, 3]])
     seen = []
@@ -72,7 +72,7 @@ def test_the_vectors_are_those_of_the_kept_layers_by_hand(tmp_path):
 
 def test_kinds_of_layers_go_with_their_layers(tmp_path):
     folder = save_decoder(tmp_path / "gemma", "gemma3_text", num_hidden_layers=8)
-    Layers(number=3).compress(Source(folder), tmp_path / "small")
+    Layers(number=3).compress(CompressionSource(folder), tmp_path / "small")
     kinds = load_model(folder).backbone.config.layer_types
     small = load_model(tmp_path / "small").backbone.config
     assert small.layer_types == [kinds[layer] for layer in (0, 3, 7)]

@@ -22,7 +22,7 @@ from rayembed.models.loading.load import check_loadable, load_model
 from rayembed.models.passes.encoding import encode
 from rayembed.models.saving.export import read_compression
 from rayembed.registry.register import format_requirements
-from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.contract import CalibrationText, CompressionSource
 from rayembed_extras.compression.gptq import GPTQ
 from rayembed_extras.compression.matrices import matrices_of
 from rayembed_extras.compression.quantised import Fp8, Int8, Quantity, _write_part, nearest_weights
@@ -75,7 +75,7 @@ def in_memory(folder, way):
 def test_vectors_are_those_of_the_model_in_memory(kind, way, tmp_path):
     folder = save_tiny(kind, tmp_path / "model")
     way.check(folder)
-    way.compress(Source(folder), tmp_path / "small")
+    way.compress(CompressionSource(folder), tmp_path / "small")
     expected = encode(in_memory(folder, way), LINES, role="document")
     found = encode(load_model(tmp_path / "small"), LINES, role="document")
     # Rounding of an input to its neighbour is the largest thing that float32's order may change.
@@ -89,7 +89,7 @@ def test_vectors_are_those_of_the_model_in_memory(kind, way, tmp_path):
 def test_transformers_and_sentence_transformers_read_the_files(save, way, tmp_path):
     folder = save(tmp_path / "model")
     way.check(folder)
-    told = way.compress(Source(folder, TEXTS), tmp_path / "small")
+    told = way.compress(CompressionSource(folder, TEXTS), tmp_path / "small")
     header = read_header(tmp_path / "small" / "model.safetensors")
     kinds = {name: value["dtype"] for name, value in header.items()}
     quantised = {name for name, kind in kinds.items() if kind == STORED[way.kind]}
@@ -111,8 +111,8 @@ def test_transformers_and_sentence_transformers_read_the_files(save, way, tmp_pa
 
 def test_gptq_stores_other_weights_than_rounding(tmp_path):
     folder = save_biencoder(tmp_path / "model")
-    Int8().compress(Source(folder), tmp_path / "int8")
-    GPTQ(minimum_texts=8).compress(Source(folder, TEXTS), tmp_path / "gptq")
+    Int8().compress(CompressionSource(folder), tmp_path / "int8")
+    GPTQ(minimum_texts=8).compress(CompressionSource(folder, TEXTS), tmp_path / "gptq")
     first, second = (
         load_weights(tmp_path / name / "model.safetensors") for name in ("int8", "gptq")
     )
@@ -126,7 +126,7 @@ def test_gptq_stores_other_weights_than_rounding(tmp_path):
 def test_what_is_left_alone_stays_as_it_is(tmp_path):
     folder = save_biencoder(tmp_path / "model")
     way = Int8(skip=("*.attention.*", "*.pooler.*"))
-    told = way.compress(Source(folder), tmp_path / "small")
+    told = way.compress(CompressionSource(folder), tmp_path / "small")
     assert told.by_part["attention"][1] == 0
     stated = json.loads((tmp_path / "small" / "config.json").read_text())["quantization_config"]
     assert "encoder.layer.0.attention.self.query" in stated["ignore"]
@@ -140,8 +140,8 @@ def test_what_is_left_alone_stays_as_it_is(tmp_path):
 def test_zeros_of_a_pruned_model_stay(way, tmp_path):
     folder = save_biencoder(tmp_path / "model")
     pruned = SparseGPT(structure="2:4", minimum_texts=8)
-    told = pruned.compress(Source(folder, TEXTS), tmp_path / "pruned")
-    way.compress(Source(tmp_path / "pruned", TEXTS), tmp_path / "small")
+    told = pruned.compress(CompressionSource(folder, TEXTS), tmp_path / "pruned")
+    way.compress(CompressionSource(tmp_path / "pruned", TEXTS), tmp_path / "small")
     state = load_model(tmp_path / "small").state_dict()
     for name in told.matrices:
         assert ((state[name].reshape(-1, 4) == 0).sum(dim=1) >= 2).all()
@@ -163,7 +163,7 @@ def test_files_in_shards_are_rewritten_each(tmp_path):
     }
     assert index["weight_map"] == stored
     ids = torch.arange(10).unsqueeze(0) + 5
-    Int8().compress(Source(folder), tmp_path / "small")
+    Int8().compress(CompressionSource(folder), tmp_path / "small")
     states = [
         transformers.AutoModel.from_pretrained(at).eval()(input_ids=ids).last_hidden_state
         for at in (shards, tmp_path / "small")
@@ -196,7 +196,7 @@ def test_weights_that_are_saved_under_other_names_are_refused_before_work(tmp_pa
     with pytest.raises(ConfigError, match="under other names"):
         Int8().check(folder)
     with pytest.raises(ConfigError, match="under other names"):
-        Int8().compress(Source(folder), tmp_path / "small")
+        Int8().compress(CompressionSource(folder), tmp_path / "small")
 
 
 def test_heads_are_refused_before_work(tmp_path):
@@ -222,14 +222,14 @@ def test_a_package_that_is_missing_is_named_with_its_command(way, package, tmp_p
     with pytest.raises(ConfigError, match=rf"{package}.*pip install 'rayembed\[compress\]'"):
         way.check(folder)
     with pytest.raises(ConfigError, match="pip install"):
-        way.compress(Source(folder, TEXTS * 20), tmp_path / "small")
+        way.compress(CompressionSource(folder, TEXTS * 20), tmp_path / "small")
 
 
 def test_a_registered_model_asks_for_what_reads_its_weights_and_is_finite(tmp_path):
     folder = save_biencoder(tmp_path / "model")
     assert format_requirements(folder) == []
     for way in (Int8(), Fp8()):
-        way.compress(Source(folder), tmp_path / way.label)
+        way.compress(CompressionSource(folder), tmp_path / way.label)
         (asked,) = format_requirements(tmp_path / way.label)
         assert asked == f"compressed-tensors=={version('compressed-tensors')}"
         check_finite_files(tmp_path / way.label)
@@ -243,7 +243,7 @@ def test_a_registered_model_asks_for_what_reads_its_weights_and_is_finite(tmp_pa
 
 def test_a_quantised_model_is_not_read_without_its_package(tmp_path, monkeypatch):
     folder = save_biencoder(tmp_path / "model")
-    Int8().compress(Source(folder), tmp_path / "small")
+    Int8().compress(CompressionSource(folder), tmp_path / "small")
     monkeypatch.setattr(backbones, "find_spec", lambda name: None)
     with pytest.raises(ArtifactError, match="pip install"):
         load_model(tmp_path / "small")
@@ -252,7 +252,7 @@ def test_a_quantised_model_is_not_read_without_its_package(tmp_path, monkeypatch
 
 def test_a_quantised_model_is_neither_trained_nor_compressed_nor_saved(tmp_path):
     folder = save_biencoder(tmp_path / "model")
-    Int8().compress(Source(folder), tmp_path / "small")
+    Int8().compress(CompressionSource(folder), tmp_path / "small")
     with pytest.raises(ConfigError, match="are quantised"):
         load_model(tmp_path / "small").save(tmp_path / "again")
     with pytest.raises(ConfigError, match="are quantised"):
@@ -273,5 +273,5 @@ def test_weights_that_come_back_otherwise_fail_and_leave_nothing(tmp_path, monke
 
     monkeypatch.setattr("rayembed_extras.compression.quantised.nearest_weights", wrong)
     with pytest.raises(ArtifactError, match="was written as F32"):
-        Int8().compress(Source(folder), tmp_path / "small")
+        Int8().compress(CompressionSource(folder), tmp_path / "small")
     assert not [path for path in tmp_path.iterdir() if "small" in path.name]

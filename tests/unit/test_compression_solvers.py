@@ -10,7 +10,7 @@ from tiny_models import LINES
 
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.loading.load import load_model
-from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.contract import CalibrationText, CompressionSource
 from rayembed_extras.compression.gptq import GPTQSolver, Hessian, damping, library
 from rayembed_extras.compression.quantised import rounded, scale_of
 from rayembed_papers.pruning.magnitude import Magnitude
@@ -211,7 +211,7 @@ def test_the_structure_is_exact_in_every_architecture(kind, way, structure, tmp_
     save_tiny(kind, tmp_path / "model")
     asked = way(structure=structure, minimum_texts=8)
     asked.check(tmp_path / "model")
-    told = asked.compress(Source(tmp_path / "model", TEXTS), tmp_path / "pruned")
+    told = asked.compress(CompressionSource(tmp_path / "model", TEXTS), tmp_path / "pruned")
     state = load_model(tmp_path / "pruned").state_dict()
     for name in told.matrices:
         matrix = state[name].numpy()

@@ -21,7 +21,7 @@ from rayembed.errors import ConfigError
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
 from rayembed.models.saving.export import read_compression
-from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.contract import CalibrationText, CompressionSource
 from rayembed_extras.compression.tokenizer_json import check_kind, kept_tokens, with_tokens
 from rayembed_extras.compression.vocabulary import Vocabulary
 
@@ -103,7 +103,7 @@ def test_every_architecture_gives_the_same_vectors_for_kept_tokens(kind, tmp_pat
     texts = [CalibrationText(text, role) for text in TEXTS for role in ("query", "document")]
     way = Vocabulary()
     way.check(folder)
-    told = way.compress(Source(folder, texts), tmp_path / "small")
+    told = way.compress(CompressionSource(folder, texts), tmp_path / "small")
     before, after = load_model(folder), load_model(tmp_path / "small")
     for role in ("query", "document"):
         vectors = [encode(model, TEXTS, role=role) for model in (before, after)]
@@ -122,7 +122,9 @@ def test_ids_in_settings_are_numbered_anew_and_sentence_transformers_reads_it(tm
     folder = save_decoder(
         tmp_path / "decoder", tokenizer=byte_level_tokenizer(), eos_token_id=[0, 300]
     )
-    Vocabulary().compress(Source(folder, [CalibrationText(t) for t in TEXTS]), tmp_path / "small")
+    Vocabulary().compress(
+        CompressionSource(folder, [CalibrationText(t) for t in TEXTS]), tmp_path / "small"
+    )
     model = load_model(tmp_path / "small")
     assert model.backbone.config.vocab_size == model.backbone.embed_tokens.num_embeddings < 320
     old = load_model(folder).backbone
@@ -145,5 +147,5 @@ def test_what_cannot_be_cut_is_refused():
 def test_without_texts_nothing_is_cut(tmp_path):
     folder = save_tiny("biencoder", tmp_path / "whole")
     with pytest.raises(ConfigError, match="no texts"):
-        Vocabulary().compress(Source(folder), tmp_path / "small")
+        Vocabulary().compress(CompressionSource(folder), tmp_path / "small")
     assert not (tmp_path / "small").exists()

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rayembed.config import table
 from rayembed.config.settings import Settings, kind_of, members
-from rayembed.config.table import Table, entry_points
+from rayembed.config.table import SettingsTable, entry_points
 
 
 class Fruit(Settings):
@@ -52,7 +52,7 @@ def installed(
 
 
 def test_a_table_of_several_members_is_a_union_that_their_kind_decides() -> None:
-    table = Table("test.none", Fruit, (f"{HERE}:Apple", f"{HERE}:Pear"))
+    table = SettingsTable("test.none", Fruit, (f"{HERE}:Apple", f"{HERE}:Pear"))
     assert table.classes() == {"apple": Apple, "pear": Pear}
     assert [kind_of(member) for member in members(table.union())] == ["apple", "pear"]
     found = TypeAdapter(table.union()).validate_python({"kind": "pear", "ripe": False})
@@ -60,14 +60,14 @@ def test_a_table_of_several_members_is_a_union_that_their_kind_decides() -> None
 
 
 def test_a_table_of_one_member_is_that_class() -> None:
-    assert Table("test.none", Fruit, (f"{HERE}:Apple",)).union() is Apple
+    assert SettingsTable("test.none", Fruit, (f"{HERE}:Apple",)).union() is Apple
 
 
 def test_another_package_adds_a_member_by_an_entry_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(tmp_path, monkeypatch, f"pear = {HERE}:Pear")
-    assert Table("test.fruit", Fruit, (f"{HERE}:Apple",)).classes() == {
+    assert SettingsTable("test.fruit", Fruit, (f"{HERE}:Apple",)).classes() == {
         "apple": Apple,
         "pear": Pear,
     }
@@ -78,7 +78,7 @@ def test_a_member_that_is_not_installed_is_named_where_it_is_asked_for(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     installed(tmp_path, monkeypatch, f"plum = {module}:Plum", "rayembed")
-    table = Table("test.fruit", Fruit, (f"{HERE}:Apple", f"{HERE}:Pear"))
+    table = SettingsTable("test.fruit", Fruit, (f"{HERE}:Apple", f"{HERE}:Pear"))
     adapter = TypeAdapter(table.union())
     assert table.classes() == {"apple": Apple, "pear": Pear}
     assert adapter.validate_python({"kind": "pear"}) == Pear()
@@ -106,7 +106,7 @@ def test_a_wrong_entry_point_is_left_out_and_told_with_its_package(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     installed(tmp_path, monkeypatch, points)
-    assert Table("test.fruit", Fruit, (f"{HERE}:Apple",)).classes() == {"apple": Apple}
+    assert SettingsTable("test.fruit", Fruit, (f"{HERE}:Apple",)).classes() == {"apple": Apple}
     (told,) = caplog.messages
     assert words in told
     assert "orchard" in told

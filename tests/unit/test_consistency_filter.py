@@ -35,7 +35,7 @@ from rayembed_extras.consistency.filter import (
     make_filtered,
     own_ranks,
 )
-from rayembed_extras.consistency.shards import NOT_THERE, Shard, Shards
+from rayembed_extras.consistency.shards import NOT_THERE, RowShard, Shards
 
 embedded: list[int] = []
 
@@ -347,7 +347,7 @@ def test_a_killed_filter_goes_on_and_ends_the_same(tmp_path: Path) -> None:
 
 def test_equal_scores_do_not_count_and_own_positives_neither() -> None:
     documents = np.array([[1.0, 0], [1, 0], [0.5, 0], [0, 1]], dtype=np.float16)
-    shard = Shard(
+    shard = RowShard(
         part=np.zeros(3, np.int64),
         row=np.arange(3),
         text=np.array([0, 1, 2]),

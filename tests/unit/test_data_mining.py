@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mining_step import configured, dataset_of, mine, pipeline_context, prepared, told
 
 from rayembed.data.engine.parts import read_records
-from rayembed.data.mining.candidates import OPEN, Candidates, stratified_order
+from rayembed.data.mining.candidates import OPEN, MinedCandidates, stratified_order
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.mining.tasks import MineParts
 from rayembed.data.records import Negative, Record
@@ -221,7 +221,7 @@ def test_strata_are_gone_through_in_turn() -> None:
     scores = np.array([[0.9, 0.85, 0.8, 0.7, 0.65, 0.6, 0.5, 0.4, 0.3]], dtype=np.float32)
     ids = np.arange(9)[None]
     hashes = np.random.default_rng(0).integers(1, 2**62, (1, 9))
-    candidates = Candidates(scores, ids, hashes, status)
+    candidates = MinedCandidates(scores, ids, hashes, status)
     share = {0: 0, 2: 0, 3: 0, 5: 1, 6: 1, 7: 2, 8: 2}
     orders = set()
     for salt in range(8):

@@ -22,7 +22,7 @@ from rayembed.data.plan.audit import teacher_provenance
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.stream import PairSteps
 from rayembed.data.prepare import prepare
-from rayembed.data.vectors.lookup import StoredVectors, TextIndex
+from rayembed.data.vectors.lookup import TeacherVectorLookup, TextIndex
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.errors import ArtifactError, AssetError, DataError
 
@@ -125,7 +125,7 @@ def check(plan: BatchPlan, *teachers: str) -> set[str]:
 
 
 def store_of(plan: BatchPlan) -> dict[str, Any]:
-    return dict(StoredVectors.open(plan.teachers[0]).manifest)
+    return dict(TeacherVectorLookup.open(plan.teachers[0]).manifest)
 
 
 def test_a_teacher_that_mined_and_clustered_costs_nothing_more(files, tmp_path) -> None:
@@ -185,7 +185,7 @@ def test_without_mining_every_text_is_embedded_once(files, tmp_path) -> None:
     check(plan, "small", "larger")
     assert set(embedded.values()) == {1}
     assert len(embedded) == 2 * 3 * TEXTS
-    assert [StoredVectors.open(folder).width for folder in plan.teachers] == [6, 6]
+    assert [TeacherVectorLookup.open(folder).width for folder in plan.teachers] == [6, 6]
     # Of fewer negatives fewer texts are needed, and what was embedded serves.
     embedded.clear()
     fewer = prepare(run_of(dataset, SMALL, num_negatives=1), context(tmp_path / "out"))["first"]
@@ -270,7 +270,7 @@ def test_other_weights_of_the_teacher_are_another_plan(files, tmp_path, monkeypa
 def test_what_is_missing_or_broken_is_told(files, tmp_path) -> None:
     run = run_of({"source": files}, SMALL, num_negatives=0)
     plan = BatchPlan.open(prepare(run, context(tmp_path / "out"))["first"])
-    store = StoredVectors.open(plan.teachers[0])
+    store = TeacherVectorLookup.open(plan.teachers[0])
     with pytest.raises(DataError, match=r"lack 1 of 1 query texts of a step.*Remove that folder"):
         store([("query", text_hash("never seen"))])
     path = next((tmp_path / "out/data/vectors").glob("*/*.queries.npy"))
@@ -278,7 +278,7 @@ def test_what_is_missing_or_broken_is_told(files, tmp_path) -> None:
     content[200] ^= 1
     path.write_bytes(content)
     with pytest.raises(ArtifactError, match=r"queries.npy' is broken: its content is not what"):
-        StoredVectors.open(plan.teachers[0])([("query", text_hash("ask 3"))])
+        TeacherVectorLookup.open(plan.teachers[0])([("query", text_hash("ask 3"))])
     path.unlink()
     with pytest.raises(ArtifactError, match=r"queries.npy' is missing. Remove"):
         PairSteps(plan, ToyTokenizer())(0)
@@ -293,7 +293,7 @@ def test_vectors_in_object_storage_are_copied_once(files, tmp_path, monkeypatch)
         dataset = {"source": files | {"negatives": "negatives"}}
         made = prepare(run_of(dataset, SMALL), context(f"s3://{BUCKET}/out"))["first"]
         plan = BatchPlan.open(made)
-        store = StoredVectors.open(plan.teachers[0])
+        store = TeacherVectorLookup.open(plan.teachers[0])
         with monkeypatch.context() as patch:
             patch.setattr("shutil.disk_usage", lambda _: type("U", (), {"free": 10}))
             with pytest.raises(AssetError, match=r"take [\d,]+ bytes in the cache .* 10 are free"):
@@ -307,7 +307,7 @@ def test_vectors_in_object_storage_are_copied_once(files, tmp_path, monkeypatch)
         check(plan, "small")
         monkeypatch.setenv("RAYEMBED_CACHE", str(tmp_path / "another machine"))
         with pytest.raises(ArtifactError, match=r"queries.npy' is broken"):
-            StoredVectors.open(plan.teachers[0]).fetch()
+            TeacherVectorLookup.open(plan.teachers[0]).fetch()
 
 
 def test_the_first_place_of_a_text_counts() -> None:

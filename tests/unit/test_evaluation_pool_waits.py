@@ -10,7 +10,7 @@ from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.pooled import dispatch_on_ray as dispatch
 from rayembed.evaluation.pooled import on_ray
 from rayembed.evaluation.pooled.dispatch_on_ray import RayPool
-from rayembed.evaluation.pooled.embedding_store import Bucket, TextUnit
+from rayembed.evaluation.pooled.embedding_store import EmbeddingBucket, TextUnit
 from rayembed.evaluation.pooled.on_ray import run_jobs
 from rayembed.evaluation.pooled.pool import Workers
 
@@ -50,7 +50,7 @@ def test_workers_that_die_whenever_they_come_back_are_not_waited_for_without_end
     monkeypatch.setattr(dispatch, "time", clock)
     pool = RayPool([DyingWorker(), DyingWorker()], 100_000)
     with pytest.raises(WorkerError, match="no worker of the evaluation came back within 600 s"):
-        list(pool.run([TextUnit(Bucket(EncodeSpec("query"), 0, 1), ("a text",))]))
+        list(pool.run([TextUnit(EmbeddingBucket(EncodeSpec("query"), 0, 1), ("a text",))]))
     assert 500 < clock.now < 700
 
 

@@ -22,7 +22,7 @@ from rayembed.evaluation.pooled.embedding_store import (
     hashes_of,
     num_buckets,
 )
-from rayembed.evaluation.pooled.encoding_worker import EncodingWorker, TopK
+from rayembed.evaluation.pooled.encoding_worker import EncodingWorker, TopDocuments
 from rayembed.evaluation.pooled.model import PooledModel, document_texts
 from rayembed.evaluation.pooled.pool import OneWorker
 
@@ -185,7 +185,7 @@ def test_tasks_side_by_side_share_what_they_embed(tmp_path):
     class Interrupted(OneWorker):
         def run(self, calls, queries_=None, context=None):
             for place, call in enumerate(calls):
-                if isinstance(call, TopK) and place == 1:
+                if isinstance(call, TopDocuments) and place == 1:
                     others.append(search(pooled(spec, store), corpus, queries, 10))
                 yield from super().run([call], queries_, context)
 
@@ -199,7 +199,7 @@ def test_tasks_begin_at_different_units():
     class Noted(OneWorker):
         def run(self, calls, queries=None, context=None):
             for call in calls:
-                if isinstance(call, TopK):
+                if isinstance(call, TopDocuments):
                     order.append(call.unit.bucket.number)
                 yield from super().run([call], queries, context)
 

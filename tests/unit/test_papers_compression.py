@@ -5,7 +5,7 @@ import pytest
 from rayembed.display.tables import show
 from rayembed_papers.compression import measure
 from rayembed_papers.compression.job import NUM_CELLS, run_compression_tables
-from rayembed_papers.compression.measure import BASE, METHODS, STRUCTURES, Cell
+from rayembed_papers.compression.measure import BASE, METHODS, STRUCTURES, MeasuredCell
 from rayembed_papers.compression.report import PRINTED, ordering_table, score_table
 from rayembed_papers.compression.runs import base_run, compression_run, recovery_run
 
@@ -16,13 +16,13 @@ def made_up(seed, *, quantised=0.0):
     for rank, method in enumerate(METHODS):
         for place, structure in enumerate(STRUCTURES):
             pruned = 0.2 + 0.02 * rank + 0.01 * place + 0.001 * seed * (rank + 1)
-            found[Cell(method, structure)] = pruned
-            found[Cell(method, structure, "labels")] = pruned + 0.1 + 0.002 * seed
-            found[Cell(method, structure, "distilled")] = pruned + 0.15 + 0.001 * seed
+            found[MeasuredCell(method, structure)] = pruned
+            found[MeasuredCell(method, structure, "labels")] = pruned + 0.1 + 0.002 * seed
+            found[MeasuredCell(method, structure, "distilled")] = pruned + 0.15 + 0.001 * seed
     for structure in STRUCTURES:
         for kind in ("gptq", "fp8"):
-            best = found[Cell("sparsegpt", structure, "distilled")]
-            found[Cell(kind, structure)] = best + quantised + 0.0001 * seed
+            best = found[MeasuredCell("sparsegpt", structure, "distilled")]
+            found[MeasuredCell(kind, structure)] = best + quantised + 0.0001 * seed
     return found
 
 
@@ -49,7 +49,7 @@ def test_directions_hold_are_reversed_or_stay_open():
     assert set(verdicts.values()) == {"holds"}
     turned = {
         seed: {
-            Cell(
+            MeasuredCell(
                 {"sparsegpt": "wanda", "wanda": "sparsegpt"}.get(c.method, c.method),
                 *(c.structure, c.recovery),
             ): score
@@ -71,7 +71,7 @@ def test_directions_hold_are_reversed_or_stay_open():
 def test_noise_between_the_seeds_leaves_a_direction_undecided():
     seeds = {seed: made_up(seed) for seed in range(3)}
     for structure in STRUCTURES:
-        seeds[1][Cell("sparsegpt", structure)] = 0.1
+        seeds[1][MeasuredCell("sparsegpt", structure)] = 0.1
     assert rows_of(ordering_table(seeds))["SparseGPT > Wanda, pruned"][-1] == "undecided"
 
 
@@ -92,7 +92,7 @@ def test_the_papers_own_difference_stands_beside_each_direction():
 def test_distillation_of_sparsegpt_is_told_apart_from_that_of_all_methods():
     seed = made_up(0)
     for structure in STRUCTURES:
-        seed[Cell("sparsegpt", structure, "distilled")] -= 0.1
+        seed[MeasuredCell("sparsegpt", structure, "distilled")] -= 0.1
     rows = rows_of(ordering_table({0: seed}))
     assert rows["labels and distillation > labels, SparseGPT"][1].startswith("-0.0500")
     assert rows["labels and distillation > labels, all methods"][1].startswith("+0.0167")
@@ -101,7 +101,9 @@ def test_distillation_of_sparsegpt_is_told_apart_from_that_of_all_methods():
 def test_the_papers_tables_are_whole():
     rows = [(method, recovery) for method in METHODS for recovery in ("", "labels")]
     rows += [("sparsegpt", "distilled"), ("gptq", ""), ("fp8", "")]
-    cells = {Cell(method, structure, how) for method, how in rows for structure in STRUCTURES}
+    cells = {
+        MeasuredCell(method, structure, how) for method, how in rows for structure in STRUCTURES
+    }
     assert PRINTED.keys() == cells
 
 

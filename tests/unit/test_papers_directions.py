@@ -350,7 +350,7 @@ def test_only_scores_of_one_kind_of_machine_are_compared(tmp_path, caplog):
 def test_what_another_machine_has_measured_is_measured_here_where_its_other_side_is_not(
     expected, tmp_path, monkeypatch
 ):
-    here = measure.Measured({}, "this", True, "2")
+    here = measure.MeasuredRun({}, "this", True, "2")
     monkeypatch.setattr(measure, "_here", lambda run: here)
     results = Results(str(tmp_path))
     (claim,) = get_directions(["filter"])

@@ -15,7 +15,7 @@ from rayembed.models.loading.build import build_model, check_buildable
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
 from rayembed.models.saving.export import read_compression
-from rayembed_extras.compression.contract import CalibrationText, Source
+from rayembed_extras.compression.contract import CalibrationText, CompressionSource
 from rayembed_extras.compression.layers import Layers
 from rayembed_extras.compression.matrices import matrices_of
 from rayembed_extras.compression.settings import settings_in
@@ -67,7 +67,7 @@ def test_the_structure_stands_in_the_files_of_every_architecture(kind, structure
     save_tiny(kind, tmp_path / "model")
     way = Magnitude(structure=structure)
     way.check(tmp_path / "model")
-    told = way.compress(Source(tmp_path / "model"), tmp_path / "pruned")
+    told = way.compress(CompressionSource(tmp_path / "model"), tmp_path / "pruned")
     before = load_model(tmp_path / "model").state_dict()
     after = load_model(tmp_path / "pruned")
     state = after.state_dict()
@@ -101,7 +101,9 @@ def test_the_structure_stands_in_the_files_of_every_architecture(kind, structure
 def test_experts_are_pruned_one_by_one_and_along_their_inputs(tmp_path):
     save_tiny("nomic-moe", tmp_path / "model")
     before = load_model(tmp_path / "model").state_dict()
-    told = Magnitude(structure="2:4").compress(Source(tmp_path / "model"), tmp_path / "pruned")
+    told = Magnitude(structure="2:4").compress(
+        CompressionSource(tmp_path / "model"), tmp_path / "pruned"
+    )
     state = load_model(tmp_path / "pruned").state_dict()
     first, second = (
         next(name for name in told.matrices if name.endswith(end)) for end in (".w1", ".w2")
@@ -121,14 +123,16 @@ def test_experts_are_pruned_one_by_one_and_along_their_inputs(tmp_path):
 def test_what_is_left_alone_is_a_setting(tmp_path):
     folder = save_biencoder(tmp_path / "model")
     way = Magnitude(skip=("*.attention.*", "*.pooler.*"), sparsity=0.75)
-    told = way.compress(Source(folder), tmp_path / "pruned")
+    told = way.compress(CompressionSource(folder), tmp_path / "pruned")
     assert told.by_part["attention"][1] == 0
     assert told.by_part["mlp"][1] > 0
     state = load_model(tmp_path / "pruned").state_dict()
     for name in told.matrices:
         assert int((state[name] == 0).sum()) == state[name].numel() * 3 // 4
     save_tiny("nomic-moe", tmp_path / "moe")
-    routed = Magnitude(skip=("*.w1",)).compress(Source(tmp_path / "moe"), tmp_path / "experts")
+    routed = Magnitude(skip=("*.w1",)).compress(
+        CompressionSource(tmp_path / "moe"), tmp_path / "experts"
+    )
     assert routed.by_part["experts"][1] > 0
     assert routed.by_part["router"] == (96, 0), "routers are left alone by whatever skip"
     with pytest.raises(ConfigError, match=r"skip names '\*\.heed\.\*'"):
@@ -140,9 +144,9 @@ def test_what_is_left_alone_is_a_setting(tmp_path):
 def test_a_second_pruning_tells_the_matrices_of_the_first_too(tmp_path):
     folder = save_biencoder(tmp_path / "model")
     first = Magnitude(skip=("*.attention.*", "*.pooler.*"))
-    told = first.compress(Source(folder), tmp_path / "first")
+    told = first.compress(CompressionSource(folder), tmp_path / "first")
     Magnitude(skip=("*.intermediate.*", "*.output.dense.*", "*.pooler.*")).compress(
-        Source(tmp_path / "first"), tmp_path / "second"
+        CompressionSource(tmp_path / "first"), tmp_path / "second"
     )
     found = read_compression(tmp_path / "second")
     assert set(told.matrices) < set(found["matrices"])
@@ -189,7 +193,7 @@ def test_words_that_are_no_way_are_refused(text, told):
 
 def test_instructions_and_prefixes_go_along(tmp_path):
     folder = save_biencoder(tmp_path / "model")
-    Magnitude(sparsity=0.001).compress(Source(folder), tmp_path / "pruned")
+    Magnitude(sparsity=0.001).compress(CompressionSource(folder), tmp_path / "pruned")
     for role in ("query", "document"):
         given, found = (
             encode(load_model(at), LINES, role=role) for at in (folder, tmp_path / "pruned")
@@ -211,7 +215,7 @@ def test_models_of_others_are_pruned(layout, tmp_path):
             (tmp_path / "own" / "backbone").rename(folder)
     way = Magnitude(structure="2:4")
     way.check(folder)
-    told = way.compress(Source(folder), tmp_path / "pruned")
+    told = way.compress(CompressionSource(folder), tmp_path / "pruned")
     state = load_model(tmp_path / "pruned").state_dict()
     assert all(int((state[name] == 0).sum()) == state[name].numel() // 2 for name in told.matrices)
 
@@ -258,7 +262,7 @@ def test_a_run_that_pruned_too_little_fails_and_leaves_nothing(structure, tmp_pa
     monkeypatch.setattr(Magnitude, "mask", none)
     way = Magnitude(structure=structure)
     with pytest.raises(ArtifactError, match=r"zeros|groups"):
-        way.compress(Source(folder), tmp_path / "pruned")
+        way.compress(CompressionSource(folder), tmp_path / "pruned")
     assert [path.name for path in tmp_path.iterdir() if "pruned" in path.name] == []
 
 
@@ -269,8 +273,8 @@ def test_a_run_that_pruned_too_much_fails_and_zeros_of_the_source_do_not_count(
     folder = save_biencoder(tmp_path / "model")
     texts = [CalibrationText(line) for line in LINES[1:]]
     way = kind() if kind is Magnitude else kind(minimum_texts=1)
-    Magnitude(sparsity=0.75).compress(Source(folder), tmp_path / "sparse")
-    told = way.compress(Source(tmp_path / "sparse", texts), tmp_path / "again")
+    Magnitude(sparsity=0.75).compress(CompressionSource(folder), tmp_path / "sparse")
+    told = way.compress(CompressionSource(tmp_path / "sparse", texts), tmp_path / "again")
     state = load_model(tmp_path / "again").state_dict()
     assert all(int((state[n] == 0).sum()) == state[n].numel() * 3 // 4 for n in told.matrices)
     solver = Magnitude if kind is Magnitude else WandaSolver
@@ -283,14 +287,14 @@ def test_a_run_that_pruned_too_much_fails_and_zeros_of_the_source_do_not_count(
 
     monkeypatch.setattr(solver, "mask", one_more)
     with pytest.raises(ArtifactError, match="of which it had 0 before; asked for were 512"):
-        way.compress(Source(folder, texts), tmp_path / "pruned")
+        way.compress(CompressionSource(folder, texts), tmp_path / "pruned")
     assert not (tmp_path / "pruned").exists()
 
 
 @pytest.mark.parametrize("structure", ["unstructured", "2:4"])
 def test_what_pruning_by_magnitude_writes_is_a_start(structure, tmp_path):
     whole = save_biencoder(tmp_path / "whole")
-    told = Magnitude(structure=structure).compress(Source(whole), tmp_path / "pruned")
+    told = Magnitude(structure=structure).compress(CompressionSource(whole), tmp_path / "pruned")
     config = tiny_settings("biencoder", keep_zeros=True)
     check_buildable(config, tmp_path / "pruned")
     kept = build_model(config, tmp_path / "pruned", seed=1).kept_zeros

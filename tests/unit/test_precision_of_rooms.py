@@ -29,7 +29,7 @@ from rayembed.data.mining.rescoring import load_cross_encoder
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.errors import ConfigError
 from rayembed.evaluation.model_spec import EncodeSpec
-from rayembed.evaluation.pooled.embedding_store import Bucket, TextUnit
+from rayembed.evaluation.pooled.embedding_store import EmbeddingBucket, TextUnit
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.run_scores import make_spec
 from rayembed.evaluation.tables import ScoreKey
@@ -230,7 +230,7 @@ def test_products_are_rounded_by_name_on_a_gpu_and_while_texts_are_embedded_alon
 ):
     spec = Answers(dtype)
     worker = EncodingWorker(spec, None, device)
-    worker.embed(TextUnit(Bucket(EncodeSpec("document"), 0, 1), ("a", "b")))
+    worker.embed(TextUnit(EmbeddingBucket(EncodeSpec("document"), 0, 1), ("a", "b")))
     assert spec.seen == [products]
     assert torch.get_float32_matmul_precision() == "highest", "a search after it is exact"
 

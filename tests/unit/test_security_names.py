@@ -18,7 +18,7 @@ from rayembed.assets.stored_folder import StoredFolder
 from rayembed.data.engine.artifacts import DatasetArtifact
 from rayembed.data.held_out.part import check_set
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.vectors.lookup import StoredVectors
+from rayembed.data.vectors.lookup import TeacherVectorLookup
 from rayembed.errors import ArtifactError, AssetError
 from rayembed.models.loading.files import check_weight_files, weight_paths
 from rayembed.models.loading.sentence_folder import read_modules
@@ -161,8 +161,8 @@ def test_names_in_a_manifest_stay_in_its_storage():
         lambda: records.held_out_folder,
         lambda: check_set(records),
         lambda: BatchPlan("storage/plans/a", {"teachers": ["../../x"]}).teachers,
-        lambda: StoredVectors("storage/data/teacher_vectors/a", vectors)._files,
-        lambda: StoredVectors("storage/data/teacher_vectors/a", vectors)._mapped("query", 0),
+        lambda: TeacherVectorLookup("storage/data/teacher_vectors/a", vectors)._files,
+        lambda: TeacherVectorLookup("storage/data/teacher_vectors/a", vectors)._mapped("query", 0),
     )
     for read in asked:
         with pytest.raises(ArtifactError, match="no path inside its folder"):

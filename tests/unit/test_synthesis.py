@@ -18,7 +18,7 @@ from rayembed.errors import AssetError, DataError
 from rayembed_extras.synthesis import answer_store
 from rayembed_extras.synthesis import requests as requests_module
 from rayembed_extras.synthesis.answers import normalised
-from rayembed_extras.synthesis.requests import Answer, ExampleRequest, Request, TaskRequest
+from rayembed_extras.synthesis.requests import ChatAnswer, ExampleRequest, Request, TaskRequest
 from rayembed_extras.synthesis.settings import SynthesisRun
 from rayembed_extras.synthesis.synthesize import make_synthetic
 
@@ -177,7 +177,7 @@ def test_a_killed_synthesis_goes_on_and_ends_the_same(tmp_path: Path, monkeypatc
 def test_a_lost_answer_is_asked_for_again_and_moves_no_task(tmp_path: Path) -> None:
     """The first request for tasks is lost, and comes after the tasks were written down."""
 
-    def first_is_lost(request: Request) -> Answer | None:
+    def first_is_lost(request: Request) -> ChatAnswer | None:
         if isinstance(request, TaskRequest) and request.number == 0:
             return failed(request, "lost", "timeout: no answer within 300 s")
         if isinstance(request, ExampleRequest) and request.number >= 4:
@@ -196,7 +196,7 @@ def test_retries_are_bounded_and_have_other_seeds(tmp_path: Path) -> None:
     seeds: dict[int, list[int]] = {}
     prompts: dict[int, set[str]] = {}
 
-    def number_3_and_5_fail(request: Request) -> Answer | None:
+    def number_3_and_5_fail(request: Request) -> ChatAnswer | None:
         if not isinstance(request, ExampleRequest) or request.kind != "short-short":
             return None
         if request.number == 3 or (request.number == 5 and request.attempt < 2):
@@ -220,7 +220,7 @@ def test_retries_are_bounded_and_have_other_seeds(tmp_path: Path) -> None:
 
 
 def test_what_is_lost_is_asked_for_again_in_the_same_and_in_the_next_run(tmp_path: Path) -> None:
-    def away(request: Request) -> Answer | None:
+    def away(request: Request) -> ChatAnswer | None:
         if isinstance(request, ExampleRequest) and request.number % 2:
             return failed(request, "lost", "HTTP 500: down")
         return None
@@ -238,7 +238,7 @@ def test_what_is_lost_is_asked_for_again_in_the_same_and_in_the_next_run(tmp_pat
 
 
 def test_a_request_that_the_endpoint_refuses_is_not_asked_for_in_the_same_form(tmp_path) -> None:
-    def refuses(request: Request) -> Answer | None:
+    def refuses(request: Request) -> ChatAnswer | None:
         if isinstance(request, ExampleRequest) and request.number == 0:
             return failed(request, "refused", "HTTP 400: content filter")
         return None
@@ -266,7 +266,7 @@ def test_too_many_failures_fail_the_job_and_say_why(tmp_path: Path) -> None:
 
 
 def test_an_endpoint_that_refuses_all_or_is_away_ends_the_job_at_once(tmp_path: Path) -> None:
-    def wrong_key(request: Request) -> Answer | None:
+    def wrong_key(request: Request) -> ChatAnswer | None:
         return failed(request, "stopped", "HTTP 401: no such key")
 
     llm = FakeLLM(answer=wrong_key)
@@ -274,7 +274,7 @@ def test_an_endpoint_that_refuses_all_or_is_away_ends_the_job_at_once(tmp_path: 
         make_synthetic(make_run(tmp_path), "fake", llm)
     assert llm.asked.total() == 1
 
-    def away(request: Request) -> Answer | None:
+    def away(request: Request) -> ChatAnswer | None:
         return failed(request, "lost", "ClientConnectorError: refused")
 
     llm = FakeLLM(answer=away)
@@ -289,7 +289,7 @@ def test_an_endpoint_that_refuses_all_or_is_away_ends_the_job_at_once(tmp_path: 
 
 
 def test_a_model_that_repeats_itself_is_asked_for_more_tasks_and_given_up(tmp_path: Path) -> None:
-    def few(request: Request) -> Answer | None:
+    def few(request: Request) -> ChatAnswer | None:
         if not isinstance(request, TaskRequest):
             return None
         tasks = [f"Given item {(request.number + i) % 9}, retrieve its parts" for i in range(4)]
@@ -308,7 +308,7 @@ def test_a_model_that_repeats_itself_is_asked_for_more_tasks_and_given_up(tmp_pa
 
 
 def test_examples_that_repeat_others_are_dropped(tmp_path: Path) -> None:
-    def twins(request: Request) -> Answer | None:
+    def twins(request: Request) -> ChatAnswer | None:
         """0 and 1 share the task and the query, 2 and 4 the pair, 6 and 8 the query alone."""
         texts = {
             0: ("Same query?", "one"),
@@ -347,7 +347,7 @@ def test_languages_are_drawn_and_told(tmp_path: Path) -> None:
     languages = {"en": "English", "fr": "French", "de": "German"}
     prompts: list[str] = []
 
-    def listens(request: Request) -> Answer | None:
+    def listens(request: Request) -> ChatAnswer | None:
         if isinstance(request, ExampleRequest):
             prompts.append(request.prompt)
         return None
@@ -362,7 +362,7 @@ def test_languages_are_drawn_and_told(tmp_path: Path) -> None:
 def test_topics_are_named_in_turn(tmp_path: Path) -> None:
     prompts: dict[int, str] = {}
 
-    def listens(request: Request) -> Answer | None:
+    def listens(request: Request) -> ChatAnswer | None:
         if isinstance(request, TaskRequest):
             prompts[request.number] = request.prompt
         return None

@@ -16,7 +16,7 @@ from rayembed_extras.synthesis.answers import (
     read_pair,
     read_tasks,
 )
-from rayembed_extras.synthesis.requests import Answer
+from rayembed_extras.synthesis.requests import ChatAnswer
 
 EXAMPLE = {
     "user_query": "why do rivers meander",
@@ -28,8 +28,8 @@ SHORT = {"input": "a dog", "positive": "a hound", "hard_negative": "a cat"}
 LABELLED = {"input_text": "It broke after a day.", "label": "bad", "misleading_label": "good"}
 
 
-def answer(text: str, cut_off: bool = False) -> Answer:
-    return Answer("id", "group", "key", "answered", text, cut_off=cut_off)
+def answer(text: str, cut_off: bool = False) -> ChatAnswer:
+    return ChatAnswer("id", "group", "key", "answered", text, cut_off=cut_off)
 
 
 def pair_of(text: str, kind="short-long", **more):

@@ -11,12 +11,12 @@ from waits import Replaced
 
 from rayembed_extras.synthesis.chat_endpoint import ask_endpoint
 from rayembed_extras.synthesis.endpoint_settings import OpenAICompatible
-from rayembed_extras.synthesis.requests import Answer, PromptRequest
+from rayembed_extras.synthesis.requests import ChatAnswer, PromptRequest
 
 QUICK = {"first_wait_seconds": 0.01, "max_resends": 2, "timeout_seconds": 10}
 
 
-def ask(endpoint: OpenAICompatible, number: int = 1, key: str | None = None) -> list[Answer]:
+def ask(endpoint: OpenAICompatible, number: int = 1, key: str | None = None) -> list[ChatAnswer]:
     """Answers to so many requests, in the order of the requests."""
     sent = ask_endpoint(endpoint, key, temperature=1, top_p=1, max_tokens=50)
     requests = [PromptRequest("group", f"ask {i}", i) for i in range(number)]

@@ -15,7 +15,7 @@ from garbling import check_garbled
 
 from rayembed.config.settings import parse
 from rayembed.data.engine.parts import read_records
-from rayembed_extras.synthesis.requests import Answer, Request
+from rayembed_extras.synthesis.requests import ChatAnswer, Request
 from rayembed_extras.synthesis.settings import SynthesisRun
 from rayembed_extras.synthesis.synthesize import make_synthetic
 
@@ -29,12 +29,12 @@ JUDGED = dataset("brought") | {
 }
 
 
-def knows(request: Request) -> Answer:
+def knows(request: Request) -> ChatAnswer:
     """A query for a document, and that the first candidate answers a query."""
     made = {"relevant": [1]}
     if "Candidates:" not in request.prompt:
         made = {"queries": [f"who is {request.prompt.split('Person ')[1].split()[0]}?"]}
-    return Answer(request.id, request.group, request.key, "answered", json.dumps(made))
+    return ChatAnswer(request.id, request.group, request.key, "answered", json.dumps(made))
 
 
 def asked(name: str, settings: dict[str, Any], root: Path, storage: Path) -> list[Any]:

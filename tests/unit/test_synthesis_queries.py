@@ -18,7 +18,7 @@ from rayembed.errors import AssetError, ConfigError, DataError
 from rayembed.pipeline.checks.network import check_asked
 from rayembed_extras.synthesis.answers import RejectedAnswer
 from rayembed_extras.synthesis.queries import QueriesSource
-from rayembed_extras.synthesis.requests import Answer
+from rayembed_extras.synthesis.requests import ChatAnswer
 from rayembed_extras.synthesis.write_queries import queries_prompt, read_queries
 
 
@@ -207,7 +207,7 @@ def test_the_prompt_and_what_is_read_of_an_answer() -> None:
     assert '{"queries": [1 texts]}' in prompt
 
     def read(text: str, count: int = 2) -> tuple[str, ...]:
-        return read_queries(Answer("", "", "", "answered", text), count)
+        return read_queries(ChatAnswer("", "", "", "answered", text), count)
 
     assert read('{"queries": ["a b", "A  b!", "c", "d"]}') == ("a b", "c")
     for text in (

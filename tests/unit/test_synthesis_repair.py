@@ -30,8 +30,8 @@ from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError
 from rayembed_extras.synthesis.answers import RejectedAnswer
 from rayembed_extras.synthesis.repair.prompts import judge_prompt, read_relevant
 from rayembed_extras.synthesis.repair.repair import make_repaired, repaired
-from rayembed_extras.synthesis.repair.verdicts import Verdict
-from rayembed_extras.synthesis.requests import Answer
+from rayembed_extras.synthesis.repair.verdicts import JudgeVerdict
+from rayembed_extras.synthesis.requests import ChatAnswer
 
 FALSE = "says the same"
 """Words of the negatives that answer their query after all."""
@@ -178,8 +178,8 @@ def test_limits_of_a_reranker(limits: dict[str, Any], found: set[float], tmp_pat
 def test_what_each_action_makes_of_a_row() -> None:
     negatives = tuple(Negative(text, score=s) for text, s in (("A ", 0.5), ("b", 0.25), ("c", 0.0)))
     row = Record("d/1", "query", ("p", "q"), "d", negatives, positive_score=0.75)
-    verdict = Verdict(frozenset({0, 2}), "answers the query")
-    assert repaired(row, Verdict(), "relabel") == [row]
+    verdict = JudgeVerdict(frozenset({0, 2}), "answers the query")
+    assert repaired(row, JudgeVerdict(), "relabel") == [row]
     assert repaired(row, verdict, "drop_row") == []
     (dropped,) = repaired(row, verdict, "drop")
     assert [n.text for n in dropped.negatives] == ["b"]
@@ -470,7 +470,7 @@ def test_the_prompt_and_what_is_read_of_an_answer() -> None:
     assert "[1] a b\n\n[2] c d e …" in prompt
 
     def read(text: str) -> frozenset[int]:
-        return read_relevant(Answer("", "", "", "answered", text), 2)
+        return read_relevant(ChatAnswer("", "", "", "answered", text), 2)
 
     assert read('{"relevant": [2]}') == {1}
     assert read('<think>{"relevant": [1]}</think> {"relevant": []}') == frozenset()

@@ -12,7 +12,7 @@ from rayembed.errors import ArtifactError
 from rayembed.training.callbacks import WorkerValidation
 from rayembed.training.checkpoints.weights import read_made_of, tensors_digest
 from rayembed.training.validation.folder import ValidationFolder
-from rayembed.training.validation.scoring import Scoring, Validation
+from rayembed.training.validation.scoring import Validation, ValidationScoring
 
 MADE_OF = {"run": "r", "plan": "p", "start": ""}
 STEPS = (10, 20, 30, 40)
@@ -27,11 +27,11 @@ def folder(tmp_path) -> ValidationFolder:
     return ValidationFolder(str(tmp_path))
 
 
-def scoring(folder, told=None, *, data="d", **config) -> Scoring:
+def scoring(folder, told=None, *, data="d", **config) -> ValidationScoring:
     settings = parse(ValidationConfig, {"data": {"kind": "beir", "path": "x"}, **config})
     told = [] if told is None else told
     validation = Validation(lambda *_: {}, data, lambda s: s["t"], told.append)
-    return Scoring("s", folder, STEPS, settings, validation)
+    return ValidationScoring("s", folder, STEPS, settings, validation)
 
 
 def submit(folder, *steps, shift=0.0) -> None:

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from rayembed.config.settings import Settings
-from rayembed.config.table import Table
+from rayembed.config.table import SettingsTable
 
 
 class DataStep(Settings):
@@ -96,7 +96,7 @@ class DataStep(Settings):
         raise TypeError(f"{type(self).__name__} makes no records")
 
 
-STEPS = Table(
+STEPS = SettingsTable(
     "rayembed.data_steps",
     DataStep,
     (
@@ -157,5 +157,5 @@ class Cleaner(Settings):
         raise TypeError(f"{type(self).__name__} removes nothing")
 
 
-CLEANERS = Table("rayembed.cleaners", Cleaner, ())
+CLEANERS = SettingsTable("rayembed.cleaners", Cleaner, ())
 """Removals of other packages. Their modules import what is slow to import inside functions."""

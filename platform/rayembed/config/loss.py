@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 
 from rayembed.config.settings import Settings
 from rayembed.config.small_vectors import SmallPrecision
-from rayembed.config.table import Table
+from rayembed.config.table import SettingsTable
 from rayembed.config.types import Distinct
 
 Need = Literal["similarity", "teacher_scores", "teacher_vectors"]
@@ -82,7 +82,7 @@ class LossConfig(Settings):
         return {}
 
 
-LOSSES = Table(
+LOSSES = SettingsTable(
     "rayembed.losses",
     LossConfig,
     (

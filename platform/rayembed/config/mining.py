@@ -9,7 +9,7 @@ from rayembed.config.backbone import DtypeSetting
 from rayembed.config.data_steps import CLEANERS, Cleaner, DataStep
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column
-from rayembed.config.table import Table, load, with_members
+from rayembed.config.table import SettingsTable, load, with_members
 from rayembed.config.types import ModelReference, Reference, Share
 
 
@@ -58,7 +58,7 @@ class MiningSearch(Settings):
         raise TypeError(f"{type(self).__name__} has no index")
 
 
-MINING_SEARCHES = Table(
+MINING_SEARCHES = SettingsTable(
     "rayembed.mining_searches",
     MiningSearch,
     (
@@ -97,7 +97,7 @@ class MiningRule(Settings):
         raise TypeError(f"{type(self).__name__} has no limit")
 
 
-MINING_RULES = Table(
+MINING_RULES = SettingsTable(
     "rayembed.mining_rules",
     MiningRule,
     (

@@ -5,9 +5,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from rayembed.config.architecture import ArchitectureConfig
-from rayembed.config.table import Table
+from rayembed.config.table import SettingsTable
 
-ARCHITECTURES = Table(
+ARCHITECTURES = SettingsTable(
     "rayembed.architectures",
     ArchitectureConfig,
     (

@@ -15,7 +15,7 @@ from pydantic import (
 
 from rayembed.config.loss import LossConfig
 from rayembed.config.settings import Settings
-from rayembed.config.table import Table
+from rayembed.config.table import SettingsTable
 from rayembed.config.types import SortedDict
 
 
@@ -44,7 +44,7 @@ class ScheduleConfig(Settings):
         return values["kind"] if len(values) == 1 else values
 
 
-SCHEDULES = Table(
+SCHEDULES = SettingsTable(
     "rayembed.schedules",
     ScheduleConfig,
     (
@@ -155,7 +155,7 @@ class OptimizerConfig(Settings):
             )
 
 
-OPTIMIZERS = Table(
+OPTIMIZERS = SettingsTable(
     "rayembed.optimizers",
     OptimizerConfig,
     ("rayembed.optim.adamw:AdamW", "rayembed.optim.muon:Muon"),

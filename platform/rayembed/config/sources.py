@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from rayembed.config.settings import Settings
-from rayembed.config.table import Table
+from rayembed.config.table import SettingsTable
 from rayembed.config.types import FileName, Reference
 
 Column = Annotated[str, StringConstraints(min_length=1)]
@@ -137,7 +137,7 @@ class Source(Settings):
         return None
 
 
-SOURCES = Table(
+SOURCES = SettingsTable(
     "rayembed.sources",
     Source,
     (

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Table:
+class SettingsTable:
     """Members of one sort, such as losses, by their `kind`."""
 
     group: str
@@ -177,7 +177,7 @@ def from_outside(point: EntryPoint) -> Any:
         ) from error
 
 
-def _add(table: Table, found: dict[str, type[Settings]], member: Any, told: str) -> None:
+def _add(table: SettingsTable, found: dict[str, type[Settings]], member: Any, told: str) -> None:
     if not (isinstance(member, type) and issubclass(member, table.base)):
         raise ConfigError(
             f"{table.group}: {told} is no class of settings that derives from "

@@ -17,7 +17,7 @@ from rayembed.evaluation.jobs import TaskFactory
 from rayembed.evaluation.model_spec import EmbedTexts, PromptedSpec, Similarity
 from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.prompts import ModelPrompts
-from rayembed.evaluation.rayembed_spec import Embedder, with_literal_prompts
+from rayembed.evaluation.rayembed_spec import RayembedEncoder, with_literal_prompts
 from rayembed.evaluation.score import Store, score
 from rayembed.models.contract import EmbeddingModel
 
@@ -59,7 +59,7 @@ class LoadedSpec(PromptedSpec):
         cut.tokenizer = copy.copy(self.model.tokenizer)
         cut.tokenizer.max_lengths = dict(self.max_lengths)
         literal, plain = with_literal_prompts(cut), cut.tokenizer
-        return Embedder(literal, plain, self.dimension or self.model.dimensions[0])
+        return RayembedEncoder(literal, plain, self.dimension or self.model.dimensions[0])
 
 
 def loaded_spec(

@@ -165,10 +165,10 @@ class RayembedSpec(PromptedSpec):
                 "with it; give it documents of its training data (rayembed corpus)"
             )
         literal, plain = with_literal_prompts(model), model.tokenizer
-        return Embedder(literal, plain, self.dimensions, self.settings.tokens_per_batch)
+        return RayembedEncoder(literal, plain, self.dimensions, self.settings.tokens_per_batch)
 
 
-class Embedder:
+class RayembedEncoder:
     """A loaded model as the evaluation calls it, with the contexts that it was told last."""
 
     def __init__(

@@ -54,7 +54,7 @@ class Published(NamedTuple):
     a caller that casts them layer by layer; None if they are in another."""
 
 
-class SentenceModule(NamedTuple):
+class ModuleEntry(NamedTuple):
     """One entry of `modules.json`."""
 
     path: str
@@ -215,9 +215,9 @@ class Architecture:
         """
         return None
 
-    def write_sentence_files(self, model: Any, folder: Path) -> list[SentenceModule]:
+    def write_sentence_files(self, model: Any, folder: Path) -> list[ModuleEntry]:
         """Write what sentence-transformers reads; the entries of `modules.json`."""
-        return [SentenceModule("", OWN_MODULE)]
+        return [ModuleEntry("", OWN_MODULE)]
 
     def check_sentence_files(self, config: Any, folder: Path) -> None:
         """Check that what `write_sentence_files` wrote says what the settings say.

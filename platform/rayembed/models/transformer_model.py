@@ -21,7 +21,7 @@ from torch.nn import functional
 from rayembed.assets.finite import check_finite_files
 from rayembed.config.model import ModelConfig, without_place
 from rayembed.models.adapters.lora import merged_state
-from rayembed.models.architecture import SentenceModule, architecture_of
+from rayembed.models.architecture import ModuleEntry, architecture_of
 from rayembed.models.attention.packed import token_states
 from rayembed.models.attention.unpadded import why_part_padded
 from rayembed.models.contract import EmbeddingModel, EmbedOutput, PromptTokenizer
@@ -217,7 +217,7 @@ def _padding_tokenizer(model: TransformerModel) -> Any:
 
 def write_sentence_files(
     model: TransformerModel,
-    modules: Sequence[SentenceModule],
+    modules: Sequence[ModuleEntry],
     folder: Path,
     instructions: Mapping[str, str],
 ) -> None:

@@ -48,7 +48,7 @@ class Paper:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DatasetEntry:
     """A data set of a paper."""
 
     config: DatasetConfig
@@ -79,7 +79,7 @@ class DataRecipe:
     """Data sets that are prepared by one name."""
 
     datasets: Callable[[], Sequence[DatasetConfig]]
-    entries: Callable[[], Sequence[Entry]] = tuple
+    entries: Callable[[], Sequence[DatasetEntry]] = tuple
     """What the catalogue lists, and where licences in model cards come from."""
 
 
@@ -97,7 +97,7 @@ DATA_RECIPES = NamedTable(
 
 
 @cache
-def known_datasets() -> dict[str, Entry]:
+def known_datasets() -> dict[str, DatasetEntry]:
     """The catalogue: data sets by name, paper by paper: `nvembed/fever`, …, `cde/bge-fever`."""
     recipes = DATA_RECIPES.members().values()
     return {entry.name: entry for recipe in recipes for entry in recipe.entries()}

@@ -52,7 +52,7 @@ class Gates:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PromotionOutcome:
     """Outcome of a promotion or a rollback."""
 
     champion: int | None
@@ -96,7 +96,7 @@ def judge(
 
 def promote(
     client: Any, name: str, number: int, scores: Sequence[TaskScore], gates: Gates
-) -> Outcome:
+) -> PromotionOutcome:
     """Move `champion` to the version if all gates hold; `previous` points to the former one.
 
     Judged and moved within one turn (see `aliases`), so that the champion that the version is
@@ -120,10 +120,10 @@ def promote(
         now = (alias_version(client, name, CHAMPION), alias_version(client, name, PREVIOUS))
     told = {"gates": "hold" if decision.holds else "do not hold", "figures": place}
     client.set_model_version_tag(name, str(number), DECISION_TAG, json.dumps(told))
-    return Outcome(now[0], now[1], moved, decision)
+    return PromotionOutcome(now[0], now[1], moved, decision)
 
 
-def rollback(client: Any, name: str, *, dry_run: bool = False) -> Outcome:
+def rollback(client: Any, name: str, *, dry_run: bool = False) -> PromotionOutcome:
     """Swap `champion` and `previous`.
 
     The version that is taken back is marked. A second rollback would return to it, and is what a
@@ -141,7 +141,7 @@ def rollback(client: Any, name: str, *, dry_run: bool = False) -> Outcome:
         return _rolled_back(client, name, move)
 
 
-def _rolled_back(client: Any, name: str, move: Any) -> Outcome:
+def _rolled_back(client: Any, name: str, move: Any) -> PromotionOutcome:
     champion = alias_version(client, name, CHAMPION)
     previous = alias_version(client, name, PREVIOUS)
     if champion is None:
@@ -161,10 +161,10 @@ def _rolled_back(client: Any, name: str, move: Any) -> Outcome:
             former.tags[ROLLED_BACK_TAG],
             champion,
         )
-        return Outcome(champion, previous, moved=False)
+        return PromotionOutcome(champion, previous, moved=False)
     if move is not None:
         move(Move(previous, champion, champion, rolled_back=True))
-    return Outcome(previous, champion, moved=True)
+    return PromotionOutcome(previous, champion, moved=True)
 
 
 def _comparison(

@@ -42,7 +42,7 @@ from rayembed.training.metrics_sink import MetricsSink
 from rayembed.training.progress import Progress
 from rayembed.training.trainer import Callback, StepRecord
 from rayembed.training.validation.folder import ValidationFolder
-from rayembed.training.validation.scoring import Scoring, Validation
+from rayembed.training.validation.scoring import Validation, ValidationScoring
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +230,7 @@ class ValidationHere(Callback):
     def __init__(self, run: Run, number: int, stage_folder: str, validation: Validation) -> None:
         self._run, self._validation = run, validation
         self._folder = ValidationFolder(stage_folder)
-        self._scoring = Scoring.of(run, number, self._folder, validation)
+        self._scoring = ValidationScoring.of(run, number, self._folder, validation)
 
     def should_stop(self, step: int) -> bool:
         """Score what was left after an earlier step; never stops, the stage's own rule does."""

@@ -13,7 +13,7 @@ from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.config.table import load
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.vectors.lookup import StoredVectors
+from rayembed.data.vectors.lookup import TeacherVectorLookup
 from rayembed.models.architecture import architecture_of
 from rayembed.models.contract import EmbeddingModel, TrainableModel
 from rayembed.models.loading.files import weights_fingerprint
@@ -176,7 +176,7 @@ class StageJob(Job):
         """Pretrained models, and the vectors of the stage's teachers."""
         super().fetch()
         for folder in self.plan().teachers if self.stage.teachers else ():
-            StoredVectors.open(folder).fetch()
+            TeacherVectorLookup.open(folder).fetch()
 
     def model(self) -> EmbeddingModel:
         """The run's model with the weights of the stage before."""

@@ -10,7 +10,7 @@ import numpy as np
 from rayembed.data.plan.sampling import generator
 from rayembed_extras.adaptation.plan import SequencePlan
 from rayembed_extras.adaptation.settings import MaskingConfig
-from rayembed_extras.adaptation.vocabulary import Vocabulary
+from rayembed_extras.adaptation.vocabulary import MaskingVocabulary
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MaskedSteps:
 
     plan: SequencePlan
     masking: MaskingConfig
-    vocabulary: Vocabulary
+    vocabulary: MaskingVocabulary
     seed: int
     worker: int
     num_workers: int
@@ -78,7 +78,7 @@ class MaskedSequence(NamedTuple):
 def mask(
     input_ids: np.ndarray,
     masking: MaskingConfig,
-    vocabulary: Vocabulary,
+    vocabulary: MaskingVocabulary,
     *,
     seed: int,
     step: int,

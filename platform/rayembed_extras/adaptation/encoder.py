@@ -30,7 +30,7 @@ from rayembed_extras.adaptation.masked_language import (
     collate_masked,
 )
 from rayembed_extras.adaptation.settings import RotaryEncoderConfig
-from rayembed_extras.adaptation.vocabulary import Vocabulary, vocabulary_of
+from rayembed_extras.adaptation.vocabulary import MaskingVocabulary, vocabulary_of
 
 HEAD_FILE = "mlm_head.safetensors"
 """File of the head beside an adapted encoder; a later adaptation continues from it, others ignore
@@ -99,7 +99,7 @@ def empty_masked_language_model(
     return MaskedLanguageModel(encoder, head)
 
 
-def check_adaptable(folder: Path, config: RotaryEncoderConfig) -> Vocabulary:
+def check_adaptable(folder: Path, config: RotaryEncoderConfig) -> MaskingVocabulary:
     """Vocabulary of the folder, after checking without reading weights that it can be adapted.
 
     Raises:
@@ -112,7 +112,7 @@ def check_adaptable(folder: Path, config: RotaryEncoderConfig) -> Vocabulary:
     return vocabulary(transformer, shape.vocab_size)
 
 
-def vocabulary(transformer: Path, num_vectors: int) -> Vocabulary:
+def vocabulary(transformer: Path, num_vectors: int) -> MaskingVocabulary:
     """Vocabulary of the folder's tokenizer, for masking.
 
     Raises:

@@ -33,7 +33,11 @@ from rayembed_extras.adaptation.settings import (
     TextsConfig,
 )
 from rayembed_extras.adaptation.texts import FoundTexts, RejectedRow, Text, find_texts, read_texts
-from rayembed_extras.adaptation.vocabulary import Vocabulary, tokens_fingerprint, vocabulary_of
+from rayembed_extras.adaptation.vocabulary import (
+    MaskingVocabulary,
+    tokens_fingerprint,
+    vocabulary_of,
+)
 from rayembed_extras.adaptation.writer import SequenceWriter, token_budget
 
 log = logging.getLogger(__name__)
@@ -193,7 +197,7 @@ def _accept(found: FoundTexts, told: Mapping[str, Any]) -> None:
 
 
 @lru_cache(maxsize=2)
-def _tokenizer_in(folder: str) -> tuple[Any, Vocabulary]:
+def _tokenizer_in(folder: str) -> tuple[Any, MaskingVocabulary]:
     """Tokenizer of this process, cached for all its pieces."""
     pretrained = without_settings(pretrained_tokenizer(Path(folder)))
     return pretrained.backend_tokenizer, vocabulary_of(pretrained, folder)

@@ -47,7 +47,7 @@ from rayembed_extras.adaptation.masked_language import (
 )
 from rayembed_extras.adaptation.plan import SequencePlan
 from rayembed_extras.adaptation.settings import Adaptation, MaskedTraining, MaskingConfig
-from rayembed_extras.adaptation.vocabulary import Vocabulary
+from rayembed_extras.adaptation.vocabulary import MaskingVocabulary
 
 PERPLEXITY = "perplexity"
 MASKED_ACCURACY = "masked_accuracy"
@@ -85,7 +85,7 @@ class MaskedLanguage(Objective):
     languages: Sequence[str]
     """Codes, of which batches have the places."""
     masking: MaskingConfig
-    vocabulary: Vocabulary
+    vocabulary: MaskingVocabulary
     held_out: MaskingConfig | None = None
 
     def batches(

@@ -221,7 +221,7 @@ def _write(
 
 
 @dataclass(frozen=True)
-class Pool:
+class SequencePool:
     """Metadata for ordering all sequences, about 12 bytes each."""
 
     hash: np.ndarray
@@ -232,7 +232,7 @@ class Pool:
     """Language codes in their order."""
 
 
-def read_pool(parts: Sequence[Part]) -> Pool:
+def read_pool(parts: Sequence[Part]) -> SequencePool:
     """Hashes and languages of all sequences of the parts.
 
     Raises:
@@ -242,11 +242,16 @@ def read_pool(parts: Sequence[Part]) -> Pool:
     table = pa.concat_tables(tables).combine_chunks()
     languages = sorted(pc.unique(table["language"]).to_pylist())
     places = pc.index_in(table["language"], pa.array(languages, pa.string()))
-    return Pool(table["hash"].to_numpy(), places.to_numpy().astype(np.int32), languages)
+    return SequencePool(table["hash"].to_numpy(), places.to_numpy().astype(np.int32), languages)
 
 
 def order_sequences(
-    pool: Pool, global_sequences: int, num_steps: int, seed: int, alpha: float, held_out: int = 0
+    pool: SequencePool,
+    global_sequences: int,
+    num_steps: int,
+    seed: int,
+    alpha: float,
+    held_out: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(num_steps, G) and (held_out, G) int64 indices into the pool.
 
@@ -287,7 +292,7 @@ def order_sequences(
 
 
 def _order(
-    pool: Pool,
+    pool: SequencePool,
     among: np.ndarray,
     global_sequences: int,
     num_steps: int,
@@ -357,7 +362,7 @@ class _Gather:
 
 
 def _languages(
-    pool: Pool,
+    pool: SequencePool,
     trained: np.ndarray,
     held_out: np.ndarray,
     prepared: Mapping[str, DatasetArtifact],

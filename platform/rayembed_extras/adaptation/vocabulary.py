@@ -10,7 +10,7 @@ from rayembed.models.tokens import special_layout, without_settings
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class MaskingVocabulary:
     """Ids of a tokenizer's special tokens, and the number of words."""
 
     prefix: tuple[int, ...]
@@ -25,7 +25,7 @@ class Vocabulary:
     """Vocabulary size for drawing random words."""
 
 
-def vocabulary_of(pretrained: Any, where: str) -> Vocabulary:
+def vocabulary_of(pretrained: Any, where: str) -> MaskingVocabulary:
     """Vocabulary of a tokenizer of transformers.
 
     Args:
@@ -41,7 +41,7 @@ def vocabulary_of(pretrained: Any, where: str) -> Vocabulary:
             "tokenizer_config.json"
         )
     prefix, suffix = special_layout(without_settings(pretrained).backend_tokenizer)
-    return Vocabulary(
+    return MaskingVocabulary(
         prefix=tuple(prefix),
         suffix=tuple(suffix),
         mask_id=int(pretrained.mask_token_id),

@@ -13,7 +13,7 @@ from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
 from rayembed.data.engine.work_items import Result
 from rayembed_extras.adaptation.settings import CorpusConfig
-from rayembed_extras.adaptation.vocabulary import Vocabulary
+from rayembed_extras.adaptation.vocabulary import MaskingVocabulary
 
 SCHEMA = pa.schema(
     [("hash", pa.int64()), ("language", pa.string()), ("input_ids", pa.list_(pa.int32()))]
@@ -33,7 +33,7 @@ class SequenceWriter:
     tokens of sequences and less than one sequence of each language.
     """
 
-    def __init__(self, folder: str, corpus: CorpusConfig, vocabulary: Vocabulary) -> None:
+    def __init__(self, folder: str, corpus: CorpusConfig, vocabulary: MaskingVocabulary) -> None:
         self.folder, self.corpus, self.vocabulary = folder, corpus, vocabulary
         self.waiting: dict[str, list[np.ndarray]] = {}
         """Pending sequences of each language."""
@@ -121,7 +121,7 @@ def _hash(language: str, ids: np.ndarray) -> int:
 
 def packed(
     texts: Sequence[np.ndarray],
-    vocabulary: Vocabulary,
+    vocabulary: MaskingVocabulary,
     length: int,
     before: np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], np.ndarray | None]:
@@ -147,17 +147,19 @@ def packed(
     return found, stream[full:].copy()  # a view would keep the whole stream
 
 
-def truncated(texts: Sequence[np.ndarray], vocabulary: Vocabulary, length: int) -> list[np.ndarray]:
+def truncated(
+    texts: Sequence[np.ndarray], vocabulary: MaskingVocabulary, length: int
+) -> list[np.ndarray]:
     """One sequence for each text, truncated at the end; arguments as of `packed`."""
     room = token_budget(vocabulary, length)
     return [with_special_tokens(text[:room], vocabulary) for text in texts]
 
 
-def with_special_tokens(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+def with_special_tokens(ids: np.ndarray, vocabulary: MaskingVocabulary) -> np.ndarray:
     """(T,) int32: the ids with the tokenizer's special tokens around them."""
     return np.concatenate([vocabulary.prefix, ids, vocabulary.suffix]).astype(np.int32)
 
 
-def token_budget(vocabulary: Vocabulary, length: int) -> int:
+def token_budget(vocabulary: MaskingVocabulary, length: int) -> int:
     """Maximum number of text tokens in a sequence, besides special ones."""
     return length - len(vocabulary.prefix) - len(vocabulary.suffix)

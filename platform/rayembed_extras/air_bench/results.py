@@ -44,7 +44,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True)
-class Record:
+class ResultRecord:
     """Origin of a result file: model, data, versions and scores."""
 
     revision: str
@@ -97,14 +97,16 @@ class AirBenchResults:
         """
         return read_bytes(self.path(dataset, split))
 
-    def record(self, dataset: AirBenchDataset, split: Split) -> Record | None:
+    def record(self, dataset: AirBenchDataset, split: Split) -> ResultRecord | None:
         """The record of a result file; None where either of the two is missing."""
         path = self._record_path(dataset, split)
         if not exists(path) or not exists(self.path(dataset, split)):
             return None
         try:
             values = json.loads(read_bytes(path))
-            return Record(**{field.name: values[field.name] for field in fields(Record)})
+            return ResultRecord(
+                **{field.name: values[field.name] for field in fields(ResultRecord)}
+            )
         except (ValueError, KeyError, TypeError) as error:
             logger.warning("%s cannot be read, its result is made again: %s", path, error)
             return None
@@ -140,7 +142,7 @@ class AirBenchResults:
         dataset_revision: str,
         num_documents: int,
         scores: Mapping[str, float],
-    ) -> Record:
+    ) -> ResultRecord:
         """Write a result, then its record.
 
         Args:
@@ -151,7 +153,7 @@ class AirBenchResults:
             ensure_ascii=False,
             allow_nan=False,
         ).encode()
-        record = Record(
+        record = ResultRecord(
             revision=self.revision,
             instruction=instruction,
             dataset_revision=dataset_revision,

@@ -63,7 +63,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """Several models on the lines of one benchmark."""
 
     benchmark: str
@@ -228,7 +228,7 @@ def _own_score(line: Line, results: Mapping[str, TaskScore]) -> LineScore:
 
 def compare(
     benchmark: str, lines: Sequence[Line], columns: Sequence[Column], baseline: str | None
-) -> Comparison:
+) -> ModelComparison:
     """The comparison of models.
 
     Args:
@@ -241,10 +241,10 @@ def compare(
     if baseline is None:
         first = [column for column in columns if column.published] or list(columns)
         chosen = first[0].label if len(columns) > 1 else None
-        return Comparison(benchmark, tuple(lines), tuple(columns), chosen)
+        return ModelComparison(benchmark, tuple(lines), tuple(columns), chosen)
     for column in columns:
         if baseline in (column.label, column.name):
-            return Comparison(benchmark, tuple(lines), tuple(columns), column.label)
+            return ModelComparison(benchmark, tuple(lines), tuple(columns), column.label)
     names = {name for column in columns for name in (column.label, column.name)}
     raise ConfigError(
         f"--baseline: {baseline!r} is none of the compared models; {nearest(baseline, names)}"

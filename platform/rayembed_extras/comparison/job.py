@@ -15,7 +15,7 @@ from rayembed.pipeline.job import Job, JobContext, names_in, option
 from rayembed.results.files import StoredModel, read_model, stored_models
 from rayembed.results.scores import OTHER, Place, TaskScore
 from rayembed_extras.comparison.benchmark_lines import Line, benchmark_lines, found_lines
-from rayembed_extras.comparison.compare import Column, Comparison, compare, measured
+from rayembed_extras.comparison.compare import Column, ModelComparison, compare, measured
 from rayembed_extras.comparison.plots import category_bars, difference_dots
 from rayembed_extras.comparison.tables import (
     category_table,
@@ -44,7 +44,7 @@ class InPrint:
 
 def compare_models(
     asked: argparse.Namespace, out: TextIO, in_print: InPrint | None = None
-) -> Comparison:
+) -> ModelComparison:
     """The comparison, after its tables were printed and its files written.
 
     Args:
@@ -89,7 +89,7 @@ def _measures(results: Results) -> dict[str, tuple[str, str]]:
     return {s.task: (s.category, s.metric) for s in scores if s.category != OTHER}
 
 
-def write_comparison(comparison: Comparison, folder: str) -> tuple[str, ...]:
+def write_comparison(comparison: ModelComparison, folder: str) -> tuple[str, ...]:
     """Addresses of the files written: `scores.md`, `scores.csv`, `categories.png`, and
     `differences.png` where there is a baseline that shares tasks with a model.
 
@@ -226,7 +226,7 @@ def _telling(revisions: Sequence[str]) -> int:
 
 
 def _print(
-    comparison: Comparison, asked: argparse.Namespace, written: Sequence[str], out: TextIO
+    comparison: ModelComparison, asked: argparse.Namespace, written: Sequence[str], out: TextIO
 ) -> None:
     printer = console(out)
     for table in (category_table(comparison), *(task_tables(comparison) if asked.tasks else ())):
@@ -240,7 +240,7 @@ def _print(
         printer.print(f"Next     {command}", soft_wrap=True)
 
 
-def _next(comparison: Comparison, asked: argparse.Namespace) -> list[str]:
+def _next(comparison: ModelComparison, asked: argparse.Namespace) -> list[str]:
     """Commands that complete the comparison, or that show more of it."""
     commands = []
     for column in comparison.columns:

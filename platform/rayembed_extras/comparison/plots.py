@@ -5,7 +5,7 @@ from typing import Any
 
 from rayembed.display.figures import COLOURS, GRID, INK, grouped_bars, new_figure, png_of
 from rayembed_extras.comparison.benchmark_lines import MEAN, Line
-from rayembed_extras.comparison.compare import Column, Comparison, value
+from rayembed_extras.comparison.compare import Column, ModelComparison, value
 from rayembed_extras.comparison.tables import metric_of
 
 _OURS = COLOURS[2:]
@@ -21,7 +21,7 @@ _INCHES_A_LETTER = 0.068
 """Width of the legend's letters, 8.5 points high."""
 
 
-def category_bars(comparison: Comparison) -> bytes:
+def category_bars(comparison: ModelComparison) -> bytes:
     """A PNG with a group of bars for each category and a bar for each model that has its average.
 
     Where all tasks are of one category, each task has a group. Published models are grey. The axis
@@ -56,7 +56,7 @@ def category_bars(comparison: Comparison) -> bytes:
     return png_of(figure)
 
 
-def difference_dots(comparison: Comparison) -> bytes | None:
+def difference_dots(comparison: ModelComparison) -> bytes | None:
     """A PNG with a line for each task and a dot for each model: its score less the baseline's.
 
     The hollow marks on the line of a category are the differences of its average. None where
@@ -96,7 +96,7 @@ def difference_dots(comparison: Comparison) -> bytes | None:
 
 def _draw(
     axes: Any,
-    comparison: Comparison,
+    comparison: ModelComparison,
     column: Column,
     rows: Sequence[tuple[bool, str, str]],
     colour: str,
@@ -119,7 +119,7 @@ def _draw(
         axes.scatter([x for x, _ in points], [y for _, y in points], **style)
 
 
-def _rows(comparison: Comparison, shared: Sequence[Column]) -> list[tuple[bool, str, str]]:
+def _rows(comparison: ModelComparison, shared: Sequence[Column]) -> list[tuple[bool, str, str]]:
     """(is an average, what is written, name) of each line from top to bottom.
 
     Lines without any mark are left out. A category of one task is one line.
@@ -147,7 +147,7 @@ def _with_count(name: str, count: int) -> str:
     return name if name.endswith(")") else f"{name} ({count})"
 
 
-def _bar_groups(comparison: Comparison) -> dict[str, str]:
+def _bar_groups(comparison: ModelComparison) -> dict[str, str]:
     """Name of each group of bars → what is written below it."""
     averages = comparison.averages
     if len(comparison.categories) > 1:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rayembed.display.tables import MISSING, Cell, Table, best_of, show
 from rayembed.evaluation.averages import MEAN_OF_16
 from rayembed_extras.comparison.benchmark_lines import MEAN, Line
-from rayembed_extras.comparison.compare import Column, Comparison, value
+from rayembed_extras.comparison.compare import Column, ModelComparison, value
 
 DIGITS = 2
 """Decimals, as the papers print them."""
@@ -47,7 +47,7 @@ def metric_of(lines: Sequence[Line]) -> str:
     return metrics.pop() if len(metrics) == 1 else ""
 
 
-def category_table(comparison: Comparison) -> Table:
+def category_table(comparison: ModelComparison) -> Table:
     """Models in rows, categories in columns, with the difference from the baseline.
 
     An average that is not complete shows how many of its tasks are scored.
@@ -71,14 +71,14 @@ def category_table(comparison: Comparison) -> Table:
     )
 
 
-def task_tables(comparison: Comparison) -> list[Table]:
+def task_tables(comparison: ModelComparison) -> list[Table]:
     """Tasks in rows and models in columns, below each category's average; several tables where
     there are more models than fit, each with the baseline.
     """
     return [_task_table(comparison, columns) for columns in _side_by_side(comparison)]
 
 
-def comparison_markdown(comparison: Comparison) -> str:
+def comparison_markdown(comparison: ModelComparison) -> str:
     """The tables by category and by task in Markdown, with the notes below."""
     text = [f"# {comparison.benchmark}", "", _about(comparison), ""]
     text.append(show(category_table(comparison), "markdown"))
@@ -88,7 +88,7 @@ def comparison_markdown(comparison: Comparison) -> str:
     return "\n".join(text)
 
 
-def _tasks_for_markdown(comparison: Comparison) -> Table:
+def _tasks_for_markdown(comparison: ModelComparison) -> Table:
     rows: list[list[object]] = []
     columns = comparison.columns
     for name, lines in comparison.categories.items():
@@ -101,7 +101,7 @@ def _tasks_for_markdown(comparison: Comparison) -> Table:
     return Table(["Task", "Score", *labels], rows, align="llr")
 
 
-def comparison_csv(comparison: Comparison) -> str:
+def comparison_csv(comparison: ModelComparison) -> str:
     """One row for each score and average of each model, with where it comes from.
 
     Columns: model (label), name, published (true, false), level (task, category, benchmark),
@@ -121,7 +121,7 @@ def comparison_csv(comparison: Comparison) -> str:
 
 
 def _csv_row(
-    comparison: Comparison, column: Column, name: str, place: tuple[str, str, str, str]
+    comparison: ModelComparison, column: Column, name: str, place: tuple[str, str, str, str]
 ) -> list[list[object]]:
     """One row, or none where the model has no such score."""
     score = value(column, name)
@@ -145,7 +145,7 @@ def _csv_row(
     return [row]
 
 
-def _task_table(comparison: Comparison, columns: Sequence[Column]) -> Table:
+def _task_table(comparison: ModelComparison, columns: Sequence[Column]) -> Table:
     rows: list[list[object]] = []
     sections = []
     for name, lines in comparison.categories.items():
@@ -166,7 +166,7 @@ def _task_table(comparison: Comparison, columns: Sequence[Column]) -> Table:
     )
 
 
-def _side_by_side(comparison: Comparison) -> list[tuple[Column, ...]]:
+def _side_by_side(comparison: ModelComparison) -> list[tuple[Column, ...]]:
     """The models of each table of the terminal, the baseline in each."""
     base = [column for column in comparison.columns if column is comparison.base]
     others = [column for column in comparison.columns if column is not comparison.base]
@@ -176,12 +176,12 @@ def _side_by_side(comparison: Comparison) -> list[tuple[Column, ...]]:
     return [(*base, *others[i : i + size]) for i in range(0, len(others), size)]
 
 
-def _heading_cell(comparison: Comparison, column: Column, category: str) -> Cell:
+def _heading_cell(comparison: ModelComparison, column: Column, category: str) -> Cell:
     """Average beside a category's name, above its lines."""
     return _average(comparison, column, category if category in comparison.averages else MEAN)
 
 
-def _average(comparison: Comparison, column: Column, name: str) -> Cell:
+def _average(comparison: ModelComparison, column: Column, name: str) -> Cell:
     lines = comparison.averages.get(name, ())
     scored = comparison.scored(column, lines)
     begun = not column.published and scored < len(lines)
@@ -191,7 +191,7 @@ def _average(comparison: Comparison, column: Column, name: str) -> Cell:
     return _cell(score, comparison.difference(column, name), best, gap)
 
 
-def _score(comparison: Comparison, column: Column, name: str) -> Cell:
+def _score(comparison: ModelComparison, column: Column, name: str) -> Cell:
     score = column.scores.get(name)
     best = best_of((other.scores.get(name) for other in comparison.columns), DIGITS)
     return _cell(score, comparison.difference(column, name), best, MISSING)
@@ -202,13 +202,13 @@ def _cell(score: float | None, difference: float | None, best: float | None, gap
     return Cell(score, difference, is_best, gap, DIGITS)
 
 
-def _row_label(comparison: Comparison, column: Column) -> str:
+def _row_label(comparison: ModelComparison, column: Column) -> str:
     marks = ["paper"] if column.published else []
     marks += ["baseline"] if column is comparison.base else []
     return f"{column.label} [{', '.join(marks)}]" if marks else column.label
 
 
-def _about(comparison: Comparison) -> str:
+def _about(comparison: ModelComparison) -> str:
     less = f" In brackets: less {comparison.baseline}." if comparison.baseline else ""
     return (
         f"Main scores times 100, {len(comparison.lines)} tasks; the best of a line is bold; an "

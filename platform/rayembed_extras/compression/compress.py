@@ -39,7 +39,7 @@ from rayembed.registry.registered_model import SCHEME, find_folder, pinned_refer
 from rayembed.registry.run_folder import RUN_FILE
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 from rayembed.training.checkpoints.export import upload_model
-from rayembed_extras.compression.contract import CalibrationText, Compression, Source
+from rayembed_extras.compression.contract import CalibrationText, Compression, CompressionSource
 from rayembed_extras.compression.measure import Measured, measure
 from rayembed_extras.compression.run_settings import CalibrationConfig, CompressionRun
 
@@ -221,7 +221,7 @@ def make_smaller(
             source = folder
             for number, way in enumerate(ways, start=1):
                 made = output if number == len(ways) else Path(scratch) / str(number)
-                way.compress(Source(source, texts), made)
+                way.compress(CompressionSource(source, texts), made)
                 source = made
 
     upload_model(target, json.dumps(made_of, indent=1, sort_keys=True).encode(), save)

@@ -26,7 +26,7 @@ class CalibrationText(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class CompressionSource:
     """The model that is compressed."""
 
     folder: Path
@@ -110,7 +110,7 @@ class Compression(Settings):
         """
         raise TypeError(f"{type(self).__name__} checks no model")
 
-    def compress(self, source: Source, output: Path) -> Compressed:
+    def compress(self, source: CompressionSource, output: Path) -> Compressed:
         """Write the compressed model into the folder `output`, which `load_model` reads.
 
         The folder appears whole or not at all.

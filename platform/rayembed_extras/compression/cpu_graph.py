@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, PositiveInt
 
 from rayembed.errors import ArtifactError, ConfigError, require_packages
-from rayembed_extras.compression.contract import CalibrationText, Compressed, Compression, Source
+from rayembed_extras.compression.contract import (
+    CalibrationText,
+    Compressed,
+    Compression,
+    CompressionSource,
+)
 from rayembed_extras.compression.settings import Floats, GraphConfig, GraphPrecision, Runtime
 
 if TYPE_CHECKING:
@@ -95,7 +100,7 @@ class CpuGraph(Compression):
         if (folder / SETTINGS_FILE).is_file():
             trace(model)  # one in a published layout is traced when it is loaded, before all else
 
-    def compress(self, source: Source, output: Path) -> Compressed:
+    def compress(self, source: CompressionSource, output: Path) -> Compressed:
         """Write the graph and what stands beside it.
 
         Raises:
@@ -198,7 +203,7 @@ def _write_files(
         graph: how the graphs are run, which the caller writes.
     """
     from rayembed.assets.sentence_modules import OWN_MODULE
-    from rayembed.models.architecture import SentenceModule, architecture_of
+    from rayembed.models.architecture import ModuleEntry, architecture_of
     from rayembed.models.loading.files import write_json
     from rayembed.models.loading.saved_folder import MODEL_TYPE
     from rayembed.models.tokens import save_tokenizer
@@ -216,7 +221,7 @@ def _write_files(
         save_tokenizer(model.part_tokenizers[name], folder / name)
     architecture.write_more(model, folder)
     write_settings(model, folder, format="graph", graph=graph.model_dump(mode="json"))
-    write_sentence_files(model, [SentenceModule("", OWN_MODULE)], folder, instructions or {})
+    write_sentence_files(model, [ModuleEntry("", OWN_MODULE)], folder, instructions or {})
     let_all_read(folder)
 
 

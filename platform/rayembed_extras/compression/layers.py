@@ -8,7 +8,12 @@ from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.settings import nearest
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed_extras.compression.contract import CalibrationText, Compressed, Compression, Source
+from rayembed_extras.compression.contract import (
+    CalibrationText,
+    Compressed,
+    Compression,
+    CompressionSource,
+)
 
 if TYPE_CHECKING:
     from rayembed.models.transformer_model import TransformerModel
@@ -61,7 +66,7 @@ class Layers(Compression):
 
         _cut(self, empty_model(folder))
 
-    def compress(self, source: Source, output: Path) -> Compressed:
+    def compress(self, source: CompressionSource, output: Path) -> Compressed:
         """Write the model with fewer layers."""
         from rayembed.models.loading.load import load_model, saved_dtype
         from rayembed.models.loading.saved_prompts import saved_instructions

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from rayembed.errors import ArtifactError, ConfigError, require_packages
-from rayembed_extras.compression.contract import CalibrationText, Compressed, Compression, Source
+from rayembed_extras.compression.contract import (
+    CalibrationText,
+    Compressed,
+    Compression,
+    CompressionSource,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +74,7 @@ class Quantised(Compression):
             _check_names(self, model, chosen, folder)
         check_layers(self, model)
 
-    def compress(self, source: Source, output: Path) -> Compressed:
+    def compress(self, source: CompressionSource, output: Path) -> Compressed:
         """Write the quantised model."""
         import torch
 

@@ -9,7 +9,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from rayembed.config.document import read_yaml
 from rayembed.config.settings import Settings
-from rayembed.config.table import Table
+from rayembed.config.table import SettingsTable
 from rayembed.config.types import FileName
 from rayembed.errors import ConfigError
 from rayembed_extras.compression.contract import Compression
@@ -49,7 +49,7 @@ class GraphConfig(Settings):
     """Positions that the graph adds to each text, each as expensive as a token."""
 
 
-COMPRESSIONS = Table(
+COMPRESSIONS = SettingsTable(
     "rayembed.compressions",
     Compression,
     (

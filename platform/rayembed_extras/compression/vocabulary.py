@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PositiveInt
 
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed_extras.compression.contract import CalibrationText, Compressed, Compression, Source
+from rayembed_extras.compression.contract import (
+    CalibrationText,
+    Compressed,
+    Compression,
+    CompressionSource,
+)
 from rayembed_extras.compression.tokenizer_json import (
     check_kind,
     ids_of_processors,
@@ -63,7 +68,7 @@ class Vocabulary(Compression):
         for name, pretrained in empty_model(folder).part_tokenizers.items():
             check_kind(_content(pretrained), name)
 
-    def compress(self, source: Source, output: Path) -> Compressed:
+    def compress(self, source: CompressionSource, output: Path) -> Compressed:
         """Write the model with fewer tokens."""
         import numpy as np
 

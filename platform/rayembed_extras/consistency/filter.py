@@ -41,8 +41,8 @@ from rayembed_extras.consistency.shards import (
     CountLanguages,
     Language,
     NumberedPart,
+    RowShard,
     SendVectors,
-    Shard,
     Shards,
     gather,
 )
@@ -274,7 +274,7 @@ _ROUNDING = 1e-6
 _ROWS_AT_ONCE = 65_536
 
 
-def own_ranks(shard: Shard, device: str = "cpu") -> np.ndarray:
+def own_ranks(shard: RowShard, device: str = "cpu") -> np.ndarray:
     """int64 rank of each positive of each row for the row's query, starting at 1.
 
     The rank is one more than the number of documents that score higher. Each text counts once; not
@@ -315,7 +315,7 @@ def count_above(
     return np.asarray(counts.cpu().numpy())
 
 
-def _no_rivals_above(shard: Shard, row: np.ndarray, limits: np.ndarray) -> np.ndarray:
+def _no_rivals_above(shard: RowShard, row: np.ndarray, limits: np.ndarray) -> np.ndarray:
     """(m,) int64 number of the row's positives and own query, each once, that score above a limit.
 
     Args:
@@ -336,7 +336,7 @@ def _no_rivals_above(shard: Shard, row: np.ndarray, limits: np.ndarray) -> np.nd
     return np.asarray(ends[row] - below[len(rows) :])
 
 
-def _scores(shard: Shard, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
+def _scores(shard: RowShard, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
     """(m,) float32 scores of m rows' queries with a document each."""
     found = [np.empty(0, dtype=np.float32)]
     for start in range(0, len(rows), _ROWS_AT_ONCE):

@@ -114,7 +114,7 @@ class SendVectors:
 
 
 @dataclass(frozen=True)
-class Shard:
+class RowShard:
     """Rows of a shard (n) and the distinct documents (N) that they search."""
 
     part: np.ndarray
@@ -135,7 +135,7 @@ class Shard:
     """(n,) int64 number of the document equal to the query's text; `NOT_THERE` if none is."""
 
 
-def gather(buckets: Buckets, number: int) -> Shard | None:
+def gather(buckets: Buckets, number: int) -> RowShard | None:
     """Gather a shard from the rows that were sent; None if it has none.
 
     Raises:
@@ -162,7 +162,7 @@ def gather(buckets: Buckets, number: int) -> Shard | None:
         vectors_of(table["vector"])[places - edge]
         for table, places, edge in zip(known, chosen, edges[:-1], strict=True)
     ]
-    return Shard(
+    return RowShard(
         part=np.concatenate([table["part"].to_numpy() for table in rows]).astype(np.int64),
         row=np.concatenate([table["row"].to_numpy() for table in rows]).astype(np.int64),
         text=np.concatenate([table["text"].to_numpy() for table in rows]).astype(np.int64),

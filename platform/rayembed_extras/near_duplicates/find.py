@@ -38,7 +38,7 @@ from rayembed_extras.near_duplicates.verified import (
     ListRemoved,
     RemovedPairs,
     SendCandidates,
-    SendRows,
+    SendTexts,
     read_similar,
 )
 
@@ -212,7 +212,7 @@ def _compared(
     pairs, _ = exchange(scratch, f"pairs {name}", send, buckets, tasks, execute)
     compared = [Bucket(number) for number in range(tasks)]
     firsts = np.cumsum([0, *(part.rows for part in parts)])
-    ask = SendRows(scratch, pairs, firsts[:-1])
+    ask = SendTexts(scratch, pairs, firsts[:-1])
     rows, _ = exchange(scratch, f"rows {name}", ask, compared, len(parts), execute)
     of_parts = [
         CandidatePart(part, number, int(firsts[number])) for number, part in enumerate(parts)

@@ -24,7 +24,7 @@ _SIDES = ("first", "second")
 
 
 @dataclass(frozen=True)
-class SendRows:
+class SendTexts:
     """Task: ask the parts for the rows of the pairs that one task compares."""
 
     folder: str

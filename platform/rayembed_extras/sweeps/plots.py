@@ -9,7 +9,7 @@ from warnings import catch_warnings
 from rayembed.display.figures import COLOURS, INK, new_figure, set_title, write_png
 from rayembed.evaluation.paired import Difference, paired
 from rayembed_extras.sweeps.optuna_space import RUN, study_of
-from rayembed_extras.sweeps.results import Row, short_names
+from rayembed_extras.sweeps.results import TrialRow, short_names
 from rayembed_extras.sweeps.settings import Sweep
 from rayembed_extras.sweeps.trial_store import TrialRecord
 
@@ -51,7 +51,7 @@ def importance_bars(shares: Mapping[str, float], path: str | Path) -> None:
     write_png(figure, path)
 
 
-def rows_with_spread(rows: Sequence[Row], path: str | Path) -> None:
+def rows_with_spread(rows: Sequence[TrialRow], path: str | Path) -> None:
     """Write a PNG of each row's mean score, its standard deviation and every seed as a point."""
     shown = [row for row in rows if "score" in row.scores][::-1]
     figure, axes = _figure_of_rows([row.name for row in shown])
@@ -66,7 +66,7 @@ def rows_with_spread(rows: Sequence[Row], path: str | Path) -> None:
     write_png(figure, path)
 
 
-def differences_by_seed(rows: Sequence[Row], reference: Row, path: str | Path) -> None:
+def differences_by_seed(rows: Sequence[TrialRow], reference: TrialRow, path: str | Path) -> None:
     """Write a PNG of each row's differences to the reference: every seed as a point, the mean, and
     its 95 % interval where there are seeds.
 
@@ -117,7 +117,7 @@ def difference_limits(found: Sequence[tuple[Difference, Sequence[float]]]) -> tu
     return min(ends) - room, max(ends) + room
 
 
-def _points(row: Row, reference: Row) -> list[float]:
+def _points(row: TrialRow, reference: TrialRow) -> list[float]:
     return [100 * value for value in paired(row.by_seed, reference.by_seed)]
 
 

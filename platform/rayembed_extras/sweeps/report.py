@@ -16,7 +16,7 @@ from rayembed_extras.sweeps.plots import (
     rows_with_spread,
 )
 from rayembed_extras.sweeps.results import (
-    Row,
+    TrialRow,
     paper_table,
     percent,
     reference_of,
@@ -75,7 +75,7 @@ def write_report(
 def report_text(
     sweep: Sweep,
     records: Mapping[str, TrialRecord],
-    rows: list[Row],
+    rows: list[TrialRow],
     shares: Mapping[str, float],
     printed: Printed,
     source: str,
@@ -165,7 +165,7 @@ def print_swept(
         out.print(MLFLOW_AWAY)
 
 
-def _of_the_best_row(rows: list[Row], found: TrialRecord) -> str:
+def _of_the_best_row(rows: list[TrialRow], found: TrialRecord) -> str:
     score = next(row.scores["score"] for row in rows if found in row.records)
     return (
         f". Settings are compared by their mean over the seeds: {percent(score)} for these, the "
@@ -174,7 +174,7 @@ def _of_the_best_row(rows: list[Row], found: TrialRecord) -> str:
     )
 
 
-def _of_differences(sweep: Sweep, reference: Row) -> str:
+def _of_differences(sweep: Sweep, reference: TrialRow) -> str:
     drawn = not isinstance(sweep.search, GridSearch)
     flattered = " It was chosen by these scores, which flatters its lead." if drawn else ""
     return (

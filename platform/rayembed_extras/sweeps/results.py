@@ -12,7 +12,7 @@ from rayembed_extras.sweeps.trial_store import SEED, TrialRecord
 
 
 @dataclass(frozen=True)
-class Row:
+class TrialRow:
     """Row of the result table: one run and setting values, with all seeds."""
 
     label: str
@@ -54,13 +54,13 @@ class Row:
                 found.setdefault(record.values.get(SEED, ""), []).append(record.final.score)
         return {seed: fmean(scores) for seed, scores in found.items()}
 
-    def apart(self, reference: "Row") -> Difference | None:
+    def apart(self, reference: "TrialRow") -> Difference | None:
         """Difference of the deciding score to another row's, by seed; None: no seed has both."""
         found = paired(self.by_seed, reference.by_seed)
         return difference(found) if found else None
 
 
-def reference_of(sweep: Sweep, rows: Sequence[Row]) -> Row | None:
+def reference_of(sweep: Sweep, rows: Sequence[TrialRow]) -> TrialRow | None:
     """The row that others are compared with, of those with the most seeds: the first in a grid, the
     best where values are drawn; None: no row has a score.
     """
@@ -73,7 +73,7 @@ def reference_of(sweep: Sweep, rows: Sequence[Row]) -> Row | None:
     return max(whole, key=lambda row: row.scores["score"].mean)
 
 
-def rows_of(sweep: Sweep, records: Mapping[str, TrialRecord]) -> list[Row]:
+def rows_of(sweep: Sweep, records: Mapping[str, TrialRecord]) -> list[TrialRow]:
     """Rows in the order of the sweep's runs and values; trials that differ only in the seed share a
     row.
     """
@@ -94,7 +94,7 @@ def rows_of(sweep: Sweep, records: Mapping[str, TrialRecord]) -> list[Row]:
         return order.get(label, len(order)), places
 
     return [
-        Row(label, dict(values), tuple(grouped[label, values]), short)
+        TrialRow(label, dict(values), tuple(grouped[label, values]), short)
         for label, values in sorted(grouped, key=place)
     ]
 
@@ -123,7 +123,7 @@ def _first_words(problem: str) -> str:
     return " ".join(problem.split())[:80].replace("|", "/")
 
 
-def rows_table(rows: Sequence[Row], reference: Row | None) -> str:
+def rows_table(rows: Sequence[TrialRow], reference: TrialRow | None) -> str:
     """Markdown table of rows, of 100: the metric's mean ± standard deviation over seeds, its
     difference to the reference by seed, and the mean of each task.
     """
@@ -140,7 +140,7 @@ def rows_table(rows: Sequence[Row], reference: Row | None) -> str:
     return show(Table(header, lines), "markdown")
 
 
-def paper_table(rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]]) -> str:
+def paper_table(rows: Sequence[TrialRow], printed: Mapping[str, Mapping[str, float]]) -> str:
     """Markdown table of each row's deciding score beside the paper's; rows not run show only the
     latter.
 

@@ -21,7 +21,7 @@ from rayembed.assets.arrow_files import parquet_bytes, read_sealed
 from rayembed.assets.storage import join, list_files, write_atomic
 from rayembed.errors import AssetError
 from rayembed_extras.synthesis.answers import RejectedAnswer, ValueT
-from rayembed_extras.synthesis.requests import Answer, Ask, Request
+from rayembed_extras.synthesis.requests import Ask, ChatAnswer, Request
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _SCHEMA = pa.schema(
         ("answer_tokens", pa.int64()),
     ]
 )
-assert _SCHEMA.names == [one.name for one in fields(Answer)]
+assert _SCHEMA.names == [one.name for one in fields(ChatAnswer)]
 
 _ANSWERS_PER_FILE = 256
 _SECONDS_PER_FILE = 10.0
@@ -65,25 +65,25 @@ class AnswerStore:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._buffer: list[Answer] = []
+        self._buffer: list[ChatAnswer] = []
         self._written = time.monotonic()
 
-    def read(self, group: str) -> dict[str, Answer]:
+    def read(self, group: str) -> dict[str, ChatAnswer]:
         """Key of a request → its answer, for a group of requests."""
         folder = join(self.folder, group)
-        found: dict[str, Answer] = {}
+        found: dict[str, ChatAnswer] = {}
         for name in list_files(folder, recursive=False):
             if name.endswith(".parquet"):
                 rows = read_sealed(join(folder, name), remedy=_REMEDY).to_pylist()
-                found |= {row["key"]: Answer(**row) for row in rows}
+                found |= {row["key"]: ChatAnswer(**row) for row in rows}
         return found
 
-    def answers(self, requests: Iterable[Request]) -> dict[str, Answer]:
+    def answers(self, requests: Iterable[Request]) -> dict[str, ChatAnswer]:
         """Key of a request → its answer, for all groups of the requests."""
         groups = dict.fromkeys(request.group for request in requests)
         return {key: one for group in groups for key, one in self.read(group).items()}
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: ChatAnswer) -> None:
         """Store an answer; it is on disk shortly after, or after `flush`."""
         self._buffer.append(answer)
         waited = time.monotonic() - self._written
@@ -109,7 +109,7 @@ class Tried(Generic[RequestT, ValueT]):
 
     request: RequestT
     """The last answered try, or the first one."""
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[ChatAnswer] = field(default_factory=list)
     """Answers of the tries, in order."""
     value: ValueT | None = None
     """What the last answer says; None: there is none yet that can be used."""
@@ -138,7 +138,9 @@ class Tried(Generic[RequestT, ValueT]):
 
 
 def tried(
-    tries: Sequence[RequestT], answers: Mapping[str, Answer], read: Callable[[Answer], ValueT]
+    tries: Sequence[RequestT],
+    answers: Mapping[str, ChatAnswer],
+    read: Callable[[ChatAnswer], ValueT],
 ) -> Tried[RequestT, ValueT]:
     """What came of a question by the answers so far.
 

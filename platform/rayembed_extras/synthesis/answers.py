@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from rayembed.data.records import reject_reason
 from rayembed.data.sources.cells import is_unicode
 from rayembed_extras.synthesis.prompts import WORDINGS
-from rayembed_extras.synthesis.requests import Answer
+from rayembed_extras.synthesis.requests import ChatAnswer
 from rayembed_extras.synthesis.settings import PairKind
 
 ValueT = TypeVar("ValueT")
@@ -41,7 +41,7 @@ class RejectedAnswer(Exception):  # noqa: N818 - an answer, not a fault of the p
 
 
 @dataclass(frozen=True)
-class Pair:
+class WrittenPair:
     """A usable example."""
 
     query: str
@@ -49,7 +49,7 @@ class Pair:
     negatives: tuple[str, ...]
 
 
-def read_tasks(answer: Answer) -> list[str]:
+def read_tasks(answer: ChatAnswer) -> list[str]:
     """Tasks listed by an answer of the first step, in order; unusable ones are left out.
 
     Raises:
@@ -70,8 +70,8 @@ def _usable_tasks(values: list[Any]) -> list[str]:
 
 
 def read_pair(
-    kind: PairKind, answer: Answer, *, language: str = "en", least_words: float = 0.0
-) -> Pair:
+    kind: PairKind, answer: ChatAnswer, *, language: str = "en", least_words: float = 0.0
+) -> WrittenPair:
     """The pair in an answer of the second step.
 
     Args:
@@ -95,7 +95,7 @@ def read_pair(
             raise RejectedAnswer("too short")
     if not in_script_of(language, " ".join(texts)):
         raise RejectedAnswer("not in the script of its language")
-    return Pair(query, positive, tuple(negatives))
+    return WrittenPair(query, positive, tuple(negatives))
 
 
 def count_words(text: str) -> int:
@@ -129,7 +129,7 @@ def _fields(kind: PairKind, example: Mapping[str, Any]) -> list[str]:
     return [example[name].strip() for name in fields]
 
 
-def first_usable(answer: Answer, read: Callable[[dict[str, Any]], ValueT]) -> ValueT:
+def first_usable(answer: ChatAnswer, read: Callable[[dict[str, Any]], ValueT]) -> ValueT:
     """What is read from the first JSON object in the answer that can be used.
 
     Args:
@@ -147,7 +147,7 @@ def first_usable(answer: Answer, read: Callable[[dict[str, Any]], ValueT]) -> Va
     raise problem or RejectedAnswer(_no_json(answer))
 
 
-def _values(answer: Answer, wanted: type) -> Iterator[Any]:
+def _values(answer: ChatAnswer, wanted: type) -> Iterator[Any]:
     """JSON values of this type in the answer, most likely first."""
     text = _THOUGHTS.sub("", answer.text)
     for candidate in _candidates(text, "{" if wanted is dict else "["):
@@ -174,7 +174,7 @@ def _candidates(text: str, opening: str) -> Iterator[str]:
         yield text[start:]
 
 
-def _no_json(answer: Answer) -> str:
+def _no_json(answer: ChatAnswer) -> str:
     """Reason why an answer without any usable value is rejected."""
     return "cut off at max_tokens" if answer.cut_off else "not JSON of the form asked for"
 

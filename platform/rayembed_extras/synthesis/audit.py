@@ -10,7 +10,7 @@ from rayembed.data.engine.work_items import EXAMPLES_KEPT
 from rayembed.data.hashes import text_hash
 from rayembed.data.records import Record
 from rayembed_extras.synthesis.answers import count_words
-from rayembed_extras.synthesis.requests import Answer
+from rayembed_extras.synthesis.requests import ChatAnswer
 from rayembed_extras.synthesis.settings import PairKind
 
 _QUANTILES = {"least": 0.0, "median": 0.5, "p90": 0.9, "most": 1.0}
@@ -45,7 +45,7 @@ class Audit:
         """Number of records, including duplicates."""
         return self._counts["records"].total() + self.duplicates
 
-    def count_tries(self, kind: PairKind, failed: list[str], answers: list[Answer]) -> None:
+    def count_tries(self, kind: PairKind, failed: list[str], answers: list[ChatAnswer]) -> None:
         """Count a requested example: failure reasons and token costs of its tries."""
         self._counts["asked"][kind] += 1
         self._counts["failed_tries"].update(failed)

@@ -21,7 +21,7 @@ import aiohttp
 
 from rayembed.errors import ConfigError
 from rayembed_extras.synthesis.endpoint_settings import OpenAICompatible
-from rayembed_extras.synthesis.requests import Answer, Ask, Outcome, Request
+from rayembed_extras.synthesis.requests import Ask, ChatAnswer, Outcome, Request
 
 _SENT_AGAIN = frozenset({408, 409, 425, 429})
 _REFUSES_ALL = frozenset({401, 402, 403, 404, 405})
@@ -62,7 +62,9 @@ def ask_endpoint(
         }
         return made | {"seed": request.sampling_seed} if endpoint.send_seed else made
 
-    async def send_all(requests: Sequence[Request], answers: SimpleQueue[Answer | None]) -> None:
+    async def send_all(
+        requests: Sequence[Request], answers: SimpleQueue[ChatAnswer | None]
+    ) -> None:
         left = iter(requests)  # of all workers: each takes the next one when it is free
         connector = aiohttp.TCPConnector(limit=0)  # the number of workers is the limit
         session = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers)
@@ -70,14 +72,14 @@ def ask_endpoint(
 
             async def work() -> None:
                 for request in left:
-                    none_yet = Answer(request.id, request.group, request.key, "lost")
+                    none_yet = ChatAnswer(request.id, request.group, request.key, "lost")
                     answers.put(await _answer(session, endpoint, body(request), none_yet))
 
             for _ in range(min(endpoint.concurrency, len(requests))):
                 group.create_task(work())
 
-    def ask(requests: Sequence[Request]) -> Iterator[Answer]:
-        answers: SimpleQueue[Answer | None] = SimpleQueue()
+    def ask(requests: Sequence[Request]) -> Iterator[ChatAnswer]:
+        answers: SimpleQueue[ChatAnswer | None] = SimpleQueue()
         loop = asyncio.new_event_loop()
         sending = loop.create_task(send_all(requests, answers))
 
@@ -105,8 +107,8 @@ async def _answer(
     session: aiohttp.ClientSession,
     endpoint: OpenAICompatible,
     body: Mapping[str, Any],
-    none_yet: Answer,
-) -> Answer:
+    none_yet: ChatAnswer,
+) -> ChatAnswer:
     """Answer to a request, which is sent again while it is lost."""
     wait = endpoint.first_wait_seconds
     for resent in range(endpoint.max_resends + 1):
@@ -122,8 +124,8 @@ async def _send(
     session: aiohttp.ClientSession,
     endpoint: OpenAICompatible,
     body: Mapping[str, Any],
-    none_yet: Answer,
-) -> tuple[Answer, float]:
+    none_yet: ChatAnswer,
+) -> tuple[ChatAnswer, float]:
     """Answer of one attempt, and the seconds that the endpoint asks to wait."""
     try:
         async with session.post(endpoint.completions_url, json=body) as response:
@@ -181,7 +183,7 @@ def check_listens(url: str) -> None:
     socket.create_connection((parts.hostname or "", port), _CONNECT_SECONDS).close()
 
 
-def _read_completion(body: str, none_yet: Answer) -> Answer:
+def _read_completion(body: str, none_yet: ChatAnswer) -> ChatAnswer:
     """Answer in the body of a completion; any other content counts as no answer."""
     try:
         completion = json.loads(body)
@@ -223,7 +225,7 @@ def _tokens(usage: Any, name: str) -> int:
     return min(max(int(number), 0), _MOST_TOKENS)
 
 
-def _failed(none_yet: Answer, outcome: Outcome, problem: str) -> Answer:
+def _failed(none_yet: ChatAnswer, outcome: Outcome, problem: str) -> ChatAnswer:
     shown = problem.encode("utf-8", "replace").decode()[:_CHARACTERS_OF_PROBLEM]
     return replace(none_yet, outcome=outcome, problem=shown)
 

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayembed.assets.resolver import resolve_model
 from rayembed.errors import ConfigError, PlacementError, RayembedError
 from rayembed.models.loading.files import weights_fingerprint
-from rayembed_extras.synthesis.requests import Answer, Ask, Request
+from rayembed_extras.synthesis.requests import Ask, ChatAnswer, Request
 from rayembed_extras.synthesis.settings import VLLM, SynthesisConfig
 
 _BLOCK_BYTES = 64 << 10
@@ -62,7 +62,7 @@ def ask_vllm(config: SynthesisConfig, engine: VLLM, path: str) -> Ask:
         kept = (*_NAMES, "generated_text", "num_input_tokens", "num_generated_tokens")
         return {name: row[name] for name in kept}
 
-    def ask(requests: Sequence[Request]) -> Iterator[Answer]:
+    def ask(requests: Sequence[Request]) -> Iterator[ChatAnswer]:
         processor = build_processor(made, preprocess=as_messages, postprocess=as_answer)
         rows_per_task = engine.batch * _BATCHES_AT_ONCE
         for row in processor(_dataset(requests, rows_per_task)).iter_rows():
@@ -71,16 +71,16 @@ def ask_vllm(config: SynthesisConfig, engine: VLLM, path: str) -> Ask:
     return ask
 
 
-def vllm_answer(row: Mapping[str, Any], max_tokens: int) -> Answer:
+def vllm_answer(row: Mapping[str, Any], max_tokens: int) -> ChatAnswer:
     """Answer in a row of the vLLM processor, whose failures have their own columns."""
     names = {name: row[name] for name in _NAMES}
     problem = str(row.get("__inference_error__") or "")
     if problem:
         # A prompt that the engine does not take: it would not take it the next time.
         refused = problem.startswith("ValueError")
-        return Answer(**names, outcome="refused" if refused else "lost", problem=problem[:300])
+        return ChatAnswer(**names, outcome="refused" if refused else "lost", problem=problem[:300])
     answer_tokens = int(row["num_generated_tokens"])
-    return Answer(
+    return ChatAnswer(
         **names,
         outcome="answered",
         text=str(row["generated_text"]).encode("utf-8", "replace").decode(),

@@ -24,7 +24,7 @@ from rayembed_extras.synthesis.answer_store import (
 from rayembed_extras.synthesis.answers import ValueT
 from rayembed_extras.synthesis.chat_endpoint import ask_endpoint, check_listens, read_key
 from rayembed_extras.synthesis.endpoint_settings import AskedModel
-from rayembed_extras.synthesis.requests import Answer, Ask, PromptRequest
+from rayembed_extras.synthesis.requests import Ask, ChatAnswer, PromptRequest
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Question(Generic[ValueT]):
     """A prompt, and how its answer is read."""
 
     prompt: str
-    read: Callable[[Answer], ValueT]
+    read: Callable[[ChatAnswer], ValueT]
     """Raises `RejectedAnswer` where an answer cannot be used."""
 
 
@@ -92,7 +92,7 @@ class Interview:
         return found
 
     def _tried(
-        self, group: str, question: Question[ValueT], answers: Mapping[str, Answer]
+        self, group: str, question: Question[ValueT], answers: Mapping[str, ChatAnswer]
     ) -> Tried[PromptRequest, ValueT]:
         prompt = question.prompt
         seeds = [

@@ -148,7 +148,7 @@ permanently. `lost`: no answer came this time. `stopped`: the endpoint rejects a
 
 
 @dataclass(frozen=True)
-class Answer:
+class ChatAnswer:
     """Answer to a request, or its failure."""
 
     id: str
@@ -167,7 +167,7 @@ class Answer:
     answer_tokens: int = 0
 
 
-Ask = Callable[[Sequence[Request]], Iterator[Answer]]
+Ask = Callable[[Sequence[Request]], Iterator[ChatAnswer]]
 """Sends requests to an LLM and yields one answer for each, in order of arrival."""
 
 

@@ -23,14 +23,14 @@ from rayembed.data.hashes import text_hash
 from rayembed.data.records import Negative, Record
 from rayembed.errors import DataError
 from rayembed_extras.synthesis.answer_store import AnswerStore, Tried, ask_and_store, tried
-from rayembed_extras.synthesis.answers import Pair, normalised, read_pair
+from rayembed_extras.synthesis.answers import WrittenPair, normalised, read_pair
 from rayembed_extras.synthesis.audit import Audit
 from rayembed_extras.synthesis.chat_endpoint import ask_endpoint, read_key
 from rayembed_extras.synthesis.endpoint_settings import OpenAICompatible
 from rayembed_extras.synthesis.find_tasks import CODE_VERSION, Tasks, find_tasks
 from rayembed_extras.synthesis.prompts import draw_language, least_words, prompts_fingerprint
 from rayembed_extras.synthesis.questions import check_failed
-from rayembed_extras.synthesis.requests import REQUESTS_PER_GROUP, Answer, Ask, ExampleRequest
+from rayembed_extras.synthesis.requests import REQUESTS_PER_GROUP, Ask, ChatAnswer, ExampleRequest
 from rayembed_extras.synthesis.settings import PairKind, SynthesisConfig, SynthesisRun
 
 log = logging.getLogger(__name__)
@@ -148,8 +148,8 @@ class _Plan:
 
 
 def _tried(
-    plan: _Plan, first: ExampleRequest, answers: Mapping[str, Answer]
-) -> Tried[ExampleRequest, Pair]:
+    plan: _Plan, first: ExampleRequest, answers: Mapping[str, ChatAnswer]
+) -> Tried[ExampleRequest, WrittenPair]:
     least = plan.config.min_words_share * least_words(first.kind, first.values)
     read = partial(read_pair, first.kind, language=plan.language(first), least_words=least)
     tries = [replace(first, attempt=attempt) for attempt in range(plan.config.retries + 1)]
@@ -227,7 +227,7 @@ class _RecordsWriter:
         parts = [(part.name, part.rows) for part in self._parts]
         return self.writer.finish([result], parts, {"duplicate": audit.duplicates}, **more)
 
-    def _add(self, found: Tried[ExampleRequest, Pair]) -> None:
+    def _add(self, found: Tried[ExampleRequest, WrittenPair]) -> None:
         kind = found.request.kind
         self.audit.count_tries(kind, found.problems, found.answers)
         if found.value is None:
@@ -257,7 +257,7 @@ class _RecordsWriter:
         self._buffer.append(record)
         self._write()
 
-    def _record(self, request: ExampleRequest, pair: Pair) -> Record:
+    def _record(self, request: ExampleRequest, pair: WrittenPair) -> Record:
         # Two texts with one label would be each other's negatives within a batch.
         is_label = request.kind == "long-short"
         return Record(

@@ -26,7 +26,7 @@ from rayembed.data.sources.rows import BadRow, read_rows
 from rayembed.errors import DataError
 from rayembed_extras.synthesis.answers import RejectedAnswer, first_usable, normalised
 from rayembed_extras.synthesis.questions import Interview, Question, asker, check_failed, cut
-from rayembed_extras.synthesis.requests import REQUESTS_PER_GROUP, Answer, Ask
+from rayembed_extras.synthesis.requests import REQUESTS_PER_GROUP, Ask, ChatAnswer
 
 CODE_VERSION = 1
 """Code version of prompt and records; raise it when the same documents yield other records."""
@@ -243,7 +243,7 @@ def queries_prompt(source: Any, text: str) -> str:
     )
 
 
-def read_queries(answer: Answer, count: int) -> tuple[str, ...]:
+def read_queries(answer: ChatAnswer, count: int) -> tuple[str, ...]:
     """The queries of an answer, without repetitions; further ones are left out.
 
     Raises:

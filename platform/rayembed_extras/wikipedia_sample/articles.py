@@ -87,21 +87,23 @@ def held_out_in_order(articles: Iterable[Article], num_titles: int, seed: int) -
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutTitles:
     """Titles and texts that training rows may not touch."""
 
     titles: frozenset[str]
     texts: frozenset[str]
 
 
-def hold_out(samples: Iterable[Sequence[Article]], num_titles: int, seed: int) -> HeldOut:
+def hold_out(samples: Iterable[Sequence[Article]], num_titles: int, seed: int) -> HeldOutTitles:
     """Held-out titles and texts of samples in several languages, each with `num_titles` of its own.
 
     A title that one of them holds out is held out of all.
     """
     samples = list(samples)
     titles = frozenset[str]().union(*(held_out_titles(s, num_titles, seed) for s in samples))
-    return HeldOut(titles, frozenset[str]().union(*(held_out_texts(s, titles) for s in samples)))
+    return HeldOutTitles(
+        titles, frozenset[str]().union(*(held_out_texts(s, titles) for s in samples))
+    )
 
 
 def held_out_texts(articles: Iterable[Article], titles: frozenset[str]) -> frozenset[str]:

@@ -19,7 +19,7 @@ from rayembed.recipes.sample import LANGUAGE_CODES, RowFile, ScoreSizes, TaskFol
 from rayembed_extras.wikipedia_sample import tasks
 from rayembed_extras.wikipedia_sample.articles import (
     Article,
-    HeldOut,
+    HeldOutTitles,
     held_out_in_order,
     hold_out,
     read_articles,
@@ -94,7 +94,7 @@ def _write_retrieval(sample: tasks.RetrievalSample, folder: Path) -> None:
 
 
 def _write_rows(part: RowFile, folder: Path) -> None:
-    held_out = HeldOut(frozenset(), frozenset())
+    held_out = HeldOutTitles(frozenset(), frozenset())
     if part.kind != "texts":
         places = tuple(place_of(part, language) for language in languages_read(part))
         held_out = _held_out(places, tuple(map(_digest, places)), part.held_out, part.seed)
@@ -159,6 +159,6 @@ def _articles(reference: str, digest: str) -> tuple[Article, ...]:
 @lru_cache(maxsize=3)
 def _held_out(
     references: tuple[str, ...], digests: tuple[str, ...], number: int, seed: int
-) -> HeldOut:
+) -> HeldOutTitles:
     found = zip(references, digests, strict=True)
     return hold_out((_articles(place, digest) for place, digest in found), number, seed)

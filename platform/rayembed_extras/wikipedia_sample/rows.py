@@ -10,7 +10,7 @@ from rayembed.data.hashes import seeded_hash
 from rayembed.data.records import reject_reason
 from rayembed.data.words import split_sentences
 from rayembed.recipes.sample import RowKind
-from rayembed_extras.wikipedia_sample.articles import NO_TOPIC, Article, HeldOut, mask_title
+from rayembed_extras.wikipedia_sample.articles import NO_TOPIC, Article, HeldOutTitles, mask_title
 
 MIN_WORDS = 5
 """Minimum number of words of a text; shorter ones are too unspecific. The tasks have the same."""
@@ -30,7 +30,7 @@ class Rejected:
 def training_rows(
     kind: RowKind,
     articles: Sequence[Article],
-    held_out: HeldOut,
+    held_out: HeldOutTitles,
     seed: int,
     translations: Mapping[str, Article],
 ) -> Iterator[Row]:

@@ -32,8 +32,8 @@ from rayembed_papers.backbone.results import (
 from rayembed_papers.backbone.rows import StoredRows, prepare
 from rayembed_papers.backbone.settings import BackboneRun
 from rayembed_papers.backbone.tables import markdown, scores_csv
-from rayembed_papers.backbone.tasks import Finetuning, Rows
-from rayembed_papers.backbone.tokens import Tokenizer
+from rayembed_papers.backbone.tasks import Finetuning, TaskRows
+from rayembed_papers.backbone.tokens import BackboneTokenizer
 from rayembed_papers.backbone.trial import Backbone, Trial
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def find_backbone(run: BackboneRun, plan: Plan) -> Backbone:
     longest = max(plan.finetunings, key=lambda one: one.protocol.max_length)
     check_length(encoder, longest.protocol.max_length, longest.name)
     check_heads(encoder, plan.finetunings)
-    Tokenizer(encoder, longest.protocol.max_length)
+    BackboneTokenizer(encoder, longest.protocol.max_length)
     name = run.name or file_name(run.backbone.partition("@")[0])
     weights = weights_fingerprint(folder)
     precision = settled(run.precision, "cuda" if run.placement.on_gpu else "cpu")
@@ -145,7 +145,7 @@ def _waves(finetunings: Sequence[Finetuning]) -> list[list[Finetuning]]:
 def _trials(
     one: Finetuning,
     scores: BackboneScores,
-    data: Mapping[Rows, StoredRows],
+    data: Mapping[TaskRows, StoredRows],
     best: Mapping[str, Trial],
 ) -> list[Trial]:
     """The grid of a finetuning; none where what it starts from is missing."""

@@ -7,7 +7,7 @@ are 357 and 366 of the 408 rows. For MNLI it is that of the matched half; the ot
 """
 
 from rayembed_papers.backbone.settings import FinetuneProtocol
-from rayembed_papers.backbone.tasks import Finetuning, Kind, Rows, ScoredRows, Task
+from rayembed_papers.backbone.tasks import Finetuning, Kind, ScoredRows, Task, TaskRows
 
 BENCHMARK = "glue"
 
@@ -36,8 +36,8 @@ FROM_MNLI = ("RTE", "STS-B", "MRPC")
 """Tasks that start from the model of MNLI."""
 
 
-def _rows(name: str, split: str, columns: tuple[str, ...]) -> Rows:
-    return Rows(REPOSITORY, f"{name}/{split}/*.parquet", (*columns, "label"))
+def _rows(name: str, split: str, columns: tuple[str, ...]) -> TaskRows:
+    return TaskRows(REPOSITORY, f"{name}/{split}/*.parquet", (*columns, "label"))
 
 
 def _task(

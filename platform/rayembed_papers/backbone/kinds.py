@@ -23,7 +23,7 @@ from rayembed_papers.backbone.metrics import (
     tag_metrics,
 )
 from rayembed_papers.backbone.tasks import Finetuning, Row
-from rayembed_papers.backbone.tokens import Feature, Tokenizer
+from rayembed_papers.backbone.tokens import BackboneTokenizer, Feature
 
 Batch = dict[str, Any]
 
@@ -50,11 +50,11 @@ _SEARCHED_TOGETHER = ("LAReQA",)
 
 
 @dataclass(frozen=True)
-class Work:
+class TaskWork:
     """One or two texts and the number of a class, or a number (`score`); base of other kinds."""
 
     finetuning: Finetuning
-    tokenizer: Tokenizer
+    tokenizer: BackboneTokenizer
 
     def inputs(self, rows: Sequence[Row]) -> list[Feature]:
         """Inputs without labels."""
@@ -98,7 +98,7 @@ class Work:
         return class_metrics(logits.argmax(axis=1), true, num_classes)
 
 
-class ChoiceWork(Work):
+class ChoiceWork(TaskWork):
     """A premise with a question, and which of several texts goes on from it."""
 
     def inputs(self, rows: Sequence[Row]) -> list[Feature]:
@@ -124,7 +124,7 @@ class ChoiceWork(Work):
         return {name: v.view(len(features), -1, v.shape[1]) for name, v in flat.items()}
 
 
-class TagWork(Work):
+class TagWork(TaskWork):
     """Words and their tags, each learnt and told by the first token of its word; words beyond the
     maximum length count neither here nor in the paper's pipeline.
     """
@@ -171,7 +171,7 @@ def _labels(words: Sequence[int | None], tags: Sequence[Any]) -> np.ndarray:
     return labels
 
 
-class SpanWork(Work):
+class SpanWork(TaskWork):
     """Questions whose answer is a span of a context (SQuAD and its translations).
 
     Long contexts are read in windows that overlap; the best span of all windows is the answer. In
@@ -261,7 +261,7 @@ def _candidates(
                 yield first, last
 
 
-class RetrievalWork(Work):
+class RetrievalWork(TaskWork):
     """Queries and the documents that answer them, by the vectors of their first tokens.
 
     The documents of a task are all that its rows have, each once.
@@ -315,7 +315,7 @@ class RetrievalWork(Work):
         return np.stack([output["vectors"] for output in outputs])
 
 
-_WORKS: Mapping[str, type[Work]] = {
+_WORKS: Mapping[str, type[TaskWork]] = {
     "choices": ChoiceWork,
     "tags": TagWork,
     "spans": SpanWork,
@@ -323,6 +323,6 @@ _WORKS: Mapping[str, type[Work]] = {
 }
 
 
-def work_of(finetuning: Finetuning, tokenizer: Tokenizer) -> Work:
+def work_of(finetuning: Finetuning, tokenizer: BackboneTokenizer) -> TaskWork:
     """Inputs, batches and scores of the finetuning's kind."""
-    return _WORKS.get(finetuning.kind, Work)(finetuning, tokenizer)
+    return _WORKS.get(finetuning.kind, TaskWork)(finetuning, tokenizer)

@@ -12,7 +12,7 @@ from rayembed.errors import ArtifactError
 from rayembed_papers.backbone.catalogue import task_named
 from rayembed_papers.backbone.finetune import Grid
 from rayembed_papers.backbone.rows import StoredRows
-from rayembed_papers.backbone.tasks import Finetuning, Rows, Task
+from rayembed_papers.backbone.tasks import Finetuning, Task, TaskRows
 from rayembed_papers.backbone.trial import Backbone, Scores, Trial
 
 
@@ -81,7 +81,7 @@ class Summary:
 def trials_of(
     finetuning: Finetuning,
     backbone: Backbone,
-    data: Mapping[Rows, StoredRows],
+    data: Mapping[TaskRows, StoredRows],
     folder: str,
     *,
     keeps_model: bool,

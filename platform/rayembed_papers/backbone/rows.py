@@ -16,7 +16,7 @@ from rayembed.config.document import fingerprint
 from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import BadRow, check_columns, read_rows
 from rayembed.errors import ConfigError, DataError
-from rayembed_papers.backbone.tasks import Finetuning, Kind, Row, Rows
+from rayembed_papers.backbone.tasks import Finetuning, Kind, Row, TaskRows
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class StoredRows:
 
 def prepare(
     finetunings: Iterable[Finetuning], folder: str, root: str | None
-) -> dict[Rows, StoredRows]:
+) -> dict[TaskRows, StoredRows]:
     """Put all rows that the finetunings read into the folder, where they are not there already.
 
     Args:
@@ -50,7 +50,7 @@ def prepare(
         AssetError: the hub does not give them.
         ArtifactError: a file cannot be read, or storage cannot be written.
     """
-    wanted: dict[Rows, Finetuning] = {}
+    wanted: dict[TaskRows, Finetuning] = {}
     for finetuning in finetunings:
         for rows in finetuning.all_rows:
             wanted.setdefault(rows, finetuning)
@@ -70,7 +70,7 @@ def load(stored: StoredRows) -> list[Row]:
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-def _prepared(rows: Rows, finetuning: Finetuning, folder: str, root: str | None) -> StoredRows:
+def _prepared(rows: TaskRows, finetuning: Finetuning, folder: str, root: str | None) -> StoredRows:
     place = place_of(rows, root)
     pieces = with_retries(lambda: list_pieces(place), place)
     checked = (finetuning.kind, finetuning.labels, finetuning.first_label)
@@ -86,18 +86,18 @@ def _prepared(rows: Rows, finetuning: Finetuning, folder: str, root: str | None)
     return stored
 
 
-def place_of(rows: Rows, root: str | None) -> str:
+def place_of(rows: TaskRows, root: str | None) -> str:
     """Pattern of the files on the hub, or below a folder of copies."""
     if root is None:
         return f"hf://datasets/{rows.repository}@{rows.revision}/{rows.path}"
     return join(root, rows.repository, rows.path)
 
 
-def _which(rows: Rows) -> str:
+def _which(rows: TaskRows) -> str:
     return "" if rows.where is None else f" whose {rows.where[0]!r} begins with {rows.where[1]!r}"
 
 
-def _read(rows: Rows, pieces: list[FilePiece]) -> list[tuple[str, Row]]:
+def _read(rows: TaskRows, pieces: list[FilePiece]) -> list[tuple[str, Row]]:
     try:
         check_columns(pieces[0], {f"column {name}": name for name in rows.needed})
     except ConfigError as error:  # of the data set here, not of a setting
@@ -107,7 +107,7 @@ def _read(rows: Rows, pieces: list[FilePiece]) -> list[tuple[str, Row]]:
     return [found for piece in pieces for found in _of_piece(rows, piece)]
 
 
-def _of_piece(rows: Rows, piece: FilePiece) -> Iterator[tuple[str, Row]]:
+def _of_piece(rows: TaskRows, piece: FilePiece) -> Iterator[tuple[str, Row]]:
     for row in read_rows(piece, rows.needed):
         if isinstance(row, BadRow):
             raise DataError(f"row {row.origin} of {piece.path!r}: {row.reason}: {row.shown}")

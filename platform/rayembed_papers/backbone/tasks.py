@@ -27,7 +27,7 @@ Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Rows:
+class TaskRows:
     """Rows of a data set on the hub."""
 
     repository: str
@@ -53,7 +53,7 @@ class ScoredRows:
     task: str
     subset: str
     """Language, or name of the split."""
-    rows: Rows
+    rows: TaskRows
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Finetuning:
 
     name: str
     kind: Kind
-    train: Rows
+    train: TaskRows
     protocol: FinetuneProtocol
     scored: tuple[ScoredRows, ...]
     """The first chooses among trials of a model that others start from."""
@@ -92,7 +92,7 @@ class Finetuning:
         return tuple(dict.fromkeys(scored.task for scored in self.scored))
 
     @property
-    def all_rows(self) -> tuple[Rows, ...]:
+    def all_rows(self) -> tuple[TaskRows, ...]:
         """Rows that it reads, those for training first."""
         return (self.train, *(scored.rows for scored in self.scored))
 

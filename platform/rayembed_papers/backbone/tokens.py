@@ -30,7 +30,7 @@ _SPLIT_WORDS_NEED_SPACE = ("roberta", "gpt2", "bloom")
 """Families whose tokenizers take words that stand apart only when told to put a space before."""
 
 
-class Tokenizer:
+class BackboneTokenizer:
     """The tokenizer of a folder, cut to a length."""
 
     def __init__(self, folder: Path, max_length: int) -> None:

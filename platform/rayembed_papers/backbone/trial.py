@@ -20,11 +20,11 @@ from rayembed.errors import ArtifactError, DivergenceError
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed_papers.backbone.finetune import Grid, finetune, predictor
 from rayembed_papers.backbone.heads import encoder_folder, load_with_head, save_with_head
-from rayembed_papers.backbone.kinds import Predict, Work, work_of
+from rayembed_papers.backbone.kinds import Predict, TaskWork, work_of
 from rayembed_papers.backbone.metrics import Metrics
 from rayembed_papers.backbone.rows import StoredRows, load
-from rayembed_papers.backbone.tasks import Finetuning, Rows
-from rayembed_papers.backbone.tokens import Tokenizer
+from rayembed_papers.backbone.tasks import Finetuning, TaskRows
+from rayembed_papers.backbone.tokens import BackboneTokenizer
 
 Scores = dict[str, dict[str, Metrics]]
 """Task → subset → metric → score."""
@@ -54,7 +54,7 @@ class Trial:
     backbone: Backbone
     finetuning: Finetuning
     grid: Grid
-    data: Mapping[Rows, StoredRows]
+    data: Mapping[TaskRows, StoredRows]
     folder: str
     """Folder of the backbone's results, in storage."""
     keeps_model: bool = False
@@ -105,7 +105,7 @@ def run_trial(trial: Trial, *, use_gpu: bool, predict_batch: int) -> None:
             f"the job began with {trial.backbone.weights}; give all machines the same"
         )
     one, protocol = trial.finetuning, trial.finetuning.protocol
-    work = work_of(one, Tokenizer(encoder_folder(home), protocol.max_length))
+    work = work_of(one, BackboneTokenizer(encoder_folder(home), protocol.max_length))
     transformers.set_seed(trial.grid.seed)
     source = encoder_folder(home) if trial.start is None else resolve(trial.start.model_path)
     model = load_with_head(source, one, head_dropout=trial.backbone.head_dropout)
@@ -137,7 +137,7 @@ def run_trial(trial: Trial, *, use_gpu: bool, predict_batch: int) -> None:
     write_atomic(trial.result_path, json.dumps(result, indent=1, ensure_ascii=False).encode())
 
 
-def _scores(trial: Trial, work: Work, predict: Predict) -> Scores:
+def _scores(trial: Trial, work: TaskWork, predict: Predict) -> Scores:
     """Scores of all tasks; empty where the model's outputs are not finite."""
     one, scores = trial.finetuning, {}
     for task in one.tasks:

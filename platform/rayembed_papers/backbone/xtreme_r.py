@@ -10,7 +10,7 @@ Parquet copy on the hub, only JSONL of one contributor (izhx/mewsli-x), which is
 from collections.abc import Sequence
 
 from rayembed_papers.backbone.settings import FinetuneProtocol
-from rayembed_papers.backbone.tasks import Finetuning, Rows, ScoredRows, Task
+from rayembed_papers.backbone.tasks import Finetuning, ScoredRows, Task, TaskRows
 
 BENCHMARK = "xtreme-r"
 
@@ -78,12 +78,12 @@ NER = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 """WikiANN's tags, by number in the data."""
 
 
-def _udpos(language: str, split: str) -> Rows:
-    return Rows("izhx/xtreme-r-udpos", f"{language}/{split}*", ("tokens", "pos_tags"), "main")
+def _udpos(language: str, split: str) -> TaskRows:
+    return TaskRows("izhx/xtreme-r-udpos", f"{language}/{split}*", ("tokens", "pos_tags"), "main")
 
 
-def _tydiqa(split: str, language: str) -> Rows:
-    return Rows(
+def _tydiqa(split: str, language: str) -> TaskRows:
+    return TaskRows(
         "google-research-datasets/tydiqa",
         f"secondary_task/{split}/*.parquet",
         _QA_COLUMNS,
@@ -96,7 +96,7 @@ def _each(
 ) -> tuple[ScoredRows, ...]:
     """Rows of each language; its code stands in the path for the braces."""
     return tuple(
-        ScoredRows(task, code, Rows(repository, f"{path.format(code)}/*.parquet", columns))
+        ScoredRows(task, code, TaskRows(repository, f"{path.format(code)}/*.parquet", columns))
         for code in languages
     )
 
@@ -105,7 +105,7 @@ FINETUNINGS = (
     Finetuning(
         name="XNLI",
         kind="classes",
-        train=Rows("nyu-mll/glue", "mnli/train/*.parquet", _NLI_COLUMNS),
+        train=TaskRows("nyu-mll/glue", "mnli/train/*.parquet", _NLI_COLUMNS),
         protocol=_protocol(warmup_share=0.06),
         scored=_each("XNLI", _XNLI, "facebook/xnli", "{}/test", _NLI_COLUMNS),
         labels=("entailment", "neutral", "contradiction"),
@@ -113,7 +113,7 @@ FINETUNINGS = (
     Finetuning(
         name="SIQa",
         kind="choices",
-        train=Rows("allenai/social_i_qa", "default/train/*.parquet", _SIQA_COLUMNS),
+        train=TaskRows("allenai/social_i_qa", "default/train/*.parquet", _SIQA_COLUMNS),
         protocol=_protocol(epochs=5),
         scored=_each("SIQa", ("validation",), "allenai/social_i_qa", "default/{}", _SIQA_COLUMNS),
         labels=("A", "B", "C"),
@@ -122,7 +122,7 @@ FINETUNINGS = (
     Finetuning(
         name="COPA",
         kind="choices",
-        train=Rows("aps/super_glue", "copa/train/*.parquet", _COPA_COLUMNS),
+        train=TaskRows("aps/super_glue", "copa/train/*.parquet", _COPA_COLUMNS),
         protocol=_protocol(epochs=5),
         scored=_each("XCOPA", _XCOPA, "cambridgeltl/xcopa", "{}/test", _COPA_COLUMNS),
         labels=("first", "second"),
@@ -140,7 +140,7 @@ FINETUNINGS = (
     Finetuning(
         name="WikiANN",
         kind="tags",
-        train=Rows("unimelb-nlp/wikiann", "en/train/*.parquet", _NER_COLUMNS),
+        train=TaskRows("unimelb-nlp/wikiann", "en/train/*.parquet", _NER_COLUMNS),
         protocol=_protocol(epochs=10),
         scored=_each("WikiANN", _WIKIANN, "unimelb-nlp/wikiann", "{}/test", _NER_COLUMNS),
         labels=NER,
@@ -148,7 +148,7 @@ FINETUNINGS = (
     Finetuning(
         name="SQuAD",
         kind="spans",
-        train=Rows("rajpurkar/squad", "plain_text/train/*.parquet", _QA_COLUMNS),
+        train=TaskRows("rajpurkar/squad", "plain_text/train/*.parquet", _QA_COLUMNS),
         protocol=_protocol(**_QA),
         scored=(
             *_each("XQuAD", _XQUAD, "google/xquad", "xquad.{}/validation", _QA_COLUMNS),
@@ -167,7 +167,7 @@ FINETUNINGS = (
     Finetuning(
         name="SQuAD-retrieval",
         kind="retrieval",
-        train=Rows("rajpurkar/squad", "plain_text/train/*.parquet", ("question", "context")),
+        train=TaskRows("rajpurkar/squad", "plain_text/train/*.parquet", ("question", "context")),
         protocol=_protocol(batch_sizes=(16,), max_length=256),
         scored=(
             *_each(

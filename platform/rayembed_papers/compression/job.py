@@ -12,7 +12,7 @@ from rayembed.pipeline.job import Job, JobContext, at_least, option
 from rayembed.pipeline.storage import absolute_storage
 
 if TYPE_CHECKING:
-    from rayembed_papers.compression.measure import Cell
+    from rayembed_papers.compression.measure import MeasuredCell
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def _measure(args: argparse.Namespace, context: JobContext) -> None:
 
     storage = absolute_storage(args.storage_path)
     began, until = time.monotonic(), args.minutes and args.minutes * 60
-    scores: dict[int, dict[Cell, float]] = {}
+    scores: dict[int, dict[MeasuredCell, float]] = {}
     took: list[float] = []
     late = False
     given = {"layers": args.layers, "steps": args.steps, "storage": storage}

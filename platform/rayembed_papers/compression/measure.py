@@ -15,7 +15,7 @@ STRUCTURES = ("2:4", "4:8", "unstructured")
 
 
 @dataclass(frozen=True)
-class Cell:
+class MeasuredCell:
     """What a score is of."""
 
     method: str
@@ -25,12 +25,12 @@ class Cell:
     SparseGPT."""
 
 
-BASE = Cell("none", "")
+BASE = MeasuredCell("none", "")
 
 
 def measure(
     seed: int, *, layers: int, steps: int, storage: str
-) -> Iterator[tuple[Cell, float, float]]:
+) -> Iterator[tuple[MeasuredCell, float, float]]:
     """Each cell with its score and the seconds that it took; what is there already is read.
 
     Raises:
@@ -46,19 +46,19 @@ def measure(
             began = time.monotonic()
             way = {"kind": method, "structure": structure}
             ((pruned, score),) = _compressed(base, folder, [way], label)
-            yield Cell(method, structure), score, time.monotonic() - began
+            yield MeasuredCell(method, structure), score, time.monotonic() - began
             for recovery, teacher in (("labels", None), ("distilled", folder)):
                 began = time.monotonic()
                 run = recovery_run(base, pruned, label, steps=steps, teacher=teacher)
                 recovered, score = _trained(run)
-                yield Cell(method, structure, recovery), score, time.monotonic() - began
+                yield MeasuredCell(method, structure, recovery), score, time.monotonic() - began
             if method == "sparsegpt":
                 began = time.monotonic()
                 ways = [{"kind": "gptq"}, {"kind": "fp8"}]
                 found = _compressed(base, recovered, ways, f"{label}-quantised")
                 seconds = (time.monotonic() - began) / len(ways)
                 for asked, (_, score) in zip(ways, found, strict=True):
-                    yield Cell(asked["kind"], structure), score, seconds
+                    yield MeasuredCell(asked["kind"], structure), score, seconds
 
 
 def _trained(run: Run) -> tuple[str, float]:

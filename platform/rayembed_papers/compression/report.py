@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from rayembed.display.tables import Table
 from rayembed.evaluation.paired import difference
-from rayembed_papers.compression.measure import BASE, METHODS, STRUCTURES, Cell
+from rayembed_papers.compression.measure import BASE, METHODS, STRUCTURES, MeasuredCell
 
-Scores = Mapping[int, Mapping[Cell, float]]
+Scores = Mapping[int, Mapping[MeasuredCell, float]]
 """Seed → cell → score."""
 
 Model = tuple[str, str]
@@ -34,8 +34,8 @@ _TABLES: Mapping[Model, Sequence[float]] = {
 }
 """NV-Embed's means over MTEB (arXiv 2405.17428, appendix A), in percent, by structure."""
 
-PRINTED: Mapping[Cell, float] = {
-    Cell(method, structure, recovery): score
+PRINTED: Mapping[MeasuredCell, float] = {
+    MeasuredCell(method, structure, recovery): score
     for (method, recovery), scores in _TABLES.items()
     for structure, score in zip(STRUCTURES, scores, strict=True)
 }
@@ -86,15 +86,15 @@ def score_table(scores: Scores) -> Table:
     for method in METHODS:
         labels = {"": "pruned", "labels": "re-trained", "distilled": "re-trained, distilled"}
         for recovery, label in labels.items():
-            cells = [_cell(scores, Cell(method, one, recovery)) for one in STRUCTURES]
+            cells = [_cell(scores, MeasuredCell(method, one, recovery)) for one in STRUCTURES]
             rows.append([f"{method}, {label}", *cells])
     for kind, name in (("gptq", "INT8 by GPTQ"), ("fp8", "FP8 (E4M3)")):
-        cells = [_cell(scores, Cell(kind, one)) for one in STRUCTURES]
+        cells = [_cell(scores, MeasuredCell(kind, one)) for one in STRUCTURES]
         rows.append([f"sparsegpt, distilled, {name}", *cells])
     return Table(["model", *STRUCTURES], rows, title="NV-Embed's Tables 6 to 8", align="lr")
 
 
-def _cell(scores: Scores, cell: Cell) -> str:
+def _cell(scores: Scores, cell: MeasuredCell) -> str:
     values = [seed[cell] for seed in scores.values() if cell in seed]
     if not values:
         return ""
@@ -120,10 +120,10 @@ def ordering_table(scores: Scores) -> Table:
     return Table(heads, rows, title="Directions", align="lrrl", look="open")
 
 
-def _apart(ordering: Ordering, scores: Mapping[Cell, float]) -> list[float]:
+def _apart(ordering: Ordering, scores: Mapping[MeasuredCell, float]) -> list[float]:
     """Differences of models and structures, of those that have both scores."""
     pairs = [
-        [Cell(method, structure, recovery) for method, recovery in pair]
+        [MeasuredCell(method, structure, recovery) for method, recovery in pair]
         for pair in ordering.pairs
         for structure in STRUCTURES
     ]

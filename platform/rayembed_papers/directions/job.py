@@ -16,7 +16,7 @@ from rayembed.pipeline.storage import absolute_storage
 
 if TYPE_CHECKING:
     from rayembed_papers.directions.catalogue import Direction
-    from rayembed_papers.directions.measure import Results, Task
+    from rayembed_papers.directions.measure import ClaimTask, Results
     from rayembed_papers.directions.report import Finding
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def _all(args: argparse.Namespace) -> "Sequence[Direction]":
 
 
 def _measured(
-    tasks: "Sequence[Task]",
+    tasks: "Sequence[ClaimTask]",
     results: "Results",
     until: float | None,
     failed: "dict[str, RayembedError]",

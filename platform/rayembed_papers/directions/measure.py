@@ -34,7 +34,7 @@ _UNKNOWN_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
-class Task:
+class ClaimTask:
     """A run that a claim needs, with a seed."""
 
     claim: str
@@ -61,7 +61,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """Scores of a run, and where they come from."""
 
     scores: Mapping[str, float]
@@ -74,13 +74,13 @@ class Measured:
     """Version of torch."""
 
     @classmethod
-    def told(cls, kept: Mapping[str, Any]) -> "Measured":
+    def told(cls, kept: Mapping[str, Any]) -> "MeasuredRun":
         """Of the content of a result's file."""
         scores = {name: float(score) for name, score in kept["scores"].items()}
         torch_version = str(kept["provenance"]["packages"]["torch"])
         return cls(scores, str(kept["machine"]), bool(kept["bfloat16"]), torch_version)
 
-    def like(self, other: "Measured") -> bool:
+    def like(self, other: "MeasuredRun") -> bool:
         """Whether both come from one kind of machine and one torch: rounding alone moves a score by
         as much as seeds differ. Threads are those of the run's settings, and the machine's cores.
         """
@@ -92,9 +92,9 @@ class Results:
     """What was measured, in storage, by the runs' names."""
 
     storage: str
-    kept: dict[str, "Measured"] = field(default_factory=dict)
+    kept: dict[str, "MeasuredRun"] = field(default_factory=dict)
 
-    def of(self, run: Run) -> "Measured | None":
+    def of(self, run: Run) -> "MeasuredRun | None":
         """What was measured of a run; None: nothing yet.
 
         Raises:
@@ -105,7 +105,7 @@ class Results:
             if not exists(path):
                 return None
             try:
-                self.kept[run.name] = Measured.told(json.loads(read_bytes(path)))
+                self.kept[run.name] = MeasuredRun.told(json.loads(read_bytes(path)))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ArtifactError(
                     f"the result {path!r} is damaged ({error}); remove it, and the same command "
@@ -117,7 +117,7 @@ class Results:
         """File of a run's result."""
         return join(self.storage, *FOLDER.split("/"), f"{run.name}.json")
 
-    def measure(self, task: Task) -> None:
+    def measure(self, task: ClaimTask) -> None:
         """Train and score a run, and keep the scores.
 
         Raises:
@@ -152,16 +152,16 @@ class Results:
             "rows": {label: dict(row) for label, row in outcome.table.rows.items()},
         }
         write_atomic(self.path(run), json.dumps(told, indent=1, sort_keys=True).encode())
-        self.kept[run.name] = Measured.told(told)
+        self.kept[run.name] = MeasuredRun.told(told)
 
 
 def _machine(run: Run) -> str:
     return ", ".join(gpus()) if placed_here(run.placement).on_gpu else cpu_told()
 
 
-def _here(run: Run) -> Measured:
+def _here(run: Run) -> MeasuredRun:
     """What results of the run would have beside scores, measured by this process."""
-    return Measured({}, _machine(run), settled("auto") == "bfloat16", version("torch"))
+    return MeasuredRun({}, _machine(run), settled("auto") == "bfloat16", version("torch"))
 
 
 def short_name(run: Run) -> str:
@@ -193,7 +193,7 @@ def pairs_of(direction: Direction, seeds: Iterable[int], storage: str) -> list[t
 
 def tasks_left(
     directions: Sequence[Direction], seeds: Sequence[int], results: Results
-) -> list[Task]:
+) -> list[ClaimTask]:
     """Runs that are not measured, those of the claims that are decided soonest first.
 
     Each stands once. Seeds of a claim stay together, as one of them decides nothing. Where one of
@@ -209,9 +209,9 @@ def tasks_left(
             expected[key] = found.seconds if found else on_gpu_seconds(run) or _UNKNOWN_SECONDS
         return expected[key]
 
-    wanted: list[dict[str, Task]] = []
+    wanted: list[dict[str, ClaimTask]] = []
     for direction in directions:
-        tasks: dict[str, Task] = {}
+        tasks: dict[str, ClaimTask] = {}
         claim = direction.key.partition(",")[0]
         for pair in pairs_of(direction, seeds, results.storage):
             found = [results.of(run) for run in pair]
@@ -221,9 +221,9 @@ def tasks_left(
             preparations = (direction.preparation, None)
             for run, known, preparation in zip(pair, found, preparations, strict=True):
                 if known is None or not known.like(here):
-                    tasks[run.name] = Task(claim, run, len(seeds), seconds(run), preparation)
+                    tasks[run.name] = ClaimTask(claim, run, len(seeds), seconds(run), preparation)
         wanted.append(tasks)
-    ordered: dict[str, Task] = {}
+    ordered: dict[str, ClaimTask] = {}
     while any(wanted):
         # What is chosen already costs the others nothing more.
         wanted = [{name: task for name, task in of.items() if name not in ordered} for of in wanted]
@@ -234,7 +234,7 @@ def tasks_left(
     return list(ordered.values())
 
 
-def expected_seconds(tasks: Iterable[Task], storage: str) -> float:
+def expected_seconds(tasks: Iterable[ClaimTask], storage: str) -> float:
     """Expected seconds of all tasks, with what is made first in the storage of this path."""
     some = list(tasks)
     made = {task.preparation.file: task.preparation for task in some if task.preparation}
@@ -242,7 +242,7 @@ def expected_seconds(tasks: Iterable[Task], storage: str) -> float:
     return first + sum(task.seconds for task in some)
 
 
-def are_alike(one: Measured | None, other: Measured | None) -> bool:
+def are_alike(one: MeasuredRun | None, other: MeasuredRun | None) -> bool:
     """Whether both are there and come from one kind of machine."""
     return one is not None and other is not None and one.like(other)
 

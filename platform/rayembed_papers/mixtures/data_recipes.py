@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from rayembed.config.data import DatasetConfig
-from rayembed.recipes.data_recipes import DataRecipe, Entry
+from rayembed.recipes.data_recipes import DataRecipe, DatasetEntry
 from rayembed_papers.mixtures.datasets import causal2vec, cde, nomic, nvembed
 
 
-def _recipe(entries: Callable[[], Sequence[Entry]]) -> DataRecipe:
+def _recipe(entries: Callable[[], Sequence[DatasetEntry]]) -> DataRecipe:
     return DataRecipe(lambda: [entry.config for entry in entries()], entries)
 
 

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed_extras.compression.contract import CalibrationText, Compressed, Compression, Source
+from rayembed_extras.compression.contract import (
+    CalibrationText,
+    Compressed,
+    Compression,
+    CompressionSource,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,7 +86,7 @@ class Pruning(Compression):
         _check_structure(self, matrices_of(model, self.skip))
         check_layers(self, model)
 
-    def compress(self, source: Source, output: Path) -> Compressed:
+    def compress(self, source: CompressionSource, output: Path) -> Compressed:
         """Write the pruned model, with its zeros counted in what was written."""
         import torch
 

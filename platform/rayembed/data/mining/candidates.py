@@ -11,7 +11,7 @@ import xxhash
 
 from rayembed.config.mining import MiningConfig
 from rayembed.data.hashes import NO_HASH, mixed
-from rayembed.data.mining.corpus import Corpus, among, pair_hash
+from rayembed.data.mining.corpus import CorpusIndex, among, pair_hash
 from rayembed.data.mining.queries import Queries
 from rayembed.data.records import Record
 from rayembed.data.words import same_text_form, words
@@ -32,7 +32,7 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class Candidates:
+class MinedCandidates:
     """Candidate lists of one teacher, best first."""
 
     scores: np.ndarray
@@ -50,7 +50,7 @@ class Candidates:
         return np.asarray(self.status == OPEN)
 
 
-def candidates_of(scores: np.ndarray, ids: np.ndarray, text_hash: np.ndarray) -> Candidates:
+def candidates_of(scores: np.ndarray, ids: np.ndarray, text_hash: np.ndarray) -> MinedCandidates:
     """Candidate lists from a search result.
 
     Args:
@@ -60,12 +60,12 @@ def candidates_of(scores: np.ndarray, ids: np.ndarray, text_hash: np.ndarray) ->
     hashes = np.full(ids.shape, NO_HASH, dtype=np.int64)
     hashes[there] = text_hash[ids[there]]
     status = np.where(there, OPEN, EMPTY).astype(np.uint8)
-    return Candidates(scores, ids, hashes, status)
+    return MinedCandidates(scores, ids, hashes, status)
 
 
 def without_ineligible(
-    candidates: Candidates, queries: Queries, corpus: Corpus, *, skip: int, given: bool
-) -> Candidates:
+    candidates: MinedCandidates, queries: Queries, corpus: CorpusIndex, *, skip: int, given: bool
+) -> MinedCandidates:
     """Refuse candidates that are no negatives at any score, such as positives and the query itself.
 
     Refused are the first ranks, the query itself, its positives (including those of other rows with
@@ -92,14 +92,14 @@ def without_ineligible(
     return refused(candidates, *against)
 
 
-def given_positives(queries: Queries, corpus: Corpus) -> np.ndarray:
+def given_positives(queries: Queries, corpus: CorpusIndex) -> np.ndarray:
     """(G,) bool mask of the rows' own negatives that are positives of their queries."""
     asker = queries.of_row[queries.given_of]
     positives = np.sort(pair_hash(corpus.text_hash[queries.positive], queries.positive_of))
     return among(positives, pair_hash(queries.given_hash, asker))
 
 
-def draw_order(candidates: Candidates, salt: np.ndarray) -> np.ndarray:
+def draw_order(candidates: MinedCandidates, salt: np.ndarray) -> np.ndarray:
     """(Q, C) columns in a uniform random order that depends on salt and texts only; open ones
     first.
 
@@ -110,13 +110,13 @@ def draw_order(candidates: Candidates, salt: np.ndarray) -> np.ndarray:
     return np.lexsort((drawn, ~candidates.open))
 
 
-def score_order(candidates: Candidates, scores: np.ndarray) -> np.ndarray:
+def score_order(candidates: MinedCandidates, scores: np.ndarray) -> np.ndarray:
     """(Q, C) columns by falling score, ties by rank; open ones first."""
     return np.lexsort((-scores, ~candidates.open))
 
 
 def stratified_order(
-    candidates: Candidates, scores: np.ndarray, salt: np.ndarray, strata: int
+    candidates: MinedCandidates, scores: np.ndarray, salt: np.ndarray, strata: int
 ) -> np.ndarray:
     """(Q, C) columns: one drawn from each stratum of the ranking by score, the highest stratum
     first, then another from each, and so on; open ones first.
@@ -142,7 +142,7 @@ def stratified_order(
     return np.lexsort((stratum, turns, ~candidates.open))
 
 
-def refused(candidates: Candidates, *against: tuple[int, np.ndarray]) -> Candidates:
+def refused(candidates: MinedCandidates, *against: tuple[int, np.ndarray]) -> MinedCandidates:
     """Refuse open candidates for reasons, each with a (Q, C) bool mask; the first reason counts."""
     status = candidates.status.copy()
     for reason, mask in against:
@@ -163,7 +163,7 @@ def _of_rows(
 class RankedCandidates:
     """One teacher's lists after the rule. Q queries, C candidates."""
 
-    candidates: Candidates
+    candidates: MinedCandidates
     scores: np.ndarray
     """(Q, C) float32 scores that the rule used: the teacher's or the cross-encoder's."""
     positive_scores: np.ndarray
@@ -181,7 +181,7 @@ class RankedCandidates:
 
 
 def rank_candidates(
-    candidates: Candidates,
+    candidates: MinedCandidates,
     scores: np.ndarray | None,
     positive_scores: np.ndarray,
     config: MiningConfig,

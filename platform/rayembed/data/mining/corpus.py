@@ -74,7 +74,7 @@ class CorpusFiles:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class CorpusIndex:
     """In-memory metadata of all documents."""
 
     files: CorpusFiles
@@ -191,7 +191,7 @@ class Corpus:
 
 
 @lru_cache(maxsize=1)
-def open_corpus(files: CorpusFiles) -> Corpus:
+def open_corpus(files: CorpusFiles) -> CorpusIndex:
     """Load the corpus metadata, once for each process; those of a large corpus are mapped.
 
     Raises:
@@ -199,7 +199,7 @@ def open_corpus(files: CorpusFiles) -> Corpus:
     """
     documents = sum(part.rows for part in files.parts)
     if documents < _MAPPED_DOCUMENTS:
-        return Corpus(files, **_metadata(files))
+        return CorpusIndex(files, **_metadata(files))
     named = [files.index.folder, *(part.digest for part in files.parts), str(len(files.records))]
     named += [file_name(files.excluded)] if files.excluded else []
     digest = xxhash.xxh3_128_hexdigest("\0".join(named).encode())
@@ -220,8 +220,8 @@ def open_corpus(files: CorpusFiles) -> Corpus:
     folder = filled(entry, fill)
     mark_used(entry)
     remove_unused(entry.parent, UNUSED_SECONDS, keep=entry)
-    names = [field.name for field in fields(Corpus) if field.name != "files"]
-    return Corpus(files, **{name: map_array(folder / f"{name}.npy") for name in names})
+    names = [field.name for field in fields(CorpusIndex) if field.name != "files"]
+    return CorpusIndex(files, **{name: map_array(folder / f"{name}.npy") for name in names})
 
 
 def _metadata(files: CorpusFiles) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from rayembed.assets.storage import join
 from rayembed.data.engine.parts import remedy
 from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import mixed, text_hash
-from rayembed.data.mining.candidates import EMPTY, REASONS, Candidates
+from rayembed.data.mining.candidates import EMPTY, REASONS, MinedCandidates
 from rayembed.data.records import Record
 
 EXAMPLES = 20
@@ -32,7 +32,7 @@ def histogram(scores: np.ndarray) -> list[int]:
     return counts
 
 
-def refused_counts(lists: Sequence[Candidates], copies: int, given: int) -> dict[str, int]:
+def refused_counts(lists: Sequence[MinedCandidates], copies: int, given: int) -> dict[str, int]:
     """Reason → refused candidates over all rows and teachers, without zeros.
 
     Args:
@@ -47,7 +47,7 @@ def refused_counts(lists: Sequence[Candidates], copies: int, given: int) -> dict
     return {name: count for name, count in by_reason.items() if count}
 
 
-def count_candidates(lists: Sequence[Candidates]) -> int:
+def count_candidates(lists: Sequence[MinedCandidates]) -> int:
     """Number of candidates over all rows and teachers."""
     return sum(int((candidates.status != EMPTY).sum()) for candidates in lists)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayembed.data.hashes import label_hash, text_hash
-from rayembed.data.mining.corpus import Corpus
+from rayembed.data.mining.corpus import CorpusIndex
 from rayembed.data.records import Record
 from rayembed.data.vectors.embed import Vectors, given_texts
 from rayembed.data.words import normalised_hash
@@ -46,7 +46,7 @@ class Queries:
     """(G,) int64 hash of the negative's text."""
 
 
-def queries_of(records: Sequence[Record], corpus: Corpus) -> Queries:
+def queries_of(records: Sequence[Record], corpus: CorpusIndex) -> Queries:
     """Queries of the records, which must be rows of the corpus.
 
     Queries that differ by case and white space are several, with the positives of all of them.
@@ -93,7 +93,7 @@ def queries_of(records: Sequence[Record], corpus: Corpus) -> Queries:
 
 
 def positive_texts(
-    records: Sequence[Record], queries: Queries, corpus: Corpus
+    records: Sequence[Record], queries: Queries, corpus: CorpusIndex
 ) -> list[tuple[str, ...]]:
     """Texts of each query's positives; those in the rows themselves are not read again."""
     own = [dict.fromkeys(records[row].positives) for row in queries.first_row]
@@ -109,7 +109,7 @@ def positive_texts(
 
 
 def positive_scores(
-    queries: Queries, query_vectors: np.ndarray, corpus: Corpus, vectors: Vectors
+    queries: Queries, query_vectors: np.ndarray, corpus: CorpusIndex, vectors: Vectors
 ) -> np.ndarray:
     """(P,) float32 teacher scores of the queries with their positives.
 

@@ -18,7 +18,7 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.assets.sentence_modules import no_pickled_objects
 from rayembed.config.backbone import Dtype
 from rayembed.config.mining import CrossEncoder
-from rayembed.data.mining.candidates import NEAR_DUPLICATE, Candidates, copies_among, refused
+from rayembed.data.mining.candidates import NEAR_DUPLICATE, MinedCandidates, copies_among, refused
 from rayembed.data.vectors.teacher import narrow_linear_layers, take_free_threads
 from rayembed.display.progress import piece, pieces, tell
 from rayembed.errors import AssetError, DataError
@@ -119,14 +119,14 @@ def _saved_names(folder: Path) -> set[str]:
 
 
 def rescore(
-    lists: Sequence[Candidates],
+    lists: Sequence[MinedCandidates],
     query_of: np.ndarray,
     queries: Sequence[str],
     positives: Sequence[Sequence[str]],
     read_texts: Callable[[Collection[int]], Mapping[int, str]],
     similarity: float | None,
     score: Scorer,
-) -> tuple[list[Candidates], list[np.ndarray], np.ndarray]:
+) -> tuple[list[MinedCandidates], list[np.ndarray], np.ndarray]:
     """Score the open candidates of the teachers' lists with the cross-encoder.
 
     Args:
@@ -175,7 +175,7 @@ def rescore(
     return left, scores, np.concatenate(of_positives)
 
 
-def _open_documents(lists: Sequence[Candidates], row: int) -> set[int]:
+def _open_documents(lists: Sequence[MinedCandidates], row: int) -> set[int]:
     return {int(d) for one in lists for d in one.ids[row][one.open[row]]}
 
 

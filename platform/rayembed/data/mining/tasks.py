@@ -17,7 +17,7 @@ from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import text_hash
 from rayembed.data.mining.candidates import (
     RULE,
-    Candidates,
+    MinedCandidates,
     RankedCandidates,
     SelectedNegative,
     candidates_of,
@@ -28,7 +28,7 @@ from rayembed.data.mining.candidates import (
     select_negatives,
     without_ineligible,
 )
-from rayembed.data.mining.corpus import Corpus, open_corpus
+from rayembed.data.mining.corpus import CorpusIndex, open_corpus
 from rayembed.data.mining.counts import (
     EXAMPLES,
     add_up_blocks,
@@ -69,12 +69,12 @@ class _MinedPart:
 
     records: list[Record]
     queries: Queries
-    corpus: Corpus
+    corpus: CorpusIndex
     kept: list[tuple[Negative, ...]]
     """Own negatives that each row keeps."""
     dropped: int
     """Own negatives that are positives of the same query in any row."""
-    lists: list[Candidates]
+    lists: list[MinedCandidates]
     """Candidates by teacher, without certain non-negatives."""
     own: list[list[float]]
     """Scores of each row's positives by the first teacher."""
@@ -213,7 +213,7 @@ class MineParts:
         self,
         records: Sequence[Record],
         queries: Queries,
-        corpus: Corpus,
+        corpus: CorpusIndex,
         positives: Sequence[Sequence[str]],
     ) -> tuple[list[tuple[Negative, ...]], int]:
         """Own negatives that each row keeps, and the number refused as the query or as positives
@@ -243,7 +243,7 @@ class MineParts:
         self,
         records: Sequence[Record],
         queries: Queries,
-        lists: Sequence[Candidates],
+        lists: Sequence[MinedCandidates],
         lowest: Sequence[np.ndarray],
         positives: Sequence[Sequence[str]],
         read: ReadTexts,
@@ -324,7 +324,7 @@ class MineParts:
         )
 
 
-def _reader(records: Sequence[Record], corpus: Corpus, given: bool) -> ReadTexts:
+def _reader(records: Sequence[Record], corpus: CorpusIndex, given: bool) -> ReadTexts:
     """Function that reads candidates' texts by id."""
     if not given:
         return corpus.texts_of

@@ -19,7 +19,7 @@ from rayembed.data.hashes import text_hash
 from rayembed.data.plan.batch_plan import TRAINING, BatchPlan, Pair
 from rayembed.data.plan.step_batch import StepBatch, make_step_batch
 from rayembed.data.records import Record
-from rayembed.data.vectors.lookup import StoredVectors
+from rayembed.data.vectors.lookup import TeacherVectorLookup
 from rayembed.data.words import same_text_form
 from rayembed.machine.ahead import CannotSendError, done_ahead, done_by_processes
 from rayembed.machine.cores import num_cores
@@ -97,8 +97,8 @@ class PairSteps:
         )
 
     @cached_property
-    def _teachers(self) -> list[StoredVectors]:
-        return [StoredVectors.open(folder) for folder in self.plan.teachers]
+    def _teachers(self) -> list[TeacherVectorLookup]:
+        return [TeacherVectorLookup.open(folder) for folder in self.plan.teachers]
 
 
 def with_examples(

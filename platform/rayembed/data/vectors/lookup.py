@@ -104,14 +104,14 @@ _OPEN_FILES = 1024
 
 
 @dataclass(frozen=True)
-class StoredVectors:
+class TeacherVectorLookup:
     """Vectors of a stage's texts by one teacher. Picklable; opens its files when they are read."""
 
     folder: str
     manifest: Mapping[str, Any]
 
     @classmethod
-    def open(cls, folder: str) -> "StoredVectors":
+    def open(cls, folder: str) -> "TeacherVectorLookup":
         """The vectors in a finished folder.
 
         Raises:

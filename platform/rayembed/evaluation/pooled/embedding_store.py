@@ -61,7 +61,7 @@ def _power_of_two(value: float) -> int:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class EmbeddingBucket:
     """One bucket of an encode spec's texts."""
 
     encode_spec: EncodeSpec
@@ -79,7 +79,7 @@ class EmbeddingStore:
     precision: Precision = "float32"
     """Number type of kept and of used embeddings: a first run rounds as a later one reads."""
 
-    def read(self, bucket: Bucket, wanted: np.ndarray) -> dict[bytes, np.ndarray]:
+    def read(self, bucket: EmbeddingBucket, wanted: np.ndarray) -> dict[bytes, np.ndarray]:
         """Hash → embedding (D,) of those wanted (N, 16) hashes that are in the bucket's files.
 
         The files are those of this moment: a task finds what another one embedded beside it. A
@@ -107,7 +107,7 @@ class EmbeddingStore:
                 break
         return found
 
-    def write(self, bucket: Bucket, hashes: np.ndarray, vectors: np.ndarray) -> None:
+    def write(self, bucket: EmbeddingBucket, hashes: np.ndarray, vectors: np.ndarray) -> None:
         """Keep embeddings (N, D) of texts with these (N, 16) hashes."""
         name = f"{xxhash.xxh3_64_hexdigest(hashes.tobytes())}.npz"
         path = join(self._folder(bucket), name)
@@ -117,7 +117,7 @@ class EmbeddingStore:
         """The vectors as they will be read."""
         return vectors.astype(np.float32 if self.precision == "float32" else np.float16)
 
-    def _folder(self, bucket: Bucket) -> str:
+    def _folder(self, bucket: EmbeddingBucket) -> str:
         # Of another precision there may be embeddings from another run; they are not mixed.
         name = fingerprint(asdict(bucket.encode_spec))
         return join(self.folder, self.precision, name, str(bucket.of), f"{bucket.number:06d}")
@@ -127,7 +127,7 @@ class EmbeddingStore:
 class TextUnit:
     """Distinct texts of one bucket: a piece of work for a worker."""
 
-    bucket: Bucket
+    bucket: EmbeddingBucket
     texts: tuple[str, ...]
 
 

@@ -50,7 +50,7 @@ def unpacked(array: np.ndarray) -> list[str]:
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopDocuments:
     """Asks for the best documents of each query."""
 
     unit: TextUnit
@@ -128,7 +128,7 @@ class EncodingWorker:
             known |= {keys[place]: vector for place, vector in zip(missing, made, strict=True)}
         return np.stack([known[key] for key in keys]).astype(np.float32)
 
-    def search(self, asked: TopK | PairScores, queries: np.ndarray) -> Found:
+    def search(self, asked: TopDocuments | PairScores, queries: np.ndarray) -> Found:
         """Results of a request for the unit's documents, by the model's similarity.
 
         Args:
@@ -151,13 +151,15 @@ class EncodingWorker:
             return found
         return pair_scores(queries, documents, asked.query, asked.document, self._stored)
 
-    def _best_by_bits(self, asked: TopK, queries: np.ndarray, documents: np.ndarray) -> Found:
+    def _best_by_bits(
+        self, asked: TopDocuments, queries: np.ndarray, documents: np.ndarray
+    ) -> Found:
         rescore = self._stored.rescore
         found = best_by_bits(queries, documents, asked.k, rescore, asked.lowest)
         row, place = found.row.astype(np.int32), found.place.astype(np.int32)
         return Found(row, place, found.score, found.again)
 
-    def _best(self, asked: TopK, queries: np.ndarray, documents: np.ndarray) -> Found:
+    def _best(self, asked: TopDocuments, queries: np.ndarray, documents: np.ndarray) -> Found:
         factor = np.float32(1)
         if self._stored.precision == "int8":
             queries, documents = codes(queries), codes(documents)

@@ -21,7 +21,7 @@ from torch import Tensor
 from rayembed.evaluation.model_spec import ContextualSpec, EncodeSpec, ModelSpec
 from rayembed.evaluation.pooled.best_documents import BestDocuments
 from rayembed.evaluation.pooled.embedding_store import (
-    Bucket,
+    EmbeddingBucket,
     TextUnit,
     hashes_of,
     num_buckets,
@@ -29,7 +29,7 @@ from rayembed.evaluation.pooled.embedding_store import (
 )
 from rayembed.evaluation.pooled.encoding_worker import (
     PairScores,
-    TopK,
+    TopDocuments,
     comparable,
     draw_context,
     packed,
@@ -213,8 +213,8 @@ class PooledModel:
             _hashed(corpus), encode_spec, lambda rows: document_texts(corpus, rows), task
         )
 
-        def call(unit: _Unit) -> TopK:
-            return TopK(unit.texts, k, best.lowest)
+        def call(unit: _Unit) -> TopDocuments:
+            return TopDocuments(unit.texts, k, best.lowest)
 
         self._known += len(corpus)
         for unit, found in self._run(units, call, task, queries, context):
@@ -288,7 +288,9 @@ class PooledModel:
             place = place.reshape(-1)
             texts = tuple(texts_at(rows[first]))
             order = np.argsort(place, kind="stable")
-            yield _Unit(TextUnit(Bucket(encode_spec, number, of), texts), rows[order], place[order])
+            yield _Unit(
+                TextUnit(EmbeddingBucket(encode_spec, number, of), texts), rows[order], place[order]
+            )
 
     def _run(
         self,

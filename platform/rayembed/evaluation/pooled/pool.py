@@ -6,10 +6,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rayembed.evaluation.pooled.embedding_store import Bucket, TextUnit
-from rayembed.evaluation.pooled.encoding_worker import EncodingWorker, Found, PairScores, TopK
+from rayembed.evaluation.pooled.embedding_store import EmbeddingBucket, TextUnit
+from rayembed.evaluation.pooled.encoding_worker import (
+    EncodingWorker,
+    Found,
+    PairScores,
+    TopDocuments,
+)
 
-Call = TextUnit | TopK | PairScores
+Call = TextUnit | TopDocuments | PairScores
 """A unit to embed, or to search in."""
 
 
@@ -53,7 +58,7 @@ class OneWorker:
             yield call, do(self.worker, call, queries, context)
 
 
-def bucket_of(call: Call) -> Bucket:
+def bucket_of(call: Call) -> EmbeddingBucket:
     """The bucket of the call's texts."""
     return call.bucket if isinstance(call, TextUnit) else call.unit.bucket
 

@@ -12,9 +12,9 @@ from rayembed.errors import ArtifactError
 from rayembed.models.architecture import (
     Architecture,
     Folders,
+    ModuleEntry,
     Parts,
     Published,
-    SentenceModule,
     Shapes,
 )
 from rayembed.models.biencoder.checkpoint import (
@@ -159,7 +159,7 @@ class BiEncoderArchitecture(Architecture):
         tokenizer = self.tokenizer(config, {"backbone": transformer})
         return self.assemble(config, parts, head, tokenizer).eval()
 
-    def write_sentence_files(self, model: BiEncoder, folder: Path) -> list[SentenceModule]:
+    def write_sentence_files(self, model: BiEncoder, folder: Path) -> list[ModuleEntry]:
         """Plain format of sentence-transformers."""
         return write_plain_format(model, folder)
 

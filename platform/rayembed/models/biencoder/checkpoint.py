@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from rayembed.config.backbone import BackboneConfig, Dtype, MeanPooling, ProjectionConfig
 from rayembed.errors import ArtifactError
-from rayembed.models.architecture import SentenceModule
+from rayembed.models.architecture import ModuleEntry
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.loading.backbones import check_backbone, empty_backbone, num_positions
 from rayembed.models.loading.files import read_header, read_json, weight_paths, write_json
@@ -86,7 +86,7 @@ def published_width(found: EncoderFolder) -> int:
     return min(whole, found.config.width or whole)
 
 
-def write_plain_format(model: PooledTransformer, folder: Path) -> list[SentenceModule]:
+def write_plain_format(model: PooledTransformer, folder: Path) -> list[ModuleEntry]:
     """Write what sentence-transformers reads where rayembed is not installed; its modules.
 
     It has one maximum length for both roles: the larger one. It computes in the number type that
@@ -116,7 +116,7 @@ def write_plain_format(model: PooledTransformer, folder: Path) -> list[SentenceM
     )
     write_json(folder / "config.json", read_json(folder / "config.json") | {"dtype": "float32"})
     types = [f"sentence_transformers.models.{name}" for name in modules]
-    return [SentenceModule(place, kind) for place, kind in zip(places, types, strict=True)]
+    return [ModuleEntry(place, kind) for place, kind in zip(places, types, strict=True)]
 
 
 def _write_projections(head: Any, configs: Sequence[ProjectionConfig], folder: Path) -> None:

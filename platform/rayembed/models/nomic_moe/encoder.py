@@ -56,7 +56,7 @@ class EncoderOutput(NamedTuple):
     """Packed `Statistics`; None if all MLPs are dense."""
 
 
-class Tokens(NamedTuple):
+class EncoderTokens(NamedTuple):
     """Tokens that the experts see, out of B·T places."""
 
     places: Tensor | None
@@ -141,7 +141,7 @@ class Layer(nn.Module):
             )
 
     def forward(
-        self, x: Tensor, layout: Layout, rotation: tuple[Tensor, Tensor], tokens: Tokens
+        self, x: Tensor, layout: Layout, rotation: tuple[Tensor, Tensor], tokens: EncoderTokens
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
         """States (B, T, H), and load, probability and entropy of a mixture."""
         x = self.norm1(self.attn(x, layout, rotation) + x)
@@ -158,7 +158,7 @@ class Layer(nn.Module):
         return self.norm2(made.view_as(x) + x), (routed.load, routed.probability, routed.entropy)
 
 
-class Layers(nn.Module):
+class EncoderLayers(nn.Module):
     """List of layers, under its name in the published weights."""
 
     def __init__(self, shape: EncoderShape) -> None:
@@ -176,7 +176,7 @@ class NomicEncoder(nn.Module):
         self.config = shape
         self.embeddings = Embeddings(shape)
         self.emb_ln = nn.LayerNorm(shape.hidden_size, eps=shape.layer_norm_eps)
-        self.encoder = Layers(shape)
+        self.encoder = EncoderLayers(shape)
 
     def forward(
         self,
@@ -198,7 +198,7 @@ class NomicEncoder(nn.Module):
                 wait for its device.
         """
         mask = attention_mask.bool()
-        tokens = Tokens(None, mask.new_empty(0))
+        tokens = EncoderTokens(None, mask.new_empty(0))
         if self.config.moe_layers:
             if seen is None:
                 kept = mask if counted is None else counted
@@ -226,11 +226,11 @@ class NomicEncoder(nn.Module):
         else:
             counts = packed.of_tokens(occurrences.float(), len(input_ids))
         ids = input_ids.unsqueeze(0)
-        output = self._output(ids, packed, positions, Tokens(None, counts))
+        output = self._output(ids, packed, positions, EncoderTokens(None, counts))
         return output._replace(last_hidden_state=output.last_hidden_state.squeeze(0))
 
     def _output(
-        self, input_ids: Tensor, layout: Layout, positions: Tensor, tokens: Tokens
+        self, input_ids: Tensor, layout: Layout, positions: Tensor, tokens: EncoderTokens
     ) -> EncoderOutput:
         rotation = _rotation(positions, self.config)
         x = self.emb_ln(self.embeddings(input_ids))
@@ -273,10 +273,10 @@ class NomicEncoder(nn.Module):
         )
 
 
-def _tokens(places: Tensor, longest: int, occurrences: Tensor | None) -> Tokens:
+def _tokens(places: Tensor, longest: int, occurrences: Tensor | None) -> EncoderTokens:
     if occurrences is None:
-        return Tokens(places, torch.ones_like(places, dtype=torch.float32))
-    return Tokens(places, occurrences.float()[places // longest])
+        return EncoderTokens(places, torch.ones_like(places, dtype=torch.float32))
+    return EncoderTokens(places, occurrences.float()[places // longest])
 
 
 def _rotation(positions: Tensor, shape: EncoderShape) -> tuple[Tensor, Tensor]:

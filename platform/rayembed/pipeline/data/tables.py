@@ -13,7 +13,7 @@ from rayembed.data.sources.tasks import counts_of
 from rayembed.display.tables import Table, console
 from rayembed.pipeline.run.held_out import held_out_set_of
 from rayembed.recipes.data_recipes import (
-    Entry,
+    DatasetEntry,
     data_recipe_names,
     get_data_recipe,
     known_datasets,
@@ -86,7 +86,7 @@ def print_catalogue(out: TextIO) -> None:
         recipes.append([name, shown + more])
     printer = console(out)
     printer.print(Table(["recipe", "data sets"], recipes, title="Data recipes"))
-    by_table: dict[str, list[Entry]] = {}
+    by_table: dict[str, list[DatasetEntry]] = {}
     for entry in known_datasets().values():
         by_table.setdefault(f"{entry.paper.name}, {entry.reference}", []).append(entry)
     for title, entries in by_table.items():
@@ -97,7 +97,7 @@ def print_catalogue(out: TextIO) -> None:
     printer.print(_LAYOUTS, soft_wrap=True)
 
 
-def _entries_table(title: str, entries: Sequence[Entry]) -> Table:
+def _entries_table(title: str, entries: Sequence[DatasetEntry]) -> Table:
     rows = []
     for entry in entries:
         config, home = entry.config, entry.home

@@ -17,7 +17,7 @@ from rayembed.registry.aliases import CHAMPION
 from rayembed.registry.card_parts import how_to_score
 from rayembed.registry.gates import parse_requirement
 from rayembed.registry.mlflow_run import as_tracking_error
-from rayembed.registry.promote import Gates, Outcome, judge, promote, rollback
+from rayembed.registry.promote import Gates, PromotionOutcome, judge, promote, rollback
 from rayembed.registry.registered_model import SCHEME, connect, parse_reference
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 
@@ -175,7 +175,7 @@ def _roll_back(client: Any, asked: argparse.Namespace) -> int:
     return 0
 
 
-def _print_outcome(name: str, outcome: Outcome, out: "Console") -> None:
+def _print_outcome(name: str, outcome: PromotionOutcome, out: "Console") -> None:
     state = "" if outcome.moved else " (as before)"
     champion = "none" if outcome.champion is None else f"version {outcome.champion}"
     previous = "none" if outcome.previous is None else f"version {outcome.previous}"

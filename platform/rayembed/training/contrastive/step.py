@@ -18,7 +18,7 @@ from rayembed.config.stage import StageConfig
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.data.plan.stream import PairSteps
-from rayembed.data.vectors.lookup import StoredVectors
+from rayembed.data.vectors.lookup import TeacherVectorLookup
 from rayembed.distributed.collectives import (
     maxima,
     rank,
@@ -190,7 +190,7 @@ class EmbeddingObjective(Objective):
 
     def teacher_widths(self, plan: BatchPlan) -> tuple[int, ...]:
         """Those of the stage's teachers."""
-        return tuple(StoredVectors.open(folder).width for folder in plan.teachers)
+        return tuple(TeacherVectorLookup.open(folder).width for folder in plan.teachers)
 
     def teacher(
         self, model: EmbeddingModel, stage: StageConfig, dtype: str

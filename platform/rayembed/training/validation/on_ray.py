@@ -19,7 +19,7 @@ from rayembed.config.run import Run
 from rayembed.errors import RayembedError
 from rayembed.training.memory.capacity import validation_resources
 from rayembed.training.validation.folder import ValidationFolder
-from rayembed.training.validation.scoring import Scoring, Validation
+from rayembed.training.validation.scoring import Validation, ValidationScoring
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class ValidationOnRay:
     ) -> None:
         self._run, self._validation = run, validation
         self._folder = ValidationFolder(stage_folder)
-        self._scoring = Scoring.of(run, stage_index, self._folder, validation)
+        self._scoring = ValidationScoring.of(run, stage_index, self._folder, validation)
         self._running: dict[Any, _Task] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="validation", daemon=True)

@@ -39,7 +39,7 @@ class Validation:
     """Callback in the driver for each step that has got its scores."""
 
 
-class Scoring:
+class ValidationScoring:
     """Validation of one stage. Made before its workers start, used by one thread at a time.
 
     Args:
@@ -76,7 +76,7 @@ class Scoring:
     @classmethod
     def of(
         cls, run: Run, number: int, folder: ValidationFolder, validation: Validation
-    ) -> "Scoring":
+    ) -> "ValidationScoring":
         """Validation of stage `number` of a run that has one, with its weights in `folder`."""
         config, stage = run.evaluation.validation, run.stages[number]
         assert config is not None

@@ -14,7 +14,7 @@ from rayembed_extras.synthesis.repair.settings import Judge
 if TYPE_CHECKING:
     from rayembed.data.engine.parts import Part
     from rayembed.data.records import Record
-    from rayembed_extras.synthesis.repair.verdicts import JudgeWork, Verdict
+    from rayembed_extras.synthesis.repair.verdicts import JudgeVerdict, JudgeWork
 
 ABOVE_POSITIVE = "scores above the positive"
 ABOVE_MINIMUM = "scores above min_score"
@@ -81,10 +81,10 @@ class ScoreNegatives:
     weights: str
     """Fingerprint of the model's weights."""
 
-    def __call__(self, part: Part, records: Sequence[Record], device: str) -> list[Verdict]:
+    def __call__(self, part: Part, records: Sequence[Record], device: str) -> list[JudgeVerdict]:
         """Verdicts of the records; each pair of query and document is scored once."""
         from rayembed.data.mining.rescoring import load_cross_encoder
-        from rayembed_extras.synthesis.repair.verdicts import NO_NEGATIVE, Verdict
+        from rayembed_extras.synthesis.repair.verdicts import NO_NEGATIVE, JudgeVerdict
 
         score = load_cross_encoder(self.judge, self.weights, device)
         pairs = sorted(
@@ -97,17 +97,17 @@ class ScoreNegatives:
         )
         scores = dict(zip(pairs, score(pairs).tolist(), strict=True))
         return [
-            self._verdict(record, scores) if record.negatives else Verdict(problem=NO_NEGATIVE)
+            self._verdict(record, scores) if record.negatives else JudgeVerdict(problem=NO_NEGATIVE)
             for record in records
         ]
 
-    def _verdict(self, record: Record, scores: Mapping[tuple[str, str], float]) -> Verdict:
-        from rayembed_extras.synthesis.repair.verdicts import Verdict
+    def _verdict(self, record: Record, scores: Mapping[tuple[str, str], float]) -> JudgeVerdict:
+        from rayembed_extras.synthesis.repair.verdicts import JudgeVerdict
 
         judge = self.judge
         lowest = min(scores[record.query, text] for text in record.positives)
         of_negatives = tuple(scores[record.query, one.text] for one in record.negatives)
-        return Verdict(
+        return JudgeVerdict(
             frozenset(
                 place
                 for place, score in enumerate(of_negatives)

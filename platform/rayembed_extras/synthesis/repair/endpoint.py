@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rayembed.data.engine.parts import Part
     from rayembed.data.records import Record
     from rayembed_extras.synthesis.questions import Interview, Question
-    from rayembed_extras.synthesis.repair.verdicts import JudgeWork, Verdict
+    from rayembed_extras.synthesis.repair.verdicts import JudgeVerdict, JudgeWork
 
 ANSWERS_THE_QUERY = "answers the query"
 
@@ -70,21 +70,21 @@ class ReadAnswers:
     judge: EndpointJudge
     interview: Interview
 
-    def __call__(self, part: Part, records: Sequence[Record], device: str) -> list[Verdict]:
+    def __call__(self, part: Part, records: Sequence[Record], device: str) -> list[JudgeVerdict]:
         """Verdicts of the records; nothing is asked."""
-        from rayembed_extras.synthesis.repair.verdicts import NO_NEGATIVE, Verdict
+        from rayembed_extras.synthesis.repair.verdicts import NO_NEGATIVE, JudgeVerdict
 
         asked = [record for record in records if record.negatives]
         replies = iter(self.interview.replies(_group(part), _questions(self.judge, asked)))
         verdicts = []
         for record in records:
             if not record.negatives:
-                verdicts.append(Verdict(problem=NO_NEGATIVE))
+                verdicts.append(JudgeVerdict(problem=NO_NEGATIVE))
                 continue
             reply = next(replies)
             false = reply.value or frozenset()
             verdicts.append(
-                Verdict(false, ANSWERS_THE_QUERY, problem=reply.problem, answer=reply.shown)
+                JudgeVerdict(false, ANSWERS_THE_QUERY, problem=reply.problem, answer=reply.shown)
             )
         return verdicts
 

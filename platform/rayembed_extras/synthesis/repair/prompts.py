@@ -5,7 +5,7 @@ from typing import Any
 from rayembed.data.records import Record
 from rayembed_extras.synthesis.answers import RejectedAnswer, first_usable
 from rayembed_extras.synthesis.questions import cut
-from rayembed_extras.synthesis.requests import Answer
+from rayembed_extras.synthesis.requests import ChatAnswer
 
 _PROMPT = """\
 You judge search results. Below are a query, documents that are known to answer it, and numbered \
@@ -42,7 +42,7 @@ def judge_prompt(record: Record, max_words: int) -> str:
     )
 
 
-def read_relevant(answer: Answer, count: int) -> frozenset[int]:
+def read_relevant(answer: ChatAnswer, count: int) -> frozenset[int]:
     """Places, from 0, of the candidates that an answer names.
 
     Args:

@@ -23,7 +23,7 @@ from rayembed.data.words import normalised_hash
 from rayembed.errors import DataError
 from rayembed.models.versions import VECTORS
 from rayembed_extras.synthesis.repair.settings import Action, RepairConfig
-from rayembed_extras.synthesis.repair.verdicts import Decide, JudgeWork, Verdict
+from rayembed_extras.synthesis.repair.verdicts import Decide, JudgeVerdict, JudgeWork
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ class RepairPart:
 
     def _counts(
         self,
-        pairs: Sequence[tuple[Record, Verdict]],
+        pairs: Sequence[tuple[Record, JudgeVerdict]],
         made: Sequence[Sequence[Record]],
         done: Sequence[Record],
     ) -> dict[str, int]:
@@ -222,7 +222,7 @@ class RepairPart:
         }
 
 
-def repaired(record: Record, verdict: Verdict, action: Action) -> list[Record]:
+def repaired(record: Record, verdict: JudgeVerdict, action: Action) -> list[Record]:
     """What an action makes of a record: itself where nothing is wrong, none, or several.
 
     The further rows of `relabel` share the query and the negatives that are left. Their teacher's
@@ -264,13 +264,13 @@ def _scores(
     return {**of_false, **own}
 
 
-def _to_show(pairs: Sequence[tuple[Record, Verdict]]) -> list[tuple[int, int]]:
+def _to_show(pairs: Sequence[tuple[Record, JudgeVerdict]]) -> list[tuple[int, int]]:
     """Order and row number of examples among the rows with false negatives."""
     rows = [row for row, (_, verdict) in enumerate(pairs) if verdict.false]
     return [(order, rows[n]) for order, n in rows_to_show([pairs[row][0] for row in rows])]
 
 
-def _example(record: Record, verdict: Verdict, action: Action) -> dict[str, Any]:
+def _example(record: Record, verdict: JudgeVerdict, action: Action) -> dict[str, Any]:
     """One row before and after, for the audit."""
     scores: list[float | None] = [round(score, 4) for score in verdict.scores]
     scores = scores or [None] * len(record.negatives)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rayembed.config.data_steps import DataStep
 from rayembed.config.settings import Settings
-from rayembed.config.table import Table, load
+from rayembed.config.table import SettingsTable, load
 
 
 class Judge(Settings):
@@ -69,7 +69,7 @@ class Judge(Settings):
         raise TypeError(f"{type(self).__name__} judges nothing")
 
 
-JUDGES = Table(
+JUDGES = SettingsTable(
     "rayembed.judges",
     Judge,
     (

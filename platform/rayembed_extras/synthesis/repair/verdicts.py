@@ -20,7 +20,7 @@ class JudgeWork:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JudgeVerdict:
     """What a judge says of a row's hard negatives."""
 
     false: frozenset[int] = frozenset()
@@ -39,5 +39,5 @@ class Verdict:
 
 NO_NEGATIVE = "no negative"
 
-Decide = Callable[[Part, Sequence[Record], str], list[Verdict]]
+Decide = Callable[[Part, Sequence[Record], str], list[JudgeVerdict]]
 """Verdicts on a part's records, in their order, by a model on the device that is named."""

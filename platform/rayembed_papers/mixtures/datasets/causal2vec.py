@@ -10,17 +10,17 @@ the records, before training.
 """
 
 from rayembed.config.data import DatasetConfig
-from rayembed.recipes.data_recipes import Entry
+from rayembed.recipes.data_recipes import DatasetEntry
 from rayembed_papers.mixtures.datasets.homes import CAUSAL2VEC, home_named
 from rayembed_papers.printed import rows_of
 
 
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[DatasetEntry, ...]:
     """All data sets of `causal2vec.csv`; instructions are before queries only."""
     return tuple(_entry(row) for row in rows_of(__package__, "causal2vec"))
 
 
-def _entry(row: dict[str, str]) -> Entry:
+def _entry(row: dict[str, str]) -> DatasetEntry:
     home, ratio = home_named(row["home"]), float(row["ratio"])
     config = DatasetConfig(
         name=row["name"],
@@ -28,4 +28,4 @@ def _entry(row: dict[str, str]) -> Entry:
         query_instruction=row["instruction"],
         sample_share=None if ratio == 1.0 else ratio,
     )
-    return Entry(config, CAUSAL2VEC, "Appendix A.3, Table 8", home)
+    return DatasetEntry(config, CAUSAL2VEC, "Appendix A.3, Table 8", home)

@@ -12,7 +12,7 @@ configuration in its public code, whose loader takes the first positive of a row
 
 from rayembed.config.data import DatasetConfig, TaskKind
 from rayembed.config.mining import ClusterConfig
-from rayembed.recipes.data_recipes import Entry
+from rayembed.recipes.data_recipes import DatasetEntry
 from rayembed_papers.mixtures.datasets.homes import CDE, home_named
 from rayembed_papers.mixtures.datasets.nomic_pairs import PAIRS, Use, config_of, home_of, prefixes
 
@@ -54,10 +54,10 @@ SUPERVISED: dict[str, Use] = {
 """Split of the repository → prefixes of its texts."""
 
 
-def unsupervised_entries() -> tuple[Entry, ...]:
+def unsupervised_entries() -> tuple[DatasetEntry, ...]:
     """All rows of Table 5."""
     return tuple(
-        Entry(
+        DatasetEntry(
             config_of(pairs, clusters()),
             CDE,
             "Table 5",
@@ -68,7 +68,7 @@ def unsupervised_entries() -> tuple[Entry, ...]:
     )
 
 
-def supervised_entries() -> tuple[Entry, ...]:
+def supervised_entries() -> tuple[DatasetEntry, ...]:
     """Training data of BGE with its negatives."""
     return tuple(_supervised(split, use) for split, use in SUPERVISED.items())
 
@@ -87,7 +87,7 @@ def clusters() -> ClusterConfig:
     )
 
 
-def _supervised(split: str, use: Use) -> Entry:
+def _supervised(split: str, use: Use) -> DatasetEntry:
     home = home_named(f"full/{split}")
     query, document = prefixes(use)
     config = DatasetConfig(
@@ -99,7 +99,7 @@ def _supervised(split: str, use: Use) -> Entry:
         document_instruction=query if split == "quora" else document,
         clusters=clusters(),
     )
-    return Entry(config, CDE, "section 5, training data of BGE", home)
+    return DatasetEntry(config, CDE, "section 5, training data of BGE", home)
 
 
 def _task(split: str, use: Use) -> TaskKind:

@@ -20,7 +20,7 @@ from typing import Any
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import MiningConfig
 from rayembed.data.mining.rules import PercPos
-from rayembed.recipes.data_recipes import Entry
+from rayembed.recipes.data_recipes import DatasetEntry
 from rayembed_extras.consistency.settings import ConsistencyConfig
 from rayembed_papers.mixtures.datasets.homes import NOMIC, home_named
 from rayembed_papers.mixtures.datasets.nomic_pairs import PAIRS, config_of, home_of, prefixes
@@ -58,10 +58,10 @@ FINETUNING = {
 """Samples of Table 11, and the home."""
 
 
-def pretraining_entries() -> tuple[Entry, ...]:
+def pretraining_entries() -> tuple[DatasetEntry, ...]:
     """English pairs unchanged, and each language of mC4 and CC-News."""
     english = [
-        Entry(
+        DatasetEntry(
             config_of(pairs),
             NOMIC,
             "Table 10 (English)",
@@ -81,12 +81,12 @@ def pretraining_entries() -> tuple[Entry, ...]:
     return (*english, *web)
 
 
-def finetuning_entries() -> tuple[Entry, ...]:
+def finetuning_entries() -> tuple[DatasetEntry, ...]:
     """BEIR and MIRACL training sets, with ten negatives of each query that the rule accepts."""
     return tuple(_finetuned(name, *row) for name, row in FINETUNING.items())
 
 
-def _web(code: str, corpus: str) -> Entry:
+def _web(code: str, corpus: str) -> DatasetEntry:
     home = home_named(f"{corpus}/{code}")
     config = DatasetConfig(
         name=f"{corpus}-{code}",
@@ -95,7 +95,7 @@ def _web(code: str, corpus: str) -> Entry:
         document_instruction=_DOCUMENT,
         **consistency(),
     )
-    return Entry(
+    return DatasetEntry(
         config,
         NOMIC,
         "Table 10",
@@ -120,7 +120,7 @@ def consistency() -> dict[str, Any]:
     return {asked.kind: asked}
 
 
-def _finetuned(name: str, samples: int, home_name: str) -> Entry:
+def _finetuned(name: str, samples: int, home_name: str) -> DatasetEntry:
     home = home_named(home_name)
     mining = MiningConfig(
         teacher="hf://BAAI/bge-m3@main",
@@ -137,4 +137,4 @@ def _finetuned(name: str, samples: int, home_name: str) -> Entry:
         num_samples=samples,
         mining=mining,
     )
-    return Entry(config, NOMIC, "Table 11", home, samples)
+    return DatasetEntry(config, NOMIC, "Table 11", home, samples)

@@ -29,7 +29,7 @@ from rayembed.data.sources.beir import BeirSource
 from rayembed.data.sources.classes import ClassesSource, LabelForm
 from rayembed.data.sources.earlier import RecordsSource
 from rayembed.data.sources.pairs import PairsSource
-from rayembed.recipes.data_recipes import Entry, Home
+from rayembed.recipes.data_recipes import DatasetEntry, Home
 from rayembed_papers.mixtures.datasets.homes import NV_EMBED, home_named
 from rayembed_papers.printed import rows_of
 from rayembed_papers.sources.mteb import MtebSource
@@ -102,7 +102,7 @@ def uniform_over_samples(datasets: tuple[DatasetConfig, ...]) -> dict[str, float
     return weights
 
 
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[DatasetEntry, ...]:
     """All rows of the table as in version 2, and classification ones also with class names."""
     return (
         *retrieval_entries(mined=True, added=True, synthetic=True),
@@ -132,7 +132,7 @@ def _rows(*kinds: Kind) -> list[Row]:
     return [row for row in table_rows() if row.kind in kinds]
 
 
-def retrieval_entries(*, mined: bool, added: bool, synthetic: bool) -> list[Entry]:
+def retrieval_entries(*, mined: bool, added: bool, synthetic: bool) -> list[DatasetEntry]:
     """Data sets of the first stage.
 
     Args:
@@ -147,11 +147,11 @@ def retrieval_entries(*, mined: bool, added: bool, synthetic: bool) -> list[Entr
         config = DatasetConfig(
             name="synthetic", source=_SYNTHETIC.source, num_samples=NUM_SYNTHETIC
         )
-        found.append(Entry(config, NV_EMBED, "section 4.3", _SYNTHETIC, NUM_SYNTHETIC))
+        found.append(DatasetEntry(config, NV_EMBED, "section 4.3", _SYNTHETIC, NUM_SYNTHETIC))
     return found
 
 
-def other_entries(*, mined: bool, labels: LabelForm) -> list[Entry]:
+def other_entries(*, mined: bool, labels: LabelForm) -> list[DatasetEntry]:
     """Additional data sets of the second stage: STS, classification, clustering."""
     return [
         *(_paired(row, mined=mined) for row in _rows("sts")),
@@ -160,7 +160,7 @@ def other_entries(*, mined: bool, labels: LabelForm) -> list[Entry]:
     ]
 
 
-def _paired(row: Row, *, mined: bool) -> Entry:
+def _paired(row: Row, *, mined: bool) -> DatasetEntry:
     symmetric = row.kind == "sts"
     given = bool(row.other_home) and not mined
     home = home_named(row.other_home if given else row.home, negatives=given)
@@ -174,7 +174,7 @@ def _paired(row: Row, *, mined: bool) -> Entry:
         num_samples=row.num_samples,
         mining=None if given else _mining(row, home.source, rule, symmetric=symmetric),
     )
-    return Entry(config, NV_EMBED, _TABLE, home, row.num_samples)
+    return DatasetEntry(config, NV_EMBED, _TABLE, home, row.num_samples)
 
 
 def _mining(row: Row, source: Source, rule: Rule, *, symmetric: bool) -> MiningConfig:
@@ -193,7 +193,7 @@ def _mining(row: Row, source: Source, rule: Rule, *, symmetric: bool) -> MiningC
     )
 
 
-def _classes(row: Row, *, labels: LabelForm) -> Entry:
+def _classes(row: Row, *, labels: LabelForm) -> DatasetEntry:
     examples = bool(row.other_home) and labels == "example"
     home = home_named(row.other_home if examples else row.home)
     source = home.source
@@ -208,7 +208,7 @@ def _classes(row: Row, *, labels: LabelForm) -> Entry:
         num_samples=row.num_samples,
         cleaning=_cleaning(row, task, given=isinstance(source, PairsSource)),
     )
-    return Entry(config, NV_EMBED, _TABLE, home, row.num_samples)
+    return DatasetEntry(config, NV_EMBED, _TABLE, home, row.num_samples)
 
 
 def _cleaning(row: Row, task: TaskKind, *, given: bool) -> CleaningConfig:
