@@ -87,7 +87,7 @@ PLAIN_TEXTS_OF = {
         *("CompressionPlacement.registered_model", "Quantised.skip"),
     },
     "pruning": {"Pruning.skip"},
-    "sweeps": {"space"},
+    "sweeps": {"_OfRecipe.recipe", "_OfRecipe.set", "space"},
     "synthesis": {"OpenAICompatible.model", "quantization", "topics", "wanted"},
 }
 """Those of optional features and of the papers, by their folder."""

@@ -36,10 +36,12 @@ def stated_format(folder: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        name: str | None = json.loads(path.read_text(encoding="utf-8")).get("format")
-    except (OSError, ValueError, AttributeError) as error:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ArtifactError(f"cannot read {str(path)!r}: {error}") from error
-    return name
+    if not isinstance(values, dict):
+        raise ArtifactError(f"{str(path)!r} must hold a JSON object")
+    return values.get("format")
 
 
 def format_of(folder: Path) -> FolderFormat | None:
