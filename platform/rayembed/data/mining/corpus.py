@@ -44,7 +44,7 @@ _MAPPED_DOCUMENTS = 1 << 20
 """Documents from which metadata are mapped; those of fewer take less than 30 MB in a process."""
 
 _BYTES_OF_A_DOCUMENT = 68
-"""Memory that metadata take while they are made (docs/data.md)."""
+"""Memory that metadata take while they are made (docs/data_mining.md)."""
 
 _RANGE_DOCUMENTS = 1 << 20
 """Hashes that are sorted together while metadata are made."""
