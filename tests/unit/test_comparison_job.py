@@ -8,9 +8,9 @@ from comparison_job import BEIR, compared_on_beir, results_on_beir, told_by
 from made_results import DATE, write_benchmark, write_result
 
 from rayembed.config.document import write_yaml
-from rayembed.results.files import StoredModel
 from rayembed_extras.comparison.benchmark_lines import benchmark_lines
 from rayembed_extras.comparison.job import _labels, choose, run_compare_job
+from rayembed_extras.comparison.results import StoredModel
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from rayembed.assets.storage import join, write_atomic
 from rayembed.errors import ArtifactError, StorageError
 from rayembed.evaluation.averages import MEAN_OF_16
 from rayembed.results import files as result_files
-from rayembed.results.files import read_model, stored_models
 from rayembed_extras.comparison.benchmark_lines import (
     MEAN,
     OWN,
@@ -23,6 +22,7 @@ from rayembed_extras.comparison.benchmark_lines import (
     found_lines,
 )
 from rayembed_extras.comparison.compare import score_of
+from rayembed_extras.comparison.results import read_model, stored_models
 
 PLAIN = Line("SciFact", "Retrieval", "ndcg_at_10", "SciFact", (("test", "default"),))
 FOUR = (("test", "de"), ("test", "en"), ("dev", "de"), ("dev", "en"))

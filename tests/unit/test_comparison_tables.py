@@ -10,10 +10,10 @@ from made_results import write_benchmark, write_result
 from rich.console import Console
 
 from rayembed.errors import ConfigError
-from rayembed.results.files import read_model, stored_models
 from rayembed_extras.comparison.benchmark_lines import MEAN, Line, benchmark_lines
 from rayembed_extras.comparison.compare import Column, ModelComparison, compare, measured
 from rayembed_extras.comparison.plots import category_bars, difference_dots
+from rayembed_extras.comparison.results import read_model, stored_models
 from rayembed_extras.comparison.tables import (
     MODELS_A_TABLE,
     category_table,

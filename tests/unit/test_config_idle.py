@@ -156,7 +156,7 @@ def test_a_run_is_trained_and_kept_without_idle_clusters(tmp_path: Path) -> None
     to_storage = f"placement.storage_path={tmp_path}"
     for policy, made in (("clustered", True), ("homogeneous", False)):
         run = override(get_recipe("cde-quickstart"), [f"{POLICY}={policy}", to_storage])
-        with train._claimed(run, wait=False) as (claimed, _):
+        with train.claimed_run(run, wait=False) as (claimed, _):
             assert any(dataset.clusters is not None for dataset in claimed.data.datasets) == made
 
 

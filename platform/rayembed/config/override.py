@@ -43,20 +43,19 @@ def overridden(
     Raises:
         ConfigError: as `override`.
     """
-    _assign_all(kind, values, assignments)
+    assign_all(kind, values, assignments)
     return parse(kind, values)
 
 
-def check_together(run: Settings, assignments: Sequence[str]) -> None:
-    """Check that the assignments can stand in one command, whatever the settings say of the values.
+def assign_all(kind: type[Settings], values: dict[str, Any], assignments: Sequence[str]) -> None:
+    """Put the values of assignments into plain settings, whose values are not checked.
+
+    Args:
+        values: changed in place.
 
     Raises:
         ConfigError: as `override`, of the assignments.
     """
-    _assign_all(type(run), run.model_dump(mode="json"), assignments)
-
-
-def _assign_all(kind: type[Settings], values: dict[str, Any], assignments: Sequence[str]) -> None:
     given: dict[tuple[Any, ...], str] = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")

@@ -39,10 +39,6 @@ def expected_records(dataset: DatasetConfig, root: str) -> int | None:
         return None
 
 
-def unknown_records(dataset: DatasetConfig, root: str) -> None:
-    """No estimate, for the base of a sweep, whose trials have steps of their own."""
-
-
 def resolve(run: Run, expected: ExpectedRecords = expected_records) -> Run:
     """The run that is done, of the one that was asked for; a resolved run stays as it is.
 
@@ -70,18 +66,10 @@ def with_expected_steps(run: Run, expected: ExpectedRecords = expected_records) 
     Raises:
         ConfigError: warm-up, schedule or validation do not fit the steps.
     """
-    return _with_steps(run, _estimated(run, expected))
+    return _with_steps(run, estimated_steps(run, expected))
 
 
-def are_steps_known(run: Run, expected: ExpectedRecords = expected_records) -> bool:
-    """Whether each stage has its steps by settings or by an estimate of its records; else `steps`
-    of a stage with `epochs` stands for nothing.
-    """
-    of_epochs = [stage for stage in run.stages if stage.epochs is not None]
-    return len(_estimated(run, expected)) == len(of_epochs)
-
-
-def _estimated(run: Run, expected: ExpectedRecords) -> dict[str, int]:
+def estimated_steps(run: Run, expected: ExpectedRecords) -> dict[str, int]:
     """Stage with `epochs` → its steps, where its records can be estimated."""
     datasets = {dataset.name: dataset for dataset in run.data.datasets}
     known: dict[str, int | None] = {}

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rayembed.assets.storage import exists, file_name, join, list_files, read_bytes
+from rayembed.assets.storage import exists, join, read_bytes
 from rayembed.config.document import read_yaml
 from rayembed.errors import ArtifactError, StorageError
 from rayembed.results.scores import OTHER, TaskScore
@@ -25,13 +25,13 @@ from rayembed.results.scores import OTHER, TaskScore
 CONDITIONS_FILE = "prompts.yaml"
 """File beside the results that says how they were taken; results of others have none."""
 
+logger = logging.getLogger(__name__)
+
 _META = "model_meta.json"
 
 _OWN_REVISION = re.compile(r"(?:[a-z]+\d+-)*([0-9a-f]{12})-[0-9a-f]{8}")
 """Revision of the form `<weights>-<hash of other inputs>`, preceded by a width or context size for
 truncated vectors or smaller contexts. Hub revisions are 40 digits."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,57 +51,14 @@ Describe = Callable[[str], TaskFacts | None]
 """Looks up the facts of a task by name; None for unknown tasks."""
 
 
-@dataclass(frozen=True)
-class StoredModel:
-    """One revision of a model that has result files."""
-
-    name: str
-    """`<org>/<model>`."""
-    revision: str
-    files: tuple[str, ...]
-    """Addresses of the result files; where two are of one task, the first counts."""
-
-
-def stored_models(folders: Iterable[str | Path]) -> tuple[StoredModel, ...]:
-    """The model revisions of which the folders hold result files, by name and revision.
-
-    Of a task that lies in several folders, the file of the folder named first counts.
-
-    Raises:
-        ArtifactError: a folder cannot be listed.
-    """
-    found: dict[tuple[str, str], list[str]] = {}
-    for folder in folders:
-        for root in (join(folder, "results"), str(folder)):
-            listed = _result_files(root)
-            for model, revision, file in listed:
-                found.setdefault((model, revision), []).append(file)
-            if listed:
-                break
-    return tuple(
-        StoredModel(model.replace("__", "/", 1), revision, tuple(files))
-        for (model, revision), files in sorted(found.items())
-    )
-
-
-def _result_files(root: str) -> list[tuple[str, str, str]]:
-    """Model folder, revision and address of each result file at `root`."""
-    found = []
-    for path in list_files(root, recursive=True):
-        parts = path.split("/")
-        if len(parts) == 3 and "__" in parts[0] and _is_result(parts[2]):
-            found.append((parts[0], parts[1], join(root, path)))
-    return found
-
-
-def _is_result(name: str) -> bool:
+def is_result(name: str) -> bool:
     """Whether a file of that name may be a result; hidden files are ignored."""
     return name.endswith(".json") and not name.startswith(".") and name != _META
 
 
 def _results_in(folder: Path) -> list[Path]:
     """Possible result files of one model revision."""
-    return sorted(path for path in folder.glob("*.json") if _is_result(path.name))
+    return sorted(path for path in folder.glob("*.json") if is_result(path.name))
 
 
 def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
@@ -119,43 +76,15 @@ def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
             f"no scores in {str(folder)!r}: expected mteb's result files <Task>.json; evaluate the "
             "model first (rayembed evaluate)"
         )
-    described = _described(str(folder))
-    return tuple(_read(str(path), folder.name, described, describe) for path in files)
+    described = described_in(str(folder))
+    return tuple(read_score(str(path), folder.name, described, describe) for path in files)
 
 
-def read_model(model: StoredModel) -> dict[str, TaskScore]:
-    """Task name → its score; files that are no results are warned of and left out.
-
-    Tasks of which an evaluation wrote no facts have the category `OTHER`.
-
-    Raises:
-        StorageError: the storage does not give a file.
-    """
-    scores: dict[str, TaskScore] = {}
-    described: dict[str, Mapping[str, _Description]] = {}
-    for address in model.files:
-        if file_name(address).removesuffix(".json") in scores:
-            continue
-        folder = address.rpartition("/")[0]
-        if folder not in described:
-            described[folder] = _described(folder)
-        try:
-            score = _read(address, model.revision, described[folder])
-        except StorageError:
-            raise
-        except ArtifactError as error:
-            reason = str(error.__cause__).partition("\n")[0]
-            logger.warning("%s is no result file of mteb's and is left out: %s", address, reason)
-        else:
-            scores.setdefault(score.task, score)
-    return scores
-
-
-_Description = tuple[TaskFacts, Mapping[str, str]]
+Description = tuple[TaskFacts, Mapping[str, str]]
 """Facts of a task, and how its scores were taken."""
 
 
-def _described(folder: str) -> Mapping[str, _Description]:
+def described_in(folder: str) -> Mapping[str, Description]:
     """Task → what an evaluation wrote about it beside its results; empty of others' results."""
     address = join(folder, CONDITIONS_FILE)
     if not exists(address):
@@ -169,11 +98,11 @@ def _described(folder: str) -> Mapping[str, _Description]:
     return described
 
 
-def _read(
+def read_score(
     address: str,
     revision: str,
-    described: Mapping[str, _Description],
-    describe: Describe = lambda task: None,
+    described: Mapping[str, Description],
+    describe: Describe = lambda _task: None,
 ) -> TaskScore:
     """The score in a result file.
 

@@ -14,10 +14,11 @@ from typing import Any
 import yaml
 
 from rayembed.assets.atomic import STALE_SECONDS
+from rayembed.assets.lease import LEASE_SECONDS
 from rayembed.assets.storage import exists, file_sizes, file_times, join, read_bytes
 from rayembed.config.document import fingerprint, read_yaml
 from rayembed.errors import ArtifactError
-from rayembed.pipeline.run.folders import LEASES, PLANS_FILE, RUNS, SWEEPS, is_locked
+from rayembed.pipeline.run.folders import LEASES, PLANS_FILE, RUNS, SWEEPS
 from rayembed_extras.clean_runs.contents import (
     MANIFEST,
     PARTS,
@@ -213,7 +214,12 @@ class Inventory:
         """
         claims = file_sizes(join(self.storage, LEASES), recursive=True)
         held = {tuple(path.split("/")[:2]) for path in claims if path.count("/") == 2}
-        return sorted(name for kind, name in held if is_locked(self.storage, kind, name))
+        return sorted(name for kind, name in held if self._is_locked(kind, name))
+
+    def _is_locked(self, kind: str, name: str) -> bool:
+        """Whether a job has the files of a run or a sweep and renews its lease."""
+        times = file_times(join(self.storage, LEASES, kind, name))
+        return any(time.time_ns() - written < LEASE_SECONDS * 1e9 for written in times.values())
 
     def being_made(self) -> list[str]:
         """Unfinished folders of data that a job wrote to lately."""
@@ -252,7 +258,7 @@ class Inventory:
         state: State = "stopped" if is_stopped else "interrupted"
         if last.get("status") in ("FINISHED", "FAILED"):
             state = "done" if last["status"] == "FINISHED" else "failed"
-        if is_locked(self.storage, kind, name):
+        if self._is_locked(kind, name):
             state = "running"
         written = last.get("time")
         if written is None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
-from rayembed.results.files import StoredModel
 from rayembed.results.scores import TaskScore
 from rayembed_extras.comparison.benchmark_lines import Line, average_groups, averages, by_category
+from rayembed_extras.comparison.results import StoredModel
 
 PERCENT = 100.0
 """Points here in one of mteb's."""

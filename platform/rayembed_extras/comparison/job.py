@@ -12,11 +12,11 @@ from rayembed.config.settings import nearest
 from rayembed.display.tables import console
 from rayembed.errors import ConfigError, StorageError
 from rayembed.pipeline.job import Job, JobContext, names_in, option
-from rayembed.results.files import StoredModel, read_model, stored_models
 from rayembed.results.scores import OTHER, Place, TaskScore
 from rayembed_extras.comparison.benchmark_lines import Line, benchmark_lines, found_lines
 from rayembed_extras.comparison.compare import Column, ModelComparison, compare, measured
 from rayembed_extras.comparison.plots import category_bars, difference_dots
+from rayembed_extras.comparison.results import StoredModel, read_model, stored_models
 from rayembed_extras.comparison.tables import (
     category_table,
     comparison_csv,

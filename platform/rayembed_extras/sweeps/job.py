@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TextIO
 
+from rayembed.config.data import DatasetConfig
 from rayembed.config.document import read_mapping
 from rayembed.config.named_benchmarks import with_named_benchmarks
-from rayembed.config.override import check_together, override
+from rayembed.config.override import assign_all, override
 from rayembed.config.run import Run, of_stages
 from rayembed.config.settings import Settings, nearest, parse
 from rayembed.config.stage import StageConfig
@@ -74,28 +75,39 @@ def _send_metrics(asked: PrintedSweep, context: JobContext) -> None:
 
 
 def _show(asked: PrintedSweep, context: JobContext) -> None:
-    from rayembed.data.epochs import unknown_records
     from rayembed.pipeline.checks.files import look_at
     from rayembed_extras.sweeps.dry_run import print_sweep
     from rayembed_extras.sweeps.trials import check_sweep
 
     check_sweep(asked.sweep)
-    if problems := look_at(asked.sweep.base, unknown_records).problems:
+    if problems := look_at(asked.sweep.base, _no_records).problems:
         raise ConfigError("\n".join(problems))
     print_sweep(asked.sweep, out=context.out, tables=context.err)
 
 
 def _sweep(asked: PrintedSweep, _: JobContext) -> None:
     # What is asked wrongly is told without Ray and torch.
-    from rayembed.data.epochs import unknown_records
     from rayembed.pipeline.checks.files import check_at_hand
     from rayembed_extras.sweeps.trials import check_sweep
 
     check_sweep(asked.sweep)
-    check_at_hand(asked.sweep.base, unknown_records)
+    check_at_hand(asked.sweep.base, _no_records)
     from rayembed_extras.sweeps.sweep import sweep_runs
 
     sweep_runs(asked.sweep, asked.printed, asked.source)
+
+
+def _no_records(_dataset: DatasetConfig, _root: str) -> None:
+    """No estimate, for the base of a sweep, whose trials have steps of their own."""
+
+
+def _check_together(run: Run, assignments: Sequence[str]) -> None:
+    """Check that the assignments can stand in one command, whatever the settings say of the values.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    assign_all(type(run), run.model_dump(mode="json"), assignments)
 
 
 def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
@@ -122,7 +134,7 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
     }
     domains = parse_space(space)
     for run in given["runs"].values():
-        check_together(run, [*fixed, *_lengths(space)])
+        _check_together(run, [*fixed, *_lengths(space)])
     search = dict(given.get("search", {"kind": _usual_search(domains)}))
     if args.search is not None and args.search != search.get("kind"):
         search = {"kind": args.search}
@@ -262,7 +274,7 @@ def _run_of(path: str, label: str, entry: Any, searched: Sequence[str]) -> Run:
         return parse(Run, entry)
     given = parse(_OfRecipe, entry)
     base = _base_run(given.recipe)
-    check_together(base, [*given.set, *searched])
+    _check_together(base, [*given.set, *searched])
     return override(base, given.set)
 
 

@@ -12,7 +12,7 @@ from rayembed.config.document import read_yaml, without_places
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, RayembedError, StorageError, WorkerError
 from rayembed.machine.device import settled_placement
-from rayembed.pipeline.run.folders import fetched_folder, run_place
+from rayembed.pipeline.run.folders import RUNS, files_of
 from rayembed.pipeline.run.on_ray import OnRay, connect
 from rayembed.pipeline.run.report import Outcome
 from rayembed.pipeline.storage import absolute_storage
@@ -204,9 +204,10 @@ def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
             continue
         run = sweep.runs[record.label].model_copy(update={"name": name})
         try:
-            folder = fetched_folder(run)
-            tracker = Tracker.reopen(folder)
-            tracker.send_all(MetricsLog(folder / METRICS_FILE))
+            files = files_of(run.placement.storage_path, RUNS, name)
+            files.fetch()
+            tracker = Tracker.reopen(files.local)
+            tracker.send_all(MetricsLog(files.local / METRICS_FILE))
         except RayembedError as error:
             # A trial may fail before it has a run.
             has_none = isinstance(error, ArtifactError) and not isinstance(error, StorageError)
@@ -217,7 +218,7 @@ def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
             tracker.set_tags({ENDED_TAG: str(record.last_step)})
         tracker.close(status)
         if status == "KILLED":  # the scheduler's word is final: the trial never goes on
-            remove_states(run, run_place(run))
+            remove_states(run, files.place)
 
 
 def _register_best(

@@ -1,6 +1,8 @@
 """What a sweep does with training runs: check, prepare, train as trials, register the best one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rayembed.assets.storage import join
 from rayembed.config.data_run import data_of
@@ -8,13 +10,20 @@ from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.data.engine.on_ray import ray_pipeline_context
 from rayembed.data.prepare import prepare
+from rayembed.display.progress import overview
 from rayembed.errors import ArtifactError
+from rayembed.evaluation.score import ModelScores
+from rayembed.evaluation.tables import ScoreKey
 from rayembed.models.contract import PromptTokenizer
 from rayembed.pipeline.checks.model import check_inputs, check_row_instructions
+from rayembed.pipeline.run.folders import RunFolders
 from rayembed.pipeline.run.held_out import held_out_sets
+from rayembed.pipeline.run.on_ray import OnRay
 from rayembed.pipeline.run.report import Outcome
-from rayembed.pipeline.run.train import TrialOf, TrialResult, train, train_trial
+from rayembed.pipeline.run.train import TrialOf, claimed_run, phases, train, train_claimed
 from rayembed.pipeline.run.validation import SCORE, check_validated, kept_step
+from rayembed.registry.tracking import Tracker
+from rayembed.training.checkpoints.checkpoint_list import remove_states
 from rayembed.training.validation.folder import ValidationFolder
 from rayembed_extras.sweeps.settings import Sweep, deciding, metric_source
 from rayembed_extras.sweeps.space import apply
@@ -57,10 +66,22 @@ def _assets(run: Run) -> str:
     return fingerprint(run.model_dump(mode="json", include={"model", "data", "evaluation"}))
 
 
+@dataclass(frozen=True)
+class _Trained:
+    run: Run
+    """The run as it was trained, with the steps of its plans."""
+    scores: dict[str, float]
+    """Scores of its last stage on the tasks after training; empty without them."""
+    last_weights: str
+    """Path of the last stage's weights, in storage."""
+
+
 def run_trial(
     sweep: Sweep, trial: Trial, tags: Mapping[str, str], tell: Callable[[Event], None]
 ) -> None:
     """Return when the trial's run is trained; `tell` has got every score, the final one last.
+
+    It is not registered. Where another process trains it, its end is waited for.
 
     Raises:
         RayembedError: as `train`; or the weights that the run hands on have no score.
@@ -71,9 +92,24 @@ def run_trial(
         if validated and name == "validation":
             tell(Event("score", step, deciding(sweep, scores), scores))
 
-    trained = train_trial(trial.run, TrialOf(tags, on_scores))
+    with claimed_run(trial.run, wait=True) as (run, folders), overview(phases(run)):
+        trial_of = TrialOf(tags, on_scores)
+        trained, _ = train_claimed(run, folders, _trained, OnRay(), trial_of)
+        remove_states(run, folders.storage)
     scores = _of_kept_weights(trained) if validated else trained.scores
     tell(Event("final", trained.run.total_steps, deciding(sweep, scores), scores, trained.scores))
+
+
+def _trained(
+    run: Run,
+    folders: RunFolders,
+    _tracker: Tracker,
+    scores: dict[ScoreKey, ModelScores],
+    _found: Mapping[str, Any],
+) -> _Trained:
+    last = run.stages[-1].name
+    scored = scores.get(ScoreKey(last))
+    return _Trained(run, scored.scores if scored else {}, folders.weights(last))
 
 
 def register_best(sweep: Sweep, found: TrialRecord) -> Outcome:
@@ -89,7 +125,7 @@ def register_best(sweep: Sweep, found: TrialRecord) -> Outcome:
     return train(run.model_copy(update={"name": found.key, "placement": placement}))
 
 
-def _of_kept_weights(trained: TrialResult) -> dict[str, float]:
+def _of_kept_weights(trained: _Trained) -> dict[str, float]:
     """Validation's scores of the weights that the last stage hands on, with their mean."""
     run = trained.run
     stage = run.stages[-1]

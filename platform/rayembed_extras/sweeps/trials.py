@@ -11,7 +11,7 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.data_steps import data_steps
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run, without_general
-from rayembed.data.epochs import are_steps_known, expected_records, resolve
+from rayembed.data.epochs import estimated_steps, expected_records, resolve
 from rayembed.data.plan.order import columns_for
 from rayembed.errors import ConfigError, require_packages
 from rayembed_extras.sweeps.settings import (
@@ -99,6 +99,14 @@ def _records(dataset: str, root: str) -> int | None:
     return expected_records(DatasetConfig.model_validate_json(dataset), root)
 
 
+def _are_steps_known(run: Run) -> bool:
+    """Whether each stage has its steps by settings or by an estimate of its records; else `steps`
+    of a stage with `epochs` stands for nothing.
+    """
+    of_epochs = [stage for stage in run.stages if stage.epochs is not None]
+    return len(estimated_steps(run, _once)) == len(of_epochs)
+
+
 def key_of(sweep: Sweep, label: str, values: Mapping[str, str]) -> str:
     """Key of a trial, also for values that the settings reject, which fail at its start."""
     try:
@@ -170,7 +178,7 @@ def check_sweep(sweep: Sweep) -> None:
         if (
             grace is not None
             and grace > total
-            and all(are_steps_known(trial.run, _once) for trial in trials)
+            and all(_are_steps_known(trial.run) for trial in trials)
         ):
             raise ConfigError(
                 f"scheduler.grace_steps {grace} exceeds the {total} steps of a trial, so none "

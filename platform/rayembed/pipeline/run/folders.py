@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,13 +12,12 @@ from typing import TextIO
 from filelock import FileLock, Timeout
 
 from rayembed.assets.cache import cache_folder
-from rayembed.assets.lease import LEASE_SECONDS, Lease, holder, refused, this_machine
+from rayembed.assets.lease import Lease, holder, refused, this_machine
 from rayembed.assets.names import check_inside
 from rayembed.assets.storage import (
     check_writable,
     exists,
     file_name,
-    file_times,
     is_remote,
     join,
     read_bytes,
@@ -202,7 +200,7 @@ def locked_place(
         PlacementError: the storage cannot be written.
         ArtifactError: another job has them right now.
     """
-    files = _files(storage, kind, name)
+    files = files_of(storage, kind, name)
     claims = join(storage, LEASES, kind, name)
     files.local.parent.mkdir(parents=True, exist_ok=True)
     # Not of one thread: the trials of a sweep are threads of one process.
@@ -219,34 +217,7 @@ def locked_place(
         lock.release()
 
 
-def is_locked(storage: str, kind: str, name: str) -> bool:
-    """Whether a job has the files of a run or a sweep and renews its lease; changes nothing.
-
-    Raises:
-        StorageError: the storage cannot be read.
-    """
-    times = file_times(join(storage, LEASES, kind, name))
-    now = time.time_ns()
-    return any(now - written < LEASE_SECONDS * 1e9 for written in times.values())
-
-
-def fetched_folder(run: NamedRun) -> Path:
-    """Folder of the run's small files on this machine, with what storage has of them.
-
-    Raises:
-        ArtifactError: the storage cannot be read.
-    """
-    files = _files(run.placement.storage_path, RUNS, run.name)
-    files.fetch()
-    return files.local
-
-
-def run_place(run: NamedRun) -> str:
-    """Folder of the run in storage."""
-    return join(run.placement.storage_path, RUNS, run.name)
-
-
-def _files(storage: str, kind: str, name: str) -> StoredFolder:
+def files_of(storage: str, kind: str, name: str) -> StoredFolder:
     """The files of a run or a sweep, after the storage was found writable."""
     check_writable(storage)
     place = join(storage, kind, name)
@@ -266,10 +237,10 @@ def send_pending(run: NamedRun, out: TextIO) -> None:
         TrackingError: MLflow is away; what was not sent stays.
     """
     with locked_folders(placed(run)) as folders:
-        send_files(folders.files, run.placement.tracking_uri, out)
+        sendfiles_of(folders.files, run.placement.tracking_uri, out)
 
 
-def send_files(files: StoredFolder, tracking_uri: str | None, out: TextIO) -> None:
+def sendfiles_of(files: StoredFolder, tracking_uri: str | None, out: TextIO) -> None:
     """Send all that waits in a folder that is locked; raises as `send_pending`."""
     number = send_metrics(files.local, tracking_uri=tracking_uri)
     files.keep()

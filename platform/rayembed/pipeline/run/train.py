@@ -40,7 +40,6 @@ from rayembed.pipeline.evaluate.run_scorer import RunScorer
 from rayembed.pipeline.register.registration import Training, register_trained
 from rayembed.pipeline.run.folders import RunFolders, locked_folders
 from rayembed.pipeline.run.held_out import HeldOutSet, held_out_sets, with_sets
-from rayembed.pipeline.run.on_ray import OnRay
 from rayembed.pipeline.run.report import Outcome, print_outcome, scores_table
 from rayembed.pipeline.run.runtime import Runtime, runtime_of, started
 from rayembed.pipeline.run.validation import (
@@ -88,22 +87,6 @@ class TrialOf:
     """Told of scores as soon as they are known; again of those that an earlier process had."""
 
 
-@dataclass(frozen=True)
-class TrialResult:
-    """Result of a trial."""
-
-    run: Run
-    """The run as it was trained, with the steps of its plans."""
-    scores: dict[str, float]
-    """Scores of its last stage on the tasks after training; empty without them."""
-    model_folder: str
-    """Folder of the model in storage."""
-    last_weights: str
-    """Path of the last stage's weights, in storage."""
-    run_id: str
-    """Id of the MLflow run."""
-
-
 def train(run: Run, *, callbacks: Sequence[Callback] = ()) -> Outcome:
     """Train a run or resume it; return its result after its table was printed.
 
@@ -115,49 +98,17 @@ def train(run: Run, *, callbacks: Sequence[Callback] = ()) -> Outcome:
     Raises:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
-    with _claimed(run, wait=False) as (claimed, folders):
+    with claimed_run(run, wait=False) as (claimed, folders):
         runtime = runtime_of(run.placement)
         guarded = [MIXTURES] if run.evaluation.guard is not None else []
-        with overview([*_phases(run), *guarded, REGISTRY]):
-            outcome, complete = _train(claimed, folders, _register, runtime, None, callbacks)
+        with overview([*phases(run), *guarded, REGISTRY]):
+            outcome, complete = train_claimed(claimed, folders, _register, runtime, None, callbacks)
         remove_states(claimed, folders.storage)  # only now: what a later call reads is in storage
         print_outcome(outcome, mlflow_complete=complete)
         return outcome
 
 
-def train_trial(run: Run, trial: TrialOf) -> TrialResult:
-    """Train a run as a trial of a sweep: as `train`, but it is not registered.
-
-    Where another process trains it, its end is waited for.
-
-    Raises:
-        RayembedError: as `train`.
-    """
-    last = run.stages[-1].name
-
-    def end(
-        run: Run,
-        folders: RunFolders,
-        tracker: Tracker,
-        scores: dict[ScoreKey, ModelScores],
-        found: Mapping[str, Any],
-    ) -> TrialResult:
-        scored = scores.get(ScoreKey(last))
-        return TrialResult(
-            run,
-            scored.scores if scored else {},
-            folders.model(last),
-            folders.weights(last),
-            tracker.run_id,
-        )
-
-    with _claimed(run, wait=True) as (claimed, folders), overview(_phases(run)):
-        result, _ = _train(claimed, folders, end, OnRay(), trial)
-        remove_states(claimed, folders.storage)
-        return result
-
-
-def _phases(run: Run) -> list[str]:
+def phases(run: Run) -> list[str]:
     """Phases of a run until its last score, in order."""
     scored = [UNTRAINED.model] if run.evaluation.before_training else []
     phases = [START, DATA, *map(_scores_of, scored if run.takes_scores else [])]
@@ -172,16 +123,19 @@ def _scores_of(name: str) -> str:
 
 
 @contextmanager
-def _claimed(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
+def claimed_run(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
     """The run that is done, with absolute storage, and its folders, which no other process uses
     meanwhile.
+
+    Args:
+        wait: for the process that has them, instead of refusing.
     """
     run = placed(resolve(run))
     with locked_folders(run, wait=wait) as folders:
         yield run, folders
 
 
-def _train(
+def train_claimed(
     run: Run,
     folders: RunFolders,
     end: End[T],
