@@ -189,7 +189,7 @@ def apart(one, other):
     """Differences by seed as text: mean, half-width of its 95 % interval, and how many are above
     0.
     """
-    from rayembed.evaluation.paired import difference
+    from rayembed_extras.sweeps.seeds import difference
 
     return difference([a - b for a, b in zip(one, other, strict=True)]).text()
 

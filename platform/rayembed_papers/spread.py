@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from rayembed.display.tables import MISSING, Table, show, spread
+from rayembed.display.tables import MISSING, Table, show
 from rayembed.evaluation.tables import heading
+from rayembed_extras.sweeps.seeds import spread
 
 MEAN = "Mean"
 """Heading of the mean over all tasks."""

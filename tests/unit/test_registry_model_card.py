@@ -320,8 +320,8 @@ def test_licences_come_from_cards_and_from_the_catalogue(tmp_path):
     fever = entry.config.model_dump(mode="json") | {"name": "pairs"}
     values["data"]["datasets"][0] = fever
     licences = data_licences(parse(Run, values))
-    assert licences == {"pairs": entry.home.licence}
-    assert entry.home.licence
+    assert licences == {"pairs": entry.licence}
+    assert entry.licence
     assert data_licences(make_run()) == {}
 
 

@@ -15,7 +15,6 @@ from tiny_job import make_run
 
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
-from rayembed.evaluation.paired import difference
 from rayembed_extras.sweeps.optuna_space import importance
 from rayembed_extras.sweeps.plots import (
     difference_limits,
@@ -34,6 +33,7 @@ from rayembed_extras.sweeps.results import (
     trials_csv,
     trials_table,
 )
+from rayembed_extras.sweeps.seeds import difference, spread
 from rayembed_extras.sweeps.settings import RandomSearch, Sweep
 from rayembed_extras.sweeps.trial_store import Report, TrialRecord, TrialStore, best
 
@@ -336,3 +336,10 @@ def test_intervals_of_two_seeds_do_not_stretch_the_axis_of_the_others():
     alone = difference_limits([two])
     assert alone[0] < 3.0 - 100 * two[0].half
     assert difference_limits([])[0] < 0.0 < difference_limits([])[1]
+
+
+def test_a_spread_is_of_a_sample_and_a_single_number_stands_alone():
+    found = spread((0.5, 0.7))
+    assert (found.text(), found.number) == ("0.600 ± 0.141", 2)
+    assert found.text(digits=2, times=100) == "60.00 ± 14.14"
+    assert spread((0.25,)).text(signed=True) == "+0.250"

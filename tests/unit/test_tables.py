@@ -5,7 +5,7 @@ import math
 
 from rich.console import Console
 
-from rayembed.display.tables import MISSING, WIDTH, Cell, Table, best_of, console, show, spread
+from rayembed.display.tables import MISSING, WIDTH, Cell, Table, best_of, console, show
 
 TABLE = Table(
     ["model", "a | b", "seconds"],
@@ -83,10 +83,3 @@ def test_a_console_that_is_no_terminal_is_as_wide_as_logs_are():
     assert made.width == WIDTH
     made.print("[bold] 1")
     assert out.getvalue() == "[bold] 1\n"
-
-
-def test_a_spread_is_of_a_sample_and_a_single_number_stands_alone():
-    found = spread((0.5, 0.7))
-    assert (found.text(), found.number) == ("0.600 ± 0.141", 2)
-    assert found.text(digits=2, times=100) == "60.00 ± 14.14"
-    assert spread((0.25,)).text(signed=True) == "+0.250"

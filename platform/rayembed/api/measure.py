@@ -16,8 +16,8 @@ from rayembed.config.evaluation import EvaluationRun
 from rayembed.config.override import overridden, override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
+from rayembed.config.types import is_unicode
 from rayembed.data.given_rows import Rows, rows_file
-from rayembed.data.sources.cells import is_unicode
 from rayembed.errors import DataError
 from rayembed.recipes.catalogue import OWN_CORPUS, get_recipe
 

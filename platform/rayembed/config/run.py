@@ -125,10 +125,15 @@ class Run(NamedRun):
                 )
 
     @property
+    def used_datasets(self) -> list[DatasetConfig]:
+        """Data sets of the stages."""
+        used = {name for stage in self.stages for name in stage.datasets}
+        return [dataset for dataset in self.data.datasets if dataset.name in used]
+
+    @property
     def held_out_datasets(self) -> list[DatasetConfig]:
         """Data sets of the stages that hold a part out, which is scored."""
-        used = {name for stage in self.stages for name in stage.datasets}
-        return [d for d in self.data.datasets if d.held_out is not None and d.name in used]
+        return [dataset for dataset in self.used_datasets if dataset.held_out is not None]
 
     @property
     def takes_scores(self) -> bool:

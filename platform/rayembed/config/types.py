@@ -140,3 +140,14 @@ def has_content(text: str) -> bool:
         if unicodedata.category(character)[0] in "LNPS" and character != "\ufffd":
             return True
     return False
+
+
+def is_unicode(text: str) -> bool:
+    """Whether the text is encodable; JSON admits unpaired surrogates."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -68,7 +68,8 @@ def write_folder_audit(prepared: DatasetArtifact) -> str:
     if not exists(path):
         parts = prepared.parts
         records = read_records(parts[0].path) if parts else []
-        drawn = {name: _png(read_bytes(file)) for name, file in _plots(prepared.folder).items()}
+        plot = join(prepared.folder, "clusters.png")
+        drawn = {"Clusters": _png(read_bytes(plot))} if exists(plot) else {}
         write_atomic(path, audit_page(prepared.manifest, records, drawn).encode())
     return path
 
@@ -96,10 +97,10 @@ def audit_page(
         manifest={"made_of": None, **manifest},
         pictures={**_pictures(manifest.get("histograms", [])), **pictures},
         tables=_tables(more, manifest["rows_out"]),
-        mined=[_mined(example) for example in manifest.get("mining_examples", [])],
-        repaired=[_repaired(example) for example in manifest.get("repair_examples", [])],
+        mined=manifest.get("mining_examples", []),
+        repaired=manifest.get("repair_examples", []),
         lists={_words(key): _shown_items(value) for key, value in more.items() if _items(value)},
-        lengths=_lengths(records),
+        lengths=word_counts(records),
         shown_rows=len(records),
         records=[records[place] for place in places],
         inputs=json.dumps(manifest["inputs"], indent=1, ensure_ascii=False),
@@ -130,53 +131,6 @@ def _tables(more: Mapping[str, Any], rows: int) -> dict[str, list[tuple[str, str
 
 def _share_of(value: Any, total: int) -> str:
     return f" ({value / total:.1%})" if total else ""
-
-
-def _mined(example: Mapping[str, Any]) -> dict[str, Any]:
-    """One mined row: query, positive, negatives, and candidates that the rule refused."""
-    return {
-        "query": example["query"],
-        "positive": f"{example['positive']} [lowest positive: {example['positive_score']:.3f}]",
-        "negatives": [_scored(one) for one in example["negatives"]],
-        "refused": [_scored(one) for one in example["refused"]],
-    }
-
-
-def _scored(one: Mapping[str, Any]) -> str:
-    told = "given" if one.get("score") is None else f"{one['score']:.3f}"
-    rank = "" if one.get("rank") is None else f", rank {one['rank']}"
-    cross = "" if one.get("cross_score") is None else f", cross-encoder {one['cross_score']:.3f}"
-    return f"{one['text']} [{told}{rank}{cross}]"
-
-
-_OUTCOME = {
-    "relabel": "false negative, now a positive",
-    "drop": "false negative, dropped",
-    "drop_row": "false negative, its row is dropped",
-}
-
-
-def _repaired(example: Mapping[str, Any]) -> dict[str, Any]:
-    """One repaired row: query, positives before, negatives that stay, and false ones."""
-    low = example["positive_score"]
-    return {
-        "query": example["query"],
-        "positives": example["positives"],
-        "lowest": "" if low is None else f"lowest score of a positive {low:.3f}",
-        "kept": [_judged(one) for one in example["kept"]],
-        "false": [_judged(one) for one in example["false"]],
-        "outcome": f"{_OUTCOME[example['action']]} ({example['reason']})",
-    }
-
-
-def _judged(one: Mapping[str, Any]) -> str:
-    return one["text"] if one["score"] is None else f"{one['text']} [{one['score']:.3f}]"
-
-
-def _plots(folder: str) -> dict[str, str]:
-    """Plots that a step left in the folder: title → file."""
-    path = join(folder, "clusters.png")
-    return {"Clusters": path} if exists(path) else {}
 
 
 def _png(content: bytes) -> str:
@@ -213,17 +167,18 @@ def _histogram(drawn: Mapping[str, np.ndarray]) -> str:
     return _png(png_of(figure, dpi=110))
 
 
-def _lengths(records: Sequence[Record]) -> list[tuple[str, str, str, str]]:
+def word_counts(records: Sequence[Record]) -> list[tuple[str, str, str, str]]:
+    """Median, 95th percentile and maximum of the words of each role's texts that there are."""
     words = {
         "query": [len(r.query.split()) for r in records],
         "positive": [len(r.positives[0].split()) for r in records],
         "negative": [len(n.text.split()) for r in records for n in r.negatives],
     }
     rows = []
-    for name, counts in words.items():
+    for role, counts in words.items():
         if counts:
             middle, high = np.percentile(counts, [50, 95])
-            rows.append((name, f"{middle:.0f}", f"{high:.0f}", f"{max(counts):,}"))
+            rows.append((role, f"{middle:.0f}", f"{high:.0f}", f"{max(counts):,}"))
     return rows
 
 

@@ -60,7 +60,7 @@ def prepare(
         ConfigError: settings that contradict each other or the columns of a file.
         DataError: a source is missing, empty or has too many bad rows; a stage cannot be planned.
     """
-    used = {name for stage in run.stages for name in stage.datasets}
+    used = [dataset.name for dataset in run.used_datasets]
     sources = check_sources(data_of(run), used, checked)
     for one in sources:
         check_unread(run, one.dataset, one.unread)

@@ -10,7 +10,6 @@ import math
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Literal, TextIO
 
 if TYPE_CHECKING:
@@ -70,33 +69,6 @@ class Cell:
         if self.difference is None:
             return bold
         return f"{bold} ({self.difference:+.{self.digits}f})"
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation of a number over repetitions, such as seeds."""
-
-    mean: float
-    deviation: float | None
-    """Sample standard deviation (n - 1); None for a single number."""
-    number: int
-
-    def text(self, *, digits: int = 3, times: float = 1.0, signed: bool = False) -> str:
-        """`0.712 ± 0.004`; a single number stands alone.
-
-        Args:
-            times: factor of what is shown, such as 100 for percent.
-        """
-        mean = f"{times * self.mean:{'+' if signed else ''}.{digits}f}"
-        if self.deviation is None:
-            return mean
-        return f"{mean} ± {times * self.deviation:.{digits}f}"
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Spread of one or more numbers."""
-    deviation = stdev(values) if len(values) > 1 else None
-    return Spread(fmean(values), deviation, len(values))
 
 
 def best_of(values: Iterable[float | None], digits: int) -> float | None:

@@ -209,21 +209,6 @@ def wide_enough(saved: Dtype, on: Precision | str | None = None) -> Dtype:
     return precision.dtype
 
 
-def warn_of_saved(saved: Dtype, device: str, work: str) -> None:
-    """Warn once in a process of work that must be done in saved weights' own type, where that is
-    bfloat16 and emulated.
-
-    Args:
-        work: as the subject of a sentence.
-    """
-    if saved == "bfloat16" and (precision := auto_precision(device)).dtype != saved:
-        say_once(
-            logging.WARNING,
-            f"{work} computes in {saved}, in which the model is saved, but {precision.why}; on a "
-            "machine with units for it that is faster",
-        )
-
-
 def _answer(on: Precision | str | None) -> Precision:
     return on if isinstance(on, Precision) else auto_precision(on)
 

@@ -3,75 +3,32 @@
 Other packages add data recipes by entry points of the group `rayembed.data_recipes`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.data_run import DataRun
-from rayembed.config.sources import Source
 from rayembed.config.table import NamedTable
 from rayembed.data.sources.pairs import PairsSource
-
-Layout = Literal["seen", "alike", "remembered", "own"]
-"""Evidence for the names of files and columns; none could be tried against the hub itself.
-
-`seen`: on stored pages of the repository, or in public code that reads it. `alike`: so in another
-repository or file of the same owner that was seen. `remembered`: from general knowledge. `own`:
-there is no public home; rows are expected below `data.root` as the settings say.
-"""
+from rayembed.display.tables import Table
 
 
 @dataclass(frozen=True)
-class Home:
-    """Location of a data set's rows and the settings to read them."""
-
-    source: Source
-    url: str
-    """Web page; empty without one."""
-    layout: Layout
-    licence: str = ""
-    """Licence as stated at the location; empty if none is stated or known."""
-    notes: str = ""
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A paper that lists the data sets of its training."""
-
-    name: str
-    prefix: str
-    """Prefix of its data sets' names in the catalogue."""
-    arxiv: str
-    """Its number."""
-
-
-@dataclass(frozen=True)
-class DatasetEntry:
-    """A data set of a paper."""
+class KnownDataset:
+    """A data set whose origin is known."""
 
     config: DatasetConfig
-    """Settings for `data.datasets`; the name is unique among those of the paper."""
-    paper: Paper
-    table: str
-    """Table of the paper that lists it."""
-    home: Home
-    samples: int | None = None
-    """Record count of the paper, if stated. After the paper's own filters, so it is `num_samples`
-    only without them."""
-    notes: str = ""
-    """Interpretation of the paper where it leaves room."""
 
     @property
     def name(self) -> str:
-        """Unique name in the catalogue: `nvembed/fever`, `cde/fever`."""
-        return f"{self.paper.prefix}/{self.config.name}"
+        """Unique name in the catalogue."""
+        return self.config.name
 
     @property
-    def reference(self) -> str:
-        """Reference in the literature: `arXiv 2405.17428, Table 12`."""
-        return f"arXiv {self.paper.arxiv}, {self.table}"
+    def licence(self) -> str:
+        """Licence as stated where its rows come from; empty if none is stated or known."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -79,8 +36,10 @@ class DataRecipe:
     """Data sets that are prepared by one name."""
 
     datasets: Callable[[], Sequence[DatasetConfig]]
-    entries: Callable[[], Sequence[DatasetEntry]] = tuple
-    """What the catalogue lists, and where licences in model cards come from."""
+    entries: Callable[[], Sequence[KnownDataset]] = tuple
+    """Its data sets of which the origin is known; licences in model cards come from them."""
+    listing: Callable[[], Iterable[Table | str]] = tuple
+    """What `rayembed prepare --list` shows of them: tables, and lines that follow all tables."""
 
 
 def own_pairs() -> tuple[DatasetConfig, ...]:
@@ -97,7 +56,7 @@ DATA_RECIPES = NamedTable(
 
 
 @cache
-def known_datasets() -> dict[str, DatasetEntry]:
+def known_datasets() -> dict[str, KnownDataset]:
     """The catalogue: data sets by name, paper by paper: `nvembed/fever`, …, `cde/bge-fever`."""
     recipes = DATA_RECIPES.members().values()
     return {entry.name: entry for recipe in recipes for entry in recipe.entries()}

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rayembed.config.types import has_content
+from rayembed.config.types import has_content, is_unicode
 from rayembed.machine.quantisation import to_bits, to_int8
 
 Role = Literal["query", "document"]
@@ -72,7 +72,7 @@ def read_encode_options(request: Mapping[str, Any], widths: Sequence[int]) -> En
             )
         dimensions = int(dimensions)
     given = request.get("instruction")
-    if given is not None and not (isinstance(given, str) and well_formed(given)):
+    if given is not None and not (isinstance(given, str) and is_unicode(given)):
         raise RequestError(f"instruction = {reprlib.repr(given)} must be a text", "instruction")
     return EncodeOptions(
         "query" if role == "query" else "document", given, dimensions, encoding_format
@@ -102,7 +102,7 @@ def read_texts(value: Any, field: str = "input") -> list[str]:
                 "sends those of OpenAI's: set check_embedding_ctx_length=False there)",
                 field,
             )
-        if not well_formed(text):
+        if not is_unicode(text):
             raise RequestError(
                 f"{field}[{i}] has half of a surrogate pair (\\ud800 to \\udfff), which is no "
                 "character",
@@ -115,15 +115,6 @@ def read_texts(value: Any, field: str = "input") -> list[str]:
                 field,
             )
     return list(texts)
-
-
-def well_formed(text: str) -> bool:
-    """Whether the text has no lone surrogates, which JSON can state and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def cut(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.machine.hardware import default_device, warn_of_saved
+from rayembed.machine.hardware import Dtype, auto_precision, default_device, say_once
 from rayembed.models.contract import Tokens, to_device
 from rayembed.models.layers import layers_of
 from rayembed.models.loading.load import load_model, saved_dtype
@@ -105,7 +105,7 @@ def loaded_as_saved(way: Compression, folder: Path) -> TransformerModel:
     """
     device, saved = default_device(), saved_dtype(folder)
     if isinstance(way, Calibrated):
-        warn_of_saved(saved, device, f"calibration of {way.kind}")
+        _warn_of_saved(saved, device, f"calibration of {way.kind}")
     return load_model(folder, dtype=saved, device=device)
 
 
@@ -306,3 +306,18 @@ def _solve(
             solver.solve(weight, statistic, name)
             if not bool(weight.isfinite().all()):
                 raise ArtifactError(f"solving {name} gave weights that are not finite")
+
+
+def _warn_of_saved(saved: Dtype, device: str, work: str) -> None:
+    """Warn once in a process of work that must be done in saved weights' own type, where that is
+    bfloat16 and emulated.
+
+    Args:
+        work: as the subject of a sentence.
+    """
+    if saved == "bfloat16" and (precision := auto_precision(device)).dtype != saved:
+        say_once(
+            logging.WARNING,
+            f"{work} computes in {saved}, in which the model is saved, but {precision.why}; on a "
+            "machine with units for it that is faster",
+        )

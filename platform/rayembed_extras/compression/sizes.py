@@ -223,7 +223,7 @@ def _texts_of(run: Run, files: str | None, languages: Sequence[str]) -> list[Cal
         return [CalibrationText(text) for text in documents_in(files, "text")]
     found: dict[CalibrationText, None] = {}
     rows: Counter[str | None] = Counter()
-    names = {name for stage in run.stages for name in stage.datasets}
+    names = [dataset.name for dataset in run.used_datasets]
     for folders in do_steps(data_of(run), names, "records").values():
         for part in folders[-1].parts:
             for record in read_records(part.path):

@@ -34,9 +34,10 @@ from rayembed.pipeline.evaluate.variants import (
 )
 from rayembed.registry.run_folder import RUN_FILE
 from rayembed.training.checkpoints.checkpoint import (
+    POSITION,
+    Checkpoint,
     checkpoint_on_disk,
-    checkpoint_weights,
-    is_checkpoint,
+    read_position,
 )
 from rayembed.training.checkpoints.export import export
 from rayembed.training.checkpoints.weights import write_weights
@@ -95,7 +96,9 @@ def models_of(references: Sequence[str]) -> list[str]:
             than the run's file tells.
         RayembedError: a model is not there, or as `rayembed.training.checkpoints.export.export`.
     """
-    found = {one: _STORAGE.match(one) is not None and is_checkpoint(one) for one in references}
+    found = {
+        one: _STORAGE.match(one) is not None and exists(join(one, POSITION)) for one in references
+    }
     for reference, has_checkpoint in found.items():
         if not has_checkpoint:
             _check_no_removed_checkpoint(reference)
@@ -133,9 +136,25 @@ def _exported(checkpoint: str) -> str:
         tempfile.TemporaryDirectory() as scratch,
     ):
         weights = join(scratch, "weights.safetensors")
-        write_weights(weights, checkpoint_weights(files, run), {"checkpoint": checkpoint})
+        write_weights(weights, _weights(files, run), {"checkpoint": checkpoint})
         export(run, weights, model)
     return model
+
+
+def _weights(folder: Path, run: Run) -> dict[str, Any]:
+    """Full fp32 weights by name in a stage's checkpoint of a run.
+
+    Raises:
+        ArtifactError: the checkpoint is not whole, or of other settings than the run's.
+    """
+    position = read_position(str(folder))
+    if position.run_fingerprint != run.fingerprint:
+        raise ArtifactError(
+            f"checkpoint {str(folder)!r} was made by a run with the fingerprint "
+            f"{position.run_fingerprint}, and the settings in its run's folder have "
+            f"{run.fingerprint}: they were changed since, put them back"
+        )
+    return dict(Checkpoint(folder, position).weights())
 
 
 def merge_best(

@@ -7,9 +7,9 @@ from typing import Any
 from warnings import catch_warnings
 
 from rayembed.display.figures import COLOURS, INK, new_figure, set_title, write_png
-from rayembed.evaluation.paired import Difference, paired
 from rayembed_extras.sweeps.optuna_space import RUN, study_of
 from rayembed_extras.sweeps.results import TrialRow, short_names
+from rayembed_extras.sweeps.seeds import Difference, paired
 from rayembed_extras.sweeps.settings import Sweep
 from rayembed_extras.sweeps.trial_store import TrialRecord
 

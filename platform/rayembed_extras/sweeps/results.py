@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from rayembed.display.tables import Spread, Table, show, spread
-from rayembed.evaluation.paired import Difference, difference, paired
+from rayembed.display.tables import Table, show
+from rayembed_extras.sweeps.seeds import Difference, Spread, difference, paired, spread
 from rayembed_extras.sweeps.settings import GridSearch, Sweep
 from rayembed_extras.sweeps.trial_store import SEED, TrialRecord
 

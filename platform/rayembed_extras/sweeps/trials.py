@@ -232,12 +232,9 @@ def data_folders(run: Run) -> tuple[DataFolder, ...]:
     # A held-out part decides the records of all data sets, which must not have its texts.
     for dataset in run.held_out_datasets:
         common.append(dataset.model_dump(mode="json", include={"name", "source", "held_out"}))
-    used = {name for stage in run.stages for name in stage.datasets}
     found: list[DataFolder] = []
     last: dict[str, str] = {}
-    for dataset in run.data.datasets:
-        if dataset.name not in used:
-            continue
+    for dataset in run.used_datasets:
         values = dataset.model_dump(mode="json")
         steps = {step.kind: values.pop(step.kind, None) for step in data_steps()}
         made_of = fingerprint([*common, values, run.seed if dataset.draws_by_seed else None])

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from rayembed.config.types import is_unicode
 from rayembed.data.records import reject_reason
-from rayembed.data.sources.cells import is_unicode
 from rayembed_extras.synthesis.prompts import WORDINGS
 from rayembed_extras.synthesis.requests import ChatAnswer
 from rayembed_extras.synthesis.settings import PairKind

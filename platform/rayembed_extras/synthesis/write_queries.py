@@ -13,14 +13,14 @@ from functools import partial
 from typing import Any
 
 from rayembed.config.data import DatasetConfig
-from rayembed.config.types import has_content
+from rayembed.config.types import has_content, is_unicode
 from rayembed.data.audit import write_folder_audit
 from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.engine.parts import Part, write_part
 from rayembed.data.engine.work_items import EXAMPLES_KEPT
 from rayembed.data.hashes import seeded_hash, text_hash
 from rayembed.data.records import Record
-from rayembed.data.sources.cells import RowError, is_unicode, text_in
+from rayembed.data.sources.cells import RowError, text_in
 from rayembed.data.sources.file_rows import ResolvedDataset, record_of
 from rayembed.data.sources.rows import BadRow, read_rows
 from rayembed.errors import DataError

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayembed.display.tables import Table
-from rayembed.evaluation.paired import difference
+from rayembed_extras.sweeps.seeds import difference
 from rayembed_papers.compression.measure import BASE, METHODS, STRUCTURES, MeasuredCell
 
 Scores = Mapping[int, Mapping[MeasuredCell, float]]

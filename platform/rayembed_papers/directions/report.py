@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rayembed.display.figures import COLOURS, INK, new_figure, write_png
 from rayembed.display.tables import Table
-from rayembed.evaluation.paired import Difference, difference
 from rayembed.recipes.sample import CROSS_LINGUAL, RETRIEVAL_TASKS, TASK_NAMES
+from rayembed_extras.sweeps.seeds import Difference, difference
 from rayembed_papers.directions.catalogue import NOTHING, Direction
 from rayembed_papers.directions.measure import short_name
 

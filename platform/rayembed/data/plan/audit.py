@@ -15,7 +15,7 @@ from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.assets.store import MANIFEST
 from rayembed.config.data_steps import step_folders
 from rayembed.config.sources import SOURCES
-from rayembed.data.audit import AUDIT
+from rayembed.data.audit import AUDIT, word_counts
 from rayembed.data.engine.artifacts import DatasetArtifact, open_artifact, root_of
 from rayembed.data.engine.parts import Part, read_records
 from rayembed.data.epochs import many_passes
@@ -56,66 +56,44 @@ def write_audit(
     return path
 
 
-def negatives_warning(plan: BatchPlan) -> str | None:
-    """One warning line about rows with fewer hard negatives than requested; None if all have
-    enough.
-    """
-    told = []
-    for name, drawn in plan.manifest["datasets"].items():
-        counts = drawn.get("negatives", {"none": 0, "fewer": 0})
-        if counts["none"] or counts["fewer"]:
-            told.append(
-                f"{name} {counts['none']:,} without any and {counts['fewer']:,} with fewer of "
-                f"{drawn['rows']:,} rows"
-            )
-    if not told:
-        return None
-    return (
-        f"stage {plan.manifest['key']} asks for {plan.num_negatives} hard negatives of each query "
-        f"and not all rows have them: {'; '.join(told)}"
-    )
-
-
-def scores_warning(plan: BatchPlan) -> str | None:
-    """One warning line about drawn rows whose hard negatives no teacher scored; None if there are
-    none, or the stage's loss reads no scores.
-    """
-    told = [
-        f"{name} {drawn['scores']['unscored']:,} without any of {drawn['drawn']:,} drawn"
-        for name, drawn in plan.manifest["datasets"].items()
-        if "scores" in drawn and drawn["scores"]["unscored"]
-    ]
-    if not told:
-        return None
-    return (
-        f"stage {plan.manifest['key']} learns from a teacher's scores of hard negatives and not "
-        f"all rows have them: {'; '.join(told)} (data.datasets.NAME.mining scores negatives, with "
-        "pool=given those that rows bring)"
-    )
-
-
-def positives_warning(plan: BatchPlan) -> str | None:
-    """One line about positives that no step trains; None if every one is trained."""
-    told = [
-        f"{name} {drawn['positives']['trained']:,} of {drawn['positives']['all']:,}"
-        for name, drawn in plan.manifest["datasets"].items()
-        if "positives" in drawn and drawn["positives"]["trained"] < drawn["positives"]["all"]
-    ]
-    if not told:
-        return None
-    return (
-        f"stage {plan.manifest['key']} trains some of the positives of its rows: "
-        f"{'; '.join(told)}. A row trains one of them each time it is drawn, the next one the next "
-        "time: more steps or epochs train the others"
-    )
-
-
 def plan_warnings(plan: BatchPlan) -> list[str]:
-    """Warnings about what the stage's settings request and its rows lack or have too few of."""
-    lines = [negatives_warning(plan), scores_warning(plan), positives_warning(plan)]
-    found = [line for line in lines if line is not None]
+    """Warnings about what the stage's settings request and its rows lack or have too few of: hard
+    negatives, a teacher's scores of them, positives that no step trains, rows.
+    """
+    found, stage = [], f"stage {plan.manifest['key']}"
+    drawn = plan.manifest["datasets"].items()
+    if told := "; ".join(
+        f"{name} {of['negatives']['none']:,} without any and {of['negatives']['fewer']:,} with "
+        f"fewer of {of['rows']:,} rows"
+        for name, of in drawn
+        if "negatives" in of and (of["negatives"]["none"] or of["negatives"]["fewer"])
+    ):
+        found.append(
+            f"{stage} asks for {plan.num_negatives} hard negatives of each query and not all rows "
+            f"have them: {told}"
+        )
+    if told := "; ".join(
+        f"{name} {of['scores']['unscored']:,} without any of {of['drawn']:,} drawn"
+        for name, of in drawn
+        if "scores" in of and of["scores"]["unscored"]
+    ):
+        found.append(
+            f"{stage} learns from a teacher's scores of hard negatives and not all rows have them: "
+            f"{told} (data.datasets.NAME.mining scores negatives, with pool=given those that rows "
+            "bring)"
+        )
+    if told := "; ".join(
+        f"{name} {of['positives']['trained']:,} of {of['positives']['all']:,}"
+        for name, of in drawn
+        if "positives" in of and of["positives"]["trained"] < of["positives"]["all"]
+    ):
+        found.append(
+            f"{stage} trains some of the positives of its rows: {told}. A row trains one of them "
+            "each time it is drawn, the next one the next time: more steps or epochs train the "
+            "others"
+        )
     if plan.manifest.get("epochs") is None:
-        rows = sum(of["rows"] for of in plan.manifest["datasets"].values())
+        rows = sum(of["rows"] for _, of in drawn)
         passes = plan.num_steps * plan.global_pairs / rows
         length = f"{plan.num_steps:,} steps"
         found += many_passes(plan.manifest["key"], length, rows, passes)
@@ -131,16 +109,7 @@ def audit_dataset(
     """Markdown section of one data set."""
     drawn = plan["datasets"][name]
     rejected = {**manifest["rejected"], **manifest["dropped"], **drawn["rejected"]}
-    words = {
-        "query": [len(r.query.split()) for r in records],
-        "positive": [len(r.positives[0].split()) for r in records],
-        "negative": [len(n.text.split()) for r in records for n in r.negatives],
-    }
-    lengths = [
-        [role, *(f"{value:.0f}" for value in np.percentile(counts, [50, 95])), max(counts)]
-        for role, counts in words.items()
-        if counts
-    ]
+    lengths = Table(["words", "median", "95 %", "longest"], word_counts(records))
     negatives = np.array([len(r.negatives) for r in records])
     lines = [
         f"## {name}",
@@ -155,7 +124,7 @@ def audit_dataset(
         f"- task: {records[0].task}; query instruction: {records[0].query_instruction!r}; "
         f"document instruction: {records[0].document_instruction!r}",
         "",
-        show(Table(["words", "median", "95 %", "longest"], lengths), "markdown").rstrip(),
+        show(lengths, "markdown").rstrip(),
     ]
     places = np.linspace(0, len(records) - 1, min(_EXAMPLES, len(records))).astype(int)
     for number, place in enumerate(places, 1):

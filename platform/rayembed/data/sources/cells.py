@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
+from rayembed.config.types import is_unicode
+
 _QUOTED_FIRST = re.compile(r"""[bru]?['"]|(?:None|nan|null)\b""")
 _QUOTED_LAST = re.compile(r"""(?:['"]|\b(?:None|nan|null))\Z""")
 """Begin and end of what stands between the brackets of a list of texts."""
@@ -166,17 +168,6 @@ def number_in(row: Mapping[str, Any], column: str) -> float:
             if math.isfinite(number):
                 return number
     raise RowError(f"column {column!r} is no number")
-
-
-def is_unicode(text: str) -> bool:
-    """Whether the text is encodable; JSON admits unpaired surrogates."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def is_encodable(row: Mapping[str, Any], read: Collection[str] | None) -> bool:

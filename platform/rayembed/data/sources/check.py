@@ -99,10 +99,9 @@ def check_files_at_hand(run: Run) -> list[ResolvedDataset]:
             reads.
         DataError: as `check_source`.
     """
-    used = {name for stage in run.stages for name in stage.datasets}
     here = []
-    for dataset in run.data.datasets:
-        places = dataset.source.paths.values() if dataset.name in used else ()
+    for dataset in run.used_datasets:
+        places = dataset.source.paths.values()
         if places and not any(is_on_hub(place) or is_unpacked(place) for place in places):
             here.append(dataset.name)
     found = check_sources(data_of(run), here)

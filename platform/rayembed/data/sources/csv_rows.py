@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any, TextIO
 
-from rayembed.data.sources.cells import is_unicode
+from rayembed.config.types import is_unicode
 
 NOT_UTF8 = "not UTF-8"
 

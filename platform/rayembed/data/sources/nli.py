@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rayembed.data.sources.rows import Row
     from rayembed.data.sources.tasks import HeldOut
 
-Relation = Literal["entailment", "contradiction", "other"]
-
 NO_ENTAILMENT = "premise without entailment"
 
 
@@ -139,16 +137,11 @@ def _told(source: NLISource, row: Row) -> dict[str, Any]:
     if not premise or not hypothesis:
         raise RowError("no premise" if not premise else "no hypothesis")
     language = text_in(values, source.language) if source.language else None
-    label = name_in(values, source.label)
-    relation: Relation = "other"
-    if label == source.entailment:
-        relation = "entailment"
-    elif label == source.contradiction:
-        relation = "contradiction"
+    relations = {source.contradiction: "contradiction", source.entailment: "entailment"}
     return {
         "premise": premise,
         "hypothesis": hypothesis,
-        "relation": relation,
+        "relation": relations.get(name_in(values, source.label) or ""),
         "language": language,
         "origin": row.origin,
     }
@@ -156,16 +149,17 @@ def _told(source: NLISource, row: Row) -> dict[str, Any]:
 
 def _record(dataset: DatasetConfig, rows: Sequence[dict[str, Any]]) -> Record:
     """Record of all rows of a premise."""
-    texts: dict[Relation, list[str]] = {"entailment": [], "contradiction": [], "other": []}
-    for row in rows:
-        texts[row["relation"]].append(row["hypothesis"])
-    if not texts["entailment"]:
+    entailed, contradicting = (
+        [row["hypothesis"] for row in rows if row["relation"] == relation]
+        for relation in ("entailment", "contradiction")
+    )
+    if not entailed:
         raise RowError(NO_ENTAILMENT)
     return record_of(
         dataset,
         rows[0]["premise"],
-        texts["entailment"],
-        texts["contradiction"],
+        entailed,
+        contradicting,
         origin=[row["origin"] for row in rows],
         language=next((row["language"] for row in rows if row["language"]), None),
     )

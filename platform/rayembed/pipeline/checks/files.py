@@ -97,8 +97,7 @@ def look_at(run: Run, expected: ExpectedRecords = expected_records) -> AtHand:
     ask(settle)
     run = found.run
     ask(partial(_check_names, run))
-    used = {name for stage in run.stages for name in stage.datasets}
-    for dataset in (d for d in run.data.datasets if d.name in used):
+    for dataset in run.used_datasets:
         ask(partial(_look_at_source, run, dataset, found))
     for stage in run.stages:
         ask(partial(_check_rows, stage, found))
@@ -231,9 +230,10 @@ def models_of(run: Run) -> Iterator[tuple[str, str]]:
     """Setting and reference of every model that the run loads."""
     for name, reference in run.model.parts.items():
         yield f"model.{name}.path", reference
-    used = {name for stage in run.stages for name in stage.datasets}
-    for dataset in (d for d in run.data.datasets if d.name in used):
-        yield from _models_of_data(dataset)
+    for dataset in run.used_datasets:
+        for step in dataset.steps:
+            for name, reference in step.models.items():
+                yield f"data.datasets.{dataset.name}.{step.kind}.{name}", reference
     for stage in run.stages:
         for place, teacher in enumerate(stage.teachers):
             yield f"stages.{stage.name}.teachers.{place}.teacher", teacher.teacher
@@ -243,14 +243,6 @@ def models_of(run: Run) -> Iterator[tuple[str, str]]:
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 yield f"evaluation.baselines.{place}", baseline
-
-
-def _models_of_data(dataset: DatasetConfig) -> Iterator[tuple[str, str]]:
-    """Models of the steps of a data set."""
-    at = f"data.datasets.{dataset.name}"
-    for step in dataset.steps:
-        for name, reference in step.models.items():
-            yield f"{at}.{step.kind}.{name}", reference
 
 
 def _check_model(setting: str, reference: str) -> None:

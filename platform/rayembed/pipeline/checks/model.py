@@ -75,10 +75,8 @@ def check_inputs(run: Run) -> PromptTokenizer:
         for path in dataset.source.paths.values():
             if is_unpacked(path):
                 resolve(path)
-    used = {name for stage in run.stages for name in stage.datasets}
-    trained = [dataset for dataset in run.data.datasets if dataset.name in used]
-    check_asked(trained, run.placement.storage_path)
-    check_teachers(trained)
+    check_asked(run.used_datasets, run.placement.storage_path)
+    check_teachers(run.used_datasets)
     if run.takes_scores:
         check_precisions(run)
         for place, baseline in enumerate(run.evaluation.baselines):
@@ -226,12 +224,7 @@ def _check_examples(run: Run, tokenizer: PromptTokenizer) -> None:
                 f"query_max_length {stage.query_max_length} has room for {room} tokens, the query "
                 "among them; lower the one or raise the other"
             )
-    used = {name for stage in run.stages for name in stage.datasets}
-    if not any(
-        dataset.query_instruction or dataset.source.instruction_column
-        for dataset in run.data.datasets
-        if dataset.name in used
-    ):
+    if not any(d.query_instruction or d.source.instruction_column for d in run.used_datasets):
         raise ConfigError(
             "model.examples asks for in-context examples, which stand in a query's instruction, "
             "and no data set of a stage has one; set data.datasets.<name>.query_instruction, or "
@@ -246,10 +239,9 @@ def check_instructions_at_hand(run: Run, tokenizer: PromptTokenizer) -> None:
     Raises:
         ConfigError: one does not.
     """
-    used = {name for stage in run.stages for name in stage.datasets}
-    for dataset in run.data.datasets:
+    for dataset in run.used_datasets:
         column = dataset.source.instruction_column
-        if dataset.name in used and column is not None and is_here(dataset, run.data.root):
+        if column is not None and is_here(dataset, run.data.root):
             setting = f"column {column!r} of the data set {dataset.name!r}"
             for instruction in look(dataset, run.data.root).instructions:
                 _check_room("model", tokenizer, setting, instruction, "query")

@@ -31,13 +31,11 @@ def unreachable(run: Run) -> list[str]:
                 look_at_hub(reference)
             except AssetError as error:
                 found.append(f"{setting} cannot be used: {error}")
-    used = {name for stage in run.stages for name in stage.datasets}
-    for dataset in run.data.datasets:
-        if dataset.name in used:
-            try:
-                check_asked([dataset], run.placement.storage_path)
-            except ConfigError as error:
-                found.append(str(error))
+    for dataset in run.used_datasets:
+        try:
+            check_asked([dataset], run.placement.storage_path)
+        except ConfigError as error:
+            found.append(str(error))
     return found
 
 

@@ -12,24 +12,13 @@ from rayembed.data.engine.artifacts import DatasetArtifact
 from rayembed.data.sources.tasks import counts_of
 from rayembed.display.tables import Table, console
 from rayembed.pipeline.run.held_out import held_out_set_of
-from rayembed.recipes.data_recipes import (
-    DatasetEntry,
-    data_recipe_names,
-    get_data_recipe,
-    known_datasets,
-)
-
-_LAYOUTS = (
-    "layout: how files and columns are known. seen: on pages of the repository or in code that "
-    "reads it; alike: so in a sibling; remembered: from general knowledge; own: no public home, "
-    "expected below data.root. licence: as the home states it, where it is known"
-)
+from rayembed.recipes.data_recipes import DATA_RECIPES, data_recipe_names, get_data_recipe
 
 
 def print_data_run(run: DataRun, names: Collection[str], out: TextIO) -> None:
     """Write a table of the data sets and what is done with each."""
     rows = [
-        [dataset.name, dataset.task, _rows(dataset), *_steps(dataset)]
+        [dataset.name, dataset.task, rows_asked(dataset), *_steps(dataset)]
         for dataset in run.data.datasets
         if dataset.name in names
     ]
@@ -86,27 +75,19 @@ def print_catalogue(out: TextIO) -> None:
         recipes.append([name, shown + more])
     printer = console(out)
     printer.print(Table(["recipe", "data sets"], recipes, title="Data recipes"))
-    by_table: dict[str, list[DatasetEntry]] = {}
-    for entry in known_datasets().values():
-        by_table.setdefault(f"{entry.paper.name}, {entry.reference}", []).append(entry)
-    for title, entries in by_table.items():
-        printer.print(_entries_table(title, entries))
-        for entry in entries:
-            if entry.home.layout == "own":
-                printer.print(f"{entry.name}: {entry.home.notes} {entry.home.url}", soft_wrap=True)
-    printer.print(_LAYOUTS, soft_wrap=True)
+    lines: dict[str, None] = {}
+    for recipe in DATA_RECIPES.members().values():
+        for listed in recipe.listing():
+            if isinstance(listed, str):
+                lines[listed] = None
+            else:
+                printer.print(listed)
+    for line in lines:
+        printer.print(line, soft_wrap=True)
 
 
-def _entries_table(title: str, entries: Sequence[DatasetEntry]) -> Table:
-    rows = []
-    for entry in entries:
-        config, home = entry.config, entry.home
-        what = (entry.name, config.task, _rows(config), config.source.summary)
-        rows.append([*what, home.layout, home.licence])
-    return Table(["data set", "task", "rows", "source", "layout", "licence"], rows, title=title)
-
-
-def _rows(dataset: DatasetConfig) -> str:
+def rows_asked(dataset: DatasetConfig) -> str:
+    """Share or number of the records that are drawn, in words."""
     if dataset.sample_share is not None:
         return f"{dataset.sample_share:.0%}"
     return "all" if dataset.num_samples is None else f"{dataset.num_samples:,}"

@@ -51,8 +51,8 @@ def _data_licence(dataset: DatasetConfig) -> str:
             return benchmark.licence
     for entry in known_datasets().values():
         # By where rows come from: a run may call a data set as it likes.
-        if entry.home.layout != "own" and entry.config.source == dataset.source:
-            return entry.home.licence
+        if entry.licence and entry.config.source == dataset.source:
+            return entry.licence
     return ""
 
 

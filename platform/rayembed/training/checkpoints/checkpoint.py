@@ -26,12 +26,10 @@ from rayembed.assets.atomic import room_for
 from rayembed.assets.finite import check_finite
 from rayembed.assets.storage import (
     download_folder,
-    exists,
     is_remote,
     join,
     read_bytes,
 )
-from rayembed.config.run import Run
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import ArtifactError, StorageError
@@ -102,15 +100,6 @@ def save_checkpoint(folder: Path, engine: StatefulEngine, position: Position) ->
             (folder / POSITION).write_text(text, encoding="utf-8")
 
 
-def is_checkpoint(folder: str) -> bool:
-    """Whether a folder of storage holds a checkpoint, whole or not.
-
-    Raises:
-        StorageError: the storage does not tell.
-    """
-    return exists(join(folder, POSITION))
-
-
 @contextmanager
 def checkpoint_on_disk(folder: str) -> Iterator[Path]:
     """A checkpoint of storage on this machine's disk.
@@ -128,22 +117,6 @@ def checkpoint_on_disk(folder: str) -> Iterator[Path]:
         yield Path(place)
 
 
-def checkpoint_weights(folder: Path, run: Run) -> dict[str, Tensor]:
-    """Full fp32 weights by name in a stage's checkpoint of a run.
-
-    Raises:
-        ArtifactError: the checkpoint is not whole, or of other settings than the run's.
-    """
-    position = _read_position(str(folder))
-    if position.run_fingerprint != run.fingerprint:
-        raise ArtifactError(
-            f"checkpoint {str(folder)!r} was made by a run with the fingerprint "
-            f"{position.run_fingerprint}, and the settings in its run's folder have "
-            f"{run.fingerprint}: they were changed since, put them back"
-        )
-    return dict(Checkpoint(folder, position).weights())
-
-
 _CAUSES = {"plan_fingerprint": " settings and data"}
 """Field of a position → what it is that must be the same."""
 
@@ -157,7 +130,7 @@ def find_damage(folder: str) -> str | None:
         StorageError: the storage does not answer, which tells nothing of the checkpoint.
     """
     try:
-        position = _read_position(folder)
+        position = read_position(folder)
         stamp = _stamp(position)
         for worker in range(position.workers):
             for name in (_state_file(worker), _random_file(worker)):
@@ -187,7 +160,7 @@ class Checkpoint:
         damage = find_damage(str(folder))
         if damage is not None:
             raise ArtifactError(f"the checkpoint {str(folder)!r} is incomplete: {damage}")
-        self.position = _read_position(str(folder))
+        self.position = read_position(str(folder))
         self._folder = folder
         for name in ("stage", "run_fingerprint", "plan_fingerprint"):
             saved, asked = getattr(self.position, name), getattr(expected, name)
@@ -256,7 +229,12 @@ class _Read(Mapping[str, Tensor]):
         return len(self._keys)
 
 
-def _read_position(folder: str) -> Position:
+def read_position(folder: str) -> Position:
+    """Where a checkpoint stands.
+
+    Raises:
+        ArtifactError: it is not whole.
+    """
     try:
         return Position(**json.loads(read_bytes(join(folder, POSITION))))
     except (ValueError, TypeError) as error:

@@ -10,7 +10,7 @@ the records, before training.
 """
 
 from rayembed.config.data import DatasetConfig
-from rayembed.recipes.data_recipes import DatasetEntry
+from rayembed_papers.mixtures.datasets.entries import DatasetEntry
 from rayembed_papers.mixtures.datasets.homes import CAUSAL2VEC, home_named
 from rayembed_papers.printed import rows_of
 

@@ -12,7 +12,7 @@ configuration in its public code, whose loader takes the first positive of a row
 
 from rayembed.config.data import DatasetConfig, TaskKind
 from rayembed.config.mining import ClusterConfig
-from rayembed.recipes.data_recipes import DatasetEntry
+from rayembed_papers.mixtures.datasets.entries import DatasetEntry
 from rayembed_papers.mixtures.datasets.homes import CDE, home_named
 from rayembed_papers.mixtures.datasets.nomic_pairs import PAIRS, Use, config_of, home_of, prefixes
 

@@ -16,7 +16,7 @@ from typing import Any
 from rayembed.config.document import read_yaml
 from rayembed.config.settings import Settings, parse
 from rayembed.config.sources import SOURCES, Source
-from rayembed.recipes.data_recipes import Home, Paper
+from rayembed_papers.mixtures.datasets.entries import Home, Paper
 from rayembed_papers.printed import rows_of
 
 NV_EMBED = Paper("NV-Embed", "nvembed", "2405.17428")

@@ -20,8 +20,8 @@ from typing import Any
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import MiningConfig
 from rayembed.data.mining.rules import PercPos
-from rayembed.recipes.data_recipes import DatasetEntry
 from rayembed_extras.consistency.settings import ConsistencyConfig
+from rayembed_papers.mixtures.datasets.entries import DatasetEntry
 from rayembed_papers.mixtures.datasets.homes import NOMIC, home_named
 from rayembed_papers.mixtures.datasets.nomic_pairs import PAIRS, config_of, home_of, prefixes
 from rayembed_papers.printed import rows_of

@@ -10,7 +10,7 @@ from typing import Literal
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
-from rayembed.recipes.data_recipes import Home
+from rayembed_papers.mixtures.datasets.entries import Home
 from rayembed_papers.mixtures.datasets.homes import home_named
 
 Use = Literal["search", "clustering", "classification"]

@@ -29,7 +29,7 @@ from rayembed.data.sources.beir import BeirSource
 from rayembed.data.sources.classes import ClassesSource, LabelForm
 from rayembed.data.sources.earlier import RecordsSource
 from rayembed.data.sources.pairs import PairsSource
-from rayembed.recipes.data_recipes import DatasetEntry, Home
+from rayembed_papers.mixtures.datasets.entries import DatasetEntry, Home
 from rayembed_papers.mixtures.datasets.homes import NV_EMBED, home_named
 from rayembed_papers.printed import rows_of
 from rayembed_papers.sources.mteb import MtebSource

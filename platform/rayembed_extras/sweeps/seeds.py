@@ -1,4 +1,4 @@
-"""Differences between two things that were measured with the same seeds."""
+"""Numbers that were measured with several seeds: their spread, and differences of two things."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -10,6 +10,33 @@ CONFIDENCE = 0.95
 """Probability of the intervals."""
 
 Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation of a number over repetitions, such as seeds."""
+
+    mean: float
+    deviation: float | None
+    """Sample standard deviation (n - 1); None for a single number."""
+    number: int
+
+    def text(self, *, digits: int = 3, times: float = 1.0, signed: bool = False) -> str:
+        """`0.712 ± 0.004`; a single number stands alone.
+
+        Args:
+            times: factor of what is shown, such as 100 for percent.
+        """
+        mean = f"{times * self.mean:{'+' if signed else ''}.{digits}f}"
+        if self.deviation is None:
+            return mean
+        return f"{mean} ± {times * self.deviation:.{digits}f}"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Spread of one or more numbers."""
+    deviation = stdev(values) if len(values) > 1 else None
+    return Spread(fmean(values), deviation, len(values))
 
 
 @dataclass(frozen=True)
