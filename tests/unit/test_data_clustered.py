@@ -1,6 +1,7 @@
 """The clustering step over parts, a batch plan of it, and the way back to the source."""
 
 import collections
+import itertools
 import json
 import logging
 from pathlib import Path
@@ -468,26 +469,22 @@ def test_lineage_leads_from_a_batch_to_the_source(chain: tuple[Run, Path, BatchP
     seen = set()
     for step in range(plan.num_steps):
         rows = lineage(plan, step)
-        records = plan.read(step)
-        assert [(row.slot, row.record) for row in rows] == [
-            (i, r.id) for i, r in enumerate(records)
-        ]
-        for row, record in zip(rows, records, strict=True):
-            kinds = [found.manifest["kind"] for found in row.chain]
-            seen.add((row.dataset, *kinds))
-            assert row.origin == record.origin
-            assert row.negatives == record.negatives
-            if row.dataset == "own":
-                assert all(n.teacher == "w" and n.rank is not None for n in row.negatives)
+        assert [record for record, _ in rows] == list(plan.read(step))
+        for record, folders in rows:
+            kinds = [found.manifest["kind"] for found in folders]
+            seen.add((record.dataset, *kinds))
+            if record.dataset == "own":
+                assert all(n.teacher == "w" and n.rank is not None for n in record.negatives)
             # Up the chain each folder holds the record, and rows were counted from one to the next.
-            for later, earlier in zip(row.chain, row.chain[1:], strict=False):
+            for later, earlier in itertools.pairwise(folders):
                 assert later.manifest["inputs"]["records"] == earlier.fingerprint
                 assert later.manifest["rows_in"] == earlier.manifest["rows_out"]
     assert seen == {("own", "clustered", "mined", "records"), ("other", "clustered", "records")}
-    first = next(row for step in range(14) for row in lineage(plan, step) if row.dataset == "own")
-    for found in first.chain:
+    every = (row for step in range(14) for row in lineage(plan, step))
+    first, folders = next(row for row in every if row[0].dataset == "own")
+    for found in folders:
         ids = {r.id for part in found.parts for r in read_records(part.path)}
-        assert first.record in ids
+        assert first.id in ids
     assert (folder / "own.jsonl").exists()
 
 

@@ -1,5 +1,6 @@
 """A job whose storage is an address that tells the endpoint itself, from rows to lineage."""
 
+import itertools
 import json
 
 import pytest
@@ -83,17 +84,17 @@ def test_all_steps_at_an_address_with_a_query(monkeypatch: pytest.MonkeyPatch) -
         folder = prepare(run, pipeline_context)["first"]
         plan = BatchPlan.open(folder)
         records = [record for step in range(4) for record in plan.read(step)]
-        rows = lineage(plan, 0)
+        _, folders = lineage(plan, 0)[0]
         audit = read_bytes(join(folder, "audit.md")).decode()
         assert prepare(run, pipeline_context) == {"first": folder}, "all is found again"
     assert len(records) == 32
     assert len({record.query for record in records}) == 32
     assert any("document" in n.text for record in records for n in record.negatives)
-    kinds = [prepared.manifest["kind"] for prepared in rows[0].chain]
+    kinds = [prepared.manifest["kind"] for prepared in folders]
     assert kinds == ["clustered", "mined", "records"]
-    for later, earlier in zip(rows[0].chain, rows[0].chain[1:], strict=False):
+    for later, earlier in itertools.pairwise(folders):
         assert later.manifest["made_of"] == f"{earlier.manifest['kind']}/own-{earlier.fingerprint}"
-    cleaned = rows[0].chain[-1].manifest
+    cleaned = folders[-1].manifest
     assert cleaned["dropped"] == {"text of a benchmark": 1}
     assert [name.startswith("part-") for name, _ in cleaned["parts"]] == [True]
     assert "## own" in audit

@@ -20,7 +20,7 @@ from rayembed.models.contract import EmbeddingModel
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes import passes as passes_module
 from rayembed.models.passes.encoding import encode, encode_context
-from rayembed.models.passes.fitting import TextsAtOnce, room_for
+from rayembed.models.passes.fitting import room_for
 from rayembed.models.passes.passes import passes
 
 TEXTS = [f"{'a text of ' * (i % 7)}number {i}" for i in range(40)]
@@ -162,22 +162,10 @@ def test_memory_runs_out_in_libraries_too(error):
     found = encode(model, TEXTS, role="query", tokens_per_batch=1000)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert tried[0] > FITS >= tried[-1]
-    tried = []
-
-    def some(number):
-        tried.append(number)
-        if number > 2:
-            raise error
-        return number
-
-    assert TextsAtOnce(9)(some) == 2
-    assert tried == [9, 4, 2]
     with pytest.raises(DeviceMemoryError, match=r"^the model does not fit"), room_for("the model"):
         raise error
     with pytest.raises(RuntimeError, match="illegal"), room_for("the model"):
         raise other
-    with pytest.raises(RuntimeError, match="illegal"):
-        TextsAtOnce(9)(lambda _: filled(forward, 0, other)[0]({"input_ids": torch.ones(1)}))
     model.forward, _ = filled(forward, 0, other)
     with pytest.raises(RuntimeError, match="illegal"):
         encode(model, TEXTS, role="query")

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer
+from small_device import RAN_OUT
 from tiny_folders import save_biencoder
 from tiny_models import save_cde_stages, save_encoder
 
@@ -17,6 +18,7 @@ from rayembed.machine import hardware
 from rayembed.machine.hardware import Precision
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.loading.build import build_model
+from rayembed_extras.peers.sentence_spec import TextsAtOnce
 
 EMULATED, WITH_UNITS = 1 / 30, 2.4
 NARROW = Precision("float32", "this GPU (Tesla T4, 7.5) has no units for bfloat16")
@@ -133,3 +135,20 @@ def test_results_of_small_vectors_have_a_revision_of_their_own(tmp_path):
     weights = plain.meta.revision.partition("-")[0]
     small = make_spec(ModelUnderTest(reference=f"st:{folder}", precision="binary"))
     assert small.meta.revision.startswith(f"binary1-{weights}-")
+
+
+@pytest.mark.parametrize("error", RAN_OUT, ids=str)
+def test_memory_that_runs_out_in_a_library_halves_its_texts(error):
+    other = RuntimeError("CUDA error: an illegal memory access was encountered")
+    tried = []
+
+    def some(number, error=error):
+        tried.append(number)
+        if number > 2:
+            raise error
+        return number
+
+    assert TextsAtOnce(9)(some) == 2
+    assert tried == [9, 4, 2]
+    with pytest.raises(RuntimeError, match="illegal"):
+        TextsAtOnce(9)(lambda number: some(number, other))

@@ -25,7 +25,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 from rayembed.assets.storage import file_times, join, read_bytes, remove_file, write_atomic
 from rayembed.errors import ArtifactError, StorageError
@@ -126,12 +125,7 @@ class Lease:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        error: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
         self._withdraw()

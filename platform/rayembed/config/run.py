@@ -74,8 +74,7 @@ class Run(NamedRun):
         for stage in self.stages:
             used = [datasets[name] for name in stage.datasets]
             check_similarity(stage, used)
-            if "teacher_scores" in stage.loss.needs:
-                check_teachers(stage, used)
+            check_teachers(stage, used)
         for dataset in self.data.datasets:
             check_negatives_used(dataset, [s for s in self.stages if dataset.name in s.datasets])
         for stage in self.stages:

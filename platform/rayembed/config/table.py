@@ -52,12 +52,10 @@ class SettingsTable:
 
     def _members(self) -> tuple[dict[str, type[Settings]], dict[str, str]]:
         """Settings class of each member by its kind, and why each other kind is left out."""
-        left_out: dict[str, str] = {}
         found: dict[str, type[Settings]] = {}
         for reference in self.built_in:
             _add(self, found, load(reference), reference)
-        left_out = _add_outside(self.group, partial(self._add_class, found))
-        return found, left_out
+        return found, _add_outside(self.group, partial(self._add_class, found))
 
     def _add_class(self, found: dict[str, type[Settings]], point: EntryPoint, member: Any) -> None:
         _add(self, found, member, f"{point.value} ({_package(point)})")

@@ -35,7 +35,7 @@ from rayembed.evaluation.model_spec import (
 )
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.rayembed_spec import name_of
-from rayembed.machine.hardware import Precision, settled, wide_enough
+from rayembed.machine.hardware import Precision, ran_out, settled, wide_enough
 from rayembed.models.loading.backbones import check_for_sentence_transformers
 from rayembed.models.loading.files import (
     check_weight_files,
@@ -47,7 +47,7 @@ from rayembed.models.loading.files import (
 from rayembed.models.loading.load import saved_dtype
 from rayembed.models.loading.saved_prompts import sentence_settings
 from rayembed.models.loading.sentence_folder import stated_dtype
-from rayembed.models.passes.fitting import TextsAtOnce, room_for
+from rayembed.models.passes.fitting import first_line, no_room, room_for, say_fewer
 from rayembed.models.versions import VECTORS
 
 BATCH_SIZE = 32
@@ -262,6 +262,32 @@ def adjust(model: Any, settings: ModelUnderTest) -> None:
     if settings.max_length is not None:
         own = model.max_seq_length
         model.max_seq_length = settings.max_length if own is None else min(settings.max_length, own)
+
+
+class TextsAtOnce:
+    """Number of texts that a library embeds at a time, halved whenever memory runs out."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, work: Callable[[int], Any]) -> Any:
+        """Result of `work` of the number; called with half of it until memory suffices.
+
+        Raises:
+            DeviceMemoryError: memory does not suffice for one text.
+        """
+        while True:
+            try:
+                return work(self.number)
+            except RuntimeError as error:
+                if not ran_out(error):
+                    raise
+                says = first_line(error)
+            before, self.number = self.number, self.number // 2
+            if not self.number:
+                self.number = 1
+                raise no_room("one text", "lower its max_length", says)
+            say_fewer(f"{before:,} texts", f"{self.number:,}", says)
 
 
 def in_batches(embed: Callable[[Sequence[str], EncodeSpec, int], Any]) -> EmbedTexts:

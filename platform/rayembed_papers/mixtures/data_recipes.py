@@ -16,12 +16,10 @@ _LAYOUTS = (
 )
 
 
-def _recipe(
-    entries: Callable[[], Sequence[DatasetEntry]],
-    datasets: Callable[[], list[DatasetConfig]] | None = None,
-) -> DataRecipe:
-    every = datasets or (lambda: [entry.config for entry in entries()])
-    return DataRecipe(every, entries, lambda: _listing(entries()))
+def _recipe(entries: Callable[[], Sequence[Entry]]) -> DataRecipe:
+    return DataRecipe(
+        lambda: [entry.config for entry in entries()], entries, lambda: _listing(entries())
+    )
 
 
 def _listing(entries: Sequence[DatasetEntry]) -> Iterator[Table | str]:

@@ -6,7 +6,6 @@ records; see `prepare` for their locations.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from rayembed.data.engine.artifacts import DatasetArtifact, open_artifact, root_
 from rayembed.data.engine.parts import Part, read_records
 from rayembed.data.epochs import many_passes
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.records import Negative, Record
+from rayembed.data.records import Record
 from rayembed.data.sources.tasks import NOT_BAD, counts_of
 from rayembed.data.sources.unread import unread_warning
 from rayembed.display.tables import Table, show
@@ -228,37 +227,21 @@ _TOLD = (
 )
 
 
-@dataclass(frozen=True)
-class RowLineage:
-    """Origin of one row of a batch."""
+def lineage(plan: BatchPlan, step: int) -> list[tuple[Record, tuple[DatasetArtifact, ...]]]:
+    """Each row of a global batch in slot order, with the folders of its data set from the one that
+    the plan read back to the converted records.
 
-    slot: int
-    dataset: str
-    record: str
-    """Record id."""
-    origin: tuple[str, ...]
-    """Source rows that the record was made from."""
-    negatives: tuple[Negative, ...]
-    """Negatives that the plan kept, each with rank, score, rule and teacher."""
-    chain: tuple[DatasetArtifact, ...]
-    """Folders of the data set, from the one that the plan read back to the converted records. Their
-    manifests have settings, teachers, counts and rejections."""
-
-
-def lineage(plan: BatchPlan, step: int) -> list[RowLineage]:
-    """Lineage of each row of a global batch, in slot order.
+    A record tells the source rows that it was made from (`origin`), and of its negatives, which the
+    plan kept, rank, score, rule and teacher; the folders' manifests have settings, teachers, counts
+    and rejections.
 
     Raises:
         DataError: no such step.
         ArtifactError: the plan was made of other parts than those of `prepare`, or a folder that it
             was made of is not there any more.
     """
-    records = plan.read(step)
-    chains = folders_of(plan)
-    return [
-        RowLineage(slot, r.dataset, r.id, r.origin, r.negatives, chains[r.dataset])
-        for slot, r in enumerate(records)
-    ]
+    records, chains = plan.read(step), folders_of(plan)
+    return [(record, chains[record.dataset]) for record in records]
 
 
 def folders_of(plan: BatchPlan) -> dict[str, tuple[DatasetArtifact, ...]]:

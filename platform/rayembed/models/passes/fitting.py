@@ -5,9 +5,8 @@ for all. What a pass computes does not depend on the others.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -20,8 +19,6 @@ from rayembed.machine.hardware import (
     release_memory,
     say_once,
 )
-
-T = TypeVar("T")
 
 _fitting: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 """Tokens of a pass that a model is left with after memory ran out."""
@@ -44,35 +41,9 @@ def fewer_tokens(model: nn.Module, texts: int, tokens: int, says: str) -> None:
         DeviceMemoryError: the pass had a single text.
     """
     if texts == 1:
-        raise _no_room(f"a text of {tokens:,} tokens", "lower the model's max_length", says)
+        raise no_room(f"a text of {tokens:,} tokens", "lower the model's max_length", says)
     _fitting[model] = fitting_tokens(model, tokens) // 2
-    _say(f"{tokens:,} tokens", f"{_fitting[model]:,}", says)
-
-
-class TextsAtOnce:
-    """Number of texts that a library embeds at a time, halved whenever memory runs out."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __call__(self, work: Callable[[int], T]) -> T:
-        """Result of `work` of the number; called with half of it until memory suffices.
-
-        Raises:
-            DeviceMemoryError: memory does not suffice for one text.
-        """
-        while True:
-            try:
-                return work(self.number)
-            except RuntimeError as error:
-                if not ran_out(error):
-                    raise
-                says = first_line(error)
-            before, self.number = self.number, self.number // 2
-            if not self.number:
-                self.number = 1
-                raise _no_room("one text", "lower its max_length", says)
-            _say(f"{before:,} texts", f"{self.number:,}", says)
+    say_fewer(f"{tokens:,} tokens", f"{_fitting[model]:,}", says)
 
 
 @contextmanager
@@ -83,7 +54,7 @@ def room_for(what: str) -> Iterator[None]:
     except RuntimeError as error:
         if not ran_out(error):
             raise
-        raise _no_room(what, "take a smaller model or bfloat16", first_line(error)) from error
+        raise no_room(what, "take a smaller model or bfloat16", first_line(error)) from error
 
 
 def first_line(error: BaseException) -> str:
@@ -91,7 +62,8 @@ def first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _say(before: str, after: str, says: str) -> None:
+def say_fewer(before: str, after: str, says: str) -> None:
+    """Warn that passes are smaller from now on, and give memory back."""
     say_once(
         logging.WARNING,
         f"memory ran out in a pass of {before}; the passes of this process have {after} at most "
@@ -100,7 +72,8 @@ def _say(before: str, after: str, says: str) -> None:
     release_memory()
 
 
-def _no_room(what: str, advice: str, says: str) -> DeviceMemoryError:
+def no_room(what: str, advice: str, says: str) -> DeviceMemoryError:
+    """The error that says what does not fit, and what to do."""
     return DeviceMemoryError(
         f"{what} does not fit into memory: {memory_in_use(default_device())}. End what else uses "
         f"the GPU, {advice}, or take a GPU with more memory. PyTorch says: {says}"

@@ -210,14 +210,13 @@ def print_trace(run: Run, stage: str, step: int, out: TextIO) -> None:
     """
     of_stages(run, [stage])
     plan = BatchPlan.open(plan_of(run, stage))
-    rows = lineage(plan, step)
-    records = plan.read(step)
     shown = []
-    for row, record in zip(rows, records, strict=True):
-        rules = sorted({negative.rule for negative in row.negatives})
-        negatives = f"{len(row.negatives)} {', '.join(rules)}" if row.negatives else ""
+    for slot, (record, _) in enumerate(lineage(plan, step)):
+        rules = ", ".join(sorted({negative.rule for negative in record.negatives}))
+        negatives = f"{len(record.negatives)} {rules}" if rules else ""
         query = " ".join(record.query.split())[:_SHOWN_CHARACTERS]
-        shown.append([row.slot, row.dataset, row.record, "\n".join(row.origin), query, negatives])
+        origin = "\n".join(record.origin)
+        shown.append([slot, record.dataset, record.id, origin, query, negatives])
     heads = ["slot", "data set", "record", "made of", "query", "negatives"]
     title = f"Step {step} of plan {plan.fingerprint}"
     printer = console(out)

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from rayembed.training.trainer import Callback, StepRecord
 
@@ -44,12 +43,7 @@ class Uploads(Callback):
     def __enter__(self) -> "Uploads":
         return self
 
-    def __exit__(
-        self,
-        error: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, value: BaseException | None, *__: object) -> None:
         if value is None:
             self.wait()
             return

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.training.faults.hang_reports import Where
@@ -60,12 +60,7 @@ class HangWatch(Callback):
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        error: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:

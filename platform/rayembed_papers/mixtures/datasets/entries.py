@@ -50,8 +50,6 @@ class DatasetEntry(KnownDataset):
     samples: int | None = None
     """Record count of the paper, if stated. After the paper's own filters, so it is `num_samples`
     only without them."""
-    notes: str = ""
-    """Interpretation of the paper where it leaves room."""
 
     @property
     def name(self) -> str:
