@@ -237,10 +237,10 @@ def send_pending(run: NamedRun, out: TextIO) -> None:
         TrackingError: MLflow is away; what was not sent stays.
     """
     with locked_folders(placed(run)) as folders:
-        sendfiles_of(folders.files, run.placement.tracking_uri, out)
+        send_files(folders.files, run.placement.tracking_uri, out)
 
 
-def sendfiles_of(files: StoredFolder, tracking_uri: str | None, out: TextIO) -> None:
+def send_files(files: StoredFolder, tracking_uri: str | None, out: TextIO) -> None:
     """Send all that waits in a folder that is locked; raises as `send_pending`."""
     number = send_metrics(files.local, tracking_uri=tracking_uri)
     files.keep()
