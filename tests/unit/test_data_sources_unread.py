@@ -17,7 +17,7 @@ from rayembed.config.settings import parse
 from rayembed.data.audit import AUDIT
 from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.engine.parts import read_records
-from rayembed.data.plan.audit import data_warnings, folders_of, negatives_warning
+from rayembed.data.plan.audit import data_warnings, folders_of, plan_warnings
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import prepare
 from rayembed.data.sources.check import check_files_at_hand
@@ -283,7 +283,7 @@ def test_rows_short_of_negatives_are_told_when_the_data_is_prepared(
     assert "4 none" in (Path(folder) / "audit.md").read_text()
     written(tmp_path / "rows.jsonl", ROWS)
     (folder,) = prepare(run, PipelineContext(str(tmp_path / "out"), 0)).values()
-    assert negatives_warning(BatchPlan.open(folder)) is None
+    assert not any("hard negatives" in line for line in plan_warnings(BatchPlan.open(folder)))
 
 
 def test_files_at_hand_are_looked_at_before_ray_starts(tmp_path: Path, monkeypatch: Any) -> None:
