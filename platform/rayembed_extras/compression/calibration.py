@@ -22,9 +22,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from rayembed.config.backbone import Dtype
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.machine.hardware import Dtype, auto_precision, default_device, say_once
+from rayembed.machine.hardware import auto_precision, default_device, say_once
 from rayembed.models.contract import Tokens, to_device
 from rayembed.models.layers import layers_of
 from rayembed.models.loading.load import load_model, saved_dtype

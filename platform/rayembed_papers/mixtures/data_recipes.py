@@ -16,7 +16,7 @@ _LAYOUTS = (
 )
 
 
-def _recipe(entries: Callable[[], Sequence[Entry]]) -> DataRecipe:
+def _recipe(entries: Callable[[], Sequence[DatasetEntry]]) -> DataRecipe:
     return DataRecipe(
         lambda: [entry.config for entry in entries()], entries, lambda: _listing(entries())
     )
