@@ -26,7 +26,7 @@ OTHER_FAISS := $(if $(filter gpu,$(EXTRA)),faiss-cpu,faiss-gpu-cu12)
 TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' cluster/constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart causal2vec-quickstart cde-quickstart nomic-quickstart papers test paths unit check \
+.PHONY: help venv quickstart causal2vec-quickstart cde-quickstart nomic-quickstart papers test core paths unit check \
   slow cuda-wheel docs drill mlflow clean
 
 help: ## this list
@@ -73,7 +73,7 @@ papers: $(STAMP) ## which claims of the papers hold at a small size; ARGS="--hou
 
 # Tests that look at paths: frames, package data, PYTHONPATH, commands, links of the repository.
 PATHS := tests/distributed/test_hangs.py $(addprefix tests/unit/test_,$(addsuffix .py,training_host_waits \
-  training_hangs import_circles platform_folder cluster_commands security_code quiet stopping))
+  training_hangs import_circles platform_folder house_guides security_code quiet stopping))
 
 test: $(STAMP) ## all tests
 	@export TESTS_PREPARED_FOR=$$$$; status=0; log=$$(mktemp); trap 'kill $$beside 2>/dev/null; rm -f "$$log"' EXIT; \
@@ -84,6 +84,14 @@ test: $(STAMP) ## all tests
 	$(BIN)/python -m pytest $(SERIAL) $(ARGS) || status=$$?; \
 	wait $$beside || status=$$?; cat "$$log"; \
 	exit $$status
+
+core: $(STAMP) ## all tests of the core, from a copy without optional features and papers
+	@place="$$(mktemp -d)"; trap 'rm -rf "$$place"' EXIT; status=0; \
+	$(BIN)/python tests/support/parts.py "$$place/copy" && cd "$$place/copy" && export PYTHONPATH="$$PWD/platform" && \
+	{ $(BIN)/python -m pytest $(DISTRIBUTED) $(CORES) $(ARGS) || status=$$?; \
+	$(BIN)/python -m pytest $(BESIDE) $(CORES) $(ARGS) || status=$$?; \
+	$(BIN)/python -m pytest $(SERIAL) $(ARGS) || status=$$?; \
+	exit $$status; }
 
 paths: $(STAMP) ## the tests that look at paths, from a copy with an awkward one
 	@place="$$(mktemp -d)"; trap 'rm -rf "$$place"' EXIT; copy="$$place/rayembed ü copy/rayembed"; \

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from parts import part_of
 
 from rayembed.pipeline.run.on_ray import RAY_SETTINGS, keep_loopback_from_proxies
 
@@ -90,11 +91,11 @@ WHOLE = {
         *("evaluation_model_spec", "evaluation_one_rule", "evaluation_pooled", "evaluation_starts"),
         "peers_specs",
         *(
-            "gpu_benchmarks",
+            "estimates_gpu_benchmarks",
             "gpu_branches",
             "gpu_branches_machine",
             "gpu_gate",
-            "gpu_roofline",
+            "estimates_gpu_roofline",
             "models_layers",
         ),
         *("papers_directions", "estimates_memory", "register_job", "registry_promote"),
@@ -104,18 +105,6 @@ WHOLE = {
 }
 """Files of whole trainings, evaluations, jobs and scripts: more than ten CPU seconds each by
 `-p cpu_seconds`, together 523 of the 1,408 that all tests without Ray took."""
-
-
-EXTRAS = Path(__file__).parents[1] / "platform" / "rayembed_extras"
-FLATS = {path.parent.name for path in EXTRAS.glob("*/__init__.py")}
-
-
-def part_of(file):
-    """The part that a test file belongs to, by its prefix: `test_sweeps_space.py`, `sweeps`."""
-    name = file.removeprefix("test_")
-    if name.startswith(("papers_", "backbone_")):
-        return "papers"
-    return next((flat for flat in sorted(FLATS) if name.startswith(flat)), "core")
 
 
 def pytest_addoption(parser):

@@ -5,6 +5,7 @@ import json
 import mlflow
 import numpy as np
 import pytest
+from data_job import write_rows
 from made_up_articles import sample_over, write_articles
 from mlflow_uris import mlflow_at
 from sentence_transformers import SentenceTransformer
@@ -21,7 +22,8 @@ pytestmark = [pytest.mark.job, pytest.mark.ray]
 
 
 def tiny_run(folder):
-    sample = sample_over(folder / "{language}.json", languages=("en", "fr"))
+    sentences = sample_over(folder / "articles.json").pairs("sentence")
+    crossing = {"kind": "pairs", "path": str(folder / "crossing.jsonl")}
     batch = {
         "policy": "homogeneous",
         "global_pairs": 8,
@@ -42,8 +44,8 @@ def tiny_run(folder):
             },
             "data": {
                 "datasets": [
-                    {"name": "sentences", "source": sample.pairs("sentence")},
-                    {"name": "crossing", "source": sample.pairs("translation", to="fr")},
+                    {"name": "sentences", "source": sentences},
+                    {"name": "crossing", "source": crossing},
                 ],
             },
             "stages": [
@@ -81,11 +83,12 @@ def tiny_run(folder):
 def trained(cluster, tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     save_encoder(folder / "bert")
-    write_articles(folder / "en-us.json")
-    entries = json.loads((folder / "en-us.json").read_text())
-    for entry in entries.values() if isinstance(entries, dict) else entries:
-        entry["extract"] = entry["extract"].upper().replace("E", "A")
-    (folder / "fr-fr.json").write_text(json.dumps(entries))
+    articles = json.loads(write_articles(folder / "articles.json").read_text())
+    texts = [article["extract"] for article in articles.values()]
+    write_rows(
+        folder / "crossing.jsonl",
+        [{"query": text, "positive": text.upper().replace("E", "A")} for text in texts],
+    )
     (folder / "run.yaml").write_text(tiny_run(folder).to_yaml())
     done = run_here("train_nomic", "--recipe", f"{folder}/run.yaml")
     assert done.returncode == 0, done.stderr[-4000:]

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import ray
+from made_up_articles import wikipedia_over
 from one_thread import one_thread
 from tiny_models import save_cde_stages
 from word_articles import run_over_words, write_word_articles
@@ -26,13 +27,13 @@ def dies(*_, **__):
 
 
 def test_a_measurement_whose_process_dies_is_an_error_that_says_what_to_do(cluster, tmp_path):
-    run = run_over_words(write_word_articles(tmp_path / "articles.json"))
+    run = run_over_words(write_word_articles(tmp_path / "articles.json"), sampled=wikipedia_over)
     with pytest.raises(WorkerError, match=r"evaluation of 'x' was lost(.|\n)*submit the run again"):
         measured_on_ray(dies, "x", placement=run.placement)
 
 
 def test_an_analysis_of_a_model_is_that_of_this_process(cluster, tmp_path):
-    run = run_over_words(write_word_articles(tmp_path / "articles.json"))
+    run = run_over_words(write_word_articles(tmp_path / "articles.json"), sampled=wikipedia_over)
     config = {
         "backbone": {"path": "given", "dtype": "float32"},
         "encoder": {"path": "given"},

@@ -1,10 +1,13 @@
 """Made-up articles and a run whose evaluation is over them."""
 
 import json
+from pathlib import Path
+
+from plain_sample import PlainSample
 
 from rayembed.config.run import Run
-from rayembed.config.settings import changed, parse
-from rayembed.recipes.sample import RETRIEVAL_TASKS, ScoreSizes, Wikipedia, own_sets
+from rayembed.config.settings import parse
+from rayembed.recipes.sample import RETRIEVAL_TASKS, ScoreSizes, Wikipedia
 
 COUNT = 240
 HELD_OUT = 120
@@ -27,27 +30,30 @@ def write_articles(path):
     return path
 
 
-def sample_over(path, *, held_out=HELD_OUT, seed=0, **settings):
-    """The sample of made-up articles."""
+def sample_over(path, *, held_out=HELD_OUT, seed=0):
+    """The sample of made-up articles, as plain files beside them."""
+    return PlainSample(Path(path), held_out, seed)
+
+
+def wikipedia_over(path, *, held_out=HELD_OUT, seed=0, **settings):
+    """The sample of made-up articles, as the package makes it that brings the Wikipedia sample."""
     return Wikipedia(source=str(path), held_out=held_out, seed=seed, **settings)
 
 
-def validation_over(sample, sizes, *, held_out=30, queries=300, names=RETRIEVAL_TASKS):
+def validation_over(sample, sizes, *, held_out=30, queries=300):
     """Sets of validation over the held-out articles behind those of the scores."""
-    common = {"seed": sample.seed, "source": sample.source}
-    whole = parse(ScoreSizes, {**common, **sizes})
     values = {
         "held_out": held_out,
-        "first": whole.first + whole.held_out,
+        "first": sizes.get("first", 0) + sizes["held_out"],
         "documents": held_out,
         "queries": min(queries, held_out),
     }
-    return own_sets(changed(whole, **values), names)
+    return sample.scores(RETRIEVAL_TASKS, **{**sizes, **values})
 
 
-def run_over(path, *, held_out=HELD_OUT, seed=0, **evaluation):
+def run_over(path, *, held_out=HELD_OUT, seed=0, sampled=sample_over, **evaluation):
     """A run that holds out half of the articles and would train on the others."""
-    sample = sample_over(path, held_out=held_out, seed=seed)
+    sample = sampled(path, held_out=held_out, seed=seed)
     sizes = {"documents": min(100, held_out), "queries": min(100, held_out), "max_length": 64}
     sizes |= {
         name: evaluation.pop(name) for name in ScoreSizes.model_fields.keys() & evaluation.keys()

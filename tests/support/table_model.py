@@ -2,16 +2,16 @@
 
 import json
 import re
-from urllib.parse import parse_qsl
 
 import numpy as np
 import torch
 from made_up_articles import COUNT
+from plain_sample import plain_sets, sizes_of
 
 from rayembed.assets.resolver import resolve
 from rayembed.config.settings import parse
 from rayembed.models.contract import EmbeddingModel, EmbedOutput
-from rayembed.recipes.sample import ScoreSizes, own_sets
+from rayembed.recipes.sample import PREFIX, ScoreSizes, own_sets
 
 WIDTH = COUNT + 8 + 4
 
@@ -19,12 +19,6 @@ WIDTH = COUNT + 8 + 4
 def number(text):
     """Which article a text is from: its own word, or its number in a title."""
     return int(re.search(r"(?:own|Title)(\d+)", text)[1])
-
-
-def sizes_of(sets):
-    """The sizes of the first set of documents and queries in one language."""
-    path = next(own.path for own in sets if own.kind == "retrieval" and not own.languages)
-    return parse(ScoreSizes, dict(parse_qsl(path.partition("?")[2])))
 
 
 def held_out_numbers(run):
@@ -41,7 +35,8 @@ def changed(run, **settings):
     given = {"languages": tuple({"fra-Latn": "fr", "spa-Latn": "es"}[code] for code in codes)}
     given |= {name: settings.pop(name) for name in ScoreSizes.model_fields if name in settings}
     if "own_sets" not in settings:
-        settings["own_sets"] = own_sets(parse(ScoreSizes, {**dict(sizes), **given}))
+        made = own_sets if run.evaluation.own_sets[0].path.startswith(PREFIX) else plain_sets
+        settings["own_sets"] = made(parse(ScoreSizes, {**dict(sizes), **given}))
     return run.model_copy(update={"evaluation": run.evaluation.model_copy(update=settings)})
 
 

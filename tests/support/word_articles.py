@@ -32,7 +32,7 @@ def write_word_articles(path):
     return path
 
 
-def run_over_words(path, *, held_out=HELD_OUT, **evaluation):
+def run_over_words(path, *, held_out=HELD_OUT, **settings):
     """A run that holds out most of the articles for its evaluation."""
     sizes = {"documents": 60, "queries": 40, "max_length": 60}
-    return run_over(path, held_out=held_out, **sizes | evaluation)
+    return run_over(path, held_out=held_out, **sizes | settings)

@@ -7,8 +7,11 @@ import pytest
 from mteb.languages import check_language_code
 
 from rayembed import errors
+from rayembed.config.evaluation import EvaluationRun
 from rayembed.config.named_benchmarks import job_benchmark, job_benchmark_names
+from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
+from rayembed.evaluation.plan import task_factories
 from rayembed.pipeline.run.training_job import training_job
 from rayembed_extras.air_bench.catalogue import VERSIONS, AirBenchDataset, air_bench_datasets
 from rayembed_extras.air_bench.job import air_bench_jobs
@@ -131,3 +134,9 @@ def test_a_training_run_is_told_how_to_be_scored_on_it(capsys):
     argv = ["--dry-run", "--set", "evaluation.benchmarks=[AIR-Bench_24.05]"]
     assert training_job("biencoder")(argv) == 2
     assert "evaluate_model --benchmark AIR-Bench_24.05" in capsys.readouterr().err
+
+
+def test_a_wrong_name_is_refused_with_the_nearest():
+    run = parse(EvaluationRun, {"model": {"reference": "bm25"}, "benchmarks": ["AIR-Bench_24.5"]})
+    with pytest.raises(ConfigError, match=r"did you mean 'AIR-Bench_24\.05'\?"):
+        task_factories(run)

@@ -9,13 +9,11 @@ from importlib.metadata import version
 import kubernetes_validate
 import pytest
 import yaml
-from cluster_files import CLUSTER, FILLED, changed, documents, readme_commands
+from cluster_files import CLUSTER, changed, documents, readme_commands
 from cluster_rules import cluster_problems, pod_problems, policy_problems
 from kuberay_schema import KINDS, cluster_spec, parse, unfilled
 from pod_security import refusals
 from ray_options import ray_start_options
-
-from rayembed.pipeline.run.training_job import training_job
 
 FOLDER = CLUSTER / "kuberay"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -315,24 +313,6 @@ def test_both_clusters_have_the_installed_ray_and_the_same_nodes():
     assert {spec["rayVersion"] for spec in specs} == {version("ray")}
     assert specs[0]["workerGroupSpecs"] == specs[1]["workerGroupSpecs"]
     assert specs[0]["headGroupSpec"]["template"] == specs[1]["headGroupSpec"]["template"]
-
-
-def test_the_job_of_the_manifest_is_a_run_that_fits_its_nodes():
-    job = CLUSTER_OF["RayJob"]["spec"]
-    words = shlex.split(job["entrypoint"])
-    assert words[:2] == ["python", "/opt/rayembed/jobs/train_nvembed.py"]
-    run, _ = training_job("nvembed-quickstart").resolve(words[2:])
-    placement = run.placement
-    assert (placement.use_gpu, placement.storage_path) == (True, FILLED["STORAGE"])
-    assert placement.wait_for_nodes_seconds > 0, "the cluster begins without nodes"
-    assert placement.wait_for_nodes_seconds < job["preRunningDeadlineSeconds"]
-    gpu = next(g for g in spec_of({"kind": "RayJob", "spec": job})["workerGroupSpecs"][::-1])
-    limits = gpu["template"]["spec"]["containers"][0]["resources"]["limits"]
-    assert placement.workers % limits["nvidia.com/gpu"] == 0
-    per_node = min(placement.workers, limits["nvidia.com/gpu"])
-    assert per_node * placement.cpus_per_worker <= int(limits["cpu"])
-    environment = yaml.safe_load((CLUSTER / "runtime_env.yaml").read_text())["env_vars"]
-    assert yaml.safe_load(job["runtimeEnvYAML"]) == {"env_vars": environment}
 
 
 def test_the_guide_fills_in_all_that_the_files_leave_open():

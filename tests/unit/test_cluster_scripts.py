@@ -143,7 +143,8 @@ def job_of(words):
 
 
 def test_slurm_starts_ray_on_all_nodes_and_the_job_on_the_first(slurm, tmp_path):
-    done, told = slurm("--recipe", "nvembed-v2", "--name", "of-slurm")
+    stages = [("--set", f"stages.{one}.batch.global_pairs=32") for one in ("retrieval", "blend")]
+    done, told = slurm("--recipe", "nvembed-quickstart", "--name", "of-slurm", *sum(stages, ()))
     assert done.returncode == 0, done.stderr
     *words, marker = told
     assert words[:3] == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]

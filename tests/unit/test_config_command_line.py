@@ -21,34 +21,38 @@ def job(*argv: str) -> int:
 
 
 def test_without_arguments_the_default_recipe_is_trained():
-    run, action = training_job("nvembed-v2").resolve([])
-    assert run == get_recipe("nvembed-v2")
+    run, action = training_job("nvembed-quickstart").resolve([])
+    assert run == get_recipe("nvembed-quickstart")
     assert action == RUN
 
 
 def test_recipe_settings_and_name_come_in_this_order():
-    argv = "--name mine --set seed=1 --set name=other --recipe nvembed-v1 --set seed=2 --dry-run"
-    run, action = training_job("nvembed-v1").resolve(argv.split())
+    recipe = "nvembed-quickstart"
+    argv = f"--name mine --set seed=1 --set name=other --recipe {recipe} --set seed=2 --dry-run"
+    run, action = training_job(recipe).resolve(argv.split())
     assert (run.name, run.seed, action) == ("mine", 2, "--dry-run")
-    assert run.fingerprint != get_recipe("nvembed-v1").fingerprint
-    assert run.model == get_recipe("nvembed-v1").model
+    assert run.fingerprint != get_recipe(recipe).fingerprint
+    assert run.model == get_recipe(recipe).model
 
 
 def test_a_file_stands_for_a_recipe(tmp_path, monkeypatch):
     expected, _ = training_job("nvembed-quickstart").resolve(["--set", "seed=5"])
     file = tmp_path / "run.yaml"
     file.write_text(expected.to_yaml())
-    assert training_job("nvembed-v2").resolve(["--recipe", str(file)])[0] == expected
+    assert training_job("nvembed-quickstart").resolve(["--recipe", str(file)])[0] == expected
     monkeypatch.chdir(tmp_path)
-    assert training_job("nvembed-v2").resolve(["--recipe", "run.yaml"])[0] == expected
+    assert training_job("nvembed-quickstart").resolve(["--recipe", "run.yaml"])[0] == expected
     file.rename("run")  # any name that is a file and no recipe
-    assert training_job("nvembed-v2").resolve(["--recipe", "run"])[0] == expected
+    assert training_job("nvembed-quickstart").resolve(["--recipe", "run"])[0] == expected
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--recipe", "nvembed-v3"], "error: no recipe 'nvembed-v3'; did you mean 'nvembed-v2'?\n"),
+        (
+            ["--recipe", "nvembed-quickstar"],
+            "error: no recipe 'nvembed-quickstar'; did you mean 'nvembed-quickstart'?\n",
+        ),
         (["--recipe", "none.yaml"], "error: cannot read the run 'none.yaml'"),
         (["--set", "sead=1"], "error: no setting 'sead'; did you mean 'seed'?\n"),
         (["--set", "seed"], "error: --set 'seed': expected path.to.setting=value\n"),
@@ -74,9 +78,13 @@ def test_unknown_options_and_abbreviations_are_refused(capsys):
     assert "unrecognized arguments" in capsys.readouterr().err
 
 
+RECIPES = ("nvembed-quickstart", "causal2vec-quickstart", "cde", "nomic-quickstart", "biencoder")
+"""One of each architecture."""
+
+
 def test_the_lists_of_all_jobs_show_every_recipe_once(capsys):
     lists = {}
-    for recipe in ("nvembed-v2", "causal2vec-quickstart", "cde", "nomic-v2-moe", "biencoder"):
+    for recipe in RECIPES:
         assert training_job(recipe)(["--list"]) == 0
         lists[recipe] = capsys.readouterr().out
     for name in recipe_names():

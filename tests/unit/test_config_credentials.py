@@ -72,11 +72,9 @@ PLAIN_TEXTS = {
     "text", "title",
     # Names of other things: tasks and their splits, experiments, layers, domains of a sweep.
     "GuardConfig.own_sets",
-    "benchmarks", "experiment", "host", "languages", "revision", "split",
-    "subset", "target_modules", "task",
+    "benchmarks", "experiment", "languages", "revision", "split", "target_modules",
     # Names in some classes, references in others.
-    "MtebValidation.tasks", "Scores.tasks",
-    "ServingConfig.api_key_env", "BeirSource.query",
+    "MtebValidation.tasks", "Scores.tasks", "BeirSource.query",
 }  # fmt: skip
 """Settings of the core that take any text and name no place."""
 
@@ -87,6 +85,8 @@ PLAIN_TEXTS_OF = {
         *("CompressionPlacement.registered_model", "Quantised.skip"),
     },
     "pruning": {"Pruning.skip"},
+    "serving": {"ServingConfig.api_key_env", "host"},
+    "sources": {"subset", "task"},
     "sweeps": {"_OfRecipe.recipe", "_OfRecipe.set", "space"},
     "synthesis": {"OpenAICompatible.model", "quantization", "topics", "wanted"},
 }

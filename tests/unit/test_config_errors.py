@@ -11,7 +11,7 @@ from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.recipes.catalogue import get_recipe
 
-RUNS = ("nvembed-quickstart", "biencoder", "nvembed-v2")
+RUNS = ("nvembed-quickstart", "biencoder", "cde-quickstart")
 
 
 def misspelt(name: str) -> str:

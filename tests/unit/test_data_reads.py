@@ -29,9 +29,9 @@ def counted(monkeypatch):
     counts: Counter[str] = Counter()
     read, hashed, convert = rows._read_jsonl, versions.content_version, PairsSource.records
 
-    def reading(*asked):
+    def reading(*arguments):
         counts["opened"] += 1
-        yield from read(*asked)
+        yield from read(*arguments)
         counts["read whole"] += 1
 
     def hashing(filesystem, inside):

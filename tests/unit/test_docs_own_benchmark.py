@@ -34,10 +34,11 @@ print(json.dumps(["tickets" in further_benchmark_names(), [[s.path for s in o] f
 def in_the_house(folder):
     shutil.copytree(PLATFORM, folder / "platform", ignore=shutil.ignore_patterns("__pycache__"))
     (text,) = re.findall(r"^```python\n# my_package/tickets.py\n(.*?)^```", PAGE, re.M | re.S)
-    flat = folder / "platform/rayembed_extras/wikipedia_sample"
-    (flat / "tickets.py").write_text(text)
-    with (flat / "entry_points.txt").open("a") as points:
-        points.write("tickets = rayembed_extras.wikipedia_sample.tickets:BENCHMARK\n")
+    flat = folder / "platform/rayembed_extras/tickets"
+    flat.mkdir()
+    (flat / "__init__.py").write_text(text)
+    point = "tickets = rayembed_extras.tickets:BENCHMARK"
+    (flat / "entry_points.txt").write_text(f"[rayembed.benchmarks]\n{point}\n")
     return {"PYTHONPATH": str(folder / "platform")}
 
 

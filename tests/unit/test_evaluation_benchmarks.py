@@ -121,7 +121,6 @@ def test_sizes_are_told_without_any_data():
             {"benchmarks": ["MTEB(eng,v1)"]},
             "no benchmark 'MTEB(eng,v1)'; did you mean 'MTEB(eng, v1",
         ),
-        ({"benchmarks": ["AIR-Bench_24.5"]}, "did you mean 'AIR-Bench_24.05'?"),
         ({"benchmarks": ["MIEB(eng)"]}, "has tasks over image"),
         ({"tasks": ["SciFacts"]}, "mteb has no task 'SciFacts'; did you mean 'SciFact'?"),
         ({"tasks": ["qqq qqq"]}, "mteb has no task 'qqq qqq'; mteb.get_tasks() lists all"),

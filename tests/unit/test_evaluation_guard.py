@@ -10,13 +10,16 @@ from rayembed.api.training import Trained
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
+from rayembed.config.own_sets import RetrievalSet
 from rayembed.config.run_evaluation import GuardConfig, own_sets_of
+from rayembed.config.settings import changed
 from rayembed.display.tables import show
 from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.pipeline.evaluate.guard import Gain, Judged, choice, gain, remove_mixtures, verdict
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.recipes.catalogue import get_recipe
+from rayembed.recipes.sample import Wikipedia
 
 TRAINED = ScoreKey("s")
 HALF = ScoreKey("s", share=0.5)
@@ -305,22 +308,17 @@ def test_runs_on_own_data_are_guarded_and_one_setting_takes_it_away(recipe):
     run = get_recipe(recipe)
     (dataset,) = run.data.datasets
     assert run.evaluation.guard == GuardConfig()
-    assert [own.kind for own in with_named_benchmarks(run).evaluation.own_sets].count("sts") == 1
     whole = override(run, [f"data.datasets.{dataset.name}.held_out=null", "evaluation.guard=null"])
     assert (whole.held_out_datasets, whole.evaluation.num_mixtures) == ([], 0)
     hub = with_named_benchmarks(override(run, ["evaluation.benchmarks=[NanoBEIR]"]))
     assert (hub.evaluation.benchmarks, hub.evaluation.own_sets) == (("NanoBEIR",), ())
 
 
-def test_an_own_set_with_the_name_of_a_task_is_refused():
-    mine = "evaluation.own_sets=[{name: WikiSentenceRetrieval, path: judged}]"
-    with pytest.raises(ConfigError, match="'WikiSentenceRetrieval' is the name of a task"):
-        with_named_benchmarks(override(get_recipe("biencoder"), [mine]))
-
-
 def test_judged_sets_of_the_user_are_own_data_unless_named_otherwise():
-    mine = "evaluation.own_sets=[{name: mine, path: judged}, {name: other, path: elsewhere}]"
-    run = with_named_benchmarks(override(get_recipe("biencoder"), [mine]))
+    mine = [RetrievalSet(name="mine", path="judged"), RetrievalSet(name="other", path="elsewhere")]
+    sets = (*Wikipedia().scores(), *mine)
+    run = get_recipe("biencoder")
+    run = changed(run, evaluation=changed(run.evaluation, benchmarks=(), own_sets=sets))
 
     def own(*changes):
         evaluation = override(run, list(changes)).evaluation

@@ -15,7 +15,6 @@ import rayembed
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.document import read_yaml
 from rayembed.config.evaluation import EvaluationPlacement, EvaluationRun, ModelUnderTest
-from rayembed.config.named_benchmarks import with_own_sets
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.evaluation.prompts_table import literal_prompts
@@ -104,7 +103,7 @@ def trained(request, tmp_path_factory):
     run = run_over_words(articles, documents=HELD_OUT, queries=40, instructions=INSTRUCTIONS)
     run = run.model_copy(update={"model": config, "seed": SEED})
     build_model(config, parts, seed=3).eval().save(folder / "model", instructions=run.instructions)
-    return run, folder / "model", articles
+    return run, folder / "model"
 
 
 def by_training(run, folder, storage):
@@ -127,17 +126,14 @@ def by_validation(run, folder):
     return validate(model, validated), validation_prompts(validated)
 
 
-def by_evaluate_model(folder, articles, storage, **settings):
-    """Scores as `jobs/evaluate_model.py --benchmark wikipedia` takes them, in this process."""
+def by_evaluate_model(folder, sets, storage, **settings):
+    """Scores as `jobs/evaluate_model.py` takes them of own sets, in this process."""
     asked = {
         "model": {"reference": str(folder), **settings},
-        "benchmarks": [
-            f"wikipedia?source={articles}&held_out={HELD_OUT}&documents={HELD_OUT}&queries=40"
-            "&max_length=60"
-        ],
+        "own_sets": sets,
         "placement": {"storage_path": str(storage)},
     }
-    scored = evaluate(with_own_sets(parse(EvaluationRun, asked))).scored
+    scored = evaluate(parse(EvaluationRun, asked)).scored
     record = read_yaml((scored.local / "prompts.yaml").read_text())
     return scored.scores, record["prompts"]
 
@@ -147,16 +143,17 @@ def revisions(tasks):
 
 
 def test_all_who_take_scores_take_the_same(trained, tmp_path):
-    run, folder, articles = trained
+    run, folder = trained
+    sets = run.evaluation.own_sets
     after_training = by_training(run, folder, tmp_path / "run")
     in_training, prompts = by_validation(run, folder)
     with patch.object(passes, "to_device", wraps=passes.to_device) as batches:
-        alone, table = by_evaluate_model(folder, articles, tmp_path / "alone")
+        alone, table = by_evaluate_model(folder, sets, tmp_path / "alone")
     assert tuple(alone) == TASK_NAMES
     assert after_training == pytest.approx(alone, abs=1e-12)
     assert in_training == pytest.approx(alone, abs=1e-12)
     with patch.object(passes, "to_device", wraps=passes.to_device) as smaller:
-        few, _ = by_evaluate_model(folder, articles, tmp_path / "few", tokens_per_batch=500)
+        few, _ = by_evaluate_model(folder, sets, tmp_path / "few", tokens_per_batch=500)
     assert smaller.call_count > 2 * batches.call_count
     dtype = run.model.backbone.dtype
     if dtype == "float32":  # in bfloat16 rounding is seen
@@ -165,7 +162,7 @@ def test_all_who_take_scores_take_the_same(trained, tmp_path):
     wrong = {"dtype": "float32" if dtype == "bfloat16" else "bfloat16"}
     if run.model.kind == "cde":
         wrong = {"context_seed": SEED}
-    others, _ = by_evaluate_model(folder, articles, tmp_path / "wrong", **wrong)
+    others, _ = by_evaluate_model(folder, sets, tmp_path / "wrong", **wrong)
     assert others != pytest.approx(alone, abs=1e-12)
     # Not only the scores: the very texts before the texts.
     tasks = tasks_of(run)
@@ -182,7 +179,7 @@ def test_all_who_take_scores_take_the_same(trained, tmp_path):
     # Control: without an instruction for what was not trained, these tasks have other scores.
     none, _ = by_evaluate_model(
         folder,
-        articles,
+        sets,
         tmp_path / "none",
         prompts={"instructions": dict.fromkeys(UNTRAINED, "")},
     )
@@ -273,7 +270,9 @@ def test_number_types_that_a_run_trains_are_scored_after_it(tmp_path):
     for precision, key in zip(("int8", "binary"), found, strict=True):
         storage = tmp_path / precision
         with patch.object(passes, "to_device", wraps=passes.to_device) as batches:
-            alone, _ = by_evaluate_model(model, articles, storage, precision=precision)
+            alone, _ = by_evaluate_model(
+                model, run.evaluation.own_sets, storage, precision=precision
+            )
         assert found[key].scores == pytest.approx(alone, abs=1e-9)
         assert of_two == batches.call_count, "texts are embedded once for both"
     assert len({tuple(scored.scores.values()) for scored in found.values()}) == 2

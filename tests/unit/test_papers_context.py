@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from made_up_articles import wikipedia_over
 from own_task_data import retrieval_data
 from run_scoring import evaluate_reference
 from table_model import changed
@@ -55,7 +56,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def run(tmp_path):
-    return run_over_words(write_word_articles(tmp_path / "articles.json"))
+    return run_over_words(write_word_articles(tmp_path / "articles.json"), sampled=wikipedia_over)
 
 
 def ndcg_by_hand(model, sample, context):

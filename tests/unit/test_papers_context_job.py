@@ -4,6 +4,7 @@ import csv
 import io
 
 import pytest
+from made_up_articles import wikipedia_over
 from tiny_models import save_cde_stages, save_encoder
 from word_articles import run_over_words, write_word_articles
 
@@ -130,7 +131,7 @@ def no_cluster(monkeypatch):
 
 
 def asked(tmp_path, analysis, *more):
-    run = run_over_words(write_word_articles(tmp_path / "articles.json"))
+    run = run_over_words(write_word_articles(tmp_path / "articles.json"), sampled=wikipedia_over)
     (tmp_path / "run.yaml").write_text(run.to_yaml())
     recipe = ["--recipe", str(tmp_path / "run.yaml")]
     storage = ["--set", f"placement.storage_path={tmp_path}/out"]

@@ -395,3 +395,8 @@ def test_every_home_in_the_table_is_that_of_a_data_set():
         home = homes.home_named({**split, **languages}.get(row["name"], row["name"]))
         assert home.url in used, row["name"]
         assert home.notes, row["name"]
+
+
+def test_a_run_on_public_data_is_scored_on_nanobeir():
+    run = get_recipe("nvembed-v2-public")
+    assert run.evaluation.benchmarks == run.scores.benchmarks == ("NanoBEIR",)

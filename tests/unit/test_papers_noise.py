@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from made_up_articles import COUNT, HELD_OUT, run_over, write_articles
+from made_up_articles import COUNT, HELD_OUT, run_over, wikipedia_over, write_articles
 from run_scoring import evaluate_reference, tasks_of
 from tiny_models import metaspace_tokenizer, save_cde_stages, save_decoder, save_encoder
 
@@ -37,7 +37,7 @@ SIZES = {"documents": 30, "queries": 15, "max_length": 20}
 
 @pytest.fixture
 def run(tmp_path):
-    return run_over(write_articles(tmp_path / "articles.json"), **SIZES)
+    return run_over(write_articles(tmp_path / "articles.json"), sampled=wikipedia_over, **SIZES)
 
 
 def own_words(text):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from made_up_articles import sample_over, write_articles
+from made_up_articles import wikipedia_over, write_articles
 from tiny_models import metaspace_tokenizer, save_decoder
 
 from rayembed.assets.resolver import resolve_model
@@ -50,7 +50,7 @@ def test_a_question_is_taken_from_an_answer_or_a_reason_is_told(answer, expected
 @pytest.fixture
 def made_up(tmp_path, monkeypatch):
     """240 made-up articles, half of them held out, of which 60 are asked about."""
-    sample = sample_over(write_articles(tmp_path / "summaries.json"))
+    sample = wikipedia_over(write_articles(tmp_path / "summaries.json"))
     monkeypatch.setattr(synthetic, "_SAMPLE", sample)
     monkeypatch.setattr(synthetic, "DOCUMENTS", 60)
     return sample

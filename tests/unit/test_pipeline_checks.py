@@ -164,7 +164,7 @@ def test_a_run_that_holds_passes(run, folder):
         ),
         (["evaluation.baselines=[bm25, /nowhere]"], AssetError, r"evaluation\.baselines\.1 cannot"),
         (["evaluation.instructions={WikiSentence: x}"], ConfigError, "of task 'WikiSentence'"),
-        (["data.datasets.wiki.source.path=sample://wikipedia/topic.jsonl"], AssetError, "topics"),
+        (["data.datasets.wiki.source.path=sample://wikipedia/topic.jsonl"], AssetError, "topic.js"),
         (["evaluation.own_sets.WikiRelatednessSTS.path=/nowhere"], DataError, "/nowhere"),
     ],
 )  # fmt: skip

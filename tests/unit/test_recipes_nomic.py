@@ -18,14 +18,14 @@ def test_the_quickstart_trains_on_three_languages_and_across_them():
 
 
 def test_a_stage_runs_alone():
-    run, _ = training_job("nomic-v2-moe").resolve(["--stage", "finetune", "--dry-run"])
+    run, _ = training_job("nomic-quickstart").resolve(["--stage", "finetune", "--dry-run"])
     assert [stage.name for stage in run.stages] == ["finetune"]
-    whole, _ = training_job("nomic-v2-moe").resolve(["--dry-run"])
-    assert whole.fingerprint == get_recipe("nomic-v2-moe").fingerprint != run.fingerprint
+    whole, _ = training_job("nomic-quickstart").resolve(["--dry-run"])
+    assert whole.fingerprint == get_recipe("nomic-quickstart").fingerprint != run.fingerprint
     with pytest.raises(ConfigError, match="has no stage 'finetun'; did you mean 'finetune'"):
-        training_job("nomic-v2-moe").resolve(["--stage", "finetun"])
+        training_job("nomic-quickstart").resolve(["--stage", "finetun"])
 
 
 def test_a_stage_reads_no_more_than_the_model():
     with pytest.raises(ConfigError, match=r"stages\.pretrain\.query_max_length 600 exceeds"):
-        override(get_recipe("nomic-v2-moe"), ["stages.pretrain.query_max_length=600"])
+        override(get_recipe("nomic-quickstart"), ["stages.pretrain.query_max_length=600"])

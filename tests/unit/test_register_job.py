@@ -333,7 +333,7 @@ def test_the_card_of_a_trained_model_is_written_from_its_run(store, job, tmp_pat
     assert "tiny version 1 " in out
     text = card.read_text()
     assert f"fingerprint `{run.fingerprint}`" in text
-    assert f"| `{name}` | retrieval | 12,345 | cc-by-sa-4.0 |" in text
+    assert f"| `{name}` | retrieval | 12,345 | unknown |" in text
     assert "commit c0ffee" in text
     client = client_of(store)
     version = client.get_model_version("tiny", "1")

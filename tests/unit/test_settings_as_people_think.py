@@ -65,7 +65,9 @@ def test_a_length_replaces_that_of_the_recipe_and_two_of_one_command_are_refused
 
 
 def test_epochs_of_files_elsewhere_are_counted_when_they_are_prepared():
-    run = override(get_recipe("nvembed-v2-public"), ["stages.blend.epochs=1"])
+    elsewhere = "hf://datasets/org/name@main/*.parquet"
+    run = override(get_recipe("biencoder"), [f"data.datasets.pairs.source.path={elsewhere}"])
+    assert run.stages[0].epochs == 1
     assert with_expected_steps(run) is run
 
 

@@ -15,6 +15,7 @@ from tiny_models import save_cross_encoder, save_encoder
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
+from rayembed.config.stage_data import without_negatives
 from rayembed.data.audit import AUDIT, write_folder_audit
 from rayembed.data.engine.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.engine.parts import read_records
@@ -521,3 +522,12 @@ def test_an_endpoint_that_is_not_there_is_told_early(tmp_path: Path) -> None:
         repair(tmp_path, made_rows(), asked)
     assert asked.repair is not None
     asked.repair.judge.check_asked("repair.judge", str(tmp_path / "out"))
+
+
+def test_rows_without_negatives_are_not_repaired():
+    given = {"kind": "pairs", "path": "pairs.jsonl", "negatives": "wrong"}
+    judge = {"kind": "cross_encoder", "model": "m"}
+    dataset = parse(DatasetConfig, {"name": "p", "source": given, "repair": {"judge": judge}})
+    without = without_negatives(dataset)
+    assert without.source.negatives is None
+    assert without.repair is None

@@ -3,7 +3,7 @@
 from importlib.metadata import EntryPoint
 
 import pytest
-from made_up_articles import HELD_OUT, run_over, write_articles
+from made_up_articles import HELD_OUT, run_over, wikipedia_over, write_articles
 from run_scoring import tasks_of
 
 from rayembed.config import named_benchmarks
@@ -89,7 +89,7 @@ def revisions(tasks):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_same_settings_give_the_data_of_a_training_run(tmp_path, seed):
     path = write_articles(tmp_path / "articles.json")
-    run = run_over(path, seed=seed)
+    run = run_over(path, seed=seed, sampled=wikipedia_over)
     given = {
         "source": str(path),
         "held_out": HELD_OUT,

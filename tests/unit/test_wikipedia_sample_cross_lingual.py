@@ -6,7 +6,8 @@ from pathlib import Path
 import mteb
 import numpy as np
 import pytest
-from made_up_articles import COUNT, run_over, write_articles
+from made_up_articles import COUNT, run_over, wikipedia_over, write_articles
+from plain_sample import sizes_of
 from run_scoring import evaluate, tasks_of
 from table_model import (
     NumberTokenizer,
@@ -15,7 +16,6 @@ from table_model import (
     held_out_numbers,
     number,
     oracle,
-    sizes_of,
 )
 
 from rayembed.errors import ConfigError, DataError
@@ -31,7 +31,7 @@ def run(tmp_path):
     fifth = {title: articles[title] for title in sorted(articles)[::5]}
     (tmp_path / "fr-fr.json").write_text(json.dumps(articles))
     (tmp_path / "es-es.json").write_text(json.dumps(fifth))
-    return run_over(tmp_path / "{language}.json", languages=("fr", "es"))
+    return run_over(tmp_path / "{language}.json", languages=("fr", "es"), sampled=wikipedia_over)
 
 
 def read(run, language):

@@ -11,9 +11,12 @@ from run_scoring import tasks_of
 
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
+from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.pipeline.evaluate.general_tasks import language_of, other_language, with_fitting_tasks
 from rayembed.pipeline.evaluate.guard import judge
+from rayembed.pipeline.register.licences import data_licences
+from rayembed.recipes.catalogue import get_recipe
 from rayembed.recipes.sample import LANGUAGE_CODES, TASK_NAMES
 from rayembed_extras.wikipedia_sample.references import parse_reference
 
@@ -152,3 +155,21 @@ def test_a_sample_set_that_is_own_data_stays(tmp_path):
     names = [one.name for one in with_fitting_tasks(own, []).evaluation.own_sets]
     assert "WikiTopicClustering" in names
     assert "WikiTopicClassification" not in names
+
+
+@pytest.mark.parametrize("recipe", ["biencoder", "biencoder-corpus"])
+def test_the_sample_is_the_general_tasks_of_runs_on_own_data(recipe):
+    run = get_recipe(recipe)
+    assert run.evaluation.benchmarks == ("wikipedia",)
+    assert [own.kind for own in with_named_benchmarks(run).evaluation.own_sets].count("sts") == 1
+
+
+def test_an_own_set_with_the_name_of_a_task_is_refused():
+    mine = "evaluation.own_sets=[{name: WikiSentenceRetrieval, path: judged}]"
+    with pytest.raises(ConfigError, match="'WikiSentenceRetrieval' is the name of a task"):
+        with_named_benchmarks(override(get_recipe("biencoder"), [mine]))
+
+
+def test_the_licence_of_the_samples_texts_is_known():
+    run = get_recipe("nvembed-quickstart")
+    assert data_licences(run) == {dataset.name: "cc-by-sa-4.0" for dataset in run.data.datasets}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from garbling import damaged
-from made_up_articles import sample_over
+from made_up_articles import wikipedia_over
 
 from rayembed.assets.reading import open_source
 from rayembed.assets.resolver import resolve
@@ -241,8 +241,8 @@ def test_titles_of_every_language_that_is_trained_on_are_held_out(tmp_path: Path
     content = [vars(a) for a in (*french, *grown)]
     (tmp_path / "fr-fr.json").write_text(json.dumps(content))
     source = tmp_path / "{language}.json"
-    alone = sample_over(source, held_out=10).pairs("sentence").path
-    both = sample_over(source, held_out=10, languages=("en", "fr")).pairs("sentence").path
+    alone = wikipedia_over(source, held_out=10).pairs("sentence").path
+    both = wikipedia_over(source, held_out=10, languages=("en", "fr")).pairs("sentence").path
     told = hold_out([english, [*french, *grown]], 10, 0).titles
     assert {row["id"] for row in rows_of(both)}.isdisjoint(told)
     only = {row["id"] for row in rows_of(alone)} - {row["id"] for row in rows_of(both)}
@@ -252,7 +252,7 @@ def test_titles_of_every_language_that_is_trained_on_are_held_out(tmp_path: Path
 def test_files_are_the_same_bytes_and_made_again_of_other_summaries(tmp_path: Path) -> None:
     path = tmp_path / "articles.json"
     path.write_text(json.dumps([vars(a) for a in made_up_articles()]))
-    reference = sample_over(path, held_out=20).pairs("sentence").path
+    reference = wikipedia_over(path, held_out=20).pairs("sentence").path
     first = resolve(reference)
     assert resolve(reference, cache=tmp_path / "other").read_bytes() == first.read_bytes()
     assert resolve(reference) == first
@@ -268,13 +268,13 @@ def test_files_are_the_same_bytes_and_made_again_of_other_summaries(tmp_path: Pa
 def test_pieces_keep_the_reference_that_every_node_resolves(tmp_path: Path) -> None:
     path = tmp_path / "articles.json"
     path.write_text(json.dumps([vars(a) for a in made_up_articles()]))
-    source = sample_over(path, held_out=20).pairs("sentence")
+    source = wikipedia_over(path, held_out=20).pairs("sentence")
     (piece,) = list_pieces(source.path)
     assert (piece.path, piece.name, piece.kind) == (source.path, "sentence.jsonl", "jsonl")
     filesystem, inside = open_source(piece.path)
     with filesystem.open_input_stream(inside) as file:
         assert file.read() == resolve(source.path).read_bytes()
-    folder = sample_over(path, held_out=40).scores(documents=30, queries=20)[0].path
+    folder = wikipedia_over(path, held_out=40).scores(documents=30, queries=20)[0].path
     pieces = list_pieces(folder)
     assert [piece.name for piece in pieces] == ["corpus.jsonl", "qrels/test.tsv", "queries.jsonl"]
     address, _, query = folder.partition("?")
@@ -289,7 +289,7 @@ def test_translations_pair_the_articles_of_one_title(tmp_path: Path) -> None:
     ]
     for name, articles in (("en-us", english), ("fr-fr", french)):
         (tmp_path / f"{name}.json").write_text(json.dumps([vars(a) for a in articles]))
-    sample = sample_over(tmp_path / "{language}.json", held_out=2)
+    sample = wikipedia_over(tmp_path / "{language}.json", held_out=2)
     held_out = hold_out([english, french], 2, seed=0)
     found = rows_of(sample.pairs("translation", to="fr").path)
     records = {row["query"]: row["positive"] for row in found}

@@ -158,8 +158,9 @@ def with_taken_clusters(dataset: DatasetConfig, stages: Sequence[StageConfig]) -
 
 
 def without_negatives(dataset: DatasetConfig) -> DatasetConfig:
-    """The data set without the settings that give it hard negatives, and without their repair."""
-    dataset = changed(dataset, repair=None)
+    """The data set without the settings that give it hard negatives, and steps that change them."""
+    steps = [step.kind for step in dataset.steps if step.of_negatives]
+    dataset = changed(dataset, **dict.fromkeys(steps))
     while (origin := origin_of_negatives(dataset)) is not None:
         if origin == "mining":
             dataset = changed(dataset, mining=None)

@@ -7,6 +7,7 @@ from rayembed.config.held_out import HeldOutFraction
 from rayembed.config.own_sets import OwnSet
 from rayembed.config.placement import Placement
 from rayembed.config.run_evaluation import EvaluationConfig, GuardConfig
+from rayembed.config.table import entry_points
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.recipes.sample import (
     MINILM,
@@ -27,9 +28,15 @@ def compared_scores(
 def guarded_scores() -> EvaluationConfig:
     """Scores on the held-out part of the user's own data and, for the guard, on the sample.
 
-    The sample comes from the package index, so that a machine without a hub has it too.
+    The sample comes from the package index, so that a machine without a hub has it too. Without the
+    optional feature that makes it the guard has no general tasks.
     """
-    return EvaluationConfig(benchmarks=("wikipedia",), baselines=("bm25",), guard=GuardConfig())
+    known = {point.name for point in entry_points("rayembed.benchmarks")}
+    return EvaluationConfig(
+        benchmarks=("wikipedia",) if "wikipedia" in known else (),
+        baselines=("bm25",),
+        guard=GuardConfig(),
+    )
 
 
 OWN_REJECTED_SHARE = 0.05

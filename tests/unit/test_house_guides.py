@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cluster_files import CLUSTER, FILLED, ROOT, readme_commands
+from cluster_files import CLUSTER, FILLED, ROOT, documents, readme_commands
 
 from rayembed.errors import ConfigError
 from rayembed.jobs.table import JOBS
@@ -149,3 +149,26 @@ def test_tests_that_the_guide_of_security_names_are_there():
     named = set(re.findall(r"`(?:tests/(?:unit|jobs)/)?(test_[\w*]+\.py)`", text))
     assert len(named) > 8
     assert {name for name in named if not list((ROOT / "tests").rglob(name))} == set()
+
+
+def test_the_job_of_the_manifest_is_a_run_that_fits_its_nodes():
+    job = next(
+        document["spec"]
+        for path in sorted((CLUSTER / "kuberay").glob("*.yaml"))
+        for document in documents(path)
+        if document["kind"] == "RayJob"
+    )
+    words = shlex.split(job["entrypoint"])
+    assert words[:2] == ["python", "/opt/rayembed/jobs/train_nvembed.py"]
+    run, _ = training_job("nvembed-quickstart").resolve(words[2:])
+    placement = run.placement
+    assert (placement.use_gpu, placement.storage_path) == (True, FILLED["STORAGE"])
+    assert placement.wait_for_nodes_seconds > 0, "the cluster begins without nodes"
+    assert placement.wait_for_nodes_seconds < job["preRunningDeadlineSeconds"]
+    gpu = job["rayClusterSpec"]["workerGroupSpecs"][-1]
+    limits = gpu["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert placement.workers % limits["nvidia.com/gpu"] == 0
+    per_node = min(placement.workers, limits["nvidia.com/gpu"])
+    assert per_node * placement.cpus_per_worker <= int(limits["cpu"])
+    environment = yaml.safe_load((CLUSTER / "runtime_env.yaml").read_text())["env_vars"]
+    assert yaml.safe_load(job["runtimeEnvYAML"]) == {"env_vars": environment}

@@ -2,19 +2,20 @@
 
 import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from parts import FLATS, ROOT, copy_of_the_core, part_of
 
 import rayembed
 from rayembed.config.table import COMPANIONS
 
 PLATFORM = Path(rayembed.__file__).parents[1]
-TESTS = Path(__file__).parents[1]
-FLATS = sorted(path.parent.name for path in (PLATFORM / "rayembed_extras").glob("*/__init__.py"))
+TESTS = ROOT / "tests"
 
 NEEDS = {"rayembed_papers": "consistency"}
 """Packages without which others are no use: a paper's mixture is filtered."""
@@ -52,6 +53,7 @@ sys.path[:] = [here, *(p for p in sys.path if not p.endswith("/platform"))]
 from rayembed.assets.reading import open_source
 from rayembed.assets.resolver import resolve
 from rayembed.config.named_benchmarks import with_own_sets
+from rayembed.config.override import override
 from rayembed.errors import RayembedError
 from rayembed.recipes.catalogue import get_recipe
 quickstart, own = get_recipe("biencoder-quickstart"), get_recipe("biencoder")
@@ -61,8 +63,10 @@ for act in (resolve, open_source):
         act(path)
     except RayembedError as error:
         print(error)
+assert (own.evaluation.benchmarks, own.evaluation.guard is None) == ((), False)
+assert with_own_sets(own.evaluation) == own.evaluation
 try:
-    with_own_sets(own.evaluation)
+    with_own_sets(override(own, ["evaluation.benchmarks=[wikipedia]"]).evaluation)
 except RayembedError as error:
     print(error)
 """
@@ -95,6 +99,7 @@ def test_the_core_alone_imports_lists_its_jobs_and_resolves_its_recipes(tmp_path
     alone = stands(copy_without(tmp_path, *COMPANIONS), "every module")
     assert {"biencoder", "nvembed-quickstart", "pairs"} <= {*alone["recipes"]}
     assert {*alone["recipes"]} < {*whole["recipes"]}
+    assert len(whole["recipes"]) == 35 + 7, "runs, and recipes of data"
     assert len(alone["jobs"]) < len(whole["jobs"])
     assert {"train", "prepare", "mine", "evaluate", "register"} <= {*alone["jobs"]}
     assert alone["benchmarks"] == []
@@ -133,31 +138,32 @@ def entry_points_of(flat):
 
 
 def imported_of(path):
-    """Names of the modules that a file imports, within functions as well."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Names of what a file imports: of a test or its helper within functions as well, of a
+    benchmark what it imports at once.
+    """
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree) if TESTS in path.parents else tree.body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield node.module or ""
+            yield from (node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names))
 
 
 def reached_of(path):
-    """Modules that a file of tests imports, by itself and by its helpers."""
+    """Modules that a file of tests imports, by itself, by its helpers and by benchmarks."""
     waiting, seen = [path], set()
     while waiting:
-        for name in imported_of(waiting.pop()):
-            for folder in ("support", "drill"):
-                helper = TESTS / folder / f"{name}.py"
-                if helper.is_file() and name not in seen:
-                    waiting.append(helper)
+        for name in {*imported_of(waiting.pop())} - seen:
+            places = [TESTS / folder / f"{name}.py" for folder in ("support", "drill")]
+            places.append(ROOT / f"{name.replace('.', '/')}.py")
+            waiting += [place for place in places if place.is_file()]
             seen.add(name)
-    return {name for name in seen if name.partition(".")[0] in COMPANIONS}
+    return {name for name in seen if name.startswith(tuple(f"{one}." for one in COMPANIONS))}
 
 
-def test_tests_of_the_core_import_the_core_alone(request):
-    (own,) = [one for one in request.config.pluginmanager.get_plugins() if hasattr(one, "part_of")]
-    files = {path: own.part_of(path.name) for path in TESTS.rglob("test_*.py")}
-    assert {"core", "papers", *FLATS} == {*files.values()}
+def test_tests_of_the_core_import_the_core_alone():
+    files = {path: part_of(path.name) for path in TESTS.rglob("test_*.py")}
+    assert {"core", "house", "papers", *FLATS} == {*files.values()}
     found = {
         str(path.relative_to(TESTS)): names
         for path, part in files.items()
@@ -165,3 +171,28 @@ def test_tests_of_the_core_import_the_core_alone(request):
     }
     assert found == {}, "name the file after the feature, or leave the feature out of it"
     assert any(reached_of(path) for path, part in files.items() if part == "sweeps"), "the control"
+
+
+LEANING = [
+    f"tests/unit/test_{name}.py"
+    for name in (
+        *("config_command_line", "data_prepare", "evaluation_guard", "evaluation_scores"),
+        *("evaluation_validation", "pipeline_checks", "recipes", "settings_as_people_think"),
+    )
+]
+"""Fast files of the core with recipes, jobs, held-out articles and tables of all kinds."""
+
+
+def test_tests_of_the_core_pass_where_nothing_else_is(tmp_path):
+    """Some of them; `make core` runs all."""
+    copy = copy_of_the_core(tmp_path / "copy")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *LEANING],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy / "platform")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "part core: " in done.stdout

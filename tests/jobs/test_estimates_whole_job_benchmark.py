@@ -41,7 +41,7 @@ PARTS = {
 
 @pytest.mark.slow(
     "a job and fourteen processes; each command of both scripts at toy size, but for the job's, is "
-    "run by unit/test_gpu_benchmarks.py, and a job of another model by the test above"
+    "run by unit/test_estimates_gpu_benchmarks.py, and a job of another model by the test above"
 )
 @pytest.mark.parametrize("script", PARTS)
 def test_a_short_run_ends_well_at_toy_size_within_its_limits_times_four(script, tmp_path):

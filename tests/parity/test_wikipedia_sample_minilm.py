@@ -2,7 +2,7 @@
 
 import mteb
 import pytest
-from made_up_articles import run_over
+from made_up_articles import run_over, wikipedia_over
 from run_scoring import evaluate, evaluate_reference, tasks_of
 from sentence_transformers import SentenceTransformer
 
@@ -14,7 +14,7 @@ from rayembed.recipes.sample import MINILM, SUMMARIES
 @pytest.mark.assets
 def test_minilm_scores_as_through_sentence_transformers(tmp_path):
     instructions = {"WikiTopicClustering": "Group the texts"}
-    run = run_over(SUMMARIES, max_length=48, instructions=instructions)
+    run = run_over(SUMMARIES, sampled=wikipedia_over, max_length=48, instructions=instructions)
     folder = resolve_model(MINILM)
     ours = evaluate_reference(folder, run, name="minilm", results_folder=tmp_path)
     theirs = mteb.evaluate(
