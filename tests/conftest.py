@@ -108,7 +108,7 @@ WHOLE = {
 
 
 def pytest_addoption(parser):
-    parser.addoption("--part", help="run the tests of this part alone: core, papers or a flat")
+    parser.addoption("--part", help="run the tests of one part: core, house, papers or a flat")
 
 
 def pytest_terminal_summary(terminalreporter):

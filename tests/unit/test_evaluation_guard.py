@@ -16,6 +16,7 @@ from rayembed.config.settings import changed
 from rayembed.display.tables import show
 from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
+from rayembed.pipeline.evaluate.general_tasks import with_fitting_tasks
 from rayembed.pipeline.evaluate.guard import Gain, Judged, choice, gain, remove_mixtures, verdict
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.recipes.catalogue import get_recipe
@@ -329,6 +330,16 @@ def test_judged_sets_of_the_user_are_own_data_unless_named_otherwise():
     assert own("evaluation.guard.own_sets=[mine]") == ("mine",)
     assert own("evaluation.guard.own_sets=[]") == ()
     assert own("data.datasets.pairs.held_out=null") == ("mine", "other")
+
+
+def test_a_guard_without_general_tasks_says_so(tmp_path, caplog):
+    caplog.set_level("INFO")
+    run = own_run(tmp_path, "evaluation.guard={}")
+    assert with_fitting_tasks(run, []) is run
+    assert caplog.messages == ["evaluation.guard has no general tasks: own data alone decide"]
+    caplog.clear()
+    with_fitting_tasks(override(run, ["evaluation.benchmarks=[NanoBEIR]"]), [])
+    assert caplog.messages == []
 
 
 def test_mixtures_that_were_never_kept_go_whichever_call_made_them(tmp_path):

@@ -31,12 +31,9 @@ def guarded_scores() -> EvaluationConfig:
     The sample comes from the package index, so that a machine without a hub has it too. Without the
     optional feature that makes it the guard has no general tasks.
     """
-    known = {point.name for point in entry_points("rayembed.benchmarks")}
-    return EvaluationConfig(
-        benchmarks=("wikipedia",) if "wikipedia" in known else (),
-        baselines=("bm25",),
-        guard=GuardConfig(),
-    )
+    points = entry_points("rayembed.benchmarks")
+    general = tuple(point.name for point in points if point.name == "wikipedia")
+    return EvaluationConfig(benchmarks=general, baselines=("bm25",), guard=GuardConfig())
 
 
 OWN_REJECTED_SHARE = 0.05

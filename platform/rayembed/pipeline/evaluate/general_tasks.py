@@ -63,11 +63,7 @@ def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
     ]
     if not of_sample:
         if not (evaluation.benchmarks or evaluation.tasks or len(evaluation.own_sets) > len(names)):
-            logger.info(
-                "evaluation.guard has no general tasks, so the gain on own data alone decides; "
-                "evaluation.benchmarks=[NanoBEIR] takes the hub's, [wikipedia] those of "
-                "rayembed_extras.wikipedia_sample"
-            )
+            logger.info("evaluation.guard has no general tasks: own data alone decide")
         return run
     language = language_of(text for one in own for text in first_texts(one, _READ))
     symmetric = not any(isinstance(one, RetrievalSet) for one in own)
