@@ -98,7 +98,8 @@ WHOLE = {
             "estimates_gpu_roofline",
             "models_layers",
         ),
-        *("papers_directions", "estimates_memory", "register_job", "registry_promote"),
+        *("papers_directions", "estimates_memory", "house_flats", "register_job"),
+        "registry_promote",
         *("registry_requirements", "runtime_here", "training_hidden_states"),
         *("stopped_program", "training_host_waits", "wikipedia_sample_frozen"),
     )

@@ -177,7 +177,7 @@ LEANING = [
     f"tests/unit/test_{name}.py"
     for name in (
         *("config_command_line", "data_prepare", "evaluation_guard", "evaluation_scores"),
-        *("evaluation_validation", "pipeline_checks", "recipes", "settings_as_people_think"),
+        *("pipeline_checks", "recipes"),
     )
 ]
 """Fast files of the core with recipes, jobs, held-out articles and tables of all kinds."""

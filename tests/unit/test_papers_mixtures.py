@@ -8,6 +8,7 @@ import pytest
 from rayembed.assets.hub import parse_hub_reference
 from rayembed.config.data_run import DataRun
 from rayembed.config.document import read_yaml
+from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.sources.beir import BeirSource
 from rayembed.data.sources.classes import ClassesSource
@@ -16,6 +17,7 @@ from rayembed.data.sources.nli import NLISource
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.data.sources.sts import STSSource
 from rayembed.errors import ConfigError
+from rayembed.pipeline.register.licences import data_licences
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.recipes.data_recipes import (
     data_recipe_names,
@@ -400,3 +402,12 @@ def test_every_home_in_the_table_is_that_of_a_data_set():
 def test_a_run_on_public_data_is_scored_on_nanobeir():
     run = get_recipe("nvembed-v2-public")
     assert run.evaluation.benchmarks == run.scores.benchmarks == ("NanoBEIR",)
+
+
+def test_the_licence_of_a_data_set_comes_from_the_catalogue():
+    entry = known_datasets()["nvembed/fever"]
+    values = get_recipe("biencoder").model_dump(mode="json") | {"evaluation": {}}
+    fever = entry.config.model_dump(mode="json") | {"name": "pairs", "mining": None}
+    values["data"]["datasets"][0] = fever
+    assert data_licences(parse(Run, values)) == {"pairs": entry.home.licence}
+    assert entry.home.licence

@@ -9,7 +9,6 @@ from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.pipeline.register.licences import base_licence, data_licences
-from rayembed.recipes.data_recipes import known_datasets
 from rayembed.registry.card_parts import plain_card
 from rayembed.registry.model_card import hub_name, model_card
 from rayembed.registry.register import DESCRIPTION_CHARACTERS, describe
@@ -308,20 +307,13 @@ def test_names_on_the_hub():
     assert hub_name("/data/org/name") is None
 
 
-def test_licences_come_from_cards_and_from_the_catalogue(tmp_path):
+def test_licences_come_from_cards(tmp_path):
     (tmp_path / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n# A model\n")
     assert base_licence(str(tmp_path)) == "cc-by-nc-4.0"
     assert base_licence("pypi://some==1/x", tmp_path) == "cc-by-nc-4.0"
     (tmp_path / "README.md").write_text("# No front matter\n")
     assert base_licence(str(tmp_path)) == ""
     assert base_licence(str(tmp_path / "nothing")) == ""
-    entry = known_datasets()["nvembed/fever"]
-    values = make_run().model_dump(mode="json")
-    fever = entry.config.model_dump(mode="json") | {"name": "pairs"}
-    values["data"]["datasets"][0] = fever
-    licences = data_licences(parse(Run, values))
-    assert licences == {"pairs": entry.licence}
-    assert entry.licence
     assert data_licences(make_run()) == {}
 
 
