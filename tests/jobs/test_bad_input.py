@@ -62,7 +62,7 @@ GOOD = [{"query": f"query {i}", "positive": f"positive {i}"} for i in range(40)]
         (["placement.storage_path=/proc/nothing"], 1, "/proc/nothing"),
         (["placement.tracking_uri=http://127.0.0.1:9"], 2, "http://127.0.0.1:9"),
         (["placement.cpus_per_worker=5000"], 2, "no node is large enough for one worker"),
-        (["stages.retrieval.batch.global_pairs=512"], 1, "512"),
+        (["stages.retrieval.batch.global_pairs=512"], 2, "512"),
         (["evaluation.baselines=[bm25, /nowhere]"], 2, "evaluation.baselines.1 cannot be used"),
         (
             ["data.datasets.topics.mining={teacher: /nowhere}"],

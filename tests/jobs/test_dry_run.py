@@ -27,14 +27,6 @@ def test_what_a_dry_run_prints_is_the_run(name, tmp_path, capsys):
         assert f" {stage.name} " in captured.err
 
 
-def test_a_backbone_that_only_the_hub_knows_is_shown_without_its_size():
-    shown = run_script(
-        "jobs/train_biencoder.py", "--set", "model.backbone.path=hf://org/name@main", "--dry-run"
-    )
-    assert shown.returncode == 0, shown.stderr
-    assert "not known without fetching the model" in shown.stderr
-
-
 def test_a_wrong_setting_ends_the_script_with_a_message():
     shown = run_script("jobs/train_biencoder.py", "--set", "stages.finetune.step=3", "--dry-run")
     assert shown.returncode == 2

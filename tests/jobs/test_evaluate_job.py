@@ -170,7 +170,7 @@ def test_scores_are_shown_when_mlflow_has_gone(
         (("--tasks", "NFCorpus", "--languages", "xyz"), "no task that is named has the language"),
         (("--tasks", "NFCorpus", "--set", "placement.worker=2"), "no setting 'placement.worker'"),
         (("--own-set", "/nothing/there"), "/nothing/there"),
-        (("--benchmark", "nanobeir"), "no benchmark 'nanobeir'; did you mean 'NanoBEIR'?"),
+        (("--benchmark", "NanoBIER"), "no benchmark 'NanoBIER'; did you mean 'NanoBEIR'?"),
         (("--benchmark", "nothing like it"), ", NanoBEIR, "),
         (("--own-set", __file__), "is a file; wanted is a folder with corpus, queries and qrels"),
     ],

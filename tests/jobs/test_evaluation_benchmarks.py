@@ -9,6 +9,7 @@ import prepared
 import psutil
 import pytest
 from forked_workers import script
+from parts import FLATS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tiny_models import save_encoder
@@ -36,9 +37,12 @@ def rows(text):
     return {first: rest for first, *rest in cells}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "read"), [((), "read and check the set"), (("--air-bench",), "read from the hub")]
-)
+KINDS = [((), "read and check the set")]
+if "air_bench" in FLATS:
+    KINDS.append((("--air-bench",), "read from the hub"))
+
+
+@pytest.mark.parametrize(("arguments", "read"), KINDS)
 def test_a_large_retrieval_is_read_scored_and_compared_with_brute_force(tmp_path, arguments, read):
     place = str(ROOT / "benchmarks" / "evaluation_scale.py")
     sizes = ("--documents", "3000", "--queries", "40", "--sample", "30")
