@@ -346,7 +346,7 @@ def test_data_that_was_just_made_is_left_for_the_run_that_is_about_to_start(stor
     vectors = make_vectors(storage)
     make_old(storage)
     shutil.rmtree(storage / "runs/own")
-    plan, others = next(storage.glob("plans/*")), storage / "data/records/pairs-bbbbbbbbbbbb"
+    plan, others = next(storage.glob("plans/*/")), storage / "data/records/pairs-bbbbbbbbbbbb"
     records = next(storage.glob("data/records/*"))
     shutil.copytree(records, others)
     text = (others / "manifest.json").read_text().replace(records.name[-12:], "b" * 12)
