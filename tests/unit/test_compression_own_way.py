@@ -1,4 +1,4 @@
-"""The way of docs/compression.md, in a copy of the code and as a package of its own."""
+"""The way of docs/own_compression.md, in a copy of the code and as a package of its own."""
 
 import json
 import re
@@ -15,7 +15,7 @@ import rayembed
 from rayembed_extras.compression.settings import COMPRESSIONS
 
 PLATFORM = Path(rayembed.__file__).parents[1]
-PAGE = (PLATFORM.parent / "docs" / "compression.md").read_text()
+PAGE = (PLATFORM.parent / "docs" / "own_compression.md").read_text()
 SCRIPT = """
 import sys
 from pathlib import Path

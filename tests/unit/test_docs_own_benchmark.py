@@ -1,4 +1,4 @@
-"""The benchmark of docs/evaluation.md, in a copy of the code and as a package of its own."""
+"""The benchmark of docs/own_benchmark.md, in a copy of the code and as a package of its own."""
 
 import json
 import re
@@ -14,7 +14,7 @@ import rayembed
 from rayembed.config.named_benchmarks import further_benchmark_names
 
 PLATFORM = Path(rayembed.__file__).parents[1]
-PAGE = (PLATFORM.parent / "docs" / "evaluation.md").read_text()
+PAGE = (PLATFORM.parent / "docs" / "own_benchmark.md").read_text()
 SCRIPT = """
 import json, sys
 from rayembed.config.evaluation import EvaluationRun

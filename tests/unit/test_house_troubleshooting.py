@@ -43,7 +43,9 @@ def stands_in_the_code(quoted):
     return any(re.search(".*?".join(words), text) for text in messages())
 
 
-QUOTED = re.findall(r"^> (.+)$", PAGE.read_text(), re.MULTILINE)
+OURS, _, _ = PAGE.read_text().partition("## Messages of other programs")
+CELLS = re.findall(r"^\| (`.+?) \| ", OURS, re.MULTILINE)
+QUOTED = [quoted for cell in CELLS for quoted in re.findall(r"`([^`]+)`", cell)]
 
 
 def test_there_are_messages_of_all_kinds():

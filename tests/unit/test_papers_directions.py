@@ -400,10 +400,10 @@ def test_the_table_of_the_docs_is_that_of_the_kept_results(tmp_path):
         some = (finding(claim, differences(claim, range(3), results), 3) for claim in claims)
         return [one for one in some if one.apart is not None and one.apart.number == 3]
 
-    told, page = found(ALL), (docs / "papers.md").read_text()
+    told, page = found(ALL), (docs / "measured" / "directions.md").read_text()
     assert show(findings_table(told, ""), "markdown") in page
     assert notes_of(told) in page
-    assert "](measured/directions.png)" in page
+    assert "](directions.png)" in page
     for cause in found(job._followed_up(told)):
         (_, row) = show(findings_table([cause], ""), "markdown").strip().rsplit("\n", 1)
         assert row in page

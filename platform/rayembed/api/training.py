@@ -136,7 +136,7 @@ def train(
     """Fine-tune an encoder on pairs, score it beside its start, register it.
 
     Mixtures of the two are scored too, on general tasks as well, and the one is kept that gains
-    most on a held-out part of the pairs and loses less in general (docs/evaluation.md); `verdict`
+    most on a held-out part of the pairs and loses less in general (docs/guard.md); `verdict`
     shows the trade, and `take` takes another share. Where none does, the start is kept, no
     version becomes `candidate`, and `verdict` says so. The run is the recipe for own pairs with
     what is given here. The same call goes on where a former one stopped, and does nothing twice.

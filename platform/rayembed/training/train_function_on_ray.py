@@ -282,7 +282,7 @@ class TransportLog(Callback):
             logger.warning(
                 "NCCL sends between %d workers over TCP (NET/Socket, %s): several nodes may spend "
                 "as long sending as computing. If they have a faster network (EFA, InfiniBand), "
-                "its plugin is missing or memory cannot be locked; docs/operations.md. NCCL's own "
+                "its plugin is missing or memory cannot be locked; docs/watching.md. NCCL's own "
                 "log: %s",
                 *(self._workers, addresses, self._file),
             )
