@@ -22,7 +22,7 @@ def milan(monkeypatch):
     monkeypatch.setattr(module, "expected_precision", lambda run: float32)
     monkeypatch.setattr(module, "product_speed", lambda dtype: 70e9)
     monkeypatch.setattr(module, "num_cores", lambda: 2)
-    monkeypatch.setattr(module, "cpu_told", lambda: "2 cores (AMD EPYC)")
+    monkeypatch.setattr(module, "cpu_summary", lambda: "2 cores (AMD EPYC)")
 
 
 def test_the_quickstart_is_told_about_what_it_took(milan):

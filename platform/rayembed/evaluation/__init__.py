@@ -1,1 +1,1 @@
-"""Scores through mteb, in mteb's result format, and the tables made of them."""
+"""Evaluation through mteb: scores in mteb's result format, and tables of them."""

@@ -1,4 +1,4 @@
-"""Benchmarks and task names → factories of mteb tasks, which travel between processes.
+"""Picklable factories of mteb tasks, from the names of benchmarks and tasks.
 
 A task holds data and random generators, so it is made anew wherever it is evaluated; what travels
 is its name with the subsets and splits that the benchmark evaluates. Every benchmark of mteb over
@@ -50,16 +50,16 @@ _TEXTS_UNKNOWN = 10_000
 
 @dataclass(frozen=True)
 class MtebTask:
-    """A factory of one task of mteb."""
+    """A factory of one mteb task."""
 
     name: str
     subsets: tuple[str, ...] | None = None
-    """Subsets of the data set, mostly languages; None: all that the task has."""
+    """Subsets of the data set, mostly languages; None: all subsets of the task."""
     eval_splits: tuple[str, ...] | None = None
-    """Splits that are scored; None: those that the task evaluates on."""
+    """Splits to score; None: the task's evaluation splits."""
 
     def load(self) -> Any:
-        """A fresh task, without its data.
+        """Return a fresh task, without its data.
 
         Raises:
             ConfigError: mteb has no such task, or the task no such subset.
@@ -83,7 +83,7 @@ class MtebTask:
 
     @property
     def num_texts(self) -> int:
-        """Different texts that are embedded, by mteb's statistics of the data; loads no data."""
+        """Number of different texts to embed, from mteb's data statistics; loads no data."""
         return _num_texts(self)
 
 
@@ -123,7 +123,7 @@ def benchmark_tasks(name: str, *, also: Sequence[str] = ()) -> tuple[MtebTask, .
 
 
 def named_tasks(names: Iterable[str]) -> tuple[MtebTask, ...]:
-    """Tasks of mteb by their names, with all their subsets and splits; each once.
+    """Return mteb's tasks of these names with all their subsets and splits, each once.
 
     Raises:
         ConfigError: mteb has no such task, or one over images, sound or video.
@@ -139,7 +139,7 @@ def named_tasks(names: Iterable[str]) -> tuple[MtebTask, ...]:
 
 
 def of_languages(tasks: Sequence[MtebTask], languages: Sequence[str]) -> tuple[MtebTask, ...]:
-    """The tasks with only those subsets that are in one of the languages; others fall away.
+    """Restrict tasks to subsets in one of the languages; drop tasks without such subsets.
 
     Args:
         languages: codes of ISO 639-3 (`ara`), with a script (`ara-Arab`), or the data set's own
@@ -196,7 +196,7 @@ def task_names() -> frozenset[str]:
 
 
 def other_inputs(tasks: Iterable[Any]) -> list[str]:
-    """Inputs of the tasks beside texts, sorted."""
+    """Input types of the tasks other than text, sorted."""
     return sorted({kind for task in tasks for kind in task.metadata.modalities} - {"text"})
 
 

@@ -1,4 +1,4 @@
-"""BM25 as a baseline of the retrieval tasks: what counting words reaches."""
+"""BM25 as a baseline for retrieval tasks."""
 
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -29,7 +29,7 @@ class Bm25:
         self._index: Any = None
 
     def index(self, corpus: Any, **_options: Any) -> None:
-        """Index the documents of a corpus: title and text, as every model reads them."""
+        """Index a corpus by the title and text of each document, as models embed them."""
         self._ids = list(corpus["id"])
         self._index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
         self._index.index(_words(list(all_documents(corpus))), show_progress=False)
@@ -44,7 +44,9 @@ class Bm25:
         num_proc: int | None = None,
         **_options: Any,
     ) -> dict[str, dict[str, float]]:
-        """Scores of the best documents of each query by id, without those that share no word."""
+        """Score the best documents of each query by id; documents without a common word are left
+        out.
+        """
         depth = len(self._ids) if top_ranked else min(top_k, len(self._ids))
         ids = list(queries["id"])
         texts = query_texts(queries, task_metadata, num_proc)

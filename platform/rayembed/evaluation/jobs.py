@@ -1,4 +1,4 @@
-"""Pieces of an evaluation: what one runner does by itself, side by side with others.
+"""Jobs of an evaluation: units of work that a runner executes independently.
 
 `huggingface_hub` repeats a request five times when the hub is asked too often (429) or has an error
 of its own, and waits as long as the hub's answer says. What is left after that is repeated here,
@@ -40,7 +40,7 @@ def load_data(
     waits: Sequence[float] = WAITS_SECONDS,
     sleep: Callable[[float], None] | None = None,
 ) -> None:
-    """Load the data of a fresh mteb task, which `mteb.evaluate` then leaves loaded.
+    """Load the data of a fresh mteb task; `mteb.evaluate` keeps loaded data.
 
     Args:
         waits: seconds before each further attempt, where the hub is asked too often or is down;
@@ -57,7 +57,7 @@ def load_data(
 
 
 def unavailable_data(task: Any, error: BaseException) -> AssetError:
-    """Error for a task whose data mteb could not load."""
+    """Return the error for a task whose data mteb could not load."""
     name, where = task.metadata.name, task.metadata.dataset
     reason, advice = _told(error)
     return AssetError(
@@ -112,7 +112,7 @@ _TEXTS_AT_ONCE = 1024
 
 
 class TaskFactory(Protocol):
-    """Makes an mteb task; small and picklable, as the tasks are not."""
+    """Protocol of factories of mteb tasks; factories are small and picklable, tasks are not."""
 
     @property
     def name(self) -> str:
@@ -121,16 +121,16 @@ class TaskFactory(Protocol):
 
     @property
     def num_texts(self) -> int:
-        """Number of texts that it embeds, as far as is known without its data; 0: not known."""
+        """Number of texts to embed, as far as it is known without the data; 0 if unknown."""
         ...
 
     def load(self) -> Any:
-        """A fresh task, without its data."""
+        """Return a fresh task, without its data."""
         ...
 
 
 class Job(Protocol):
-    """A piece of an evaluation, picklable."""
+    """Protocol of a picklable unit of work of an evaluation."""
 
     @property
     def name(self) -> str:
@@ -139,17 +139,19 @@ class Job(Protocol):
 
     @property
     def num_texts(self) -> int:
-        """Rough number of texts that it embeds; jobs with most of them begin first."""
+        """Approximate number of texts to embed; the largest jobs start first."""
         ...
 
     def run(self, model: Any) -> Outcome:
-        """Do it with a model that has mteb's `EncoderProtocol` and `SearchProtocol`."""
+        """Run the job with a model that implements mteb's `EncoderProtocol` and
+        `SearchProtocol`.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """Scores one mteb task."""
+    """A job that scores one mteb task."""
 
     task: TaskFactory
 
@@ -160,11 +162,11 @@ class ScoreTask:
 
     @property
     def num_texts(self) -> int:
-        """Texts that it embeds."""
+        """Number of texts to embed."""
         return self.task.num_texts
 
     def run(self, model: Any) -> Outcome:
-        """The result by mteb under `TASK_RESULT`.
+        """Score the task; the outcome holds mteb's result under `TASK_RESULT`.
 
         Raises:
             AssetError: the task's data cannot be had.
@@ -206,7 +208,7 @@ def _of_queries(
 
 @dataclass(frozen=True)
 class Done:
-    """A job with its outcome or with what went wrong."""
+    """A finished job with its outcome or its error."""
 
     job: Job
     outcome: Outcome | None = None
@@ -215,5 +217,5 @@ class Done:
 
 
 def longest_first(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs in the order in which they begin, so that no long one is left to the end."""
+    """Sort jobs by falling number of texts, so that no long job runs last and alone."""
     return sorted(jobs, key=lambda job: (-job.num_texts, job.name))

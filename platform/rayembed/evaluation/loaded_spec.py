@@ -1,4 +1,4 @@
-"""A model that is loaded already as a model under evaluation."""
+"""Evaluation of a model that is already loaded."""
 
 import copy
 import tempfile
@@ -24,7 +24,7 @@ from rayembed.models.contract import EmbeddingModel
 
 @dataclass(frozen=True)
 class LoadedSpec(PromptedSpec):
-    """The spec of a model in this process; it embeds where its weights lie."""
+    """Spec of a model that is loaded in this process; it embeds on the model's device."""
 
     model: EmbeddingModel
     meta: ModelMeta
@@ -40,12 +40,12 @@ class LoadedSpec(PromptedSpec):
 
     @property
     def fingerprint(self) -> str:
-        """The revision, which tells the weights from others."""
+        """The revision, which depends on the weights."""
         return str(self.meta.revision)
 
     @property
     def conditions(self) -> dict[str, str]:
-        """Number type, lengths and width, and how many documents a context has."""
+        """Number type, lengths, width and the number of documents in a context."""
         dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         width = self.dimension or self.model.dimensions[0]
         found = {"dtype": dtype, "dimensions": str(width)}
@@ -53,7 +53,9 @@ class LoadedSpec(PromptedSpec):
         return found | ({"context": str(self.num_context)} if self.model.uses_context else {})
 
     def load(self, device: str) -> EmbedTexts:
-        """The model as it is, which goes on to read texts of its own lengths elsewhere."""
+        """Return the embedding function of a copy of the model with the text lengths of the
+        evaluation.
+        """
         del device
         cut: Any = copy.copy(self.model)
         cut.tokenizer = copy.copy(self.model.tokenizer)
@@ -72,7 +74,8 @@ def loaded_spec(
     num_context: int | None = None,
     dimension: int | None = None,
 ) -> LoadedSpec:
-    """The spec of a loaded model; a contextual one embeds in the context of each task's corpus.
+    """Make the spec of a loaded model; a contextual model embeds in the context of each task's
+    corpus.
 
     Args:
         max_lengths: tokens that are read of a text; `lengths_read` says how many are where the
@@ -89,7 +92,8 @@ def loaded_spec(
 def scores_of(
     spec: LoadedSpec, tasks: Sequence[TaskFactory], results_folder: str | Path, device: str
 ) -> dict[str, float]:
-    """Main score of each task by its name, taken in this process; results are kept in the folder.
+    """Evaluate in this process and return the main score of each task; the folder keeps the
+    results.
 
     Raises:
         RayembedError: a task cannot be scored.

@@ -1,4 +1,4 @@
-"""A model under evaluation before it is loaded: what travels to the workers that load it."""
+"""Specs of models under evaluation: picklable descriptions from which workers load a model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ SCORES = 1
 
 @dataclass(frozen=True)
 class EncodeSpec:
-    """All that decides a text's vector besides the text and the model.
+    """Everything that decides a text's vector apart from the text and the model.
 
     Texts of one encode spec go through the model together; tasks that share one share vectors.
     """
@@ -38,12 +38,12 @@ class EncodeSpec:
     """Task definition for models with an instruction template; for all others the literal text
     before each text; empty for none."""
     task: str = ""
-    """The task's metadata, for encoders that want all of it."""
+    """The task's metadata, for encoders that read all of it."""
     prompt_type: str = ""
-    """Prompt type of mteb, for its encoders and those of sentence-transformers; empty for symmetric
-    tasks, which such encoders tell from queries."""
+    """Prompt type of mteb, for its encoders and sentence-transformers'; empty for symmetric tasks,
+    which such encoders distinguish from queries."""
     context: str = ""
-    """Names the corpus that the model is told about, for contextual models."""
+    """Name of the corpus whose documents are a contextual model's context."""
 
 
 EmbedTexts = Callable[[Sequence[str], EncodeSpec], np.ndarray]
@@ -71,11 +71,11 @@ Similarity = Literal["cosine", "dot"]
 
 
 class ModelSpec(Protocol):
-    """Picklable and light: all but `load` work without the model's weights in memory."""
+    """Protocol of a picklable description of a model; only `load` needs the weights in memory."""
 
     @property
     def meta(self) -> "ModelMeta":
-        """Metadata for mteb; results are found by its name and revision.
+        """Metadata for mteb; results are stored under its name and revision.
 
         Two models that could give a text other vectors, or that put other prompts before it, never
         share both.
@@ -84,7 +84,9 @@ class ModelSpec(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Names all that decides a text's vector besides the text and its encode spec."""
+        """Fingerprint of everything that decides a text's vector apart from the text and its encode
+        spec.
+        """
         ...
 
     @property
@@ -94,28 +96,32 @@ class ModelSpec(Protocol):
 
     @property
     def stored(self) -> StoredVectors:
-        """How a search has the vectors. Those that `load` gives are float32 whatever it says."""
+        """Number type in which a search holds the vectors, and their rescoring; `load` always
+        returns float32.
+        """
         ...
 
     def encode_spec(
         self, task_metadata: "TaskMetadata", prompt_type: "PromptType | None"
     ) -> EncodeSpec:
-        """Encode spec of the task's texts of this prompt type (None: of symmetric tasks)."""
+        """Return the encode spec of the task's texts of this prompt type (None: of symmetric
+        tasks).
+        """
         ...
 
     def shown(self, encode_spec: EncodeSpec) -> str:
-        """Prompt before a text of this encode spec, for people to read."""
+        """Prompt before a text of this encode spec, in readable form."""
         ...
 
     @property
     def conditions(self) -> Mapping[str, str]:
-        """Conditions that decide the vectors beside weights and prompts, for people to read: number
-        type, lengths, width, context. Scores are compared only where it is the same.
+        """Readable conditions that decide the vectors apart from weights and prompts: number type,
+        lengths, width, context. Scores are compared only where it is the same.
         """
         ...
 
     def load(self, device: str) -> EmbedTexts:
-        """The loaded model as a function, on the device.
+        """Load the model on the device and return its embedding function.
 
         Raises:
             ArtifactError: the weights are others than those that the spec was made of, or broken.
@@ -125,13 +131,13 @@ class ModelSpec(Protocol):
 
 @dataclass(frozen=True)
 class ModelLoader:
-    """How models of certain references are loaded by something else than rayembed."""
+    """Entry for a loader of models that rayembed does not load itself."""
 
     takes: Callable[[str], bool]
-    """Whether a reference is one of these."""
+    """Whether this loader handles a model reference."""
     spec: str
-    """Import string `module:name` of what makes a `ModelSpec` of a `ModelUnderTest`, with `on` as
-    `make_spec` has it."""
+    """Import string `module:name` of a function from a `ModelUnderTest` to a `ModelSpec`, with `on`
+    as in `make_spec`."""
 
 
 LOADERS = NamedTable("rayembed.model_loaders", ModelLoader, "loader of models", {})
@@ -139,26 +145,28 @@ LOADERS = NamedTable("rayembed.model_loaders", ModelLoader, "loader of models", 
 
 
 class PromptedSpec:
-    """Base class of specs of models that rayembed loads, which have a prompt for every task."""
+    """Base class for specs of models that rayembed loads, with a prompt for every task."""
 
     prompts: ModelPrompts
 
     def encode_spec(
         self, task_metadata: "TaskMetadata", prompt_type: "PromptType | None"
     ) -> EncodeSpec:
-        """Role and prompt: texts of symmetric tasks are queries, and tasks with the same prompts
-        share an encode spec.
+        """Return role and prompt: texts of symmetric tasks are queries, and tasks with the same
+        prompts share an encode spec.
         """
         instruction = self.prompts.instruction(task_metadata, prompt_type)
         return EncodeSpec(role_of(prompt_type), instruction)
 
     def shown(self, encode_spec: EncodeSpec) -> str:
-        """The literal prompt, the instruction template filled."""
+        """The literal prompt, with the instruction filled into its template."""
         return self.prompts.shown(encode_spec.instruction)
 
 
 def check_same_weights(reference: str, folder: Path, weights: str) -> None:
-    """Raise ArtifactError unless the folder has the weights that the evaluation began with."""
+    """Raise ArtifactError unless the folder's weights are the weights at the start of the
+    evaluation.
+    """
     if (seen := weights_fingerprint(folder)) != weights:
         raise ArtifactError(
             f"the model {reference!r} has weights {seen} on this machine, but the evaluation began "
@@ -167,7 +175,7 @@ def check_same_weights(reference: str, folder: Path, weights: str) -> None:
 
 
 def stored_conditions(stored: StoredVectors) -> dict[str, str]:
-    """How a search has small vectors, for people to read; nothing for float32."""
+    """Readable number type and rescoring of a search in compressed vectors; empty for float32."""
     told: dict[str, str] = {}
     if stored.precision != "float32":
         told["precision"] = stored.precision
@@ -177,7 +185,7 @@ def stored_conditions(stored: StoredVectors) -> dict[str, str]:
 
 
 def check_stored(stored: StoredVectors, similarity: Similarity, reference: str) -> None:
-    """Return when the model's vectors can be searched as asked.
+    """Check that the model's vectors can be searched in the configured number type.
 
     Raises:
         ConfigError: vectors that are no directions, or FAISS is missing.
@@ -195,21 +203,21 @@ def check_stored(stored: StoredVectors, similarity: Similarity, reference: str) 
 
 @runtime_checkable
 class ContextualSpec(Protocol):
-    """A spec of a model that embeds a task's texts in the context of the task's corpus."""
+    """Protocol of specs of models that embed a task's texts in the context of its corpus."""
 
     @property
     def num_context(self) -> int:
-        """Documents of a context, at most; 0: the model takes none of a task's corpus."""
+        """Maximum documents of a context; 0: the model does not use the task's corpus."""
         ...
 
     @property
     def context_seed(self) -> int:
-        """Seed of the draw of the documents."""
+        """Seed for sampling the context documents."""
         ...
 
 
 def model_meta(name: str, revision: str, **known: Any) -> "ModelMeta":
-    """Metadata of a model for mteb; names without an organisation get `rayembed/`.
+    """Make mteb's metadata of a model; names without an organisation get `rayembed/`.
 
     The name and the revision are what mteb finds results by, so both must tell models apart.
     """

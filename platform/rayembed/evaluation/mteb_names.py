@@ -1,5 +1,5 @@
-"""Names of mteb's tasks and benchmarks, from an index of the pinned version: mteb takes seconds to
-import, and a misspelt name is told before. `tests/support/mteb_index.py` writes the index.
+"""Names of mteb's tasks and benchmarks, from an index of the pinned version: importing mteb takes
+seconds, and misspelt names are reported before. `tests/support/mteb_index.py` writes the index.
 """
 
 import json
@@ -31,12 +31,12 @@ class MtebNames:
     other_benchmarks: dict[str, str]
     """Benchmark over other inputs → these inputs."""
     aliases: tuple[str, ...]
-    """Further names of benchmarks, which mteb takes and nobody proposes."""
+    """Further benchmark names that mteb accepts; error messages never propose them."""
 
 
 @lru_cache(maxsize=1)
 def mteb_names() -> MtebNames | None:
-    """The index; None where another version of mteb is installed, which may have other names."""
+    """Return the index; None if another version of mteb is installed, whose names may differ."""
     values = json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
     lists = ("tasks", "benchmarks", "aliases")
     found = MtebNames(**{**values, **{name: tuple(values[name]) for name in lists}})
@@ -48,7 +48,7 @@ def mteb_names() -> MtebNames | None:
 
 
 def check_names(setting: str, scores: Scores, also: Iterable[str] = ()) -> None:
-    """Return when mteb has the benchmarks and tasks of the scores, as far as the index tells.
+    """Check that mteb has the benchmarks and tasks of the scores, by the index of names.
 
     Args:
         setting: of the scores, for messages; empty for those of an evaluation.
@@ -67,7 +67,7 @@ def check_names(setting: str, scores: Scores, also: Iterable[str] = ()) -> None:
 
 
 def check_benchmark(setting: str, name: str, also: Iterable[str] = ()) -> None:
-    """Return when mteb has the benchmark; raises as `check_names`."""
+    """Check that mteb has the benchmark; raises as `check_names`."""
     known = mteb_names()
     if known is None or name in {*known.benchmarks, *known.aliases}:
         return
@@ -80,7 +80,7 @@ def check_benchmark(setting: str, name: str, also: Iterable[str] = ()) -> None:
 
 
 def check_task(setting: str, name: str) -> None:
-    """Return when mteb has the task; raises as `check_names`."""
+    """Check that mteb has the task; raises as `check_names`."""
     known = mteb_names()
     if known is None or name in known.tasks:
         return
@@ -92,12 +92,12 @@ def check_task(setting: str, name: str) -> None:
 
 
 def no_benchmark(name: str, known: Iterable[str]) -> str:
-    """Message for a benchmark that is not there, with the nearest or all."""
+    """Error text for an unknown benchmark, with the nearest names or all."""
     return f"there is no benchmark {name!r}; {nearest(name.partition('?')[0], known)}"
 
 
 def no_task(name: str, known: Iterable[str]) -> str:
-    """Message for a task that is not there, with the nearest."""
+    """Error text for an unknown task, with the nearest names."""
     hint = nearest(name, known)
     # All of them, over a thousand, would tell nothing.
     hint = hint if hint.startswith("did you mean") else "mteb.get_tasks() lists all"

@@ -1,4 +1,5 @@
-"""The user's own queries, documents and judgements: read, checked, and written to be mapped.
+"""Retrieval sets of the user: queries, documents and judgements are read, checked and written for
+memory mapping.
 
 BEIR's layout, in a local folder or object storage. Each of the three is one file or a folder of
 files; JSONL, TSV, CSV (also with .gz) and Parquet are read, in any mixture:
@@ -59,7 +60,9 @@ class OwnFiles:
 
     @property
     def key(self) -> str:
-        """Hash of what the files hold; of object storage, of their sizes and times of change."""
+        """Hash of the files' contents; for object storage, of their sizes and
+        modification times.
+        """
         parts = (self.corpus, self.queries, self.judgements)
         told = [self.split, [[piece.key for piece in part] for part in parts]]
         return xxhash.xxh3_128_hexdigest(repr(told).encode())
@@ -67,7 +70,7 @@ class OwnFiles:
 
 @dataclass(frozen=True)
 class About:
-    """Counts of a written set: what it holds and what was left out of it."""
+    """Statistics of a written set: its contents and the rows that were left out."""
 
     fingerprint: str
     """Hash of the set's ids, texts and grades, in the order of its files."""
@@ -80,18 +83,18 @@ class About:
 
 @dataclass
 class Faults:
-    """Rows that stand in the way of a score: how many of a kind, and the first ones."""
+    """Invalid rows of a set: their number by reason, with the first examples."""
 
     found: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
 
     def add(self, part: str, reason: str, example: str) -> None:
-        """Count a row of a part of the set, and keep the first examples of its reason."""
+        """Count an invalid row of a part of the set, and keep the first examples of each reason."""
         count, examples = self.found.get(f"{part}: {reason}", (0, []))
         kept = examples if len(examples) == _EXAMPLES else [*examples, example]
         self.found[f"{part}: {reason}"] = (count + 1, kept)
 
     def refuse(self, told: str) -> None:
-        """Raise what was found, if anything, behind the words that say where."""
+        """Raise DataError if there are invalid rows; the message starts with the given location."""
         if not self.found:
             return
         lines = [
@@ -102,7 +105,7 @@ class Faults:
 
 
 def find_files(path: str, split: str) -> OwnFiles:
-    """The files of a set.
+    """Locate the files of a retrieval set.
 
     Raises:
         DataError: the path is a file, a part is missing, empty or of an unknown kind, or the
@@ -231,7 +234,7 @@ def _read_judgements(files: OwnFiles, faults: Faults, dropped: dict[str, int]) -
 
 
 def _check_header(files: OwnFiles) -> None:
-    """Raise where judgements have other columns, as those of TREC, which have no header."""
+    """Raise if judgements lack the expected header, as TREC files do."""
     wanted = set(_GRADES.names)
     piece = files.judgements[0]
     first = next((row for row in read_rows(piece) if isinstance(row, Row)), None)
@@ -327,7 +330,7 @@ def _find_repeated(files: OwnFiles, hashes: "array[int]", faults: Faults) -> Non
 
 
 def readable_rows(pieces: tuple[FilePiece, ...], part: str, faults: Faults | None) -> Iterator[Row]:
-    """The rows that can be read; the others are faults."""
+    """Yield the readable rows, and count the others as faults."""
     for piece in pieces:
         for row in read_rows(piece):
             if isinstance(row, Row):
@@ -354,7 +357,7 @@ def _drop(dropped: dict[str, int], reason: str, count: int) -> None:
 
 
 class ArrowFile:
-    """A file of Arrow's stream format, written a batch at a time."""
+    """A writer of a file in Arrow's stream format, one batch at a time."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.num_rows = 0

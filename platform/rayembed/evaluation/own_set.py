@@ -85,17 +85,17 @@ _FORMS: Mapping[type, Form] = {
 
 @dataclass(frozen=True)
 class OwnTask:
-    """A factory of the task over an own set, used as `MtebTask` is."""
+    """A factory of the mteb task over a set of the user; interchangeable with `MtebTask`."""
 
     settings: OwnSet
 
     @property
     def name(self) -> str:
-        """The task's name, in tables and result files; none of mteb's."""
+        """The task's name in tables and result files; mteb has no task of this name."""
         return self.settings.name
 
     def load(self) -> Any:
-        """A fresh task; the data are read the first time on this machine.
+        """Return a fresh task; the first call on this machine reads the data.
 
         Raises:
             ConfigError: a name that is a task of mteb's, or an unknown language.
@@ -108,9 +108,7 @@ class OwnTask:
 
     @property
     def num_texts(self) -> int:
-        """Number of texts that are embedded at most; reads the data the first time, as `load`
-        does.
-        """
+        """Maximum number of texts to embed; the first call reads the data, as in `load`."""
         if isinstance(self.settings, RetrievalSet):
             return sum(about.documents + about.queries for about in self.abouts.values())
         return tables_of(self.settings)[1].num_texts
@@ -124,7 +122,7 @@ class OwnTask:
 
     @property
     def abouts(self) -> dict[str, About]:
-        """Counts of each part of a retrieval set by language; `default` without languages."""
+        """Statistics of each part of a retrieval set by language; `default` without languages."""
         assert isinstance(self.settings, RetrievalSet)
         return {
             code: read_about(folder) for code, folder in retrieval_folders(self.settings).items()
@@ -147,8 +145,8 @@ class OwnTask:
 
 @lru_cache(maxsize=512)
 def remember_prompt(metadata: TaskMetadata, prompt: str) -> type:
-    """A class by which `get_abstask_prompt` finds the prompt of a task whose class is not imported
-    here, or that has no name of its own.
+    """Register a class by which `get_abstask_prompt` resolves the prompt of a task whose class is
+    not imported here, or that has no name of its own.
 
     mteb looks among the classes of tasks that this process knows, and holds none of them itself.
     """
@@ -156,15 +154,13 @@ def remember_prompt(metadata: TaskMetadata, prompt: str) -> type:
 
 
 def retrieval_folders(own: RetrievalSet) -> dict[str, Path]:
-    """Language → folder on this machine with what was read of its part; `default` without
-    languages.
-    """
+    """Map each language to the local folder of its prepared part; `default` without languages."""
     places = {code: join(own.path, code) for code in own.languages} or {"default": own.path}
     return {code: _written_set(path, own.split) for code, path in places.items()}
 
 
 def tables_of(own: OwnSet) -> tuple[Path, AboutTables]:
-    """Folder on this machine with what was read of a table, and what it holds."""
+    """Local folder of a prepared table, and its statistics."""
     splits = {"test": own.path}
     if isinstance(own, ClassificationSet):
         splits["train"] = own.train
@@ -173,7 +169,9 @@ def tables_of(own: OwnSet) -> tuple[Path, AboutTables]:
 
 
 def first_texts(own: OwnSet, count: int) -> list[str]:
-    """The first queries of a retrieval set, first texts of pairs, or texts with a class."""
+    """Return the first queries of a retrieval set, or the first texts of pairs or of classified
+    texts.
+    """
     if isinstance(own, RetrievalSet):
         files = [(folder / QUERIES, "text") for folder in retrieval_folders(own).values()]
     else:
@@ -236,7 +234,7 @@ class _OwnTable(_Own):
 
 
 class OwnRetrieval(_Own, AbsTaskRetrieval):  # type: ignore[misc] # untyped
-    """The queries of a set find its documents."""
+    """Retrieval task: queries of the set search its documents."""
 
     def __init__(self, own: RetrievalSet) -> None:
         self._folders = retrieval_folders(own)
@@ -250,7 +248,7 @@ class OwnRetrieval(_Own, AbsTaskRetrieval):  # type: ignore[misc] # untyped
         self.hf_subsets = list(self._folders)
 
     def load_data(self, num_proc: int | None = None, *, timer: Any = None, **_options: Any) -> None:
-        """Map documents and queries, and read the judgements, to where mteb looks for them."""
+        """Map documents and queries into memory, and read the judgements into mteb's fields."""
         del num_proc, timer
         (split,) = self.metadata.eval_splits
         self.dataset = {code: {split: _searched(at)} for code, at in self._folders.items()}
@@ -272,7 +270,7 @@ def _searched(folder: Path) -> dict[str, Any]:
 
 
 class OwnClassification(_OwnTable, AbsTaskClassification):  # type: ignore[misc] # untyped
-    """Texts whose class is told from a few examples."""
+    """Classification task: a classifier learns from a few examples of each class."""
 
     _splits = ("train", "test")
 
@@ -285,7 +283,7 @@ class OwnClassification(_OwnTable, AbsTaskClassification):  # type: ignore[misc]
 
 
 class OwnClustering(_OwnTable, AbsTaskClustering):  # type: ignore[misc] # untyped
-    """Texts that are grouped by class."""
+    """Clustering task: the classes are the true clusters."""
 
     max_fraction_of_documents_to_embed = None
     input_column_name, label_column_name = "text", "label"
@@ -298,7 +296,7 @@ class OwnClustering(_OwnTable, AbsTaskClustering):  # type: ignore[misc] # untyp
 
 
 class OwnPairClassification(_OwnTable, AbsTaskPairClassification):  # type: ignore[misc] # untyped
-    """Pairs of texts that belong together or do not."""
+    """Pair classification: whether two texts belong together."""
 
     label_column_name = "label"
 
@@ -308,7 +306,7 @@ class OwnPairClassification(_OwnTable, AbsTaskPairClassification):  # type: igno
 
 
 class OwnSTS(_OwnTable, AbsTaskSTS):  # type: ignore[misc] # untyped
-    """Pairs of texts with a similarity."""
+    """Semantic similarity of pairs of texts, against human scores."""
 
     def __init__(self, own: STSSet) -> None:
         about = self._read(own)

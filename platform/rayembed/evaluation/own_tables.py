@@ -1,4 +1,4 @@
-"""The user's own tables of texts: read, checked, and written to be mapped.
+"""Tables of texts of the user: rows are read, checked and written for memory mapping.
 
     classification, clustering       text, label
     pair classification              sentence1, sentence2, label: 1 for a pair that belongs together
@@ -54,7 +54,7 @@ class OwnTable:
 
 @dataclass(frozen=True)
 class AboutTables:
-    """Counts of written tables."""
+    """Statistics of written tables."""
 
     fingerprint: str
     """Hash of texts, classes and grades, in the order of the files."""

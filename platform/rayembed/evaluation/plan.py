@@ -1,4 +1,4 @@
-"""The work of an evaluation: its tasks, the pieces that are missing, results joined again.
+"""Plan of an evaluation: its tasks, their missing pieces, and merged results.
 
 A retrieval task over several subsets (the languages of MIRACL) is one piece a subset; an aggregate
 (CQADupstackRetrieval) is one piece a member. Other tasks stay whole: bitext mining embeds all
@@ -35,7 +35,9 @@ from rayembed.results.writer import ResultWriter
 
 
 def pieces(factory: MtebTask) -> tuple[MtebTask, ...]:
-    """The parts of a task that give its own scores when they are evaluated apart."""
+    """Split a task into parts that can be evaluated independently and give the task's
+    own scores.
+    """
     task = factory.load()
     if task.is_aggregate:
         members = [member.metadata for member in task.metadata.tasks]
@@ -50,7 +52,7 @@ def pieces(factory: MtebTask) -> tuple[MtebTask, ...]:
 
 
 def joined(factory: MtebTask, results: Sequence[TaskResult]) -> TaskResult:
-    """The result of a task from those of all its pieces, in any order.
+    """Merge the results of all pieces of a task, in any order.
 
     Scores are those of the task evaluated whole; the time is the sum of the pieces' times.
 
@@ -70,7 +72,7 @@ def joined(factory: MtebTask, results: Sequence[TaskResult]) -> TaskResult:
 
 
 def task_factories(scores: Scores) -> list[TaskFactory]:
-    """All tasks that are named, each once, without benchmarks that bring their own jobs.
+    """Return each named task once, without benchmarks that bring their own jobs.
 
     A task that two benchmarks have with other subsets or splits is evaluated on those of both.
 
@@ -107,19 +109,19 @@ def _both(one: MtebTask, other: MtebTask) -> MtebTask:
 
 @dataclass
 class Scoring:
-    """One task on its way to its score."""
+    """State of one task during an evaluation."""
 
     factory: TaskFactory
     pieces: tuple[TaskFactory, ...]
     results: dict[TaskFactory, Any] = field(default_factory=dict)
-    """Piece → mteb's result, as its file says it: the file may hold more than the piece."""
+    """mteb's result of each piece, as its file holds it: the file may cover more than the piece."""
     result: Any | None = None
     """Result of mteb for the whole task; None while pieces are missing."""
     score: float | None = None
     """Mean main score over the splits and subsets asked for; None while pieces are missing."""
     error: RayembedError | None = None
     seconds: float = 0.0
-    """Time in seconds that scoring took now; 0 where all results were there before."""
+    """Time in seconds spent on scoring in this call; 0 if all results existed before."""
 
     @property
     def name(self) -> str:
@@ -131,7 +133,7 @@ class Scoring:
         return [ScoreTask(piece) for piece in self.pieces if piece not in self.results]
 
     def take(self, piece: TaskFactory, result: Any, writer: ResultWriter) -> None:
-        """A piece's result, written down at once: what is done is not done again."""
+        """Store a piece's result at once, so that a restart does not repeat it."""
         self.results[piece] = writer.save(result)
         if (whole := self._whole(piece)) is not None:
             if whole is not self.results[piece]:
@@ -139,7 +141,7 @@ class Scoring:
             self._take_score(whole)
 
     def find(self, writer: ResultWriter) -> None:
-        """Take what the folder has; the result of an aggregate is written if it is not there."""
+        """Read stored results from the folder; write an aggregate's missing result."""
         for piece in self.pieces:
             result = writer.finished(piece.load())
             if result is not None:
@@ -150,8 +152,8 @@ class Scoring:
             self._take_score(whole)
 
     def score_in(self, benchmark_task: MtebTask) -> float | None:
-        """The score as a benchmark takes it, which may name fewer splits and subsets than were
-        asked. None: pieces are missing.
+        """The score over a benchmark's splits and subsets, which may be fewer than the evaluated
+        ones. None: pieces are missing.
         """
         if self.result is None or self.factory == benchmark_task:
             return self.score
@@ -163,8 +165,8 @@ class Scoring:
         return main_score(benchmark_task, self.result)
 
     def by_subset(self) -> dict[str, float]:
-        """Score of each subset (of MIRACL: language) that is done, of a task whose pieces are its
-        subsets; empty for others.
+        """Score of each finished subset (of MIRACL: language), for tasks whose pieces are subsets;
+        empty for others.
         """
         return {
             piece.subsets[0]: main_score(piece, self.results[piece])
@@ -193,7 +195,7 @@ class Scoring:
 
 
 def find_results(factories: Sequence[TaskFactory], writer: ResultWriter) -> list[Scoring]:
-    """All tasks with what the folder has of them.
+    """Return all tasks with the results that the folder has of them.
 
     Raises:
         RayembedError: a task of the user's own cannot be made of its data.
@@ -208,7 +210,7 @@ def find_results(factories: Sequence[TaskFactory], writer: ResultWriter) -> list
 
 
 def retrieval_only(factories: Sequence[TaskFactory]) -> list[TaskFactory]:
-    """The tasks that a model without vectors can do."""
+    """Select the tasks that a model without vectors can run."""
     return [factory for factory in factories if _is_retrieval(factory.load())]
 
 

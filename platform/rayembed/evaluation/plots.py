@@ -1,4 +1,4 @@
-"""Pictures of a run: scores by model and the loss over the steps of its stages."""
+"""Plots of a run: scores by model, and loss curves of its stages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,9 @@ from rayembed.evaluation.tables import ScoreTable, heading
 
 
 def score_bars(table: ScoreTable, path: str | Path) -> None:
-    """Write a PNG with one group of bars a task and one bar a model; missing scores have none."""
+    """Plot scores as PNG: a group of bars for each task, a bar for each model, no bar for missing
+    scores.
+    """
     tasks, labels = table.tasks, list(table.rows)
     bars = 0.36 * (len(labels) + 1) * len(tasks)
     legend = sum(0.4 + 0.075 * len(label) for label in labels)  # inches, of one line
@@ -45,7 +47,7 @@ def loss_curve(
     *,
     validation: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Write a PNG of the loss over the steps, smoothed, with the learning rate below.
+    """Plot the smoothed loss over the steps as PNG, with the learning rate below.
 
     Args:
         records: `step`, `loss`, `learning_rate` and `stage` of each step. Steps that start again
@@ -106,7 +108,7 @@ def _validation_curve(
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Each value (N,) on a line through its neighbours, about a tenth of the series.
+    """Smooth a series (N,) by local linear regression over about a tenth of its length.
 
     At both ends it is the line through the first and the last of them, so that the curve neither
     lags nor follows the noise of the outermost values.

@@ -1,4 +1,4 @@
-"""Role, instruction or prefix of a text in a task: one rule for whoever takes scores.
+"""Role, instruction or prefix of a text in a task: the one rule for all evaluations.
 
 mteb tells a text's side by its prompt type: query or document in retrieval and reranking, none in
 symmetric tasks (classification, clustering, pair classification, STS, summarisation, bitext
@@ -52,14 +52,14 @@ _VERSION = re.compile(r"(HardNegatives)?(\.v\d+)?$")
 
 @cache
 def published(table: str) -> dict[str, Any]:
-    """The published prompts of a table, as its file has them."""
+    """Read the published prompts of a table from its file."""
     path = Path(__file__).with_name("prompt_tables") / f"{table}.json"
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return values
 
 
 def published_instruction(table: str, task: str, task_type: str) -> str:
-    """The instruction of a task, of the task that it is a smaller cut of, or of its type."""
+    """Find the published instruction of a task, of its full-size original, or of its task type."""
     tasks, types = published(table)["tasks"], published(table)["types"]
     known = {name.lower(): text for name, text in tasks.items()}
     for name in base_names(task):
@@ -70,7 +70,7 @@ def published_instruction(table: str, task: str, task_type: str) -> str:
 
 
 def base_names(task: str) -> Iterator[str]:
-    """The task's name and those of the tasks whose smaller or later cut it is, nearest first."""
+    """Yield the task's name, then the names of its larger or earlier originals, nearest first."""
     yield task
     base = _VERSION.sub("", task).removeprefix("Nano")
     yield base
@@ -78,13 +78,13 @@ def base_names(task: str) -> Iterator[str]:
 
 
 def role_of(prompt_type: "PromptType | None") -> Role:
-    """Document or query; texts of symmetric tasks are queries."""
+    """Return document or query; texts of symmetric tasks are queries."""
     return "document" if prompt_type == "document" else "query"
 
 
 @dataclass(frozen=True)
 class FolderPrompts:
-    """Prompts of a model's folder."""
+    """Prompts saved in a model's folder."""
 
     table: str | None
     """Table of published prompts that fits the model's architecture; None for none."""
@@ -92,33 +92,33 @@ class FolderPrompts:
     """Template with `{instruction}`, of models that take task definitions; None: they take literal
     text."""
     prefixes: Mapping[Role, str] = field(default_factory=dict)
-    """Before texts of each role, of models without a template."""
+    """Prefix for texts of each role, for models without a template."""
     in_place: str | None = None
-    """Template with `{instruction}`, of models whose instruction replaces the role's prefix; None:
-    it stands behind the prefix."""
+    """Template with `{instruction}`, for models whose instruction replaces the role's prefix; None:
+    the instruction follows the prefix."""
     named: Mapping[str, str] = field(default_factory=dict)
-    """Literal prompts by their names in `config_sentence_transformers.json`, as
-    sentence-transformers and mteb read them."""
+    """Literal prompts by name from `config_sentence_transformers.json`, as sentence-transformers
+    and mteb read them."""
     default_name: str | None = None
-    """Name of the prompt that sentence-transformers takes where nothing is asked for."""
+    """Name of the prompt that sentence-transformers uses by default."""
     own: bool = True
     """Whether rayembed wrote the folder. Then its names are those of data sets and tasks that
     instructions were given for, and what `prompts_to_save` adds to them."""
 
     @property
     def given(self) -> dict[str, str]:
-        """The prompts that say more than a role's."""
+        """Saved prompts that say more than the role's prefix."""
         if self.own:
             return given_prompts(self.named, self.prefixes.get("query", ""))
         return {name: text for name, text in self.named.items() if name not in get_args(Role)}
 
     def head(self, instruction: str, role: Role) -> str:
-        """The literal text before a text of this role, as the model's own tokenizer has it."""
+        """Literal text before a text of this role, as in the model's own tokenizer."""
         template = self.in_place if self.template is None else self.template
         return literal_prompt(instruction, self.prefixes.get(role, ""), template)
 
     def behind(self, prefix: str, instruction: str) -> str:
-        """The literal text of a prefix and an instruction, of models without a template."""
+        """Literal text of a prefix followed by an instruction, for models without a template."""
         return literal_prompt(instruction, prefix, self.in_place)
 
 
@@ -153,7 +153,7 @@ class ModelPrompts:
 
     @property
     def table(self) -> str:
-        """The settings' table; for `auto` the one that fits the model."""
+        """The configured table of published prompts; for `auto`, the table that fits the model."""
         if self.settings.table != "auto":
             return self.settings.table
         table = self.folder.table
@@ -175,7 +175,9 @@ class ModelPrompts:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when any text could get another prompt; with the published tables' content."""
+        """Fingerprint of all prompts, the published tables included: it changes when any text could
+        get another prompt.
+        """
         is_published = self.table in (*INSTRUCTION_TABLES, *PREFIX_TABLES)
         table = published(self.table) if is_published else None
         settings = self.settings.model_dump(mode="json") | {"table": self.table}
@@ -200,7 +202,7 @@ class ModelPrompts:
         return self._prefix(metadata, prompt_type)
 
     def shown(self, instruction: str) -> str:
-        """The literal text that stands before a text with this `EncodeSpec.instruction`."""
+        """Literal text before a text with this `EncodeSpec.instruction`."""
         if self.folder.template is None or not instruction:
             return instruction
         return self.folder.template.replace("{instruction}", instruction)
@@ -307,7 +309,7 @@ def _known_prompt(name: str) -> Any:
 
 
 def check_instructions(prompts: Prompts, own_tasks: Iterable[str] = ()) -> None:
-    """Return when every key of the instructions names a task of mteb's or a type of task.
+    """Check that every key of the instructions names a task or a task type of mteb.
 
     Args:
         own_tasks: names of tasks that mteb does not have.
@@ -340,7 +342,7 @@ def _is_task(name: str) -> bool:
 
 
 def folder_prompts(folder: Path, config: ModelConfig) -> FolderPrompts:
-    """The prompts of a folder that `load_model` takes.
+    """Read the prompts of a folder that `load_model` accepts.
 
     Args:
         config: what `check_loadable` gives for the folder.
@@ -361,7 +363,7 @@ def unsaved_prompts(
     instructions: Mapping[str, str],
     defaults: Mapping[Role, str] = MappingProxyType({}),
 ) -> FolderPrompts:
-    """The prompts of a model of ours that lies in no folder, as its folder would have them.
+    """Prompts of a rayembed model that is not saved yet, equal to its future folder's prompts.
 
     Args:
         instructions: those that it would be saved with.

@@ -1,4 +1,4 @@
-"""Table of the prompts of every task, to print before a run and to keep with its results.
+"""Table of the prompts of every task, printed before a run and stored with its results.
 
 A prompt that is missing or another than the model was trained with costs scores without a word.
 """
@@ -20,7 +20,7 @@ from rayembed.models.versions import VECTORS
 
 @dataclass(frozen=True)
 class PromptRow:
-    """One side of one task."""
+    """Prompt of one role of one task."""
 
     task: str
     type: str
@@ -32,13 +32,13 @@ class PromptRow:
     side: str
     """`query`, `document`, or `text` where a task has no sides."""
     role: str
-    """The model's: that of a query or a document."""
+    """The model's role, query or document."""
     prompt: str
-    """The literal text before each text; empty for none."""
+    """Literal text before each text; empty for none."""
 
 
 def prompts_table(spec: ModelSpec, tasks: Sequence[AbsTask]) -> list[PromptRow]:
-    """A row for each side of each task; of aggregates for each of their parts."""
+    """Make a row for each side of each task; aggregates have rows for each of their parts."""
     return [
         PromptRow(
             task=task.metadata.name,
@@ -66,7 +66,7 @@ def prompts_record(spec: ModelSpec, tasks: Sequence[AbsTask]) -> dict[str, Any]:
 
 
 def with_earlier_tasks(record: dict[str, Any], earlier: str | None) -> dict[str, Any]:
-    """The record with the rows of tasks that only an earlier one has, taken in the same way.
+    """Add rows of an earlier record for tasks that this one lacks, if both used the same settings.
 
     Args:
         earlier: text of the `prompts.yaml` beside the results; None: there is none.
@@ -93,7 +93,7 @@ def literal_prompts(prompts: ModelPrompts, tasks: Sequence[AbsTask]) -> dict[str
 
 
 def format_prompts(rows: Sequence[PromptRow]) -> str:
-    """Lines of text: each prompt with the tasks that it stands in."""
+    """Format each prompt with the tasks that use it, as lines of text."""
     by_prompt: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         by_prompt.setdefault((row.side, row.prompt), []).append(row.task)

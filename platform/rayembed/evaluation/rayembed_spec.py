@@ -1,4 +1,4 @@
-"""A model under evaluation that rayembed loads: its own, published NV-Embed, encoder folders."""
+"""Models under evaluation that rayembed loads: its own, published NV-Embed, encoder folders."""
 
 import copy
 import logging
@@ -55,7 +55,9 @@ with it."""
 
 @dataclass(frozen=True)
 class RayembedSpec(PromptedSpec):
-    """Vectors are of unit length, whatever the folder says of normalisation."""
+    """Spec of a model that rayembed loads; its vectors have unit length, whatever the
+    folder says.
+    """
 
     settings: ModelUnderTest
     reference: str
@@ -126,7 +128,7 @@ class RayembedSpec(PromptedSpec):
 
     @property
     def stored(self) -> StoredVectors:
-        """As the settings have it."""
+        """Number type of searched vectors, as configured."""
         return self.settings.stored
 
     @property
@@ -138,7 +140,7 @@ class RayembedSpec(PromptedSpec):
         return found | ({"context": self.settings.context} if self.places else {})
 
     def load(self, device: str) -> EmbedTexts:
-        """The model on the device.
+        """Load the model on the device.
 
         Raises:
             ArtifactError: the folder holds other weights than on the machine that made the spec.
@@ -169,7 +171,7 @@ class RayembedSpec(PromptedSpec):
 
 
 class RayembedEncoder:
-    """A loaded model as the evaluation calls it, with the contexts that it was told last."""
+    """Embedding function of a loaded model, with the most recently used contexts."""
 
     def __init__(
         self, model: Any, plain: Tokenizer, dimensions: int, tokens_per_batch: int | None = None
@@ -201,7 +203,7 @@ class RayembedEncoder:
         return cut(vectors, self._dimensions)
 
     def learn(self, name: str, documents: Callable[[], Sequence[str]]) -> None:
-        """Embed the documents of a context, unless the one of that name is known."""
+        """Embed the documents of a context, unless the named context is known."""
         if name in self._contexts:
             self._contexts.move_to_end(name)
             return
@@ -248,7 +250,7 @@ class LiteralPrompts:
 
 
 def with_literal_prompts(model: EmbeddingModel) -> Any:
-    """The model, of the same weights, that takes `EncodeSpec.instruction` as its instruction."""
+    """Wrap the model so that `EncodeSpec.instruction` is the whole prompt; weights are shared."""
     if not isinstance(model.tokenizer, PrefixTokenizer):
         return model
     literal: Any = copy.copy(model)
@@ -262,7 +264,8 @@ def rayembed_spec(
     tracking_uri: str | None = None,
     on: Precision | str | None = None,
 ) -> RayembedSpec:
-    """The spec of a folder that `load_model` takes; reads no weights but for their fingerprint.
+    """Make the spec of a folder that `load_model` accepts; weights are read for their fingerprint
+    only.
 
     Arguments are those of `make_spec`.
 
@@ -317,7 +320,7 @@ def _counted(folder: Path) -> int | None:
 def lengths_read(
     config: ModelConfig, max_length: int | None = None
 ) -> tuple[tuple[Role, int], ...]:
-    """Tokens that a model reads of a text where its scores are taken, by role.
+    """Maximum tokens that an evaluation reads of a text, by role.
 
     Args:
         max_length: what is asked for; None: 512, and room for examples before a query.
@@ -334,7 +337,7 @@ def _usual_length(config: ModelConfig, role: Role) -> int:
 
 
 def name_of(reference: str) -> str:
-    """`org/name` of a model for results, by what its reference says.
+    """Derive a model's `org/name` in results from its reference.
 
     A folder is called by its name; one called `model` or `export` by the folder that holds it.
     """
@@ -353,7 +356,7 @@ def name_of(reference: str) -> str:
 
 
 def cut(vectors: np.ndarray, dimensions: int) -> np.ndarray:
-    """(N, dimensions): the first ones, brought to unit length again where some are left out."""
+    """Truncate vectors to (N, dimensions), and normalise them again if components were dropped."""
     if dimensions >= vectors.shape[1]:
         return vectors
     kept = torch.from_numpy(np.ascontiguousarray(vectors[:, :dimensions]))
@@ -362,7 +365,7 @@ def cut(vectors: np.ndarray, dimensions: int) -> np.ndarray:
 
 
 def _dimensions(settings: ModelUnderTest, folder: Path) -> int:
-    """The width that was asked for, or the full one.
+    """Return the configured width, or the full one.
 
     Raises:
         ConfigError: wider than the model.

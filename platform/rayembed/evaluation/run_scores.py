@@ -1,4 +1,4 @@
-"""Settings and prompts with which the models of a training run are scored.
+"""Evaluation settings and prompts for the models of a training run.
 
 Whoever takes scores for a run (after a stage, in validation, in an analysis) asks here, so that a
 model has the same scores wherever they are taken.
@@ -43,8 +43,8 @@ def run_model(
     without_context: bool = False,
     on: hardware.Precision | str | None = None,
 ) -> ModelSpec | Bm25:
-    """A model of the run, or one that it is compared with, as it is scored for the run: in number
-    type, lengths and context as `rayembed evaluate` scores it.
+    """Spec of a model of the run or of a baseline: number type, lengths and context are as in
+    `rayembed evaluate`.
 
     Args:
         reference: `bm25`, or an asset reference of a saved model.
@@ -73,30 +73,31 @@ def run_model(
 
 
 def own_names(run: Run) -> tuple[str, ...]:
-    """Names of the run's own sets, those of its validation and held-out parts among them."""
+    """Names of the run's own sets, its validation and held-out sets included."""
     names = [own.name for own in run.evaluation.own_sets]
     names += [held_out_set(dataset.name) for dataset in run.held_out_datasets]
     return tuple(dict.fromkeys((*names, *run.validation_names)))
 
 
 def bm25_revision() -> str:
-    """The revision under which results of BM25 are kept."""
+    """Revision under which BM25 results are stored."""
     return f"{Bm25.revision}-{SCORES}"
 
 
 def prompts_for(folder: Path, run: Run) -> ModelPrompts:
-    """Prompts for the model of a folder, as `rayembed evaluate` has them."""
+    """Prompts for a saved model, as in `rayembed evaluate`."""
     return ModelPrompts(_given(folder, run), folder_prompts(folder, check_loadable(folder)))
 
 
 def run_prompts(run: Run, settings: Prompts | None = None) -> ModelPrompts:
-    """Prompts for a model of the run that lies in no folder yet."""
+    """Prompts for a model of the run that is not saved yet."""
     told = unsaved_prompts(run.model, run.instructions, run.default_instructions())
     return ModelPrompts(settings or Prompts(), told)
 
 
 def decided(tasks: Sequence[Any], prompts: ModelPrompts, *others: object) -> str:
-    """Names what a score comes from besides weights: data, prompts, `VECTORS` and `SCORES`.
+    """Fingerprint of everything that decides a score apart from weights: data, prompts, `VECTORS`
+    and `SCORES`.
 
     Args:
         others: plain values that decide it, too.
@@ -129,7 +130,7 @@ def make_spec(
     own_tasks: Iterable[str] = (),
     on: hardware.Precision | str | None = None,
 ) -> ModelSpec:
-    """The spec of the model that the settings name; no weights are loaded.
+    """Make the spec of the configured model; weights are not loaded.
 
     Args:
         own_tasks: names of tasks that mteb does not have and instructions may be given for.

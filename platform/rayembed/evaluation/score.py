@@ -1,4 +1,4 @@
-"""The one road to a score, for training runs, validation, evaluations and analyses alike.
+"""Scoring of models: the only path to a score for training, validation, evaluation and analysis.
 
 A model, tasks, whoever embeds, and where results lie: what is scored already is read, what is
 missing is done by mteb, and every result is written down as it comes. Results are found by the
@@ -59,21 +59,21 @@ class Store:
     """Storage of results and embeddings, so that nothing is computed twice."""
 
     results: str
-    """Folder or object-storage prefix, in which mteb's layout begins."""
+    """Folder or object-storage prefix that holds mteb's result layout."""
     embeddings: str | None = None
-    """Folder or object-storage prefix; None: embeddings are not kept."""
+    """Folder or object-storage prefix; None: embeddings are not stored."""
     precision: Literal["float32", "float16"] = "float32"
-    """Number type of the embeddings that are kept."""
+    """Number type of stored embeddings."""
 
     def open_results(self) -> StoredFolder:
-        """The results, with their copy on this machine where storage is no disk."""
+        """Open the stored results, with a local copy if the storage is remote."""
         if not is_remote(self.results):
             return StoredFolder(self.results, Path(self.results), recursive=True)
         key = hashlib.sha256(self.results.encode()).hexdigest()[:12]
         return StoredFolder(self.results, cache_folder() / "evaluation" / key, recursive=True)
 
     def embeddings_of(self, spec: ModelSpec) -> EmbeddingStore | None:
-        """The kept embeddings of a model; None: none are kept."""
+        """Stored embeddings of a model; None if embeddings are not stored."""
         if self.embeddings is None:
             return None
         return EmbeddingStore(join(self.embeddings, spec.fingerprint), self.precision)
@@ -81,7 +81,7 @@ class Store:
 
 @dataclass
 class ModelScores:
-    """A model's scores, task by task, and where their files lie."""
+    """Scores of a model by task, and the locations of their files."""
 
     meta: ModelMeta
     results: str
@@ -92,12 +92,12 @@ class ModelScores:
 
     @property
     def failed(self) -> list[tuple[str, RayembedError]]:
-        """Tasks without a score, and why."""
+        """Tasks without a score, with the reason."""
         return [(task.name, task.error) for task in self.tasks if task.error is not None]
 
     @property
     def scores(self) -> dict[str, float]:
-        """Main score by task, of tasks that are whole."""
+        """Main score by task, for completed tasks."""
         return {task.name: task.score for task in self.tasks if task.score is not None}
 
     @property
@@ -124,7 +124,7 @@ def score(
     beside: Sequence[Job] = (),
     on_done: Callable[[Done], None] = lambda done: None,
 ) -> ModelScores:
-    """The model's scores on the tasks; what is scored already is read and not done again.
+    """Score the model on the tasks; stored results are reused.
 
     A task that fails stops no other: `ModelScores.failed` tells of it.
 
@@ -163,7 +163,7 @@ def score(
 
 
 def meta_of(model: ModelSpec | Bm25) -> ModelMeta:
-    """Metadata of a model for mteb."""
+    """Return mteb's metadata of a model."""
     return model.mteb_model_meta if isinstance(model, Bm25) else model.meta
 
 
@@ -188,7 +188,7 @@ def _do_what_is_missing(
     beside: Sequence[Job],
     on_done: Callable[[Done], None],
 ) -> None:
-    """Take the results of what is left to do as they come."""
+    """Run the missing jobs and record their results as they finish."""
     by_piece: dict[TaskFactory, list[Scoring]] = {}
     for scoring in scored.tasks:
         for job in scoring.missing():

@@ -30,7 +30,7 @@ MERGED = "-merged-"
 
 @dataclass(frozen=True)
 class ScoreKey:
-    """Model of a run whose scores are taken."""
+    """Identifies a scored model of a run."""
 
     stage: str | None = None
     """Name of the stage whose model it is; None: the untrained model, or a baseline."""
@@ -47,8 +47,8 @@ class ScoreKey:
 
     @property
     def model(self) -> str:
-        """Name of the model in storage and results; of a baseline a short one: the last part of its
-        reference that says something.
+        """Name of the model in storage and results; for a baseline, the last informative part of
+        its reference.
         """
         if self.baseline == "bm25":
             return "BM25"
@@ -93,9 +93,9 @@ class ScoreTable:
     rows: Mapping[str, Mapping[str, float]]
     """Model label → task name → main score; a missing task has no score."""
     base: str | None = None
-    """Label of the row from which differences are taken; None: none are shown."""
+    """Label of the row that differences refer to; None: no differences are shown."""
     own: Collection[str] = ()
-    """Names of the tasks on the user's own data, which have a mean of their own."""
+    """Names of the tasks on the user's own data, whose mean is separate."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ class ScoreTable:
         return tuple(dict.fromkeys(task for scores in self.rows.values() for task in scores))
 
     def score(self, label: str, task: str) -> float | None:
-        """The score; None where there is none or it is not a number (a collapsed model)."""
+        """The score; None if it is missing or NaN (a collapsed model)."""
         score = self.rows.get(label, {}).get(task)
         return None if score is None or math.isnan(score) else score
 
@@ -112,26 +112,26 @@ class ScoreTable:
         return best_of((self.score(label, task) for label in self.rows), 3)
 
     def cell(self, label: str, task: str) -> Cell:
-        """The number that stands beside a model and below a task."""
+        """The number in a model's row and a task's column."""
         score = self.score(label, task)
         best = score is not None and round(score, 3) == self.best(task)
         return Cell(score, self.difference(label, task), best)
 
     @property
     def kinds(self) -> dict[str, list[str]]:
-        """Heading of a mean → tasks that it is over: `Own` and `General` where there are both, in
-        this order; else `Mean`.
+        """Tasks by the heading of their mean: `Own` and `General` where both exist, in this order;
+        else `Mean`.
         """
         return {_MEANS[name]: tasks for name, tasks in means(self.tasks, self.own).items()}
 
     def mean(self, label: str, tasks: Sequence[str]) -> float | None:
-        """Mean over tasks of a row; None where one is missing."""
+        """Mean over tasks of a row; None if a score is missing."""
         scores = [self.score(label, task) for task in tasks]
         known = [score for score in scores if score is not None]
         return sum(known) / len(known) if known and len(known) == len(scores) else None
 
     def with_means(self) -> "ScoreTable":
-        """The means in place of the tasks; none where a task is missing."""
+        """Replace the tasks by their means; a row that lacks a task has no mean."""
         known = {
             label: {
                 name: mean
@@ -143,7 +143,7 @@ class ScoreTable:
         return ScoreTable(known, self.base)
 
     def difference(self, label: str, task: str) -> float | None:
-        """Score less the base's score; None for the base itself and where either is missing."""
+        """Score minus the base's score; None for the base itself and where either is missing."""
         if self.base is None or label == self.base:
             return None
         score, base = self.score(label, task), self.score(self.base, task)
@@ -172,7 +172,7 @@ def _narrow(task: str) -> str:
 
 
 def score_table(table: ScoreTable, *, title: str = "", with_mean: bool = False) -> Table:
-    """The table to be shown: the best score of a task is marked, with the gain on the base.
+    """Format the table: the best score of a task is marked, with the gain over the base.
 
     In the terminal five models on six tasks fit into 80 columns.
 

@@ -1,4 +1,4 @@
-"""Scores of a model in training, on small tasks."""
+"""Scores of a model during training, on small tasks."""
 
 import logging
 import math
@@ -38,7 +38,7 @@ MAX_SIZE = 200_000
 
 
 def validation_factories(run: Run) -> list[TaskFactory]:
-    """The tasks of the run's validation, as something to send to whoever scores.
+    """Picklable factories of the run's validation tasks, for the process that scores.
 
     Raises:
         ConfigError: an unknown task, a task that models are compared by, or no source.
@@ -56,7 +56,7 @@ def validation_factories(run: Run) -> list[TaskFactory]:
 
 
 def validation_tasks(run: Run) -> list[Any]:
-    """Fresh mteb tasks of the run's validation. Data of the hub are not loaded yet.
+    """Return fresh mteb tasks of the run's validation. Data of the hub are not loaded yet.
 
     Raises:
         ConfigError, DataError: as `validation_factories`.
@@ -65,7 +65,7 @@ def validation_tasks(run: Run) -> list[Any]:
 
 
 def check_validation(run: Run) -> None:
-    """Return when the run's validation has its tasks with their data, those of the hub fetched.
+    """Check that the validation tasks exist, and download their data.
 
     Raises:
         ConfigError, DataError: as `validation_tasks`.
@@ -76,12 +76,12 @@ def check_validation(run: Run) -> None:
 
 
 def data_revision(tasks: Sequence[Any]) -> str:
-    """Twelve hexadecimal digits of the tasks' names and data."""
+    """Fingerprint of the tasks' names and data, twelve hexadecimal digits."""
     return fingerprint({task.metadata.name: task.metadata.dataset["revision"] for task in tasks})
 
 
 def validate(model: EmbeddingModel, run: Run) -> dict[str, float]:
-    """Main score of each task of the run's validation, by task name; nothing is kept on disk.
+    """Score a model on the run's validation tasks, by task name; nothing is stored on disk.
 
     As in the scores after training: lengths, the documents of each task's corpus that a contextual
     model has as context, and float32 where bfloat16 is emulated. The model stays in that type.
@@ -106,7 +106,7 @@ def validate(model: EmbeddingModel, run: Run) -> dict[str, float]:
 
 
 def validation_prompts(run: Run) -> ModelPrompts:
-    """Prompts of the run's validation, the same as of the scores after training."""
+    """Prompts of the run's validation; scores after training use the same."""
     given: dict[str, str] = {}
     assert run.evaluation.validation is not None, "the run has no validation"
     match run.evaluation.validation.data:
@@ -118,7 +118,7 @@ def validation_prompts(run: Run) -> ModelPrompts:
 
 
 def deciding_score(scores: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    """Mean of the tasks' scores; tasks without a weight weigh 1.
+    """Weighted mean of the tasks' scores; the default weight is 1.
 
     Summed exactly and rounded once, so that it does not depend on the order of the tasks.
     """

@@ -69,7 +69,7 @@ def lock_name(name: str) -> str:
 
 @contextmanager
 def version_turn(client: Any, name: str) -> Iterator[None]:
-    """Context manager in which no other process makes a version of a registered model.
+    """Context manager that lets one process at a time create versions of a registered model.
 
     Raises:
         TrackingError: others have not come to an end within `WAIT_SECONDS`.
@@ -83,7 +83,7 @@ def version_turn(client: Any, name: str) -> Iterator[None]:
 
 
 def alias_version(client: Any, name: str, alias: str) -> int | None:
-    """Version number of an alias; None if there is no such alias."""
+    """Version number of an alias; None if the alias does not exist."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -124,7 +124,7 @@ def how_to_score(
     storage: str = "outputs",
     tracking_uri: str | None = None,
 ) -> str:
-    """The two commands that take scores of a model and give them to its version, as one line.
+    """One line with the two commands that score a model and attach the scores to its version.
 
     Args:
         reference: of the model, as the jobs take it.
@@ -149,7 +149,7 @@ def how_to_score(
 
 
 def registry_address(registered_model: str, *, scored: bool) -> str:
-    """Address of the registered model in its card: by its alias, or by a number without one."""
+    """Address of the registered model in its card: by alias, or by number without an alias."""
     return f"models:/{registered_model}" + (f"@{CANDIDATE}" if scored else "/VERSION")
 
 

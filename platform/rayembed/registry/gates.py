@@ -41,15 +41,14 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison in which a version must not be worse than another one."""
+    """Gate that a version is not worse than another version."""
 
     version: int
     scores: tuple[TaskScore, ...]
     tolerance: float
     """Allowed deficit on a single task."""
     differing: tuple[str, ...] = ()
-    """Settings in which the two may have been scored otherwise, as `TaskScore.differences` names
-    them."""
+    """Settings in which the two evaluations may differ, as `TaskScore.differences` names them."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Check:
 
     gate: str
     figure: float | None
-    """Observed figure; None without one."""
+    """Observed figure; None if there is none."""
     limit: float | None
     holds: bool
     note: str = ""

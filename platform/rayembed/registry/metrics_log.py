@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Append-only log of a run's steps in the order of `global_step`, each once.
+    """Append-only log of a run's steps in the order of `global_step`, each step once.
 
     One process writes; others may read the same file meanwhile. A line that a killed process left
     half-written is no record, and the next writer removes it.
@@ -87,7 +87,8 @@ class MetricsLog:
         self._last = int(global_step)
 
     def truncate(self, global_step: int) -> int:
-        """Remove records after `global_step`, so that the run can resume from there; their number.
+        """Remove records after `global_step`, so that the run can resume from there; return their
+        number.
 
         Raises:
             ArtifactError: a line other than the last is not JSON.
@@ -109,7 +110,7 @@ class MetricsLog:
         return LogReader(self.path, record_of).read()
 
     def last(self, stage: str | None = None) -> Record | None:
-        """Latest step of the stage (None: of the run); None without any."""
+        """Latest step of the stage (None: of the run); None if the log has none."""
         found = [record for record in self.records() if stage in (None, record["stage"])]
         return found[-1] if found else None
 
@@ -201,7 +202,7 @@ def _line(record: Record) -> str:
 
 
 def record_of(line: bytes) -> Record:
-    """Record in a line of a metrics log."""
+    """Parse a line of a metrics log."""
     return {
         name: float(value) if isinstance(value, str) and name not in KEYS else value
         for name, value in json.loads(line).items()

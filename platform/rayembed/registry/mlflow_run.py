@@ -130,7 +130,7 @@ def send_entry(client: Any, run_id: str, entry: Entry, run_folder: Path) -> None
 
 
 def log_params(client: Any, run_id: str, params: Mapping[str, Any]) -> None:
-    """Log parameters of a run; those that it has keep their first values, with a warning."""
+    """Log parameters of a run; existing parameters keep their first values, with a warning."""
     from mlflow.entities import Param
 
     kept = client.get_run(run_id).data.params
@@ -144,7 +144,7 @@ def log_params(client: Any, run_id: str, params: Mapping[str, Any]) -> None:
 
 
 def find_experiment(client: Any, name: str, tracking_uri: str) -> str:
-    """Id of the experiment, created if missing; for a SQLite store its artifacts are beside the
+    """Id of the experiment, created if missing; for a SQLite store its artifacts are next to the
     file.
     """
     from mlflow.exceptions import MlflowException
@@ -171,7 +171,7 @@ def find_experiment(client: Any, name: str, tracking_uri: str) -> str:
 def find_run(
     client: Any, experiment: str, experiment_id: str, run_name: str, fingerprint: str
 ) -> str | None:
-    """Id of the run to continue; None if there is none of that name."""
+    """Id of the run to continue; None if no run has the name."""
     runs = client.search_runs([experiment_id], f"attributes.run_name = {quoted(run_name)}")
     for run in runs:
         if run.data.tags.get(FINGERPRINT_TAG) == fingerprint:
@@ -221,7 +221,7 @@ def batches(records: list[Record]) -> Iterator[list[Record]]:
 
 
 def allowed_key(name: str) -> str:
-    """Name with `_` for characters that MLflow does not allow in keys."""
+    """Replace characters that MLflow does not allow in keys by `_`."""
     return re.sub(r"[^\w.\-/: ]", "_", name)[:250]
 
 
@@ -232,7 +232,7 @@ def param_text(value: Any) -> str:
 
 
 def open_client(tracking_uri: str) -> Any:
-    """MLflow's client of a store that is reachable and has its tables.
+    """MLflow client of a reachable store that has its tables.
 
     The only place that makes a client: the tables of a SQLite file are made or upgraded at its
     first use, one process at a time.

@@ -183,7 +183,7 @@ def _use(run: Run, registered_model: str | None, share: float, *, scored: bool) 
 
 
 def _elsewhere(run: Run) -> str:
-    """What other loaders need to be told, and what they do differently."""
+    """Section on other loaders: the settings that they need, and how their results differ."""
     default = run.default_instructions()
     roles: tuple[Role, ...] = get_args(Role)
     prompts = {role: run.model.prompt(default.get(role, ""), role) for role in roles}

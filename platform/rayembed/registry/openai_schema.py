@@ -126,7 +126,7 @@ def cut(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
 
 
 def encoded(vector: np.ndarray, encoding_format: str) -> list[float] | list[int] | str:
-    """Vector (D,) as it stands in an answer.
+    """Encode a vector (D,) in the requested format.
 
     `float`: numbers. `base64`: OpenAI's, of little-endian float32. `int8`: the codes of
     `quantisation`, -127 to 127, one for each dimension. `uint8`: the same plus 128. `ubinary`: its

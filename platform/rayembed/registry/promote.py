@@ -42,7 +42,7 @@ class Gates:
     """Alias or number of the version to compare with; None for no comparison."""
     tolerance: float = 0.0
     differing: tuple[str, ...] = ()
-    """Settings in which the two versions may have been scored otherwise."""
+    """Settings in which the evaluations of the two versions may differ."""
     again: bool = False
     """Whether a version that was rolled back may become champion again."""
 

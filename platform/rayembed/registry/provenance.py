@@ -43,7 +43,8 @@ _DIRTY = "-dirty"
 
 
 def collect_provenance(hardware: dict[str, Any] | None) -> dict[str, Any]:
-    """Plain values: `code`, `packages`, `constraints`, `python`, `system`, `hardware`, `time`.
+    """Collect the provenance: `code`, `packages`, `constraints`, `python`, `system`, `hardware`,
+    `time`.
 
     Works without git, without a GPU and outside a checkout; what is not known is None.
 
@@ -62,7 +63,7 @@ def collect_provenance(hardware: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def node_hardware() -> dict[str, Any]:
-    """`cpu`, `cpu_cores`, `amx_bf16`, `memory_gib` and `gpus` of the node that calls it."""
+    """`cpu`, `cpu_cores`, `amx_bf16`, `memory_gib` and `gpus` of the calling node."""
     return {
         "cpu": cpu_model(),
         "cpu_cores": num_cores(),
@@ -109,7 +110,9 @@ def package_versions() -> dict[str, str]:
 
 
 def constraints_file(directory: Path) -> dict[str, str] | None:
-    """`path` and `sha256` of the constraints file in directory or checkout; None without one."""
+    """`path` and `sha256` of the constraints file in directory or checkout; None if
+    there is none.
+    """
     for root in (directory, Path(__file__).parents[3]):
         path = root / _CONSTRAINTS
         if path.is_file():
@@ -124,8 +127,8 @@ def cpu_model() -> str | None:
     return match[1].strip() if match else platform.processor() or None
 
 
-def cpu_told() -> str:
-    """Cores and processor of this machine in words, as results name them."""
+def cpu_summary() -> str:
+    """Number of cores and processor model of this machine, as shown in results."""
     return f"{num_cores()} cores ({cpu_model()})"
 
 
@@ -140,7 +143,7 @@ def memory_gib() -> float:
 
 
 def gpus() -> list[str]:
-    """Name, memory and driver of each NVIDIA GPU from `nvidia-smi`; empty without one."""
+    """Name, memory and driver of each NVIDIA GPU from `nvidia-smi`; empty if there are none."""
     told = _output(
         "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
     )

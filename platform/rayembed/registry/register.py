@@ -1,4 +1,4 @@
-"""A version of an exported model in MLflow's registry, and its description."""
+"""Registration of an exported model as a version in MLflow, with its description."""
 
 import json
 import logging
@@ -56,7 +56,9 @@ def pip_requirements(packages: Iterable[str] = ()) -> list[str]:
 
 
 def format_requirements(folder: Path) -> list[str]:
-    """Requirements of a model's files beside those of its code: what reads quantised weights."""
+    """Packages that read the model's weight format, such as quantised weights, beyond its code's
+    requirements.
+    """
     settings = (json.loads(path.read_text("utf-8")) for path in folder.rglob("config.json"))
     methods = {(one.get("quantization_config") or {}).get("quant_method") for one in settings}
     name = "compressed-tensors"
@@ -109,7 +111,7 @@ def make_version(
     instruction_template: str | None,
     global_step: int,
 ) -> int:
-    """Number of the model's version in the registry, which is made unless these weights have one.
+    """Create a version in the registry, or find the version with these weights; return its number.
 
     Tags of a version that is there are set again. No alias is moved.
 
@@ -165,7 +167,7 @@ def describe(client: Any, name: str, number: int, card: str) -> None:
 
 
 def find_version(client: Any, name: str, weights_fingerprint: str) -> int | None:
-    """Number of the version of that name with these weights; None without one."""
+    """Number of the model's version with these weights; None if there is none."""
     found = find_model_versions(client, name)
     numbers = [int(v.version) for v in found if v.tags.get(WEIGHTS_TAG) == weights_fingerprint]
     return max(numbers, default=None)

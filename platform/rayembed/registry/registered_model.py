@@ -114,7 +114,7 @@ def get_version(client: Any, reference: ModelReference) -> Any:
 
 
 def pinned_reference(reference: str, tracking_uri: str | None) -> str:
-    """`models:/name/version` for a reference with an alias; all others as they are.
+    """Replace an alias by its version, `models:/name/version`; other references stay unchanged.
 
     An alias may move while a job runs.
 
@@ -182,7 +182,7 @@ def weights_of(version: Any) -> str:
 
 
 def read_scores(client: Any, version: Any) -> tuple[TaskScore, ...]:
-    """Stored scores of a version; empty without any.
+    """Stored scores of a version; empty if there are none.
 
     Raises:
         ArtifactError: they cannot be read, or rayembed did not register the version.
@@ -200,7 +200,7 @@ def read_scores(client: Any, version: Any) -> tuple[TaskScore, ...]:
 def keep_scores(
     client: Any, version: Any, scores: Sequence[TaskScore], files: Path | None, *, step: int = 0
 ) -> tuple[TaskScore, ...]:
-    """Merge new scores into those of the version; all scores.
+    """Merge new scores into the version's stored scores, and return all.
 
     They become metrics `model/<task>`, `model/category/<category>` and `model/mean` (of own and
     general tasks `model/mean/own` and `model/mean/general`) of its run and of its logged model,
@@ -247,7 +247,7 @@ def _log_metrics(client: Any, version: Any, figures: dict[str, float], step: int
 
 
 def download(client: Any, version: Any, *, tracking_uri: str) -> Path:
-    """Local folder of a version's model, downloaded once.
+    """Download a version's model folder once, and return its local path.
 
     Raises:
         ArtifactError: it is no model that rayembed registered.

@@ -18,7 +18,7 @@ _SHOWN = 3
 def refuse_other_run(
     name: str, fingerprint: str, found: str | None, where: str, differing: Sequence[str] = ()
 ) -> None:
-    """Raise if `found` is not the run's own fingerprint.
+    """Raise if the folder's fingerprint `found` differs from the run's.
 
     Args:
         found: the fingerprint of what stands there under that name; None: it has none.

@@ -71,9 +71,9 @@ class Tracker:
     """
 
     status: Status = "FINISHED"
-    """How the run ends where no error ends the block."""
+    """How the run ends if no error ends the block."""
     complete = False
-    """Whether MLflow has everything of a run that is closed."""
+    """Whether MLflow has all data of a closed run."""
 
     def __init__(self, folder: Path, state: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -183,7 +183,7 @@ class Tracker:
 
     @classmethod
     def reopen(cls, folder: str | Path, *, tracking_uri: str | None = None) -> "Tracker":
-        """MLflow run of a run's folder, reopened to send what is pending.
+        """Reopen the MLflow run of a run's folder, to send pending data.
 
         Args:
             tracking_uri: where the same MLflow is now; None: where it was.
@@ -265,7 +265,8 @@ class Tracker:
         self._tell({"kind": "tags", "tags": without_places(tags, self._storage)})
 
     def close(self, status: Status) -> bool:
-        """Whether MLflow has everything; otherwise warns where the rest is and how to send it.
+        """End the run, and return whether MLflow has all data; otherwise warn where the rest is and
+        how to send it.
 
         Raises:
             ArtifactError: the run's files cannot be written or read. Of a failed run this is only

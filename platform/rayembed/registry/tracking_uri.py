@@ -80,7 +80,7 @@ def resolve_tracking_uri(uri: str | None, storage_path: str, *, make_folder: boo
 
 
 def reachable_tracking_uri(uri: str | None, storage_path: str) -> str:
-    """The address of `resolve_tracking_uri`, of a server that answers.
+    """Return the address of `resolve_tracking_uri`, after checking that its server answers.
 
     Raises:
         ConfigError: as `resolve_tracking_uri`.
@@ -112,7 +112,7 @@ def sqlite_path(uri: str) -> Path | None:
 
 @contextmanager
 def database_lock(path: Path) -> Iterator[None]:
-    """Context manager in which no other process makes or upgrades the tables of a SQLite file.
+    """Context manager that lets one process at a time create or upgrade a SQLite file's tables.
 
     MLflow does so at its first use, and two at once break them. Where no lock can lie beside the
     file, nobody can write the file either.
@@ -140,7 +140,7 @@ def database_lock(path: Path) -> Iterator[None]:
 
 
 def check_tables(path: Path) -> None:
-    """Check that a SQLite file, if there is one, is a database whose tables are whole.
+    """Check that an existing SQLite file is a database with complete tables.
 
     Raises:
         TrackingError: it is none, or a change of its tables was broken off in the middle.
@@ -153,7 +153,7 @@ def check_tables(path: Path) -> None:
 
 
 def half_made(path: Path, seen: str) -> TrackingError:
-    """Error for a SQLite file whose tables cannot be made or upgraded."""
+    """Error for a SQLite file whose tables cannot be created or upgraded."""
     runs = _first(path, "select count(*) from runs where lifecycle_stage is not null")
     held = "no runs" if not runs else f"{runs} runs"
     kept = "" if not runs else ", put back a copy from before, if there is one"

@@ -1,1 +1,1 @@
-"""The training step, the loop, the DeepSpeed engine, checkpoints."""
+"""Training: the step, the loop, the DeepSpeed engine, checkpoints."""

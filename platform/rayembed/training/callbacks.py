@@ -1,4 +1,6 @@
-"""Callbacks of a stage's trainer: kept checkpoints, handed-on weights, scores, preemption."""
+"""Trainer callbacks of a stage: keep checkpoints, write weights, leave weights for validation,
+react to preemption.
+"""
 
 import math
 import shutil
@@ -30,7 +32,7 @@ class KeepCheckpoints(Callback):
         self._folder = folder
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
-        """Take note of the device of messages between workers."""
+        """Store the device for communication between workers."""
         self._device = trainer.device
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
@@ -50,24 +52,26 @@ class WriteWeights(Callback):
         self._path, self._made_of = path, made_of
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
-        """Take note of the engine."""
+        """Store the engine."""
         self._engine = trainer.engine
 
     def on_train_end(self) -> None:
-        """Write what the engine has."""
+        """Write the engine's trained weights."""
         state = whole_weights(self._engine)
         if rank() == 0:
             write_weights(self._path, state, self._made_of)
 
 
 def whole_weights(engine: Engine) -> dict[str, Tensor]:
-    """Copies on the CPU on worker 0, nothing on the others; all workers must call it."""
+    """Collect the full trained weights on worker 0's CPU, and nothing on the others; all workers
+    must call it.
+    """
     return {name: w.cpu().clone() for name, w in engine.trainable_weights() if rank() == 0}
 
 
 class Preemption(Callback):
-    """Makes a checkpoint when it becomes known that a node is drained or the run is stopped, once,
-    and when the last one is some minutes old.
+    """Requests a checkpoint once when a node is being drained or the run is stopped, and when the
+    last checkpoint is some minutes old.
 
     Args:
         announced: whether this worker knows it; all workers ask together, and it counts if one of
@@ -97,13 +101,13 @@ class Preemption(Callback):
         self._asked_step = self._next_step = step
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Take note of the time; wait for the upload if the end is announced."""
+        """Record the time; wait for the upload if the end is announced."""
         self._saved = time.monotonic()
         if self._announced:
             self._stored()
 
     def should_save(self, step: int) -> bool:
-        """Whether the end became known at this step, or a checkpoint is due by time.
+        """Whether a stop or drain was announced at this step, or a checkpoint is due by time.
 
         The same on all workers. Quick steps are not all asked.
         """
@@ -131,7 +135,7 @@ class Preemption(Callback):
 
 
 class WorkerValidation(Callback):
-    """Leaves weights to be scored, and stops the stage when their scores say so.
+    """Submits weights for validation, and stops the stage early when the scores say so.
 
     Args:
         folder: the stage's.
@@ -152,22 +156,22 @@ class WorkerValidation(Callback):
         self._submitted = False
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
-        """Take note of the engine, and of the step whose weights are here already."""
+        """Store the engine, and the step whose weights are already submitted."""
         self._engine, self._device, self._start = trainer.engine, trainer.device, step
         self._done, self._submitted = step, True
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Take note of the step, whose weights are not here yet."""
+        """Record the step, whose weights are not submitted yet."""
         self._done, self._submitted = record["step"], False
 
     def on_train_end(self) -> None:
-        """Leave the last weights, where another callback ended the stage between scored steps."""
+        """Submit the last weights if another callback ended the stage between validated steps."""
         if not self._submitted:
             self._submit(self._done)
 
     def should_stop(self, step: int) -> bool:
-        """Whether the scores of the steps up to this one end the stage, whose weights are left to
-        be scored if they are to be.
+        """Submit the step's weights if they are due, and return whether the scores so far end the
+        stage.
         """
         if step != self._start:
             if step not in self._steps:

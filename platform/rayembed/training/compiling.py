@@ -1,4 +1,4 @@
-"""Whether a stage's layers are compiled where `placement.compile_layers` is `auto`."""
+"""Decision whether `placement.compile_layers=auto` compiles a stage's layers."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ which a stage's time is estimated to a factor of some three."""
 def compiles(
     placement: Placement, stage: TrainLoopConfig, model: TrainableModel, device: torch.device
 ) -> bool:
-    """Whether the stage's layers are compiled; one line of the log says so, and why not on a GPU.
+    """Decide whether the stage's layers are compiled, and log the decision with its reason.
 
     Args:
         model: before an engine partitions it.
@@ -50,7 +50,7 @@ def compiles(
 
 
 def stage_seconds(stage: TrainLoopConfig, model: torch.nn.Module, workers: int) -> float:
-    """Rough time of a stage on GPUs: six operations for each parameter and token."""
+    """Estimate the time of a stage on GPUs: six operations per parameter and token."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     tokens = stage.steps * stage.global_rows * _ROW_TOKENS
     return 6.0 * parameters * tokens / (_SPEED * workers)

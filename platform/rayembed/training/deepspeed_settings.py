@@ -22,7 +22,7 @@ def deepspeed_settings(
     num_trained: int,
     largest_adapter: int = 0,
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration; defaults that may change results are written out.
+    """Make DeepSpeed's configuration; defaults that may change results are written out.
 
     Args:
         num_trained: trained weights; no buffer need hold more.
@@ -72,5 +72,7 @@ def deepspeed_settings(
 
 
 def largest_adapter(model: nn.Module) -> int:
-    """Elements of the largest matrix of LoRA, rank times width; 0 for a model without any."""
+    """Number of elements of the largest LoRA matrix, rank times width; 0 for a model without
+    adapters.
+    """
     return max((p.numel() for name, p in model.named_parameters() if "lora_" in name), default=0)

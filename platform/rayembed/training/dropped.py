@@ -1,4 +1,4 @@
-"""Steps that are skipped because their loss or gradient is not finite.
+"""Skipped steps, whose loss or gradient is not finite.
 
 One NaN in an update would be in all weights after it. Such a step is dropped on all workers, for
 every ZeRO stage and type alike: weights, moments and the optimiser's count of updates stay as they
@@ -25,8 +25,7 @@ batch."""
 
 
 def without_gradient_unless_finite(loss: Tensor) -> Tensor:
-    """The loss, whose gradient is NaN if the loss is not finite, even where its own would be
-    finite.
+    """Return the loss with a NaN gradient if the loss is not finite.
 
     It asks no device for the loss.
     """
@@ -40,7 +39,7 @@ def mean_of_finite(values: Sequence[float]) -> float:
 
 
 class DroppedSteps:
-    """Counts dropped steps: warns of the first, ends the run after many in a row.
+    """Counts dropped steps: warns on the first, ends the run after many consecutive ones.
 
     Args:
         limit: how many in a row.
@@ -90,7 +89,7 @@ class DroppedSteps:
         self._saved = step
 
     def check(self, step: int) -> None:
-        """Raise after too many consecutive dropped steps, or at an end of the stage with several.
+        """Raise after too many consecutive dropped steps, or if the stage ends with several.
 
         Raises:
             DivergenceError: there were; the same on all workers.

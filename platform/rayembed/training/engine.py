@@ -84,7 +84,7 @@ class DeepSpeedEngine:
             self._inner().fragments = fragments(self._optimizer)  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Take DeepSpeed off the model, whose whole weights cannot be had from it afterwards.
+        """Detach DeepSpeed from the model; the full weights are not available afterwards.
 
         Its hooks on gradients hold weights, gradients and optimiser states in circles through
         autograd's own nodes, which Python's collector does not see. ZeRO-3's on modules stay.
@@ -99,12 +99,12 @@ class DeepSpeedEngine:
 
     @property
     def has_states(self) -> bool:
-        """Whether the optimiser's states are there: most come with the first update."""
+        """Whether the optimiser states exist: most are created by the first update."""
         return any(self._inner().state.values())
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Backpropagate a scalar; gradients are reduced over workers at the last backward of the
-        step, in stages 2 and 3 without `placement.reduce_once` at each.
+        """Backpropagate a scalar; workers reduce gradients at the step's last backward, or at each
+        one in stages 2 and 3 without `placement.reduce_once`.
         """
         engine = self._engine
         engine.set_gradient_accumulation_boundary(last)
@@ -155,7 +155,7 @@ class DeepSpeedEngine:
         self._engine.allreduce_gradients()
 
     def step(self, learning_rate_factor: float) -> tuple[float, float]:
-        """Update the weights; the learning rate used and the gradient norm before clipping.
+        """Update the weights; return the learning rate and the gradient norm before clipping.
 
         Where the norm is not finite, nothing is updated and no update counted; it is the same on
         all workers. DeepSpeed does so by itself but for fp32 without partitions.
@@ -201,7 +201,7 @@ class DeepSpeedEngine:
             safe_set_local_grad(p, torch.zeros_like(partition))
 
     def trainable_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and full weights of the model, without the loss's, in the model's dtype; a
+        """Yield names and full weights of the model, without the loss's, in the model's dtype; a
         collective that all workers must iterate.
 
         One after the other, so that ZeRO-3 never holds more than one of them whole.
@@ -213,7 +213,7 @@ class DeepSpeedEngine:
                 yield name, self._whole(p, p.detach())
 
     def optimizer_state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Names and full fp32 states, with `weight` and `step`; a collective for all workers.
+        """Yield names and full fp32 states, with `weight` and `step`; a collective for all workers.
 
         It is the same for all ZeRO stages and numbers of workers: what a checkpoint holds.
         """
@@ -222,7 +222,8 @@ class DeepSpeedEngine:
             yield name, {**whole, "step": state["step"]}
 
     def written_states(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """States of `optimizer_state` that this worker writes to a checkpoint; a collective.
+        """Yield the states of `optimizer_state` that this worker writes to a checkpoint; a
+        collective.
 
         In stages 1 and 2 the worker whose partition has a parameter writes it, and nothing is
         sent; only what lies in several partitions is reduced, to the one that has most of it. With
@@ -369,7 +370,7 @@ def _not_finite(parameters: Iterable[nn.Parameter]) -> bool:
 
 
 def expert_group(size: int) -> ExpertGroup:
-    """Expert-parallel group of this worker with the given size; a collective for all workers.
+    """Create this worker's expert-parallel group of the given size; a collective for all workers.
 
     Workers of a group have consecutive ranks: those of one node stay together.
 
@@ -389,7 +390,7 @@ def expert_group(size: int) -> ExpertGroup:
 
 
 def _sign_of_experts(num_experts: int) -> nn.Module:
-    """Weightless module that tells DeepSpeed that the model has experts.
+    """Weightless module from which DeepSpeed knows that the model has experts.
 
     It looks for modules of its own class, and without one it fails on marked parameters.
     """

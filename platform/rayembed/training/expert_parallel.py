@@ -1,4 +1,4 @@
-"""Expert parallelism: a group of workers shares out the experts of each layer.
+"""Expert parallelism: a group of workers splits the experts of each layer.
 
 Rows of tokens go to the workers of their experts and come back (`models/experts.py`). What
 DeepSpeed gives are the groups, and the reduction of each parameter over the workers that hold the
@@ -48,12 +48,12 @@ def spread_experts(model: nn.Module, group: ExpertGroup) -> None:
 
 
 def group_name(size: int) -> str:
-    """DeepSpeed's name of expert groups of this size."""
+    """DeepSpeed's name for expert groups of this size."""
     return f"ep_size_{size}"
 
 
 class SpreadExperts:
-    """Shared-out experts of a model, as the engine sees them.
+    """Experts of a model that are split over workers, as the engine handles them.
 
     Everything that takes a tensor is called by all workers of the group.
     """
@@ -66,17 +66,17 @@ class SpreadExperts:
 
     @classmethod
     def of(cls, model: nn.Module) -> "SpreadExperts | None":
-        """Shared-out experts of a model; None if each worker holds all parameters."""
+        """Split experts of a model; None if each worker holds all parameters."""
         layers = [layer for layer in expert_layers(model) if layer.group is not None]
         group = layers[0].group if layers else None
         return None if group is None else cls(layers, group)
 
     def whole(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        """Full parameter value from this worker's part, which may be a share."""
+        """Gather the full parameter value from this worker's part, which may be a share."""
         return self.group.gather(value) if parameter in self._parameters else value
 
     def own(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
-        """Part of a full parameter value that this worker holds."""
+        """Return the part of a full parameter value that this worker holds."""
         return self.group.share_of(whole) if parameter in self._parameters else whole
 
     def gradient_norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:

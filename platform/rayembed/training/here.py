@@ -1,4 +1,5 @@
-"""A stage in this process, without Ray: one worker, with checkpoints that Ray Train can go on from.
+"""Training of a stage in this process, without Ray: one worker, with checkpoints that Ray Train can
+resume from.
 
 The same trainer, callbacks and files as of a worker on Ray, so a run may change between the two.
 """
@@ -135,7 +136,7 @@ def _fit(job: Job, checkpoints: str, callbacks: Sequence[Callback]) -> None:
 
 
 class _Interrupts:
-    """Inside the block a first interrupt is noted, and raised by whoever finds the right moment.
+    """Records a first interrupt inside the block, and raises it at the next safe point.
 
     The handler that was there before tells the user, and decides about a second one. What it
     raises to end the program, SystemExit for instance, is an interrupt; if it raises nothing, the
@@ -220,7 +221,7 @@ class _Kept(Callback):
 
 
 class ValidationHere(Callback):
-    """Scores weights between two steps of the training; its random numbers stay as they were.
+    """Validates weights between two training steps, without changing the training's random state.
 
     Args:
         number: of the stage in its run.
@@ -233,12 +234,12 @@ class ValidationHere(Callback):
         self._scoring = ValidationScoring.of(run, number, self._folder, validation)
 
     def should_stop(self, step: int) -> bool:
-        """Score what was left after an earlier step; never stops, the stage's own rule does."""
+        """Score the weights of an earlier step; the stage's own rule decides on stopping."""
         self._score()
         return False
 
     def finish(self, target: str) -> int:
-        """The step whose weights were put at `target`, after the scores that decide were taken.
+        """Place the chosen step's weights at `target` after all deciding scores; return the step.
 
         Raises:
             ArtifactError: the storage refuses what it must do.
@@ -269,7 +270,7 @@ class ValidationHere(Callback):
 
 
 def take_device(device: str) -> None:
-    """Make this process one that trains on the device, `cuda` or `cpu`.
+    """Prepare this process for training on the device, `cuda` or `cpu`.
 
     DeepSpeed fixes its device when it is imported, and a process group its backend when it is made.
 

@@ -1,4 +1,4 @@
-"""What every worker of a stage's training is given: one picklable object that makes its trainer."""
+"""Training job of a stage: a picklable object from which every worker makes its trainer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ class Job(ABC):
     weights: str
     """Storage path of the trained weights; their presence marks the job as done."""
     number: int
-    """Place of the stage in its run."""
+    """Position of the stage in its run."""
     validated_in: str | None = None
-    """Storage folder of the stage, if its weights are scored during training: workers leave weights
-    there, of which the driver chooses. None: the last step's weights are the result."""
+    """Storage folder of the stage, if its weights are scored during training: workers store weights
+    there, and the driver chooses among them. None: the last step's weights are the result."""
     callbacks: tuple[Callback, ...] = ()
     """Further callbacks of the trainer on every worker; picklable."""
 
@@ -54,7 +54,7 @@ class Job(ABC):
 
     @abstractmethod
     def plan(self) -> Any:
-        """The plan, opened."""
+        """Open the batch plan."""
 
     @abstractmethod
     def model(self) -> TrainableModel:
@@ -62,10 +62,10 @@ class Job(ABC):
 
     @abstractmethod
     def objective(self, plan: Any) -> Objective:
-        """What the stage is trained for."""
+        """Training objective of the stage."""
 
     def fetch(self) -> None:
-        """Bring to this machine what its training reads here; nothing where it is here already.
+        """Download the models and data of the training to this machine, unless they are here.
 
         Raises:
             AssetError, ArtifactError: something is missing, corrupt, or has no room.
@@ -74,16 +74,16 @@ class Job(ABC):
             resolve_model(reference)
 
     def start(self) -> str:
-        """Record of the initial weights; empty for the pretrained model's."""
+        """Record of the initial weights; empty for pretrained weights."""
         return ""
 
     def result(self, made_of: dict[str, str]) -> Callback:
-        """Callback that leaves the trained weights in storage."""
+        """Callback that writes the trained weights to storage."""
         return WriteWeights(self.weights, made_of)
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of what the trained weights depend on, beside the plan and the start."""
+        """Fingerprint of what the trained weights depend on, apart from the plan and the start."""
         own: str = self.run.fingerprint
         return own
 
@@ -105,7 +105,7 @@ class Job(ABC):
         return True
 
     def trainer(self, callbacks: Sequence[Callback], stream: Stream) -> StageTrainer:
-        """Trainer of this worker, which leaves the trained weights in storage.
+        """Make the trainer of this worker, which writes the trained weights to storage.
 
         Raises:
             RayembedError: the plan or a pretrained model cannot be used.
@@ -155,13 +155,13 @@ class StageJob(Job):
 
     @property
     def pretrained(self) -> tuple[str, ...]:
-        """References of the pretrained models, a teacher that runs in the step among them."""
+        """References of the pretrained models, including a teacher that runs in the step."""
         states = self.stage.hidden_states
         return (*self.run.model.parts.values(), *([] if states is None else [states.teacher]))
 
     @property
     def fingerprint(self) -> str:
-        """The run's, with that of the weights of a teacher that runs in the step."""
+        """Fingerprint of the run, and of the weights of a teacher that runs in the step."""
         states = self.stage.hidden_states
         if states is None:
             return self.run.fingerprint
@@ -173,27 +173,27 @@ class StageJob(Job):
         return BatchPlan.open(self.plan_folder)
 
     def fetch(self) -> None:
-        """Pretrained models, and the vectors of the stage's teachers."""
+        """Download pretrained models, and the vectors of the stage's teachers."""
         super().fetch()
         for folder in self.plan().teachers if self.stage.teachers else ():
             TeacherVectorLookup.open(folder).fetch()
 
     def model(self) -> EmbeddingModel:
-        """The run's model with the weights of the stage before."""
+        """Load the run's model with the previous stage's weights."""
         return load_weights(self.run, self.start_weights)
 
     def objective(self, plan: BatchPlan) -> Objective:
-        """What the model's architecture is trained for."""
+        """Training objective of the model's architecture."""
         found: Objective = load(architecture_of(self.run.model).objective)
         return found
 
     def start(self) -> str:
-        """Digest of the weights of the stage before."""
+        """Digest of the previous stage's weights."""
         return "" if self.start_weights is None else weights_digest(self.start_weights)
 
     def result(self, made_of: dict[str, str]) -> Callback:
-        """Callback that leaves the last weights in storage; with validation, those of each scored
-        step.
+        """Callback that writes the last weights to storage; with validation, the weights of each
+        scored step.
         """
         config = self.run.evaluation.validation
         if self.validated_in is None or config is None:

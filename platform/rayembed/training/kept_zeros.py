@@ -1,4 +1,4 @@
-"""Trained weights that stay exactly zero: those of a pruned start, whatever the optimiser does.
+"""Pruned weights that stay exactly zero during training.
 
 Their gradients are set to zero before they are added up, so that neither the norm nor a moment
 knows of them: training is that of the other weights alone. What the optimiser made of them is set
@@ -17,7 +17,7 @@ from rayembed.models.contract import TrainableModel
 
 
 class KeptZeros:
-    """Where the trained parameters of a model stay zero on this worker.
+    """Positions of a model's trained parameters that stay zero on this worker.
 
     Args:
         model: before an engine takes its parameters.
@@ -41,7 +41,7 @@ class KeptZeros:
         masters: dict[nn.Parameter, Tensor],
         local_master: Callable[[nn.Parameter], Tensor],
     ) -> None:
-        """Set to zero what an update moved, in what is computed with and in what is updated.
+        """Reset pruned weights to zero after an update, in the model and in the optimiser's copy.
 
         Args:
             masters: tensor that is updated for each parameter; of stage 0.

@@ -1,5 +1,5 @@
-"""Writer of a run's metrics log, which also passes a stop on to workers. Imports little, as each
-stage waits for its process.
+"""Single writer of a run's metrics log, which also forwards a stop to workers. Imports little, as
+each stage waits for its process.
 """
 
 import logging
@@ -19,7 +19,8 @@ _TOGETHER_SECONDS = 10.0
 
 
 class MetricsSink:
-    """The only writer of a run's metrics log, and what workers and driver share during a stop.
+    """The only writer of a run's metrics log, and the shared state of workers and driver during a
+    stop.
 
     An actor on the driver's node.
     """
@@ -46,7 +47,7 @@ class MetricsSink:
             write_atomic(self._place, self._log.path.read_bytes())
 
     def stop(self) -> bool:
-        """Request a checkpoint; whether workers are there to make one."""
+        """Request a checkpoint; return whether workers exist that can make it."""
         self._stops = True
         self._parts.clear()
         self._saved = 0
@@ -64,7 +65,7 @@ class MetricsSink:
             del self._parts[step]
 
     def where(self, where: Where) -> None:
-        """Take where a worker's training stands; a while after the first that hangs, warn."""
+        """Record a worker's position; warn some time after the first report of a hang."""
         self._hang.take(where)
         if where.place and self._telling is None:
             self._telling = threading.Timer(_TOGETHER_SECONDS, self._tell)
@@ -72,7 +73,7 @@ class MetricsSink:
             self._telling.start()
 
     def hang(self) -> str:
-        """Who waits and who did not arrive, if workers hang; else empty."""
+        """Workers that wait and workers that did not arrive, if the training hangs; else empty."""
         return str(self._hang)
 
     def _tell(self) -> None:
@@ -81,7 +82,7 @@ class MetricsSink:
             logger.warning("%s", told)
 
     def saved_step(self) -> int:
-        """Step of the last complete checkpoint since the stop, or since the start without a stop; 0
-        without one.
+        """Step of the last complete checkpoint since the stop, or since the start if not stopped; 0
+        if there is none.
         """
         return self._saved

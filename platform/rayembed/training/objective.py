@@ -1,4 +1,4 @@
-"""What a training is for: how an objective makes its batches and runs its steps."""
+"""Training objectives: how an objective makes its batches and runs its steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -22,17 +22,17 @@ class StepSettings:
 
     micro_batch_tokens: int
     grad_cache: bool | GraphRoom
-    """Whether to use GradCache, or what says so of each step."""
+    """Whether to use GradCache, or a function that decides it for each step."""
     device: torch.device
     _: KW_ONLY
     pass_cost_tokens: int = 48
-    """Cost of a forward pass beside its tokens, in tokens; see `hardware.pass_cost_tokens`."""
+    """Fixed cost of a forward pass, expressed in tokens; see `hardware.pass_cost_tokens`."""
     seed: int = 0
-    """Seed of draws from a global batch, the same on all workers."""
+    """Seed for sampling from a global batch, the same on all workers."""
 
     @property
     def pins(self) -> bool:
-        """Whether batches are put into memory that a device copies from by itself."""
+        """Whether batches are put into pinned memory for asynchronous copies."""
         return self.device.type != "cpu"
 
 
@@ -53,7 +53,7 @@ class StepReport:
 
 
 class Objective(ABC):
-    """What a stage is trained for: how its batches are made, and how the gradients of one are.
+    """Protocol of a training objective: makes a stage's batches and computes their gradients.
 
     An architecture names its objective by an import string, such as
     `rayembed.training.contrastive.step:CONTRASTIVE`.
@@ -63,7 +63,7 @@ class Objective(ABC):
     """Option of the job that shows the rows of `STAGE:STEP`; empty: the job has none."""
 
     def check(self, stage: Any) -> None:
-        """Return when the objective can train the stage; asked before data is prepared.
+        """Check that the objective can train the stage, before data is prepared.
 
         Raises:
             ConfigError: its loss, or another setting, does not fit.
@@ -71,11 +71,11 @@ class Objective(ABC):
         return None
 
     def teacher_widths(self, plan: Any) -> tuple[int, ...]:
-        """Widths of the vectors of teachers that go with the plan's rows."""
+        """Widths of the teacher vectors that accompany the plan's rows."""
         return ()
 
     def teacher(self, model: Any, stage: Any, dtype: str) -> EmbeddingModel | None:
-        """Model whose hidden states the trained one learns, on the CPU; None: there is none.
+        """Load the model whose hidden states the student learns, on the CPU; None if there is none.
 
         Args:
             dtype: of its weights.
@@ -87,11 +87,11 @@ class Objective(ABC):
 
     @abstractmethod
     def batches(self, plan: Any, model: Any, stage: Any, seed: int) -> MakeBatch:
-        """Builder of this worker's batches; each has its number as `step`."""
+        """Return the builder of this worker's batches; each has its number as `step`."""
 
     def ahead(self, model: Any, batch: Any, stage: Any, settings: StepSettings) -> Any:
-        """The batch as `run_step` takes it, with all that can be done before its step; it keeps its
-        number as `step`.
+        """Prepare a batch for `run_step` as far as possible before its step; it keeps its number as
+        `step`.
 
         A thread calls it while the step before computes.
         """
@@ -116,4 +116,6 @@ class Objective(ABC):
 
     @abstractmethod
     def source(self, plan: Any, step: int) -> str:
-        """What the batch of a step, from 0, was drawn from, as the end of `its batch is of …`."""
+        """Describe the source of a step's batch (from 0), to complete the sentence `its batch is of
+        …`.
+        """

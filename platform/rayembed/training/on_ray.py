@@ -1,4 +1,4 @@
-"""Stages as Ray Train runs: workers, restarts, checkpoints; metrics through one small actor.
+"""Stages as Ray Train runs: workers, restarts and checkpoints; a small actor collects metrics.
 
 This is the driver's side; `train_function_on_ray.py` has what runs in each worker.
 """
@@ -94,14 +94,14 @@ def check_placement(placement: Placement, *, validates: bool = False, runs: int 
 
 
 def check_ready(placement: Placement, *, validates: bool = False) -> None:
-    """Check the placement when the data is ready, and the GPUs of nodes that came only now."""
+    """Check the placement when the data is ready, and the GPUs of nodes that joined since."""
     check_placement(placement, validates=validates)
     if placement.wait_for_nodes_seconds:
         check_gpus(placement)
 
 
 def check_gpus(placement: Placement) -> None:
-    """Check that torch computes on the GPUs of all nodes that workers may have; `gpu_problems`.
+    """Check that torch computes on the GPUs of all possible worker nodes; see `gpu_problems`.
 
     Raises:
         PlacementError: what is wrong with which nodes, and what to do.
@@ -128,12 +128,12 @@ def _one_worker(placement: Placement | EvaluationPlacement) -> dict[str, float]:
 
 
 def worker_precision(placement: Placement | EvaluationPlacement) -> Precision:
-    """Number type that `auto` means on a node with room for a worker; see `node_precision`."""
+    """Number type that `auto` selects on a node with room for a worker; see `node_precision`."""
     return node_precision("cuda" if placement.on_gpu else "cpu", _one_worker(placement))
 
 
 def worker_hardware(placement: Placement) -> dict[str, Any] | None:
-    """`node_hardware` of a node with room for a worker; None if there was none in time."""
+    """Get `node_hardware` of a node with room for a worker; None if no node answered in time."""
     wanted = _one_worker(placement)
     task = remote_with(wanted, node_hardware)
     found = task.remote()
@@ -281,7 +281,7 @@ def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> 
 
 
 def _hang(sink: Any) -> str:
-    """Who did not arrive, if workers told that they hang."""
+    """Workers that did not arrive, if workers reported a hang."""
     try:
         return str(ray.get(sink.hang.remote(), timeout=_ANSWER_SECONDS))
     except ray.exceptions.RayError:

@@ -29,9 +29,10 @@ class GroupKey:
     peak: float
     """Peak learning rate."""
     matrices: bool = False
-    """Weights of linear layers in the backbone, where the optimiser treats these apart."""
+    """Whether these are linear layers' weights in the backbone, for optimisers that treat them
+    separately."""
     number: int = 0
-    """Tells groups apart of which one would be too large."""
+    """Number of the group, where parameters are split since a single group would be too large."""
 
 
 def trained_parameters(module: nn.Module | None) -> Iterator[tuple[str, nn.Parameter]]:
@@ -44,7 +45,7 @@ def trained_parameters(module: nn.Module | None) -> Iterator[tuple[str, nn.Param
 def parameter_groups(
     model: TrainableModel, loss: LossParameters | None, config: OptimizerConfig
 ) -> list[dict[str, Any]]:
-    """Groups of parameters that the optimiser treats alike; `peak` is the peak learning rate and
+    """Make groups of parameters that share optimiser settings; `peak` is the peak learning rate and
     `states` the names of the states.
 
     Vectors (biases, norms) are not decayed, nor are parameters of a loss. Experts that are shared
@@ -92,7 +93,9 @@ def parameter_groups(
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:
-    """Set each group's rate to `factor` times its peak; the backbone's (first group's) new rate."""
+    """Set each group's rate to `factor` times its peak; return the backbone's (first group's) new
+    rate.
+    """
     for group in optimizer.param_groups:
         group["lr"] = group["peak"] * factor
     return float(optimizer.param_groups[0]["lr"])
@@ -111,7 +114,7 @@ def _peak(part: str, config: OptimizerConfig) -> float:
 
 
 def _check_rates(parts: Collection[str], config: OptimizerConfig) -> None:
-    """Raise when a rate is set of which there are no parameters."""
+    """Raise if a learning rate is set for which the model has no parameters."""
     if config.pooling_learning_rate is not None and "fresh" not in parts:
         raise ConfigError(
             f"optimizer.pooling_learning_rate={config.pooling_learning_rate} has no effect: no "

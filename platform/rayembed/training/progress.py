@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Progress:
-    """Tells the progress of a stage: step, loss, rate, time left, and changes of the number of
+    """Logs the progress of a stage: step, loss, rate, remaining time, and changes of the number of
     workers.
 
     Rates and the time left are those of the last steps of this submission without its first one,

@@ -1,4 +1,4 @@
-"""The function that Ray Train runs in each worker, and the worker's environment.
+"""Train function that Ray Train runs in each worker, and the workers' environment variables.
 
 Workers import this and not the driver's side: each of them waits for its imports.
 """
@@ -60,7 +60,7 @@ of some 0.3 GB each."""
 
 
 def worker_environment(placement: Placement) -> dict[str, str]:
-    """Environment variables of the training workers, but those that the user has set."""
+    """Environment variables of the training workers, except for those that the user has set."""
     values = {
         "OMP_NUM_THREADS": str(placement.threads),
         "TOKENIZERS_PARALLELISM": "false",
@@ -146,8 +146,8 @@ def _nccl_log(placement: Placement) -> list[Callback]:
 
 
 class TrainReport(Callback):
-    """Tells the driver's actor of steps, and Ray Train of checkpoints with the mean loss since the
-    last, in a thread beside the training.
+    """Reports steps to the driver's actor, and checkpoints with the mean loss to Ray Train, in a
+    background thread.
 
     Ray Train's own uploads beside a training end it from within, with a traceback of every worker;
     these end it as one of its own errors does.
@@ -164,13 +164,13 @@ class TrainReport(Callback):
         self._losses: list[float] = []
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Send a step's metrics, from worker 0."""
+        """Send a step's metrics from worker 0."""
         self._losses.append(record["loss"])
         if rank() == 0:
             self._pending.append(self._sink.append.remote(record, self._offset))
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Start to hand this worker's part to Ray Train, which stores it."""
+        """Start handing this worker's part to Ray Train, which stores it."""
         pending, metrics = self._pending, {"step": step, "loss": mean_of_finite(self._losses)}
         self._pending, self._losses = [], []
         self._uploads.start(step, folder, lambda part: self._store(step, part, metrics, pending))
@@ -231,7 +231,7 @@ _ADDRESS = re.compile(r"NET/Socket : Using (.+?)\s*$", re.MULTILINE)
 
 
 def log_nccl(folder: str) -> Path | None:
-    """Let NCCL write its choice of network to a file of this process; the file.
+    """Make NCCL write its network choice to a file of this process; return the file.
 
     Must be called before the first collective. None where the user has NCCL log already, to the
     worker's output or to a file of their own; rank 0's warnings go to the file as well.
@@ -246,7 +246,7 @@ def log_nccl(folder: str) -> Path | None:
 
 
 def networks_in(text: str) -> list[str]:
-    """Return the networks that NCCL's log names, by its names (`Socket`, `IB`, `AWS Libfabric`).
+    """Extract the networks that NCCL's log names (`Socket`, `IB`, `AWS Libfabric`).
 
     Those of channels between workers, else the one that it chose; empty where the log has neither.
     """
@@ -254,7 +254,7 @@ def networks_in(text: str) -> list[str]:
 
 
 class TransportLog(Callback):
-    """Logs after the first step by which network the workers reduced, and warns of TCP.
+    """Logs after the first step which network the workers used for reductions; warns of TCP.
 
     Args:
         file: that NCCL writes to.

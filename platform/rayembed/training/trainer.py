@@ -1,4 +1,4 @@
-"""One stage's training on one worker: any objective, with callbacks. Knows no Ray.
+"""Training of one stage on one worker: any objective, with callbacks. Knows no Ray.
 
 Every worker makes a `StageTrainer` of the same settings and calls `fit`; all of them step together.
 """
@@ -56,7 +56,7 @@ StepRecord = dict[str, Any]
 
 
 class Engine(StatefulEngine, Protocol):
-    """What a trainer and its callbacks need of an engine."""
+    """Protocol of the engine that a trainer and its callbacks use."""
 
     model: TrainableModel
 
@@ -70,18 +70,18 @@ class Engine(StatefulEngine, Protocol):
         ...
 
     def step(self, learning_rate_factor: float) -> tuple[float, float]:
-        """Update the weights unless the gradient norm is not finite; the learning rate and the
-        norm.
+        """Update the weights unless the gradient norm is not finite; return the learning rate and
+        the norm.
         """
         ...
 
     def trainable_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole weight, one after the other on all workers."""
+        """Yield name and full weight of each parameter, in the same order on all workers."""
         ...
 
 
 class Callback:
-    """Base class of what accompanies a training; every method does nothing here.
+    """Base class for callbacks: override the hooks that you need.
 
     All workers have the same callbacks and call them at the same moments, in their order, so a
     method may be collective. What `should_stop` and `should_save` answer must be the same on all
@@ -89,30 +89,31 @@ class Callback:
     """
 
     def on_train_start(self, trainer: "StageTrainer", step: int) -> None:
-        """The engine is ready, and training goes on after `step` finished steps."""
+        """Called when the engine is ready and training continues after `step` finished steps."""
 
     def on_step_end(self, record: StepRecord) -> None:
-        """A step is done; `record` holds its metrics, `step` counts from 1.
+        """Called after each step; `record` holds its metrics, `step` counts from 1.
 
         Called before a run that diverges is ended, so that its last step is told too.
         """
 
     def should_stop(self, step: int) -> bool:
-        """Whether the stage ends after `step` finished steps.
+        """Return whether the stage ends after `step` finished steps.
 
         Asked after each step, before a checkpoint of it is made, and once before the first.
         """
         return False
 
     def should_save(self, step: int) -> bool:
-        """Whether a checkpoint is made out of turn; asked after the steps that have none due."""
+        """Return whether to make an extra checkpoint after a step that has none scheduled."""
         return False
 
     def before_checkpoint(self) -> None:
-        """A checkpoint is about to be written into a new local folder."""
+        """Called before a checkpoint is written into a new local folder."""
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """A local folder holds this worker's part of a checkpoint; it is removed afterwards.
+        """Called when a local folder holds this worker's part of a checkpoint; the folder is
+        removed afterwards.
 
         The platform's own callback, which comes after further ones, moves it away and stores it
         while training goes on. Where a step was dropped its checkpoint follows after the next that
@@ -120,7 +121,7 @@ class Callback:
         """
 
     def on_train_end(self) -> None:
-        """The stage is done: its last step, or the one after which a callback stopped it."""
+        """Called after the stage's last step, or after the step at which a callback stopped it."""
 
 
 class StageTrainer:
@@ -166,7 +167,7 @@ class StageTrainer:
         self._engines = ExitStack()
 
     def fit(self, start: Checkpoint | None = None, *, memory: str | None = None) -> DeepSpeedEngine:
-        """Train from the beginning or from a checkpoint; the engine after the last step.
+        """Train from the beginning or from a checkpoint; return the engine after the last step.
 
         Args:
             memory: folder in storage of the stage's memory plan; None: it is kept nowhere.
@@ -233,7 +234,7 @@ class StageTrainer:
         return engine
 
     def close(self) -> None:
-        """Let go of what `fit` trained with, for a process that goes on to other things."""
+        """Release what `fit` trained with, for a process that continues with other work."""
         self._engines.close()
 
     def _state_errors(self, model: EmbeddingModel) -> StateErrors | None:
@@ -252,7 +253,7 @@ class StageTrainer:
     def train(
         self, engine: Engine, settings: StepSettings, step: int = 0, dropped_steps: int = 0
     ) -> None:
-        """Train an engine of the caller's after `step` finished steps; raises as `fit`."""
+        """Train a given engine after `step` finished steps; raises as `fit`."""
         self.engine, self.settings = engine, settings
         dropped = DroppedSteps(
             self.stage,

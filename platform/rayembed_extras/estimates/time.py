@@ -25,7 +25,7 @@ from rayembed.machine.cores import num_cores
 from rayembed.machine.device import placed_here
 from rayembed.machine.hardware import Precision, product_speed
 from rayembed.pipeline.run.dry_run import step_load
-from rayembed.registry.provenance import cpu_told
+from rayembed.registry.provenance import cpu_summary
 from rayembed_extras.estimates.requirements import expected_precision, flops_per_token
 
 _TRAINING: dict[Dtype, float] = {"float32": 0.45, "bfloat16": 0.35}
@@ -82,7 +82,7 @@ def estimate(run: NamedRun) -> Estimate | None:
     data_seconds = _of_teachers([run]) / encoding if isinstance(run, Run) else 0.0
     seconds = work.training / (speed * _TRAINING[precision.dtype]) + work.scores / encoding
     seconds += data_seconds + _START_SECONDS + _STAGE_SECONDS * work.stages
-    machine = f"{cpu_told()}, {speed / 1e9:.0f} GFLOP/s in {precision}"
+    machine = f"{cpu_summary()}, {speed / 1e9:.0f} GFLOP/s in {precision}"
     return Estimate(machine, seconds, data_seconds)
 
 

@@ -1,4 +1,4 @@
-"""Numbers that were measured with several seeds: their spread, and differences of two things."""
+"""Spread of scores over seeds, and differences between two measurements with the same seeds."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -41,15 +41,15 @@ def spread(values: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean difference over seeds with its interval by Student's t."""
+    """Mean difference over seeds, with a confidence interval by Student's t."""
 
     mean: float
     half: float | None
-    """Half-width of the 95 % interval; None of a single seed, which has none."""
+    """Half-width of the 95 % interval; None for a single seed."""
     above: int
-    """Seeds in which it is above 0."""
+    """Number of seeds with a positive difference."""
     number: int
-    """Seeds."""
+    """Number of seeds."""
 
     def verdict(self, least: float = 0.0) -> str:
         """`holds` or `reversed` where the whole interval lies above or below a limit."""
@@ -72,7 +72,7 @@ class Difference:
 
 
 def difference(values: Sequence[float]) -> Difference:
-    """The difference of one or more seeds."""
+    """Compute the difference over one or more seeds."""
     number, half = len(values), None
     if number > 1:
         from scipy.stats import t as student
@@ -83,5 +83,5 @@ def difference(values: Sequence[float]) -> Difference:
 
 
 def paired(one: Mapping[Key, float], other: Mapping[Key, float]) -> list[float]:
-    """Values of one less those of the other, for each key that both have, in the order of one."""
+    """Subtract the other's values from one's for each common key, in one's order."""
     return [value - other[key] for key, value in one.items() if key in other]

@@ -20,7 +20,7 @@ from rayembed.machine.device import placed_here
 from rayembed.machine.hardware import settled
 from rayembed.pipeline.run.train import train
 from rayembed.registry.metrics_log import METRICS_FILE
-from rayembed.registry.provenance import collect_provenance, cpu_told, gpus, node_hardware
+from rayembed.registry.provenance import collect_provenance, cpu_summary, gpus, node_hardware
 from rayembed_extras.estimates.time import estimate, on_gpu_seconds
 from rayembed_papers.directions.catalogue import Direction, Preparation
 
@@ -156,7 +156,7 @@ class Results:
 
 
 def _machine(run: Run) -> str:
-    return ", ".join(gpus()) if placed_here(run.placement).on_gpu else cpu_told()
+    return ", ".join(gpus()) if placed_here(run.placement).on_gpu else cpu_summary()
 
 
 def _here(run: Run) -> MeasuredRun:

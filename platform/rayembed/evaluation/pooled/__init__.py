@@ -1,1 +1,1 @@
-"""Models under evaluation over a pool of workers."""
+"""Evaluation of models with a pool of workers."""

@@ -1,4 +1,4 @@
-"""The best documents of each query, collected from pieces of the corpus as they come.
+"""Top-k documents of each query, collected incrementally from parts of the corpus.
 
 Q queries, k results, R entries.
 """
@@ -11,7 +11,7 @@ _BEHIND = 4.0
 
 
 class BestDocuments:
-    """Entries of query, document and score, of which each query's k best are kept.
+    """The k best documents of each query among all added (query, document, score) entries.
 
     Ties go to the lower document, so that the outcome does not depend on the order of the pieces.
 
@@ -40,7 +40,7 @@ class BestDocuments:
         score: np.ndarray,
         again: np.ndarray | None = None,
     ) -> None:
-        """Collect (R,) entries, with their scores of a second look if there is one."""
+        """Add (R,) entries, with rescored similarities where the search rescores."""
         self._waiting.append((query, document, score, score if again is None else again))
         self._num_waiting += len(query)
         # Sorting costs as much as what it sorts; as many new ones as old keep it rare.

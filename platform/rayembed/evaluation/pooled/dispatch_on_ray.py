@@ -1,4 +1,4 @@
-"""Workers that hold the model, and the pool that gives a task's texts to them.
+"""Ray actors that hold the model, and the pool that sends texts to them.
 
 A worker that dies is replaced; what it had is given to others.
 """
@@ -41,7 +41,7 @@ class Worker:
         self._worker: EncodingWorker | None = None
 
     def ready(self) -> RayembedError | None:
-        """None when the model is loaded, or the error that says why it cannot be."""
+        """Return None once the model is loaded, or the error that prevents it."""
         try:
             self._loaded()
         except RayembedError as error:
@@ -49,7 +49,9 @@ class Worker:
         return None
 
     def do(self, call: Call, queries: Any = None, context: Any = None) -> Any:
-        """The call's result, or an error of ours as a value: raised, it would come wrapped."""
+        """Return the call's result, or a rayembed error as a value: a raised error would arrive
+        wrapped.
+        """
         try:
             return do(self._loaded(), call, queries, context)
         except RayembedError as error:
@@ -62,7 +64,7 @@ class Worker:
 
 
 class RayPool:
-    """Workers on a cluster as one runner sees them.
+    """The pool of cluster workers that one runner uses.
 
     A call whose worker dies is given to another one; the worker is used again when Ray has
     restarted it.
@@ -72,13 +74,13 @@ class RayPool:
         self._workers, self._tries = list(workers), tries
 
     def share(self, vectors: np.ndarray) -> Any:
-        """A reference that Ray replaces by the array where a worker is called."""
+        """Return a reference that Ray replaces by the array when it calls a worker."""
         return ray.put(vectors)
 
     def run(
         self, calls: Iterable[Call], queries: Any = None, context: Any = None
     ) -> Iterator[tuple[Call, Any]]:
-        """Each call with its result, as they come.
+        """Yield each call with its result as they finish.
 
         Raises:
             RayembedError: what a worker raised.

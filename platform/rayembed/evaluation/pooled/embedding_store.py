@@ -1,4 +1,4 @@
-"""Embeddings kept in files, so that no text is embedded twice for one model and one encode spec.
+"""Cache of embeddings in files: each text is embedded once for a model and an encode spec.
 
 Texts are sorted into buckets by their hash. Corpora that share most of their texts (FEVER and
 Climate-FEVER) then share most of what a bucket's files hold, whatever the order and the number of
@@ -36,13 +36,14 @@ _MOST_SMALL = 256
 
 
 def hashes_of(texts: Sequence[str]) -> np.ndarray:
-    """(N, 16) uint8: XXH3's 128 bits of each text, the highest first."""
+    """Hash texts with XXH3 to (N, 16) uint8, most significant byte first."""
     digests = b"".join(xxhash.xxh3_128_digest(text.encode()) for text in texts)
     return np.frombuffer(digests, dtype=np.uint8).reshape(len(texts), HASH_BYTES)
 
 
 def num_buckets(count: int) -> int:
-    """Buckets of a corpus of so many texts: a power of two, decided by the count alone.
+    """Number of buckets for a corpus of `count` texts: a power of two that depends on the count
+    alone.
 
     Not by the workers: the texts of a unit must be the same for any number of them.
     """
@@ -51,7 +52,7 @@ def num_buckets(count: int) -> int:
 
 
 def buckets_of(hashes: np.ndarray, buckets: int) -> np.ndarray:
-    """(N,) int64 bucket of each of (N, 16) hashes, by their highest bits."""
+    """Bucket index (N,) int64 from the highest bits of the (N, 16) hashes."""
     high = hashes[:, :4].copy().view(">u4")[:, 0].astype(np.int64)
     return high >> (32 - (buckets - 1).bit_length()) if buckets > 1 else np.zeros_like(high)
 
@@ -71,16 +72,16 @@ class EmbeddingBucket:
 
 @dataclass(frozen=True)
 class EmbeddingStore:
-    """The files of one model under evaluation."""
+    """Embedding files of one model under evaluation."""
 
     folder: str
     """Folder on disks or in object storage, the same for all workers; named by the model's
     fingerprint."""
     precision: Precision = "float32"
-    """Number type of kept and of used embeddings: a first run rounds as a later one reads."""
+    """Number type of embeddings, stored and returned: a first run rounds as later runs read."""
 
     def read(self, bucket: EmbeddingBucket, wanted: np.ndarray) -> dict[bytes, np.ndarray]:
-        """Hash → embedding (D,) of those wanted (N, 16) hashes that are in the bucket's files.
+        """Return stored embeddings (D,) by hash, for the (N, 16) hashes that the bucket holds.
 
         The files are those of this moment: a task finds what another one embedded beside it. A
         broken file is warned of and counts as missing.
@@ -108,13 +109,13 @@ class EmbeddingStore:
         return found
 
     def write(self, bucket: EmbeddingBucket, hashes: np.ndarray, vectors: np.ndarray) -> None:
-        """Keep embeddings (N, D) of texts with these (N, 16) hashes."""
+        """Store embeddings (N, D) of the texts with these (N, 16) hashes."""
         name = f"{xxhash.xxh3_64_hexdigest(hashes.tobytes())}.npz"
         path = join(self._folder(bucket), name)
         save_arrays(path, hashes=hashes, vectors=self.rounded(vectors))
 
     def rounded(self, vectors: np.ndarray) -> np.ndarray:
-        """The vectors as they will be read."""
+        """Round vectors to the values that a later read returns."""
         return vectors.astype(np.float32 if self.precision == "float32" else np.float16)
 
     def _folder(self, bucket: EmbeddingBucket) -> str:
@@ -125,14 +126,14 @@ class EmbeddingStore:
 
 @dataclass(frozen=True)
 class TextUnit:
-    """Distinct texts of one bucket: a piece of work for a worker."""
+    """Distinct texts of one bucket: the unit of work of a worker."""
 
     bucket: EmbeddingBucket
     texts: tuple[str, ...]
 
 
 def places_by_bucket(hashes: np.ndarray, buckets: int) -> Mapping[int, np.ndarray]:
-    """Bucket → places of its texts, in rising order; buckets without texts are left out."""
+    """Return the rising text indices of each bucket; buckets without texts are left out."""
     numbers = buckets_of(hashes, buckets)
     order = np.argsort(numbers, kind="stable")
     starts = np.searchsorted(numbers[order], np.arange(buckets + 1))

@@ -1,4 +1,4 @@
-"""A worker of the evaluation: embeds units of texts, and searches in what it embedded.
+"""Evaluation worker: embeds units of texts, and searches in their embeddings.
 
 Only the best documents of each query leave a worker, never the embeddings of a corpus.
 
@@ -25,7 +25,7 @@ from rayembed.search.tiles import Above, Best, best_documents, documents_above, 
 
 
 class DrawnContext(NamedTuple):
-    """Documents that stand for a corpus."""
+    """Sampled documents that represent a corpus."""
 
     name: str
     """Hash of the documents, which `EncodeSpec.context` holds."""
@@ -39,35 +39,35 @@ def draw_context(texts: Iterable[str], number: int, *, seed: int) -> DrawnContex
 
 
 def packed(documents: Sequence[str]) -> np.ndarray:
-    """(bytes,) uint8 of the documents, an array that workers share."""
+    """Serialise documents to (bytes,) uint8, an array that workers share."""
     return np.frombuffer(json.dumps(list(documents)).encode(), dtype=np.uint8)
 
 
 def unpacked(array: np.ndarray) -> list[str]:
-    """The documents that `packed` made an array of."""
+    """Deserialise the documents of an array that `packed` made."""
     documents: list[str] = json.loads(array.tobytes())
     return documents
 
 
 @dataclass(frozen=True)
 class TopDocuments:
-    """Asks for the best documents of each query."""
+    """Request for the best documents of each query."""
 
     unit: TextUnit
     k: int
     lowest: np.ndarray | None = None
-    """(Q,) float32: what scores below can be left out; None: nothing."""
+    """(Q,) float32 score of each query below which documents may be left out; None: no limit."""
 
 
 @dataclass(frozen=True)
 class PairScores:
-    """Asks for the scores of some queries with some documents."""
+    """Request for the scores of some queries with some documents."""
 
     unit: TextUnit
     query: np.ndarray
     """(P,) int32 rows of the queries."""
     document: np.ndarray
-    """(P,) int32 places in the unit."""
+    """(P,) int32 indices of the documents in the unit."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class EncodingWorker:
         self._products = partial(rounded_products, spec.conditions.get("dtype", ""), device)
 
     def learn(self, name: str, context: np.ndarray | None) -> None:
-        """Take in the documents of the context of that name, unless there is none.
+        """Load the documents of the named context, if any.
 
         Args:
             context: what `packed` gives for them.
@@ -129,7 +129,7 @@ class EncodingWorker:
         return np.stack([known[key] for key in keys]).astype(np.float32)
 
     def search(self, asked: TopDocuments | PairScores, queries: np.ndarray) -> Found:
-        """Results of a request for the unit's documents, by the model's similarity.
+        """Search the unit's documents for a request, by the model's similarity.
 
         Args:
             queries: (Q, D) as `comparable` gives them.
@@ -194,7 +194,9 @@ class EncodingWorker:
 
 
 def comparable(vectors: np.ndarray, similarity: Similarity) -> np.ndarray:
-    """(N, D) float32 whose inner products are the similarities of the (N, D) vectors."""
+    """Transform (N, D) vectors so that their inner products are the model's
+    similarities, float32.
+    """
     exact = torch.from_numpy(np.ascontiguousarray(vectors, dtype=np.float32))
     if similarity == "cosine":
         exact = torch.nn.functional.normalize(exact, dim=1)

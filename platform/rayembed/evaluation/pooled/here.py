@@ -1,4 +1,4 @@
-"""Jobs of an evaluation in this process, one after the other."""
+"""Evaluation jobs in this process, one after the other."""
 
 import logging
 import time
@@ -34,7 +34,7 @@ def run_here(
     device: str = "cpu",
     progress: Progress = lambda _name, _done, _of: None,
 ) -> Iterator[Done]:
-    """Each job with its outcome or its error, as they come; one that fails stops no other.
+    """Run jobs and yield each with its outcome or error; a failed job stops no other.
 
     The model is loaded once, and not at all without a job.
 
@@ -55,7 +55,7 @@ def run_here(
 def run_shown(
     jobs: Sequence[Job], spec: ModelSpec, store: EmbeddingStore | None, workers: Workers
 ) -> Iterator[Done]:
-    """Do what `run_here` does with one worker's threads and device, and log the progress."""
+    """Run `run_here` with one worker's threads and device, and log the progress."""
     import torch
 
     texts: dict[str, tuple[int, int]] = {}
@@ -78,7 +78,7 @@ def run_shown(
 
 
 def finish(job: Job, make_model: Callable[[], Any]) -> Done:
-    """The job done by a model of mteb that is made for it; its error as a value."""
+    """Run the job with an mteb model made for it; an error is returned as a value."""
     began = time.monotonic()
     try:
         with _no_progress_bars():

@@ -1,4 +1,4 @@
-"""A pool of workers as one model of mteb: `EncoderProtocol` and `SearchProtocol` in one object.
+"""A pool of workers behind mteb's `EncoderProtocol` and `SearchProtocol`.
 
 mteb then asks `search` for retrieval and reranking, and `encode` for everything else. Texts go to
 the workers in units, each distinct text once; of a corpus, scores come back and no embeddings.
@@ -57,7 +57,7 @@ class _Unit(NamedTuple):
 
 
 class PooledModel:
-    """The model of a spec, embedded by a pool.
+    """An mteb model that embeds by a pool of workers.
 
     Retrieval scores are those of mteb's own search up to float32 rounding. Which of several texts
     with the same score stand last among the best is decided by their hashes.
@@ -87,7 +87,7 @@ class PooledModel:
         prompt_type: PromptType | None = None,
         **_options: Any,
     ) -> np.ndarray:
-        """(N, D) float32 embeddings of all texts that the loader `inputs` gives, in its order.
+        """Embed all texts of the loader `inputs`: (N, D) float32 in its order.
 
         Where vectors are stored small, the numbers that the stored ones stand for. A contextual
         model embeds all texts of a subset in the context of the first ones.
@@ -119,7 +119,7 @@ class PooledModel:
         num_proc: int | None = None,
         **_options: Any,
     ) -> dict[str, dict[str, float]]:
-        """Scores of each query's `top_k` best documents by their ids.
+        """Return the scores of each query's `top_k` best documents by their ids.
 
         Args:
             top_ranked: the documents of each query to choose from; None: the whole corpus.
@@ -150,7 +150,7 @@ class PooledModel:
         return self._comparable(embeddings1) @ self._comparable(embeddings2).T
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
-        """Similarities (N,) float32 of the vectors of one row each."""
+        """Similarities (N,) float32 between the two vectors of each row."""
         return (self._comparable(embeddings1) * self._comparable(embeddings2)).sum(dim=-1)
 
     def _comparable(self, embeddings: Any) -> Tensor:
@@ -320,7 +320,7 @@ class PooledModel:
 
 
 def query_texts(queries: Any, task_metadata: Any, num_proc: int | None = None) -> list[str]:
-    """Texts of a task's queries, with instructions and turns of conversations as mteb joins them.
+    """Texts of a task's queries, with instructions and conversation turns joined as in mteb.
 
     By a private function: mteb has no public way from queries to texts, and its own search takes
     this one, too.
@@ -336,13 +336,13 @@ def query_texts(queries: Any, task_metadata: Any, num_proc: int | None = None) -
 
 
 def all_documents(corpus: Any) -> Iterator[str]:
-    """Texts of all documents of a corpus, in its order; see `document_texts`."""
+    """Texts of all documents of a corpus in its order; see `document_texts`."""
     for start in range(0, len(corpus), _ROWS_AT_ONCE):
         yield from document_texts(corpus, range(start, min(start + _ROWS_AT_ONCE, len(corpus))))
 
 
 def document_texts(corpus: Any, rows: Sequence[int] | np.ndarray) -> list[str]:
-    """Texts of the corpus's documents for a model: title and text, as mteb joins them."""
+    """Texts of the corpus's documents: title and text, joined as in mteb."""
     found = corpus[rows]
     bodies = found["text"]
     titles = found.get("title") or [None] * len(bodies)
@@ -353,7 +353,7 @@ def document_texts(corpus: Any, rows: Sequence[int] | np.ndarray) -> list[str]:
 
 
 def places_of(groups: np.ndarray, count: int) -> Callable[[int], np.ndarray]:
-    """Looks up the places at which a number below `count` stands in `groups`."""
+    """Return a function from a group number below `count` to its indices in `groups`."""
     order = np.argsort(groups, kind="stable")
     starts = np.searchsorted(groups[order], np.arange(count + 1))
 

@@ -1,4 +1,4 @@
-"""Evaluation on Ray: workers that hold the model, and runners that hand tasks to them.
+"""Evaluation on Ray: workers hold the model, runners send tasks to them.
 
 What is done stands in `encoding_worker`, `model` and `jobs`; here is only who does it.
 """
@@ -36,7 +36,7 @@ _MOST_SECONDS_OF_A_START = 60.0
 def workers_on_ray(
     spec: ModelSpec, store: EmbeddingStore | None, workers: Workers
 ) -> Iterator[list[Any]]:
-    """Handles of workers that have loaded the model; they end with the context.
+    """Start workers and yield their handles once the model is loaded; they end with the context.
 
     Raises:
         PlacementError: the cluster has not got what they need.
@@ -71,7 +71,7 @@ def run_jobs(
     store: EmbeddingStore | None,
     workers: Workers,
 ) -> Iterator[Done]:
-    """Each job with its outcome or its error, as they come; one that fails stops no other.
+    """Run jobs on runners and yield each with its outcome or error; a failed job stops no other.
 
     Raises:
         PlacementError, RayembedError: as `workers_on_ray`.
@@ -178,9 +178,7 @@ def run_on_workers(
     handles: Sequence[Any],
     log: ProgressLog,
 ) -> Iterator[Done]:
-    """Run the jobs as `run_jobs` does, by workers that have loaded the spec's model; the log
-    hears of their progress.
-    """
+    """Run `run_jobs` with workers that have loaded the spec's model, and log the progress."""
     progress = ray.remote(num_cpus=0)(PoolProgress).remote()
     # Tasks share the CPUs that there are.
     run = ray.remote(num_cpus=0, max_retries=2, scheduling_strategy="SPREAD")(_run)
@@ -204,9 +202,9 @@ def run_on_workers(
 
 
 def runners_by_now(workers: Workers, now: float, asked: float, began: float | None) -> int:
-    """Number of tasks that may run side by side: as many as the settings name, else 1, then twice
-    as many each time that the first one has worked for as long as its start took. So small tasks
-    are not left to processes that import for longer than the tasks take.
+    """Number of concurrent tasks: the configured number, or 1 that doubles each time the first task
+    has run as long as it took to start. So small tasks are not left to processes that import for
+    longer than the tasks take.
 
     Args:
         now: seconds of a clock.

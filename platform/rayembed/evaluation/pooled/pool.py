@@ -1,4 +1,4 @@
-"""A pool of workers, as the code that hands out work sees it."""
+"""Interface of a worker pool, as seen by the code that distributes work."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,16 +19,17 @@ Call = TextUnit | TopDocuments | PairScores
 
 
 class Pool(Protocol):
-    """Workers that all have the model."""
+    """A pool of workers that have loaded the same model."""
 
     def share(self, vectors: np.ndarray) -> Any:
-        """The array where every worker reads it, for `run`."""
+        """Put the array where every worker reads it, for `run`."""
         ...
 
     def run(
         self, calls: Iterable[Call], queries: Any = None, context: Any = None
     ) -> Iterator[tuple[Call, Any]]:
-        """Each call with its result, as they come: `EncodingWorker.embed` or `search`.
+        """Run calls and yield each with its result as they finish: `EncodingWorker.embed` or
+        `search`.
 
         Calls are taken from the iterable only when a worker is free to take them soon, so that what
         waits in memory is bounded by the number of workers.
@@ -47,13 +48,13 @@ class OneWorker:
         self.worker = worker
 
     def share(self, vectors: np.ndarray) -> np.ndarray:
-        """The array itself."""
+        """Return the array itself."""
         return vectors
 
     def run(
         self, calls: Iterable[Call], queries: Any = None, context: Any = None
     ) -> Iterator[tuple[Call, Any]]:
-        """Each call with its result, in order."""
+        """Run the calls in order and yield each with its result."""
         for call in calls:
             yield call, do(self.worker, call, queries, context)
 
@@ -66,7 +67,7 @@ def bucket_of(call: Call) -> EmbeddingBucket:
 def do(
     worker: EncodingWorker, call: Call, queries: Any, context: np.ndarray | None = None
 ) -> np.ndarray | Found:
-    """The call's result, by this worker."""
+    """Execute the call on this worker."""
     worker.learn(bucket_of(call).encode_spec.context, context)
     return worker.embed(call) if isinstance(call, TextUnit) else worker.search(call, queries)
 
@@ -83,15 +84,15 @@ class Workers:
     gpu: bool = False
     """Whether each worker has a GPU."""
     tasks_at_once: int | None = None
-    """Tasks that run side by side; None: one more than workers, so that none waits while a task
-    computes its score, at most 8."""
+    """Number of concurrent tasks; None: one more than workers, at most 8, so that no worker waits
+    while a task computes its score."""
     tries: int = 5
-    """Tries of texts whose worker dies, also of those that only waited for it: which of them it
-    died over cannot be told."""
+    """Attempts for texts whose worker dies. Texts that waited for the same worker count too, since
+    the cause of its death is unknown."""
 
     @property
     def runners(self) -> int:
-        """Tasks that run side by side."""
+        """Number of concurrent tasks."""
         return self.tasks_at_once or min(self.number + 1, 8)
 
     @property

@@ -1,4 +1,4 @@
-"""Progress of an evaluation: what its runners tell, and the line that a user sees."""
+"""Progress of an evaluation: reports of its runners, and the log line for the user."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,22 +13,22 @@ _SECONDS_BEFORE_GUESSES = 30.0
 
 
 class PoolProgress:
-    """Progress of all runners, as an actor has it."""
+    """Progress of all runners, held by an actor."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[int, int]] = {}
 
     def tell(self, task: str, done: int, known: int) -> None:
-        """Note texts of a task that are embedded, and all that are known of."""
+        """Record the numbers of embedded and of known texts of a task."""
         self._of[task] = done, known
 
     def read(self) -> dict[str, tuple[int, int]]:
-        """Texts of each task that are embedded, and all that are known of, by its last report."""
+        """Last reported numbers of embedded and of known texts, by task."""
         return self._of
 
 
 class ProgressLog:
-    """Tells of an evaluation: tasks done, texts with their rate, what runs now."""
+    """Text of a progress line: finished tasks, texts with their rate, running tasks."""
 
     def __init__(self, jobs: "Sequence[Job]") -> None:
         self._sizes = {job.name: job.num_texts for job in jobs}
@@ -38,14 +38,16 @@ class ProgressLog:
         """Names of the jobs that are done."""
 
     def update(self, texts: Mapping[str, tuple[int, int]]) -> None:
-        """Note texts of each task that are embedded, and all that are known of."""
+        """Record the numbers of embedded and of known texts of each task."""
         self._texts = dict(texts)
         done = self._done()
         if done and self._first is None:
             self._first = time.monotonic(), done
 
     def text(self) -> str:
-        """Tasks and texts; rate and time left without the start of workers and the first texts."""
+        """Tasks and texts, with rate and remaining time measured after the workers' start and the
+        first texts.
+        """
         left = sum(
             max(size, self._texts.get(name, (0, 0))[1]) - self._texts.get(name, (0, 0))[0]
             for name, size in self._sizes.items()

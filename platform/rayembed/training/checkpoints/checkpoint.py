@@ -102,7 +102,7 @@ def save_checkpoint(folder: Path, engine: StatefulEngine, position: Position) ->
 
 @contextmanager
 def checkpoint_on_disk(folder: str) -> Iterator[Path]:
-    """A checkpoint of storage on this machine's disk.
+    """Fetch a checkpoint from storage to this machine's disk.
 
     Raises:
         ArtifactError: there is none.
@@ -122,7 +122,7 @@ _CAUSES = {"plan_fingerprint": " settings and data"}
 
 
 def find_damage(folder: str) -> str | None:
-    """Description of what a checkpoint in storage lacks; None if it is complete.
+    """Describe what a checkpoint in storage lacks; None if it is complete.
 
     It has all files of all its workers, each as long as it must be and of the same step.
 

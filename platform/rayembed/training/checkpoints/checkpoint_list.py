@@ -43,8 +43,8 @@ def checkpoint_name(step: int) -> str:
 
 
 def repair_checkpoint_list(folder: str) -> bool:
-    """Repair Train's list so that it names all complete checkpoints; whether listed ones were
-    damaged.
+    """Repair Train's list so that it names all complete checkpoints; return whether listed ones
+    were damaged.
 
     Afterwards the folder holds whole checkpoints alone, and the list names all of them: also those
     that were whole when Train was killed, before it could list them. What else a killed worker left
@@ -79,7 +79,7 @@ def repair_checkpoint_list(folder: str) -> bool:
 
 
 def list_newest(folder: str, keep: int) -> None:
-    """Put the newest whole checkpoints on Train's list, and remove the others.
+    """List the newest complete checkpoints for Train, and remove the others.
 
     Args:
         folder: as in `repair_checkpoint_list`.
@@ -94,7 +94,7 @@ def list_newest(folder: str, keep: int) -> None:
 
 
 def remove_states(run: NamedRun, run_folder: str) -> None:
-    """Remove the checkpoints of a run that is done, unless `placement.keep_states`.
+    """Remove the checkpoints of a finished run, unless `placement.keep_states`.
 
     Nothing reads them any more: the weights of each stage in storage say that it is done. A storage
     that refuses is only warned of.
@@ -124,7 +124,7 @@ def listed_checkpoints(folder: str) -> list[str]:
 
 
 def newest_step(stage_folder: str) -> int:
-    """Step of the newest checkpoint of a stage; 0 without any."""
+    """Step of a stage's newest checkpoint; 0 if there is none."""
     names = listed_checkpoints(join(stage_folder, CHECKPOINTS))
     return int(names[-1].removeprefix(_PREFIX)) if names else 0
 

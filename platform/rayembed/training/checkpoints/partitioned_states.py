@@ -1,4 +1,4 @@
-"""Optimiser states of ZeRO 1 and 2, each brought together where most of it lies.
+"""Optimiser states of ZeRO 1 and 2, each gathered on the worker that holds most of it.
 
 DeepSpeed's own getters all-reduce every state of every parameter in fp32, zeros for the most part.
 """
@@ -78,7 +78,7 @@ def _in_place(parameter: nn.Parameter, own: Tensor | None) -> Tensor:
 
 
 def fragments(optimizer: Any) -> dict[Tensor, list[Fragment]]:
-    """What of each parameter lies in this worker's partitions; of stages 1 and 2.
+    """Map each parameter group to the fragments that lie in this worker's partition (ZeRO 1 and 2).
 
     Args:
         optimizer: DeepSpeed's own.

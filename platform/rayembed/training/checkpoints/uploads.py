@@ -1,4 +1,4 @@
-"""Checkpoints on their way into storage while training goes on. Knows no Ray."""
+"""Background uploads of checkpoints while training continues. Knows no Ray."""
 
 import logging
 import shutil
@@ -21,7 +21,7 @@ _AFTER_AN_ERROR_SECONDS = 120.0
 
 
 class Uploads(Callback):
-    """Stores this worker's part of each checkpoint in a thread, one at a time.
+    """Uploads this worker's part of each checkpoint in a thread, one at a time.
 
     A checkpoint is complete on the local disk before its upload begins, so training may change
     weights meanwhile; it counts when all of it is stored, and until then the one before does. At
@@ -53,7 +53,7 @@ class Uploads(Callback):
             logger.warning("the checkpoint of step %d is not stored: %s", self._step, self._error)
 
     def start(self, step: int, folder: Path, store: Callable[[Path], None]) -> None:
-        """Move the folder away and store it in a thread; wait for the upload before, if need be.
+        """Move the folder aside and upload it in a thread, after the previous upload has ended.
 
         Raises:
             Exception: what the upload before raised.
@@ -75,7 +75,7 @@ class Uploads(Callback):
         self._thread.start()
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Raise what an upload raised; returns at once if there is nothing to tell."""
+        """Raise the error of a failed upload; otherwise return at once."""
         if self._error is not None:
             raise self._error
 
@@ -84,11 +84,11 @@ class Uploads(Callback):
         self.wait()
 
     def on_train_end(self) -> None:
-        """Wait for the last upload: weights at their place end a stage."""
+        """Wait for the last upload: a stage ends when its weights are in storage."""
         self.wait()
 
     def wait(self) -> None:
-        """Return when nothing is on its way.
+        """Wait until no upload is in progress.
 
         Raises:
             Exception: what the upload raised.

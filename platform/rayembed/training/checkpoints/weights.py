@@ -44,7 +44,7 @@ def tensors_digest(state: Mapping[str, Tensor]) -> str:
 
 
 def read_made_of(path: str) -> dict[str, str]:
-    """Record of a weight file's inputs; only the header is read.
+    """Read the record of a weight file's inputs from its header.
 
     Raises:
         ArtifactError: there is no such file, or it is not one of `write_weights`.
@@ -64,7 +64,7 @@ def read_made_of(path: str) -> dict[str, str]:
 
 
 def check_made_of(path: str, wanted: Mapping[str, str]) -> None:
-    """Check that the weights in storage were made from the wanted inputs.
+    """Check that the weights in storage were made from the expected inputs.
 
     Raises:
         ArtifactError: they were made of something else.

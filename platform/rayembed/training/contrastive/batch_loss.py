@@ -1,4 +1,4 @@
-"""The loss of one step from the embeddings of this worker's texts, over the rows of all workers.
+"""Loss of one step, from the embeddings of this worker's texts and the rows of all workers.
 
 b rows of this worker, K negatives a row, U distinct texts of this worker, N candidates of all
 workers, D embedding width.
@@ -53,8 +53,8 @@ _SHARE_OF_MEMORY, _SHARE_OF_FREE = 1 / 16, 1 / 4
 
 @dataclass(frozen=True)
 class Targets:
-    """Indices of each row's texts in the worker's distinct texts, its known non-negatives, and what
-    a teacher or a person says of its texts.
+    """Loss inputs of each row: indices into the worker's distinct texts, known non-negatives, and
+    the scores of a teacher or a person.
     """
 
     query: Tensor
@@ -66,11 +66,11 @@ class Targets:
     negative_score: Tensor
     teacher_vectors: tuple[Tensor, ...] = ()
     columns: Columns | None = None
-    """Candidates of all workers; None: the loss makes them, for which the host waits."""
+    """Candidates of all workers; None: the loss computes them, and the host waits for it."""
 
     @classmethod
     def of(cls, batch: StepBatch, device: torch.device) -> "Targets":
-        """Those of a batch, moved to a device asynchronously from pinned memory."""
+        """Make the targets of a batch, moved to a device asynchronously from pinned memory."""
         tensor = torch.from_numpy
         return cls(
             tensor(batch.query),
@@ -84,7 +84,7 @@ class Targets:
         ).each(partial(moved, device=device))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Targets":
-        """Targets of what a function makes of each tensor; the columns stay."""
+        """Apply a function to each tensor; the columns stay unchanged."""
         made: dict[str, Any] = {
             name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
@@ -99,7 +99,7 @@ def contrastive_loss(
     stage: StageConfig,
     parameters: Mapping[str, Tensor],
 ) -> Tensor:
-    """Mean loss of this worker's rows over the candidates of all workers.
+    """Compute the mean loss of this worker's rows over the candidates of all workers.
 
     Summed over the widths and number types of the stage's loss, the full one in float32 first.
 
@@ -208,8 +208,8 @@ def in_row_blocks(
     cut: bool,
     device: torch.device,
 ) -> list[Tensor]:
-    """Results of a function of rows for all rows, each (b, …), in bounded memory: a block of rows
-    is computed at a time, and again in the backward pass, where they are more than one.
+    """Apply a function of rows to all rows in blocks, so that memory is bounded: several blocks are
+    recomputed in the backward pass.
 
     Args:
         cut: whether the rows may be computed in blocks.
@@ -256,7 +256,7 @@ def pairwise_loss(
     stage: StageConfig,
     parameters: Mapping[str, Tensor],
 ) -> Tensor:
-    """Loss of the graded pairs of all workers; every worker computes the same.
+    """Compute the loss of the graded pairs of all workers; the result is the same on every worker.
 
     Arguments and errors as of `contrastive_loss`.
     """
@@ -274,7 +274,7 @@ def pairwise_loss(
 
 
 def check_rows(batch: StepBatch, stage: StageConfig) -> None:
-    """Return when the rows have what the loss needs.
+    """Check that the rows have the labels and scores that the loss needs.
 
     Raises:
         DataError: one has no graded similarity, or there are no vectors of the stage's teachers.
@@ -300,7 +300,7 @@ def check_rows(batch: StepBatch, stage: StageConfig) -> None:
 
 
 def rows_of(batch: StepBatch, device: torch.device) -> Rows:
-    """What the masks of a batch's rows are made of."""
+    """Make the row identities from which candidate masks of a batch are computed."""
     tensor = torch.from_numpy
     return Rows(
         query=tensor(batch.query_hash),
@@ -312,7 +312,7 @@ def rows_of(batch: StepBatch, device: torch.device) -> Rows:
 
 
 def gathered(rows: Rows) -> Rows:
-    """Rows of all workers, in rank order, by one message."""
+    """Gather the rows of all workers in rank order, in one message."""
     if world_size() == 1:
         return rows
     single = [rows.query, rows.positive, rows.label, rows.in_batch.long()]

@@ -1,4 +1,4 @@
-"""A worker's batch as its step takes it: cut into micro-batches and collated, ahead of the step.
+"""Collation of a worker's batch into micro-batches, ahead of the step.
 
 It needs nothing of the other workers, so that a thread makes it while the step before computes.
 """
@@ -53,7 +53,7 @@ class CollatedContext:
 
     micro_batches: list[dict[str, Tensor]]
     filler: dict[str, Tensor]
-    """One document, for passes that other workers have more of."""
+    """One document, for a worker that has fewer passes than others."""
     arrange: Tensor
     num_rows: int
     order: Tensor
@@ -61,13 +61,15 @@ class CollatedContext:
 
     @property
     def num_passes(self) -> int:
-        """Passes of this worker."""
+        """Number of this worker's passes."""
         return len(self.micro_batches)
 
     def passes(
         self, embed: Callable[[dict[str, Tensor]], Tensor], num_passes: int, device: torch.device
     ) -> ContextPasses:
-        """First-stage passes over the share, as many as the worker with the most has."""
+        """First-stage passes over the share, padded to the largest number of passes of
+        any worker.
+        """
         num_fillers = num_passes - self.num_passes
         return ContextPasses(
             embed=embed,
@@ -86,7 +88,7 @@ def collate_context(
     cut: Callable[[Sequence[int]], list[list[int]]],
     ready: Callable[[dict[str, Tensor]], dict[str, Tensor]],
 ) -> CollatedContext:
-    """The context documents of this worker in micro-batches.
+    """Collate this worker's context documents into micro-batches.
 
     Args:
         documents: of each row of this worker; every worker has as many.
@@ -114,12 +116,12 @@ def collate_context(
 
 
 class Needed(NamedTuple):
-    """Numbers of a worker's passes; those of a step are the largest of all workers."""
+    """Number and tokens of a worker's passes; a step takes the maximum over workers."""
 
     passes: int
     context_passes: int
     tokens: int
-    """Padded tokens of all passes, those over the context included."""
+    """Padded tokens of all passes, the context's included."""
     tokens_of_pass: int
     """Padded tokens of the largest pass."""
 
@@ -135,18 +137,18 @@ class CollatedStep:
     rows: Rows
     targets: Targets
     repeated: int
-    """Columns whose text stands in several, were this worker the only one."""
+    """Number of candidate columns that repeat a text, counted on this worker alone."""
     places: Tensor
     """(U,) int64 index of each text in the concatenated outputs of the micro-batches."""
     counts: Tensor
-    """(3,) float64: texts, their tokens with those that the model adds, and padding besides; none
-    of the context's."""
+    """(3,) float64: texts, their tokens with special tokens, and padding; the context's are
+    excluded."""
     needed: Needed
     needed_by_all: Tensor
-    """The same as (4,) int64, of which workers take the largest."""
+    """`needed` as (4,) int64, reduced over workers by the maximum."""
     micro_batches: list[dict[str, Tensor]]
     filler: dict[str, Tensor]
-    """A micro-batch of one text, for a worker that has fewer of them than others."""
+    """A micro-batch of one text, for a worker that has fewer micro-batches than others."""
     context: CollatedContext | None
 
     @property
@@ -155,14 +157,14 @@ class CollatedStep:
         return self.batch.step
 
     def filled(self, num_passes: int) -> list[dict[str, Tensor]]:
-        """The micro-batches, and fillers up to the number of passes."""
+        """The micro-batches, padded with fillers to the number of passes."""
         return self.micro_batches + [self.filler] * (num_passes - len(self.micro_batches))
 
 
 def collated_step(
     model: EmbeddingModel, batch: StepBatch, stage: StageConfig, settings: StepSettings
 ) -> CollatedStep:
-    """Cut and collate a batch, as `run_step` takes it; may be called in another thread."""
+    """Split and collate a batch for `run_step`; may be called in another thread."""
     budget, pass_cost = settings.micro_batch_tokens, settings.pass_cost_tokens
     costs = [cost(tokens) + model.added_tokens for tokens in batch.tokens]
     cuts = cut_for(model, costs, budget, pass_cost)

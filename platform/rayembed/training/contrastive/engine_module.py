@@ -1,4 +1,4 @@
-"""The module that an engine wraps: a model with the parameters of its loss.
+"""Module that an engine wraps: a model and the parameters of its loss.
 
 P numbers in all parameters of a loss.
 """
@@ -18,7 +18,7 @@ PREFIX = "loss:"
 
 
 class LossParameters(TrainableModel):
-    """A loss's trained parameters, each as the change of its initial value.
+    """Trained parameters of a loss, each stored as the difference from its initial value.
 
     In bfloat16 a value of -10 moves in steps of 1/16; its change keeps eight bits of its own.
     """
@@ -40,7 +40,7 @@ class LossParameters(TrainableModel):
 
 
 def loss_parameters(loss: LossConfig, widths: Widths) -> LossParameters | None:
-    """Parameters of a loss at their initial values; None: it has none for these widths.
+    """Make a loss's parameters at their initial values; None if it has none for these widths.
 
     Raises:
         ConfigError: the loss cannot compare vectors of these widths.
@@ -49,28 +49,27 @@ def loss_parameters(loss: LossConfig, widths: Widths) -> LossParameters | None:
 
 
 def parameter_shapes(loss: LossConfig, widths: Widths) -> dict[str, torch.Size]:
-    """Shapes of a loss's parameters by name, in their order; none are made."""
+    """Shapes of a loss's parameters by name, in order; the parameters are not created."""
     with torch.device("meta"):
         return {name: value.shape for name, value in loss.initial_parameters(widths).items()}
 
 
 def named_values(shapes: Mapping[str, torch.Size], values: Tensor) -> dict[str, Tensor]:
-    """Values (P,) of `LossParameters` by name, in the given shapes."""
+    """Split the values (P,) of `LossParameters` by name into the given shapes."""
     parts = torch.split(values, [shape.numel() for shape in shapes.values()])
     pairs = zip(shapes.items(), parts, strict=True)
     return {name: part.view(shape) for (name, shape), part in pairs}
 
 
 def scalars_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Scalar parameters of a loss by the names of their metrics, without gradient; a larger one is
-    not worth a transfer from the device in each step.
+    """Scalar parameters of a loss by metric name, without gradient; larger ones are left out, as
+    each step would copy them.
     """
     return {f"loss_{n}": value.detach() for n, value in parameters.items() if value.numel() == 1}
 
 
 class EngineModule(nn.Module):
-    """The model as an engine wraps it, with the parameters of the loss if it has any: one forward
-    method for texts, for their context and for these parameters.
+    """The model and its loss's parameters behind one forward method, as engines require.
 
     All go through the engine's own forward pass, which partitioned parameters need.
 
@@ -104,8 +103,8 @@ class EngineModule(nn.Module):
         only_context: bool = False,
         only_loss: bool = False,
     ) -> EmbedOutput | Tensor:
-        """Outputs of the model, or only the context vectors of the texts, or only the values of
-        the loss's parameters.
+        """Return the model's outputs, or only the texts' context vectors, or only the loss's
+        parameter values.
         """
         if only_loss:
             assert self.loss is not None

@@ -1,4 +1,4 @@
-"""Squared errors of a student's hidden states against those of a teacher that runs in the step.
+"""Squared errors between the hidden states of a student and of a teacher that runs in the step.
 
 The L_kd of NV-Embed's distillation (arXiv 2405.17428, appendix A.2): the sum over layers of the
 mean squared error of their outputs.
@@ -69,7 +69,7 @@ class StateErrors:
 
 
 def compared_layers(student: int, teacher: int) -> list[int]:
-    """Layer of the teacher for each of the student's, counted from 0.
+    """Teacher layer that each student layer is compared with, counted from 0.
 
     Args:
         student: layers of the student, at most as many as the teacher's.
@@ -80,8 +80,8 @@ def compared_layers(student: int, teacher: int) -> list[int]:
 def auxiliary_loss(
     model: EmbeddingModel, statistics: Tensor, settings: HiddenStates | None
 ) -> Tensor:
-    """Scalar added to the loss, from statistics summed over the global batch: the model's own, and
-    the weighted mean over tokens of the errors of hidden states.
+    """Compute the scalar added to the loss, from statistics of the global batch: the model's own
+    term, and the weighted mean error of hidden states over tokens.
     """
     if settings is None:
         return model.auxiliary_loss(statistics)
@@ -93,8 +93,8 @@ def auxiliary_loss(
 def statistics_metrics(
     model: EmbeddingModel, statistics: Tensor, settings: HiddenStates | None
 ) -> dict[str, float]:
-    """Log metrics of the statistics: the model's own, and `hidden_states/error`, what the weight
-    multiplies.
+    """Log metrics of the statistics: the model's own, and `hidden_states/error` before
+    weighting.
     """
     if settings is None:
         return model.statistics_metrics(statistics)
@@ -104,7 +104,8 @@ def statistics_metrics(
 
 
 def check_comparable(setting: str, student: EmbeddingModel, teacher: EmbeddingModel) -> None:
-    """Return when the hidden states of two models can be compared; they may be on the meta device.
+    """Check that the hidden states of two models can be compared; the models may be on the meta
+    device.
 
     Args:
         setting: that names the teacher, for messages.

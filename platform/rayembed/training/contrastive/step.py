@@ -160,7 +160,7 @@ def run_step(
 
 
 def stage_tokenizer(stage: StageConfig, tokenizer: Tokenizer) -> Tokenizer:
-    """The training tokenizer, with the stage's lengths if it sets any.
+    """Return the training tokenizer, with the stage's lengths if it sets any.
 
     The given one is left as it is.
     """
@@ -174,14 +174,16 @@ def stage_tokenizer(stage: StageConfig, tokenizer: Tokenizer) -> Tokenizer:
 
 
 class EmbeddingObjective(Objective):
-    """Queries near their positives, far from other candidates; the loss is the stage's."""
+    """Contrastive objective: queries near their positives, far from other candidates; the stage
+    chooses the loss.
+    """
 
     trace = "--trace-batch"
     ahead = staticmethod(collated_step)
     run_step = staticmethod(run_step)
 
     def check(self, stage: StageConfig) -> None:
-        """Return when the stage's loss is one of embeddings."""
+        """Check that the stage's loss works on embeddings."""
         if not isinstance(stage.loss, Contrastive | Pairwise):
             raise ConfigError(
                 f"stages.{stage.name}.loss.kind is {stage.loss.kind!r}, which is no loss of "
@@ -189,13 +191,13 @@ class EmbeddingObjective(Objective):
             )
 
     def teacher_widths(self, plan: BatchPlan) -> tuple[int, ...]:
-        """Those of the stage's teachers."""
+        """Vector widths of the stage's teachers."""
         return tuple(TeacherVectorLookup.open(folder).width for folder in plan.teachers)
 
     def teacher(
         self, model: EmbeddingModel, stage: StageConfig, dtype: str
     ) -> EmbeddingModel | None:
-        """The stage's, of which `hidden_states` are learnt."""
+        """The teacher whose hidden states the stage's model learns."""
         if stage.hidden_states is None:
             return None
         reference = stage.hidden_states.teacher
@@ -206,12 +208,12 @@ class EmbeddingObjective(Objective):
     def batches(
         self, plan: BatchPlan, model: EmbeddingModel, stage: StageConfig, seed: int
     ) -> PairSteps:
-        """Builder of this worker's share of each batch."""
+        """Return the builder of this worker's share of each batch."""
         tokenizer = stage_tokenizer(stage, model.tokenizer)
         return PairSteps(plan, tokenizer, rank(), world_size())
 
     def source(self, plan: BatchPlan, step: int) -> str:
-        """The batch's data sets."""
+        """Describe the data sets of a step's batch."""
         names = sorted({pair.dataset for pair in plan.read_pairs(step)})
         return f"the data sets {', '.join(names)}" if len(names) > 1 else f"the data set {names[0]}"
 

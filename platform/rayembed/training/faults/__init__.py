@@ -1,1 +1,1 @@
-"""Hanging, failing and leaving workers."""
+"""Handling of hung, failed and removed workers."""

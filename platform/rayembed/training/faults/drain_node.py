@@ -1,4 +1,5 @@
-"""Drains this Ray node before its machine is taken away, so that training makes a checkpoint.
+"""Command that drains this Ray node before its machine is removed, so that training makes a
+checkpoint.
 
     python -m rayembed.training.faults.drain_node --seconds 110
 
@@ -23,7 +24,7 @@ _DRAIN_SECONDS = 30.0
 
 
 def drain_node(seconds: int, proc: Path = PROC) -> int:
-    """Drain this node; exit code 0, or 1 if Ray did not accept it.
+    """Drain this node; return exit code 0, or 1 if Ray did not accept.
 
     Args:
         seconds: until the machine goes.
@@ -40,12 +41,14 @@ def drain_node(seconds: int, proc: Path = PROC) -> int:
 
 
 def trains(proc: Path = PROC) -> bool:
-    """Whether a training worker is among the processes."""
+    """Whether one of the processes is a training worker."""
     return any(command[0].startswith("ray::RayTrainWorker") for command in _commands(proc))
 
 
 def drain(seconds: int, proc: Path = PROC) -> bool:
-    """Ask Ray to drain this machine's node with a deadline in seconds; whether it accepted."""
+    """Ask Ray to drain this machine's node with a deadline in seconds; return whether
+    it accepted.
+    """
     raylets = [_options(command) for command in _commands(proc) if _is_raylet(command)]
     if not raylets:
         sys.stderr.write("no raylet runs here, so there is no node to announce the end of\n")

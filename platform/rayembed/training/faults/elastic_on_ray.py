@@ -1,5 +1,5 @@
-"""Ray Train's trainer, which can be stopped with a checkpoint and may be elastic: the number of
-workers then follows the nodes of the cluster.
+"""Ray Train trainers that can be stopped with a checkpoint, and elastic ones whose number of
+workers follows the cluster's nodes.
 
 When its driver is interrupted Ray Train would end its workers where they are, and takes SIGINT for
 itself to do so. Elasticity leans on Ray Train's own policy, which is no public interface:
@@ -53,7 +53,7 @@ def free_nodes() -> list[Node]:
 
 
 def leaving_nodes() -> set[str]:
-    """Ids of draining nodes, where nothing more is started."""
+    """Ids of draining nodes, on which no new work starts."""
     return set(ray._private.state.state.get_draining_nodes())
 
 
@@ -66,7 +66,7 @@ class StoppableTrainer(TorchTrainer):  # type: ignore[misc]  # Ray is not typed
         self._controller = controller
 
     def end(self) -> None:
-        """End the controller and its workers; does nothing if it is gone."""
+        """End the controller and its workers; do nothing if it has ended."""
         if self._controller is not None:
             ray.kill(self._controller)
 
@@ -118,7 +118,7 @@ class ElasticTrainer(StoppableTrainer):
 
 
 class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not typed
-    """Ray Train's elastic policy with these differences.
+    """Variant of Ray Train's elastic scaling policy.
 
     - Of the numbers of workers only those are taken that share a global batch equally.
     - More workers are taken just after a checkpoint, so that hardly a step is done twice.
@@ -150,7 +150,7 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
     ) -> Any:
-        """Grow after a checkpoint if there are resources for more workers."""
+        """Add workers after a checkpoint if there are resources for them."""
         self._held = worker_group_state.num_workers
         if not self._has_saved(worker_group_state, worker_group_status):
             self._maybe_send_resource_request()

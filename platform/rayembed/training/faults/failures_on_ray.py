@@ -54,7 +54,8 @@ AGAIN = "Submit the run again under the same name to go on from its last checkpo
 
 
 def failure_config(placement: Placement) -> Any:
-    """Ray Train's retry limits; an elastic run counts for itself (`LostNodes`, `ElasticPolicy`).
+    """Ray Train's retry limits; elastic runs count failures themselves (`LostNodes`,
+    `ElasticPolicy`).
 
     Nodes that are taken away with notice never count.
     """
@@ -68,7 +69,7 @@ def failure_config(placement: Placement) -> Any:
 
 
 def failure_callbacks(job: Job) -> list[Any]:
-    """Callbacks by which Ray Train reports failures before it decides on a retry."""
+    """Callbacks to which Ray Train reports failures before it decides on a retry."""
     if job.placement.is_elastic:
         return [OnWorkerErrors(), LostNodes(job.stage.name, job.placement)]
     return [OnWorkerErrors()]
@@ -90,18 +91,18 @@ class Torch(TorchConfig):  # type: ignore[misc]  # Ray is not typed
 
     @property
     def backend_cls(self) -> type[Any]:
-        """What opens and closes the groups."""
+        """Backend class that opens and closes the process groups."""
         return _Backend
 
 
 class OnWorkerErrors(UserCallback):  # type: ignore[misc]  # Ray is not typed
-    """Ends a run at the first rayembed error that the same input would raise again; logs others.
+    """Ends a run at the first rayembed error that a retry would repeat; logs other errors.
 
     What a callback raises in Train's controller is never tried again.
     """
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Raise a rayembed error; else warn with the first failure."""
+        """Raise a rayembed error; otherwise log the first failure as a warning."""
         ours = _ours(worker_exceptions.values())
         if ours is not None:
             # Wrapped already, so that Train's controller does not print its own traceback.
@@ -117,8 +118,8 @@ class OnWorkerErrors(UserCallback):  # type: ignore[misc]  # Ray is not typed
 
 
 class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
-    """Counts worker failures, and node losses separately: these are normal in an elastic cluster
-    and count only from one checkpoint to the next.
+    """Counts worker failures and node losses separately: node losses are normal in an elastic
+    cluster and count only between two checkpoints.
 
     A job that brings its nodes down, or trains too short a time on them, comes to an end so.
 
@@ -135,7 +136,7 @@ class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
         self._small = self._too_small()
 
     def after_report(self, run_context: Any, metrics: list[Any], checkpoint: Any) -> None:
-        """Reset the count of node losses, as the run makes progress."""
+        """Reset the count of node losses, as the run progresses."""
         self._losses, self._gone = 0, _gone()
         self._small |= self._too_small()
 
@@ -170,7 +171,7 @@ class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
 
 
 def await_lost_nodes() -> set[str]:
-    """Wait until every other node answers; ids of the lost nodes.
+    """Wait until every other node answers; return the ids of the lost nodes.
 
     A machine that goes without notice stays among Ray's live ones until its health checks have
     failed, 15 s after its process has ended; workers that are started meanwhile wait for it.
@@ -231,8 +232,8 @@ def _unwrapped(failure: Any) -> Any:
 
 
 def death(error: Exception) -> str:
-    """Which process on which node died of what, as far as Ray tells, or that a worker is silent;
-    empty for other errors.
+    """Describe which process died on which node and why, as far as Ray reports it, or that a worker
+    is silent; empty for other errors.
     """
     if isinstance(error, WorkerHealthCheckTimeoutError):
         return (
@@ -257,7 +258,7 @@ def death(error: Exception) -> str:
 
 
 def killed_for_memory(text: str) -> str:
-    """What Ray tells of a process that it killed for memory, in short; empty for other deaths."""
+    """Summarise Ray's report of a process that it killed for memory; empty for other deaths."""
     memory = re.search(r"\(IP: (\S+), ID: \S+\) was (\S+ used / \S+ limit)", text)
     if memory is None:
         return ""
@@ -265,7 +266,9 @@ def killed_for_memory(text: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """One-line reason: the message of a rayembed error, or the end of the last line of others."""
+    """One-line reason: the message of a rayembed error, or the end of the last line of other
+    errors.
+    """
     if isinstance(ours := _unwrapped(error), RayembedError):
         return " ".join(str(ours).split())
     return str(error).strip().rpartition("\n")[2][:_REASON_CHARACTERS]
@@ -278,7 +281,7 @@ def _told(failure: Any) -> str:
 
 
 def cause(error: Any, job: Job) -> RayembedError:
-    """The rayembed error that a worker raised, else a WorkerError with the first failure."""
+    """Return the rayembed error that a worker raised, else a WorkerError with the first failure."""
     failures = getattr(error, "worker_failures", None) or {}
     controller = getattr(error, "controller_failure", None)
     ours = _ours([*failures.values(), controller])

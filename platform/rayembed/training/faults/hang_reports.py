@@ -1,4 +1,4 @@
-"""What workers that make no step tell of themselves, put together. Imports little."""
+"""Combined reports of workers that make no progress. Imports little."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Where:
-    """What a worker tells of itself."""
+    """Position report of a worker."""
 
     rank: int
     workers: int
     host: str
     process: int
     step: int
-    """Steps that were done."""
+    """Number of completed steps."""
     place: str = ""
-    """Innermost line of the library that the training is in; empty: it trains."""
+    """Innermost library line that the training is in; empty while it makes progress."""
     waits: bool = False
     """Whether that line waits for other workers in a collective."""
 
@@ -26,14 +26,14 @@ class Where:
 
 
 class Hang:
-    """What the workers of a training told, put together; one object beside the driver."""
+    """Combined hang reports of all workers of a training; one object in the driver."""
 
     def __init__(self) -> None:
         self._known: dict[int, Where] = {}
         self._hang: dict[int, Where] = {}
 
     def take(self, where: Where) -> None:
-        """Take what a worker tells. A start of the workers makes earlier ones forgotten."""
+        """Record a worker's report. A start of the workers makes earlier ones forgotten."""
         if where.place:
             self._hang[where.rank] = where
             return
@@ -42,7 +42,7 @@ class Hang:
         self._known[where.rank] = where
 
     def is_over(self) -> None:
-        """Forget who hung: the training goes on."""
+        """Discard hang reports, as the training continues."""
         self._hang = {}
 
     def __str__(self) -> str:

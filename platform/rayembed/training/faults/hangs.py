@@ -1,4 +1,4 @@
-"""Workers that make no step: each tells where its training stands, before a collective times out.
+"""Hang detection: workers without progress report their position before a collective times out.
 
 A collective that times out says on the workers that waited that somebody did not come. So each
 worker has a thread that looks at the time since its last step. When most of the time limit of
@@ -39,7 +39,7 @@ the libraries in a folder below it."""
 
 
 class HangWatch(Callback):
-    """Watches the training of the thread that enters its `with` block.
+    """Watches the progress of the training in the thread that enters its `with` block.
 
     Args:
         limit_seconds: time without a step after which it tells.
@@ -64,21 +64,21 @@ class HangWatch(Callback):
         self._ended.set()
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
-        """Make this worker known, and start the clock."""
+        """Register this worker, and start the clock."""
         self._alive(step)
         self._tell(self._where())
         self._starts.set()
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Take note of the step."""
+        """Record the step."""
         self._alive(record["step"])
 
     def before_checkpoint(self) -> None:
-        """Take note of the time."""
+        """Record the time."""
         self._alive(self._step)
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Take note of the time."""
+        """Record the time."""
         self._alive(step)
 
     def _alive(self, step: int) -> None:

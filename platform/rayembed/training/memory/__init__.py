@@ -1,1 +1,1 @@
-"""Memory that a stage needs, keeps and runs out of."""
+"""Memory of a stage: planning, measuring, and running out of it."""

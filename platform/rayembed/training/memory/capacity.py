@@ -30,8 +30,8 @@ def worker_resources(placement: Placement | EvaluationPlacement) -> dict[str, fl
 
 
 def workers_that_fit(placement: Placement, nodes: Sequence[Node]) -> int:
-    """Number of workers that empty nodes can hold; a worker runs on one node, with GPUs of the kind
-    that `placement.gpu` names.
+    """Number of workers that empty nodes can hold; a worker runs on one node, with GPUs of
+    `placement.gpu`'s kind.
     """
     wanted = worker_resources(placement)
     return sum(
@@ -41,14 +41,15 @@ def workers_that_fit(placement: Placement, nodes: Sequence[Node]) -> int:
 
 
 def with_named_gpu(placement: Placement, nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes on which workers may run; a node that names no kind of its GPUs is one."""
+    """Select the nodes on which workers may run; a node whose GPUs have no known kind counts."""
     return [node for node in nodes if has_named_gpu(placement.gpu, node)]
 
 
 def kind_resource(
     placement: Placement | EvaluationPlacement, nodes: Sequence[Node]
 ) -> dict[str, float]:
-    """Return what keeps a worker on GPUs of the named kind; empty where the nodes have no others.
+    """Return the resource that restricts a worker to GPUs of the named kind; empty if all nodes
+    have that kind.
 
     An autoscaler knows no kinds: on equal nodes it must be able to replace one that is lost.
     """
@@ -68,7 +69,7 @@ def kind_resource(
 
 
 def most_workers(numbers: Sequence[int], room: int) -> int:
-    """Largest allowed number of workers that fits; 0 if none does."""
+    """Largest allowed number of workers that fits; 0 if none fit."""
     return max((number for number in numbers if number <= room), default=0)
 
 

@@ -1,4 +1,4 @@
-"""What of a step's forward passes is kept for its backward passes, by the memory that is there."""
+"""Choice of the activations kept for the backward pass, by measured free memory."""
 
 import logging
 import math
@@ -41,7 +41,7 @@ Choice = bool | Literal["auto"]
 
 @dataclass(frozen=True)
 class Tokens:
-    """Padded tokens that graphs are made of."""
+    """Padded tokens whose autograd graphs need memory."""
 
     of_step: int
     """Padded tokens of all passes of a step, on the worker with the most."""
@@ -51,20 +51,20 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Way:
-    """What is kept of a step's forward passes."""
+    """Strategy for keeping a step's activations."""
 
     graphs: bool
-    """Whether the graphs of all passes are; else GradCache makes them again one by one."""
+    """Whether the graphs of all passes are kept; otherwise GradCache recomputes them one by one."""
     recomputed: int
-    """Layers whose activations are computed again in the backward pass."""
+    """Number of layers whose activations are recomputed in the backward pass."""
     between_products: int = 0
-    """Further layers that are computed again but for their matrix products and attention."""
+    """Number of further layers that are recomputed except for matrix products and attention."""
 
 
 def ways(
     grad_cache: Choice, recompute: Choice, layers: int, *, products: bool = False
 ) -> list[Way]:
-    """What may be kept, in the order of what the backward pass costs then.
+    """List candidate strategies for keeping activations, cheapest backward pass first.
 
     A layer that is computed again costs its share of the second forward pass that GradCache makes;
     one that keeps its products costs element-wise work.
@@ -82,8 +82,8 @@ def ways(
 
 
 class GraphRoom:
-    """Measures once what the graph of a token takes and what memory is left for graphs, and says
-    what to keep of each step.
+    """Measures the graph bytes per token and the free memory once, and chooses which activations
+    each step keeps.
 
     Measured is the pass of the longest texts, whose tokens take the most. Every number that decides
     is reduced over the workers, which measure passes of different sizes: so all of them decide
@@ -132,8 +132,8 @@ class GraphRoom:
     def keeps_graphs(
         self, forward: Callable[[], Any], measured: int, tokens: Tokens, *, several: bool = True
     ) -> bool:
-        """Whether all graphs of a step are kept; as many of the model's layers are recomputed as
-        must be.
+        """Choose the strategy of a step, and return whether all graphs are kept; the model
+        recomputes as many layers as the memory requires.
 
         Args:
             forward: the pass of the longest texts.
@@ -156,7 +156,7 @@ class GraphRoom:
         return way.graphs
 
     def less(self) -> int | None:
-        """Limit under which less is kept of the step that was planned last; None: nothing is.
+        """Memory limit that keeps less of the last planned step; None if nothing less is possible.
 
         Three quarters of what the step was planned to keep; where it had a limit already, 0.
         """
@@ -165,7 +165,7 @@ class GraphRoom:
         return int(_LESS * self._needed) if self._limit is None else 0
 
     def pass_tokens(self, forward: Callable[[], Any], measured: int) -> int:
-        """Tokens of a packed forward pass by the memory that is left; see `packed_tokens`.
+        """Tokens of a packed forward pass that fit in free memory; see `packed_tokens`.
 
         A collective, which does not affect what `keeps_graphs` measures.
 
@@ -280,8 +280,7 @@ class GraphRoom:
 def bytes_to_come(
     model: nn.Module, placement: Placement, workers: int, state_bytes: int, *, states: bool = True
 ) -> int:
-    """Bytes of gradients and optimiser states that this worker will hold beside a step's graphs and
-    does not hold when the step begins, with an engine that is there.
+    """Bytes of gradients and optimiser states that this worker will allocate after the step begins.
 
     They are counted as `pipeline.requirements.worker_memory` does. Master weights are there.
 
@@ -308,7 +307,7 @@ def bytes_to_come(
 
 
 def graph_bytes(forward: Callable[[], Any]) -> int:
-    """Bytes that a forward pass holds until its backward pass, its result among them.
+    """Measure the bytes that a forward pass holds until its backward pass, its result included.
 
     Compiled layers run uncompiled. Random numbers are those that the next forward pass draws as
     well.
@@ -322,8 +321,8 @@ def graph_bytes(forward: Callable[[], Any]) -> int:
 
 
 def saved_bytes(forward: Callable[[], Any], model: nn.Module) -> int:
-    """Bytes that operations save for the backward pass, without keeping them: it takes no more
-    memory than a pass without gradient.
+    """Measure the bytes that operations save for the backward pass, without keeping them: the peak
+    memory is that of a pass without gradient.
 
     What is recomputed does not count, though its input would be held. Weights do not count. Random
     numbers are those that the next forward pass draws as well.
@@ -349,7 +348,7 @@ def saved_bytes(forward: Callable[[], Any], model: nn.Module) -> int:
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's base
-    """Context that counts the bytes of tensors which operations inside it make.
+    """Context that counts the bytes of tensors made by operations inside it.
 
     Tensors that share memory count once, and those that were there before not at all. What a
     kernel takes while it works and gives back is not seen.

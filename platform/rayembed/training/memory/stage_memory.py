@@ -1,4 +1,4 @@
-"""What a stage's training does when memory runs out: the error, and less for the next start.
+"""Out-of-memory handling of a stage: the error, and a smaller memory plan for the next start.
 
 A step that ran out of memory would do so at every start, as the plan is the same. So the worker
 that fails leaves a smaller memory plan beside the stage's checkpoints, and all workers of the next
@@ -63,18 +63,18 @@ run takes: on a changing cluster the plan of fewer is followed by more."""
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What all workers and starts of a stage have in common."""
+    """Memory plan shared by all workers and starts of a stage."""
 
     micro_batch_tokens: int | None = None
-    """Tokens of a forward pass where the run names none; None: not settled yet."""
+    """Tokens of a forward pass if the run sets none; None: not decided yet."""
     graph_bytes: int | None = None
-    """Bytes that a worker's graphs may take at most; None: all that memory has room for."""
+    """Maximum bytes of a worker's graphs; None: all free memory."""
     measured_with: dict[str, Any] = field(default_factory=dict)
     """Devices and settings of the start that made the plan."""
 
     @classmethod
     def read(cls, folder: str) -> "MemoryPlan":
-        """Read the plan in a folder of storage; an empty one if there is none.
+        """Read the plan in a storage folder; an empty plan if there is none.
 
         Raises:
             ArtifactError: the file is no plan.
@@ -96,7 +96,7 @@ class MemoryPlan:
 
 
 class StageMemory:
-    """Memory plan of one stage on this worker, and the errors of what does not fit.
+    """Memory plan of one stage on this worker, and its out-of-memory errors.
 
     Args:
         folder: of the stage's checkpoints, in storage; None: the plan is kept nowhere.
@@ -123,7 +123,7 @@ class StageMemory:
             )
 
     def room(self, model: TrainableModel, to_come: Callable[[], int]) -> GraphRoom:
-        """What decides on the graphs of this start's steps.
+        """Measurements that decide which activations this start's steps keep.
 
         Where a GPU must compute the same bits each time nothing goes by the memory that is free:
         `auto` is GradCache with all layers recomputed.
@@ -147,7 +147,8 @@ class StageMemory:
         )
 
     def settle(self, room: GraphRoom, model: TrainableModel, engine: nn.Module) -> int:
-        """Tokens of a forward pass, the same on all workers and at all starts of the stage.
+        """Decide the tokens of a forward pass, the same on all workers and at all starts of the
+        stage.
 
         The run's own number, else by memory where GPUs take packed texts and need not compute the
         same bits each time, as it was at the first start; else by hardware. A collective.
@@ -174,7 +175,8 @@ class StageMemory:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Raise DeviceMemoryError when memory runs out in a step, and plan less for the next start.
+        """Raise DeviceMemoryError when memory runs out in a step, and plan less memory for the next
+        start.
 
         Args:
             number: of the step, from 1.

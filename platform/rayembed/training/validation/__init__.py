@@ -1,1 +1,1 @@
-"""Scores of a stage's weights while it is trained, and what is decided by them."""
+"""Validation of a stage's weights during training, and decisions based on the scores."""

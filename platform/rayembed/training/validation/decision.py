@@ -22,20 +22,20 @@ class Choice:
     step: int | None
     """Step with the best score; None: no step has a score yet."""
     ends_at: int | None
-    """Step by which early stopping ends the stage; scores of later steps count for nothing."""
+    """Step at which early stopping ends the stage; scores of later steps are ignored."""
     settled: bool
-    """Whether no further score can change this: all are there, or the stage has ended early."""
+    """Whether further scores cannot change the choice: all exist, or the stage has ended early."""
 
 
 def validated_steps(num_steps: int, every: int) -> tuple[int, ...]:
-    """Steps of a stage that have a score: every so many, and the last."""
+    """Steps of a stage that are validated: every `every` steps, and the last."""
     return tuple(sorted({*range(every, num_steps + 1, every), num_steps}))
 
 
 def choose(
     scores: Scores, steps: Collection[int], stopping: EarlyStoppingConfig | None = None
 ) -> Choice:
-    """Choice from the scores of the first steps, up to the first one that has none yet.
+    """Choose from the scores of the first steps, up to the first step without a score.
 
     The best step has the highest score, of equal ones the first. With early stopping the stage
     ends at the step whose score is the `patience`-th in a row that does not exceed the last
@@ -67,7 +67,7 @@ def choose(
 
 
 def promoted_step(choice: Choice, steps: Collection[int], keep: Literal["best", "last"]) -> int:
-    """The step whose weights a stage hands on when the choice is settled.
+    """Step whose weights the stage hands on, once the choice is settled.
 
     Where no step has a score these are the last ones.
     """
@@ -81,7 +81,7 @@ def still_needed(
     stopping: EarlyStoppingConfig | None,
     keep: Literal["best", "last"],
 ) -> set[int]:
-    """Steps, of those whose weights are `there`, that may still be scored or handed on."""
+    """Filter the steps in `there` to those that may still be scored or handed on."""
     choice = choose(scores, steps, stopping)
     if choice.ends_at is not None:
         return {step for step in there if step == choice.step}

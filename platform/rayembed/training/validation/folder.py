@@ -36,15 +36,15 @@ _WEIGHTS, _RECORD = ".safetensors", ".json"
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """Scores of the weights of one step, or why there are none."""
+    """Scores of the weights of one step, or the reason for their absence."""
 
     step: int
     content: str
     """Digest of the weights."""
     data: str
-    """Fingerprint of what they were scored on."""
+    """Fingerprint of the validation data."""
     score: float | None
-    """Score that decides, higher is better; None: there is none."""
+    """Deciding score, higher is better; None if there is none."""
     scores: dict[str, float]
     """Scores by task."""
     seconds: float
@@ -67,7 +67,7 @@ class ValidationFolder:
         return join(self._folder, f"step-{step:07d}{_WEIGHTS}")
 
     def submit(self, step: int, state: dict[str, Tensor], made_of: Mapping[str, str]) -> None:
-        """Leave weights to be scored, unless these very ones have been.
+        """Store weights for scoring, unless the same weights were scored already.
 
         A stage that goes on from a checkpoint comes by the same steps again: with as many workers
         its weights are bit for bit the same, with others they may not be.
@@ -80,11 +80,11 @@ class ValidationFolder:
             remove_file(self._record(step))
 
     def content(self, step: int) -> str:
-        """Digest of the weights of a step that lie here."""
+        """Digest of a step's stored weights."""
         return weights_digest(self.weights(step))
 
     def steps(self) -> tuple[set[int], set[int]]:
-        """Steps whose weights are here, and steps that have a record."""
+        """Steps with stored weights, and steps with a record."""
         names = list_files(self._folder, recursive=False)
         found: dict[str, set[int]] = {_WEIGHTS: set(), _RECORD: set()}
         for name in names:
@@ -94,7 +94,7 @@ class ValidationFolder:
         return found[_WEIGHTS], found[_RECORD]
 
     def read(self, step: int) -> ValidationResult | None:
-        """The record of a step; None: there is none.
+        """Read the record of a step; None if there is none.
 
         Raises:
             ArtifactError: the file cannot be read.
@@ -115,7 +115,7 @@ class ValidationFolder:
         return {step: record for step, record in found.items() if record is not None}
 
     def write(self, record: ValidationResult) -> None:
-        """Leave a record."""
+        """Write a record."""
         assert record.score is None or math.isfinite(record.score)
         text = json.dumps(asdict(record), indent=1, sort_keys=True)
         write_atomic(self._record(record.step), text.encode())
@@ -125,7 +125,7 @@ class ValidationFolder:
         remove_file(self.weights(step))
 
     def promote(self, step: int, target: str) -> None:
-        """Put the weights of a step at `target` in storage."""
+        """Copy the weights of a step to `target` in storage."""
         move_file(self.weights(step), target)
 
     def _record(self, step: int) -> str:

@@ -1,4 +1,4 @@
-"""Validation as Ray tasks beside a stage's workers, started and awaited by the driver.
+"""Validation as Ray tasks next to a stage's workers, started and awaited by the driver.
 
 Not by Ray Train's own `ValidationConfig` (alpha in Ray 2.60): there a validation process that dies,
 as for want of memory, ends the training (measured: `ControllerError`); what is scored is a whole
@@ -36,7 +36,7 @@ class _Task:
 
 
 class ValidationOnRay:
-    """Scores a stage's weights while the `with` block trains it.
+    """Validates a stage's weights while the `with` block trains it.
 
     Leaving the block ends what runs; `finish` takes what is still to be scored.
 
@@ -66,7 +66,7 @@ class ValidationOnRay:
             self._cancel_all()
 
     def finish(self, target: str) -> int:
-        """The step whose weights were put at `target`, after all scores that decide were taken.
+        """Place the chosen step's weights at `target` after all deciding scores; return the step.
 
         Called when the stage's workers are done, which have freed their CPUs and GPUs.
 
@@ -98,7 +98,7 @@ class ValidationOnRay:
                 warned = False
 
     def _advance(self) -> None:
-        """Take what has come, and start what is due."""
+        """Collect finished scores, and start the next due tasks."""
         if self._running:
             done, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
             for reference in done:

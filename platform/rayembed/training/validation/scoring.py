@@ -1,4 +1,4 @@
-"""The driver's part in validation: what to score next, what came of it, which weights go on.
+"""Driver side of validation: which step to score next, its outcome, and the chosen weights.
 
 Knows no Ray: `on_ray.py` runs the tasks and brings what came of them.
 """
@@ -26,21 +26,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Validation:
-    """Scoring of a stage's weights, handed in by a caller that knows models and tasks."""
+    """Validation functions of a stage, provided by a caller that knows models and tasks."""
 
     score: Callable[[Run, str, str], dict[str, float]]
     """Score by task, of (run, path of weights in storage, torch's device); it may run in another
     process."""
     data: str
-    """Fingerprint of what is scored on."""
+    """Fingerprint of the validation data."""
     deciding: Callable[[Mapping[str, float]], float]
-    """One score of those by task; higher is better."""
+    """Function from scores by task to the deciding score; higher is better."""
     on_scored: Callable[[ValidationResult], None]
-    """Callback in the driver for each step that has got its scores."""
+    """Callback in the driver for each scored step."""
 
 
 class ValidationScoring:
-    """Validation of one stage. Made before its workers start, used by one thread at a time.
+    """State of the validation of one stage. Made before its workers start, used by one thread at a
+    time.
 
     Args:
         steps: those that are to have a score.
@@ -77,7 +78,7 @@ class ValidationScoring:
     def of(
         cls, run: Run, number: int, folder: ValidationFolder, validation: Validation
     ) -> "ValidationScoring":
-        """Validation of stage `number` of a run that has one, with its weights in `folder`."""
+        """Make the validation of stage `number` of a run, with its weights in `folder`."""
         config, stage = run.evaluation.validation, run.stages[number]
         assert config is not None
         steps = validated_steps(stage.steps, run.validation_interval(stage))
@@ -85,11 +86,11 @@ class ValidationScoring:
 
     @property
     def choice(self) -> Choice:
-        """Best step so far, by the scores that are there."""
+        """Best step so far, by the available scores."""
         return choose(self._scores(), self._steps, self._config.early_stopping)
 
     def due(self, running: Collection[int]) -> list[int]:
-        """Steps whose weights wait to be scored, in their order.
+        """Steps whose weights wait for scoring, in order.
 
         Of a step that workers came by again with other weights the former score is forgotten.
         """
@@ -102,7 +103,7 @@ class ValidationScoring:
         return sorted(waiting)
 
     def scored(self, step: int, content: str, scores: Mapping[str, float], seconds: float) -> None:
-        """Keep the scores of a step's weights by task."""
+        """Store the scores of a step's weights by task."""
         bad = sorted(task for task, score in scores.items() if not math.isfinite(score))
         if bad:
             self.failed(step, content, f"the score of {', '.join(bad)} is not a number", seconds)
@@ -120,8 +121,8 @@ class ValidationScoring:
         self._validation.on_scored(record)
 
     def failed(self, step: int, content: str, problem: str, seconds: float) -> None:
-        """Keep that the weights of a step have no score. Another submission does not try again, so
-        that it chooses as this one does.
+        """Record that a step's weights could not be scored. Another submission does not try again,
+        so that it chooses as this one does.
         """
         if self._keep(ValidationResult(step, content, self._data, None, {}, seconds, problem)):
             logger.warning(
@@ -144,7 +145,7 @@ class ValidationScoring:
                 self._folder.remove(step)
 
     def training_is_done(self) -> None:
-        """Take note that no further weights come; steps without any count as without a score.
+        """Record that no further weights come; steps without stored weights have no score.
 
         A run that was begun without validation, or with scores at other steps, has such.
         """
@@ -152,7 +153,7 @@ class ValidationScoring:
         self._absent = set(self._steps) - there - recorded
 
     def promote(self, target: str) -> int:
-        """The step whose weights were put at `target`; the others are removed."""
+        """Place the chosen step's weights at `target` and remove the others; return the step."""
         there = self._folder.steps()[0]
         choice = self.choice
         step = promoted_step(choice, self._steps, self._config.keep)
