@@ -15,7 +15,7 @@ from rayembed.data.engine.parts import read_records
 from rayembed.data.prepare import prepare_datasets
 from rayembed.data.records import Record
 from rayembed.errors import AssetError, ConfigError, DataError
-from rayembed.pipeline.checks.network import check_asked
+from rayembed.pipeline.checks.network import check_endpoints
 from rayembed_extras.synthesis.answers import RejectedAnswer
 from rayembed_extras.synthesis.queries import QueriesSource
 from rayembed_extras.synthesis.requests import ChatAnswer
@@ -186,10 +186,10 @@ def test_too_many_bad_rows_or_answers_fail(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="has no document"):
             prepare(tmp_path / "empty", run_of(server, empty, max_rejected_share=1.0))
         run = run_of(server, path)
-        check_asked(run.data.datasets, str(tmp_path / "new"))
+        check_endpoints(run.data.datasets, str(tmp_path / "new"))
     with pytest.raises(ConfigError, match=r"data\.datasets\.d\.source\.llm\.url = .*: nothing ans"):
-        check_asked(run.data.datasets, str(tmp_path / "new"))
-    check_asked(run.data.datasets, str(tmp_path / "out"))  # it may have answered all
+        check_endpoints(run.data.datasets, str(tmp_path / "new"))
+    check_endpoints(run.data.datasets, str(tmp_path / "out"))  # it may have answered all
 
 
 def test_where_a_model_is_asked_is_no_identity() -> None:

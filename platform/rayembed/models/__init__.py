@@ -1,1 +1,3 @@
-"""Architectures, pooling, tokens, export. Independent of Ray and DeepSpeed."""
+"""Models: architectures, pooling, tokenizers, loading and saving. Independent of Ray
+and DeepSpeed.
+"""

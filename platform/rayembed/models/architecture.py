@@ -1,4 +1,6 @@
-"""What an architecture is to the rest of the house, with defaults for a plain one."""
+"""Architecture interface: how settings become a model and a model becomes files, with defaults for
+plain encoders.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -37,34 +39,34 @@ Folders = Mapping[str, Path]
 
 
 class Published(NamedTuple):
-    """A model in a folder of its publishers' layout."""
+    """A model in its publisher's own folder layout."""
 
     config: ModelConfig
     """Its settings, in the number type in which it is saved."""
     transformer: Path
     """Folder of the tokenizer and the weights."""
     width: Callable[[], int]
-    """Gives the width of its vectors, without reading weights."""
+    """Function that reads the width of its vectors from settings, without weights."""
     load: Callable[[Dtype], Model]
-    """Loads it in a number type, in evaluation mode."""
+    """Function that loads it in a number type, in evaluation mode."""
     check: Callable[[], object]
-    """Checks without reading weights that `load` can; raises ArtifactError."""
+    """Function that checks without reading weights that `load` succeeds; raises ArtifactError."""
     in_float16: Callable[[], Model | None] = lambda: None
     """Loads weights that are saved in float16 in that type, in which no model of ours computes, for
     a caller that casts them layer by layer; None if they are in another."""
 
 
 class ModuleEntry(NamedTuple):
-    """One entry of `modules.json`."""
+    """An entry of `modules.json`."""
 
     path: str
-    """Folder below the model's."""
+    """Folder relative to the model's."""
     type: str
     """Dotted name of its class."""
 
 
 class Architecture:
-    """An architecture: from its settings to a model, and from a model to files.
+    """Base class for architectures: builds a model from settings, and files from a model.
 
     One object of each architecture is named by its settings' class. The defaults are those of one
     pretrained transformer that attends as its family does, with a head without weights. Sub-classes
@@ -72,12 +74,13 @@ class Architecture:
     """
 
     objective: ClassVar[str] = "rayembed.training.contrastive.step:CONTRASTIVE"
-    """Import string of how batches are made and a step is run."""
+    """Import string of the training objective, which makes batches and runs steps."""
     takes_any_encoder: ClassVar[bool] = False
-    """Whether `published` takes any encoder in a usual format, and is asked after all others."""
+    """Whether `published` accepts any encoder in a usual format; such architectures are
+    tried last."""
     left_alone: ClassVar[tuple[str, ...]] = ("*.router.*", "*.gate.*", "*_expert_gate.*")
-    """Patterns of names of parameters within layers that compression leaves alone unless told:
-    routers, which are small and on which all experts of a token depend."""
+    """Name patterns of parameters that compression leaves unchanged by default: routers, which are
+    small and affect every expert."""
 
     # --- building
 
@@ -96,12 +99,12 @@ class Architecture:
         return load_backbone(folder, part_settings(config, name, folder), mask=mask)
 
     def empty_part(self, config: Any, name: str, folder: Path) -> Any:
-        """The part on the meta device, without reading weights; raises as `load_part`."""
+        """Build the part on the meta device, without reading weights; raises as `load_part`."""
         mask = self.mask(config) if name == "backbone" else "own"
         return empty_backbone(folder, part_settings(config, name, folder), mask=mask)
 
     def check_part(self, config: Any, name: str, folder: Path) -> None:
-        """Check by its files that a saved part can be loaded.
+        """Check from its files that a saved part can be loaded.
 
         Raises:
             ArtifactError: an unknown architecture, or weights of other names or shapes.
@@ -111,7 +114,8 @@ class Architecture:
     def empty_of_settings(
         self, config: Any, name: str, settings: Mapping[str, Any], where: str
     ) -> nn.Module | None:
-        """The part on the meta device from the content of a config.json; None: transformers' own.
+        """Build the part on the meta device from the content of a config.json; None: transformers
+        builds it.
 
         Args:
             where: what to call it in messages.
@@ -134,7 +138,8 @@ class Architecture:
         return None
 
     def tokenizer(self, config: Any, folders: Folders) -> PromptTokenizer:
-        """Picklable tokenizer of a model whose parts (or exports of them) lie in the folders.
+        """Return the picklable tokenizer of a model whose parts (or exports of them) lie in the
+        folders.
 
         Raises:
             ArtifactError: no fast tokenizer there, or one without a token that is needed.
@@ -145,7 +150,7 @@ class Architecture:
     def assemble(
         self, config: Any, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
     ) -> Model:
-        """The model around finished parts."""
+        """Build the model around finished parts."""
         raise TypeError(f"{type(self).__name__} assembles no model")
 
     def check_parts(self, config: Any, parts: Parts, folders: Folders) -> None:
@@ -159,18 +164,18 @@ class Architecture:
     # --- cutting
 
     def layer_fits(self, part: Any, layer: int, place: int) -> bool:
-        """Whether a layer of a part can stand at another place, both counted from 0."""
+        """Whether a layer of a part may move to another position, both counted from 0."""
         return True
 
     def cut_layers(self, part: Any, kept: Sequence[int]) -> bool:
-        """Keep only these layers of a part that is no model of transformers, in its settings too;
-        it may be on the meta device. False: it is one, and nothing was done.
+        """Keep only these layers of a part that is not a transformers model, and update its
+        settings; it may be on the meta device. False: it is one, and nothing was done.
         """
         return False
 
     def cut_vocabulary(self, part: Any, kept: Sequence[int]) -> bool:
-        """Keep only the embeddings of these ids, in rising order, which are then numbered from 0,
-        of a part that is no model of transformers. False: it is one, and nothing was done.
+        """Keep only the embeddings of these rising ids, renumbered from 0, of a part that is not a
+        transformers model. False: it is one, and nothing was done.
         """
         return False
 
@@ -186,11 +191,11 @@ class Architecture:
     # --- starting from a model
 
     def projections(self, config: Any) -> tuple[ProjectionConfig, ...]:
-        """Linear layers behind the pooling, as Dense modules of sentence-transformers are."""
+        """Linear layers after the pooling, as Dense modules of sentence-transformers."""
         return ()
 
     def remark_on_start(self, config: Any, folder: Path, transformer: Path) -> str | None:
-        """What a user should know about starting from a folder; None for nothing.
+        """Remark for the user about starting from a folder; None if there is none.
 
         Args:
             transformer: the folder of the transformer within.
@@ -198,7 +203,7 @@ class Architecture:
         return None
 
     def check_for_transformers(self, folder: Path) -> None:
-        """Refuse a folder of the architecture's own layout that transformers would misread.
+        """Refuse a folder in the architecture's own layout that transformers would misread.
 
         Raises:
             ArtifactError: it would silently be computed as another model.
@@ -208,7 +213,7 @@ class Architecture:
     # --- files
 
     def published(self, folder: Path) -> Published | None:
-        """The model in a folder of a published layout; None if it is of another.
+        """Return the model in a folder of a published layout; None for other layouts.
 
         Raises:
             ArtifactError: of this layout, but damaged or with parts that are not supported.
@@ -216,11 +221,13 @@ class Architecture:
         return None
 
     def write_sentence_files(self, model: Any, folder: Path) -> list[ModuleEntry]:
-        """Write what sentence-transformers reads; the entries of `modules.json`."""
+        """Write the files that sentence-transformers reads; return the entries of
+        `modules.json`.
+        """
         return [ModuleEntry("", OWN_MODULE)]
 
     def check_sentence_files(self, config: Any, folder: Path) -> None:
-        """Check that what `write_sentence_files` wrote says what the settings say.
+        """Check that the files of `write_sentence_files` agree with the settings.
 
         Raises:
             ArtifactError: it says another thing.
@@ -232,26 +239,28 @@ class Architecture:
         part.config.save_pretrained(str(folder))
 
     def write_more(self, model: Any, folder: Path) -> None:
-        """Write what the model has besides parts, head, tokenizers and settings."""
+        """Write model data besides parts, head, tokenizers and settings."""
         return None
 
     def read_more(self, model: Any, folder: Path) -> None:
-        """Read what `write_more` wrote into a loaded model."""
+        """Read data of `write_more` into a loaded model."""
         return None
 
 
 def architecture_of(config: ArchitectureConfig) -> Architecture:
-    """The architecture that the settings name."""
+    """Return the architecture that the settings name."""
     return _loaded(type(config).architecture)
 
 
 def architectures() -> Iterator[Architecture]:
-    """All architectures, those that take any encoder last."""
+    """Return all architectures; those that accept any encoder come last."""
     yield from sorted(loaded_architectures(), key=lambda one: bool(one.takes_any_encoder))
 
 
 def part_settings(config: ArchitectureConfig, name: str, folder: Path) -> BackboneConfig:
-    """Settings of a pretrained part: the backbone's, or the number type alone for another."""
+    """Return the settings of a pretrained part: the backbone's, or only the number type for another
+    part.
+    """
     if name == "backbone":
         return config.backbone
     return BackboneConfig(path=str(folder), dtype=config.backbone.dtype)

@@ -1,4 +1,4 @@
-"""The model interface for trainer, evaluator and registry.
+"""Model and tokenizer interfaces that trainer, evaluator and registry use.
 
 Shapes: B texts of a micro-batch, D embedding width, S summable statistics, C context vectors.
 """
@@ -22,7 +22,9 @@ is required; its length is the text's cost."""
 
 
 class Tokenizer(Protocol):
-    """Tokenizer interface. Picklable and free of torch modules: it runs in data workers."""
+    """Protocol of tokenizers: texts to tokens, and tokens to micro-batches. Picklable and free of
+    torch modules: it runs in data workers.
+    """
 
     def __call__(
         self,
@@ -87,7 +89,7 @@ class PromptTokenizer(Tokenizer, Protocol):
 
 @runtime_checkable
 class TrainingTokenizer(Tokenizer, Protocol):
-    """Tokenizer that gives other tokens in training than in use."""
+    """Tokenizer that produces different tokens for training than for inference."""
 
     def in_training(self) -> Tokenizer:
         """Copy of the tokenizer for training."""
@@ -100,16 +102,16 @@ class InContextTokenizer(Tokenizer, Protocol):
 
     @property
     def max_examples(self) -> int:
-        """Maximum in-context examples of a query; 0 for none."""
+        """Maximum in-context examples of a query; 0 if none."""
         ...
 
     def instruct(self, instruction: str, examples: Sequence[tuple[str, str]]) -> str:
-        """The instruction preceded by as many pairs (query, positive) as allowed."""
+        """Prepend as many example pairs (query, positive) to the instruction as allowed."""
         ...
 
 
 class EmbedOutput(NamedTuple):
-    """Forward output of one micro-batch; a tuple, in which engines find the tensors."""
+    """Forward output of one micro-batch; a tuple, whose tensors engines can find."""
 
     embeddings: Tensor
     """(B, D) float32 unit vectors."""
@@ -123,8 +125,8 @@ class TrainableModel(nn.Module):
     """A module that an engine trains: classifies its parameters and protects its buffers."""
 
     kept_zeros: Mapping[str, Tensor] = MappingProxyType({})
-    """Where parameters stay zero, by the names that they have once adapters are merged: bool, in
-    the parameter's shape."""
+    """Masks of weights that stay zero, by parameter name after adapters are merged: bool, in the
+    parameter's shape."""
 
     def backbone_parameter(self, name: str) -> bool:
         """Whether the named parameter belongs to the pretrained backbone (or its adapters)."""
@@ -136,8 +138,8 @@ class TrainableModel(nn.Module):
         return []
 
     def recompute_layers(self, number: int | None = None, between_products: int = 0) -> None:
-        """Recompute the activations of this many layers in the backward pass from now on, and of
-        further ones all but products, see `layers.recompute_layers`.
+        """Recompute the activations of this many layers in the backward pass, and of further layers
+        all but matrix products; see `layers.recompute_layers`.
 
         Raises:
             ConfigError: there are none.
@@ -150,7 +152,7 @@ class TrainableModel(nn.Module):
         recompute_layers(self.trained_parts, number, between_products)
 
     def compile_layers(self, backend: str = "inductor") -> None:
-        """Compile the layers from now on, see `layers.compile_layers`."""
+        """Compile the layers in place, see `layers.compile_layers`."""
         raise TypeError(f"{type(self).__name__} has no layers to compile")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -197,7 +199,7 @@ class EmbeddingModel(TrainableModel):
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes, and micro-batches go."""
+        """Device on which the model computes."""
         return next(self.parameters()).device
 
     unpadded: Unpadded = "auto"
@@ -208,14 +210,15 @@ class EmbeddingModel(TrainableModel):
     """Default instructions by role, for texts without one: the run's, if all its data share one."""
 
     def why_padded(self) -> str | None:
-        """Why micro-batches must be padded on this device, in this mode; None if they need not.
+        """Reason why micro-batches must be padded on this device, in this mode; None if there is
+        none.
 
         Asked of models with `takes_packed` only.
         """
         return None
 
     def instruction_of(self, role: Role, given: str | None) -> str:
-        """Instruction for texts of this role; the model's default if none is given.
+        """Return the given instruction for texts of this role, or the model's default.
 
         Args:
             given: "": none at all.
@@ -227,7 +230,8 @@ class EmbeddingModel(TrainableModel):
         raise TypeError(f"{type(self).__name__} takes no context")
 
     def set_corpus(self, vectors: Tensor | None) -> None:
-        """Set the context of all texts that come without one, saved with the model.
+        """Set the default context for texts without a context of their own; it is saved with the
+        model.
 
         Args:
             vectors: (n, C) of `embed_context`, n at most `max_context`; None: no corpus is known.
@@ -239,13 +243,14 @@ class EmbeddingModel(TrainableModel):
         raise TypeError(f"{type(self).__name__} takes no context")
 
     def known_ahead(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Further entries of a collated micro-batch for training: what `forward` would have to ask
-        a device for, of values that are on the CPU still.
+        """Precompute further entries of a collated micro-batch on the CPU, so that `forward` need
+        not wait for a device.
         """
         return {}
 
     def first_pass(self, tokens: Sequence[Tokens], tokens_per_batch: int) -> Sequence[Tokens]:
-        """Tokens after a first part of the model has read them, in its own micro-batches.
+        """Run the first part of the model on its own micro-batches, and return tokens with its
+        output.
 
         For inference: each part of the model then works on texts that were sorted by their length
         for it. `forward` gives the same for these tokens. Here they come back as they are.
@@ -264,7 +269,7 @@ class EmbeddingModel(TrainableModel):
         return {}
 
     def save(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
-        """Write safetensors + JSON from which `load_model` and sentence-transformers build it.
+        """Write safetensors and JSON files that `load_model` and sentence-transformers load.
 
         Args:
             instructions: task definitions by name, kept as prompts for sentence-transformers.
@@ -288,7 +293,7 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def pinned(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The micro-batch in memory that a GPU copies from by itself."""
+    """Copy the micro-batch to pinned memory, for asynchronous copies to a GPU."""
     return {key: value.pin_memory() for key, value in batch.items()}
 
 

@@ -117,7 +117,7 @@ class ExpertMlps(nn.Module):
         return inner_RF @ self.w2[own]
 
     def keep(self, first: int, number: int) -> None:
-        """Keep only `number` experts, from the one at `first` on."""
+        """Keep only `number` experts, starting with the expert at index `first`."""
         inner_size = len(self.w1) // self.num_experts
         rows = slice(first * inner_size, (first + number) * inner_size)
         for name, whole in list(self.named_parameters()):
@@ -189,7 +189,9 @@ class Experts(nn.Module):
         return summed_NH.to(tokens_NH.dtype) + self.bias
 
     def spread(self, group: ExpertGroup) -> None:
-        """Keep this worker's share of the experts; rows for others are sent to their workers."""
+        """Keep this worker's share of the experts; other experts' rows are sent to
+        their workers.
+        """
         number = self.num_experts // group.size
         self.mlp.keep(group.place * number, number)
         self.group = group
@@ -252,7 +254,7 @@ class MoeMlp(nn.Module):
 
 
 def expert_layers(model: nn.Module) -> list[Experts]:
-    """Experts of each layer that has some, in layer order."""
+    """Expert layers of a model, in layer order."""
     return [module for module in model.modules() if isinstance(module, Experts)]
 
 

@@ -1,4 +1,4 @@
-"""Zeros of a pruned start that training keeps: which there are, and what an adapter makes of them.
+"""Pruned weights of a start model that training keeps at zero, in layers and adapters.
 
 Trained weights are held at zero by `training.kept_zeros`; here are the mask and the layers whose
 weights are frozen beneath an adapter, as the sum of both must keep the zeros.
@@ -21,7 +21,7 @@ _ZEROS = "kept_zeros"
 
 
 def keep_zeros(model: TrainableModel, folders: Path | Mapping[str, Path], *, head: bool) -> None:
-    """Note in the model where the pruned matrices of its start are zero, and mask its adapters.
+    """Record where the start model's pruned matrices are zero, and mask its adapters.
 
     Args:
         model: with the start's weights and fresh adapters; on the meta device it is only checked.
@@ -79,14 +79,14 @@ def _pruned(folders: Path | Mapping[str, Path], *, head: bool) -> list[str]:
 
 
 def carry_compression(folders: Mapping[str, Path], model: TrainableModel, folder: Path) -> None:
-    """Write into an exported model's folder how its start was pruned and what stayed so."""
+    """Write into an exported model's folder how its start was pruned and how sparse it still is."""
     told = (read_compression(start) for start in folders.values())
     first = next((one for one in told if one is not None), {})
     write_compression(folder, {**first, "matrices": sorted(model.kept_zeros)})
 
 
 class MaskedLora:
-    """Variant, in the words of peft, of an adapter: B·A is zero where the layer's weights stay so.
+    """LoRA variant of peft whose B·A is masked, so that pruned weights stay zero.
 
     The masked product is formed in each pass, so that the layer computes with the very weights
     that are exported. It takes the room of the layer's own weights once more until the backward
@@ -95,13 +95,13 @@ class MaskedLora:
 
     @staticmethod
     def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
-        """The layer's output (…, out) with the adapter's added to that of the frozen weights."""
+        """Output (…, out) of the frozen weights plus the masked adapter."""
         down, up = module.lora_A[active_adapter].weight, module.lora_B[active_adapter].weight
         change = masked(module, up @ down) * module.scaling[active_adapter]
         return result + functional.linear(module.lora_dropout[active_adapter](x), change)
 
 
 def masked(layer: Any, change: Tensor) -> Tensor:
-    """What an adapter adds to a layer's weights (out, in), zero where these stay zero."""
+    """Adapter update of a layer's weights (out, in), zero where these are pruned."""
     zeros = getattr(layer, _ZEROS, None)
     return change if zeros is None else change.masked_fill(zeros, 0.0)

@@ -1,4 +1,4 @@
-"""Layers of transformers: compiled, or computed again in the backward pass."""
+"""Transformer layers: compilation, and recomputation in the backward pass."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -23,7 +23,7 @@ _PACKETS = {*flop_registry, torch.ops.aten._grouped_mm}
 
 
 def compile_layers(parts: Iterable[nn.Module], backend: str = "inductor") -> None:
-    """Compile the layers of these models in place; names and weights stay as they are.
+    """Compile the layers of these models in place; names and weights stay unchanged.
 
     Element-wise work between products is fused: norms, activations, rotary positions and LoRA's
     additions are 40 % of a 7B model's pass (16,384 tokens on an H100, by a roofline). Attention of
@@ -67,7 +67,7 @@ def recompute_layers(
 
 
 def keeps_products(parts: Iterable[nn.Module]) -> bool:
-    """Whether layers may keep their products alone.
+    """Whether layers support recomputing everything but their matrix products.
 
     Not beside dropout that is drawn between them: a product that is kept draws its own numbers
     once, and what is computed again would draw others.
@@ -95,7 +95,7 @@ def _drops(holder: Any) -> bool:
 
 
 def _keep_products(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """The layer's forward pass, of which only products are kept for the backward pass."""
+    """Run the layer's forward pass; the backward pass recomputes everything but matrix products."""
     forward = partial(type(layer).forward, layer)
     if not (layer.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
@@ -116,12 +116,12 @@ _contexts = partial(create_selective_checkpoint_contexts, _policy)
 
 
 def recomputable_layers(parts: Iterable[nn.Module]) -> list[Any]:
-    """Layers that know how to be recomputed, in the order of their work."""
+    """Layers that support recomputation, in execution order."""
     return [layer for layer in layers_of(parts) if hasattr(layer, "gradient_checkpointing")]
 
 
 def layers_of(parts: Iterable[nn.Module]) -> list[Any]:
-    """Layers of these models, in the order of their work."""
+    """Layers of these models, in execution order."""
     return list(chain.from_iterable(map(_layers, parts)))
 
 
@@ -134,7 +134,7 @@ def replace_layers(part: nn.Module, kept: Sequence[int]) -> None:
 
 
 def keep_rows(words: torch.nn.Embedding, new: Mapping[int, int]) -> None:
-    """Keep the rows of an embedding that have a new number, in their order, in place."""
+    """Keep the rows of an embedding that have a new index, in their order, in place."""
     kept = torch.tensor(sorted(new), device=words.weight.device)
     words.weight = torch.nn.Parameter(words.weight.detach()[kept].clone())
     words.num_embeddings = len(kept)

@@ -1,4 +1,4 @@
-"""Pooling: one float32 vector for each text from hidden states, not normalised."""
+"""Pooling: hidden states to one float32 vector per text, not normalised."""
 
 from collections.abc import Callable, Sequence
 
@@ -132,7 +132,7 @@ class ProjectedPooling(nn.Module):
 
 
 def pooled_width(pooling: nn.Module, hidden_size: int) -> int:
-    """Width of what a pooling layer gives."""
+    """Width of a pooling layer's output."""
     return pooling.width if isinstance(pooling, ProjectedPooling) else hidden_size
 
 

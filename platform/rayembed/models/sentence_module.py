@@ -66,7 +66,7 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
     def preprocess(
         self, inputs: Sequence[str], prompt: str | None = None, task: str | None = None, **_: Any
     ) -> dict[str, Tensor]:
-        """Collated micro-batch of the texts.
+        """Tokenise and collate the texts to a micro-batch.
 
         Raises:
             DataError: an input that is not a text.
@@ -143,7 +143,7 @@ def as_sentence_transformer(
     truncate_dim: int | None = None,
     dtype: Dtype | None = None,
 ) -> SentenceTransformer:
-    """`SentenceTransformer` around a model that rayembed saved, with its prompts.
+    """Make a `SentenceTransformer` from a model that rayembed saved, with its prompts.
 
     What `SentenceTransformer(folder)` gives, in rayembed's own number type; a plain bi-encoder also
     keeps its own maximum length of each role.

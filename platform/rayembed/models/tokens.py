@@ -199,7 +199,7 @@ class SpecialIds:
 
 
 def special_ids(pretrained: Any, folder: Path) -> SpecialIds:
-    """Special ids of a decoder in a folder; raises as `SpecialIds`."""
+    """Read the special ids of a decoder in a folder; raises as `SpecialIds`."""
     settings = read_json(folder / "config.json")
     return SpecialIds(pretrained, settings.get("text_config") or settings)
 
@@ -224,7 +224,7 @@ def _num_prompt_tokens(offsets: Sequence[tuple[int, int]], prompt_length: int) -
 def padded(
     rows: Sequence[np.ndarray], value: float, side: PaddingSide = "right"
 ) -> tuple[Tensor, Tensor]:
-    """Rows padded to the longest, and their attention mask, both (B, longest) int64."""
+    """Pad rows to the longest; return ids and attention mask, both (B, longest) int64."""
     shape = (len(rows), max(len(row) for row in rows))
     values = np.full(shape, value, dtype=np.int64)
     mask = np.zeros(shape, dtype=np.int64)
@@ -254,7 +254,7 @@ def budget_exceeded(
 
 
 def pretrained_tokenizer(folder: Path, *, as_written: bool = False) -> Any:
-    """Fast tokenizer of transformers in the folder, lower-casing where `do_lower_case` says so.
+    """Load the folder's fast tokenizer, lower-casing where `do_lower_case` says so.
 
     Args:
         as_written: by its tokenizer.json alone. From version 5 on transformers makes its own rules
@@ -291,7 +291,7 @@ def _lower_case(backend: Any) -> None:
 
 
 def has_lowercase(backend: Any) -> bool:
-    """Whether plain lower-casing is among the tokenizer's rules."""
+    """Whether the tokenizer's normaliser lower-cases plainly."""
     return any(isinstance(rule, normalizers.Lowercase) for rule in _rules(backend))
 
 
@@ -312,7 +312,7 @@ def save_tokenizer(pretrained: Any, folder: Path) -> None:
 
 
 def without_settings(pretrained: Any) -> Any:
-    """The tokenizer with truncation and padding switched off.
+    """Return the tokenizer with truncation and padding switched off.
 
     A tokenizer.json can bring both along (all-MiniLM-L6-v2: 128 tokens).
     """
@@ -333,7 +333,7 @@ def special_layout(backend: Any) -> tuple[list[int], list[int]]:
 
 
 def append_stated_eos(pretrained: Any, folder: Path) -> None:
-    """Make the tokenizer append EOS if its folder says so and it does not, in place.
+    """Make the tokenizer append EOS if its folder requires it and it does not, in place.
 
     `tokenizer_config.json` of intfloat/e5-mistral-7b-instruct states `add_eos_token`, its
     `tokenizer.json` puts BOS alone, and transformers 5 goes by the latter without a word: the last
@@ -365,7 +365,8 @@ def append_stated_eos(pretrained: Any, folder: Path) -> None:
 def check_tokenizer(
     pretrained: Any, folder: Path, *, row_positions: int | None, padding: int | None
 ) -> None:
-    """Raise for tokenizer settings by which transformers makes inputs that are not made here.
+    """Raise for tokenizer settings under which transformers produces inputs that rayembed would
+    not.
 
     Here texts are cut at their end, read behind each other or with padding behind them, and are of
     one token type. What else tokenizers are set to, `tokenizers` itself does for both.

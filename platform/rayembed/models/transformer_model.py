@@ -1,4 +1,4 @@
-"""Common bases of models around a pretrained transformer: their parts, and saving them.
+"""Base classes of models around a pretrained transformer, and their saving.
 
 transformers format in `backbone/` for the (merged) backbone and its tokenizer, the same in
 `encoder/` for an encoder beside it, `pooling.safetensors` for what is trained from random weights,
@@ -76,16 +76,16 @@ class TransformerModel(EmbeddingModel):
         return any(part in path for part in self.parts)
 
     def why_padded(self) -> str | None:
-        """Why texts must be padded; None where all parts read them packed."""
+        """Reason why texts must be padded; None if all parts read them packed."""
         reasons = (why_part_padded(name, part) for name, part in self.parts.items())
         return next((reason for reason in reasons if reason is not None), None)
 
     def compile_layers(self, backend: str = "inductor") -> None:
-        """Compile the layers of all parts from now on, see `layers.compile_layers`."""
+        """Compile the layers of all parts in place, see `layers.compile_layers`."""
         compile_layers(self.parts.values(), backend)
 
     def check_passes(self, what: str) -> None:
-        """Raise unless a pass gives finite numbers, which is tried before the model is saved.
+        """Raise unless a trial pass gives finite numbers; called before the model is saved.
 
         By its vectors of short texts; a model that gives no vectors has a method of its own.
 
@@ -193,7 +193,7 @@ def write_settings(model: TransformerModel, folder: Path, **more: Any) -> None:
 
 
 def let_all_read(folder: Path) -> None:
-    """Give the files of a folder, made in a private one, the usual permissions."""
+    """Set the usual permissions on the files of a folder that was made in a private one."""
     for path in folder.rglob("*"):
         if path.is_file():
             os.chmod(path, 0o644)  # noqa: PTH101

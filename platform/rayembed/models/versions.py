@@ -1,4 +1,4 @@
-"""The number of what models compute, and the versions of the libraries that they compute with."""
+"""Version number of the vectors that models compute, and versions of the libraries involved."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ _warned: set[str] = set()
 
 
 def warn_of_other_versions(what: str, then: Mapping[str, str]) -> None:
-    """Warn where libraries have other versions here than in a record, once in a process.
+    """Warn, once per process, if installed library versions differ from a record.
 
     Args:
         what: was made with the recorded versions, in the plural.

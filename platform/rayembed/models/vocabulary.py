@@ -1,4 +1,4 @@
-"""Whether a model has an embedding for each token of its tokenizer."""
+"""Checks that a model has an embedding for each token of its tokenizer."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ from rayembed.models.tokens import TextTokenizer
 
 
 def check_vocabulary(pretrained: Any, words: int, where: str) -> frozenset[int]:
-    """Ids of placeholders for images and the like, in texts alone, that have no embedding.
+    """Return ids of special placeholders without an embedding, such as for images; raise for other
+    tokens.
 
     Such ids fail a pass: Gemma 3's text models have tokenizers with one for images.
 

@@ -1,4 +1,4 @@
-"""The shell of all jobs: what a job declares becomes a command with options and an exit code.
+"""Common frame of all jobs: turns a job's declaration into a command with options and an exit code.
 
 A job declares its options, the reader that turns them into what it works on, its work, and what
 `--list`, `--dry-run` and the like do instead of it. Everything else stands here once: parsing,
@@ -38,20 +38,20 @@ RUN = "run"
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a command."""
+    """A command-line option."""
 
     flag: str
     arguments: Mapping[str, Any]
     """Arguments of argparse's `add_argument`."""
     sets: str | None = None
-    """Path of the setting that the option gives; None: the job reads the option itself."""
+    """Path of the setting that the option sets; None: the job reads the option itself."""
     missing: str | None = None
-    """Message of the error where neither the option nor a file gives the setting."""
+    """Error message if neither the option nor a file sets the setting."""
     names: Callable[[], Iterable[str]] | None = None
-    """Lists values that a shell offers for the option beside files."""
+    """Function that lists values for shell completion, beside files."""
 
     def value(self, args: argparse.Namespace) -> Any:
-        """The value given; None where the option is absent."""
+        """The given value; None if the option is absent."""
         name = self.arguments.get("dest", self.flag.removeprefix("--").replace("-", "_"))
         given = getattr(args, name)
         return None if given is False or given == [] else given
@@ -67,7 +67,7 @@ def option(
     names: Callable[[], Iterable[str]] | None = None,
     **arguments: Any,
 ) -> Option:
-    """An option as `--help` shows it: `--flag`, `--flag VALUE` or `--flag {one,other}`.
+    """Make an option as `--help` shows it: `--flag`, `--flag VALUE` or `--flag {one,other}`.
 
     Args:
         what: help text; that it may be given often and its default are added.
@@ -93,23 +93,25 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Reader(Generic[AnySettings]):
-    """Reads settings from a command: recipe, then options, then each `--set`, then `--name`."""
+    """Reads settings from a command line: recipe, then options, then each `--set`, then
+    `--name`.
+    """
 
     kind: type[AnySettings]
     examples: str
     """Examples of settings in the help text of `--set`."""
     own: tuple[Option, ...] = ()
-    """Options of this command alone that give a setting each."""
+    """Options of this command alone that each set one setting."""
     base: Callable[[str], AnySettings] | None = None
-    """Gives the settings of what follows `--recipe`; None: the command has no such option."""
+    """Function from the value of `--recipe` to settings; None: the command has no such option."""
     recipe: str = "a file that --dry-run printed"
     """Help text of `--recipe`."""
     names: Callable[[], Iterable[str]] = tuple
-    """Lists the recipes that `--recipe` takes by name."""
+    """Function that lists the recipe names for `--recipe`."""
     default: str | None = None
-    """Recipe of a command that names none; None: it begins with nothing."""
+    """Recipe of a command line without `--recipe`; None starts from empty settings."""
     named: bool = False
-    """Whether `--name` names the settings."""
+    """Whether `--name` sets the settings' name."""
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -163,7 +165,7 @@ def named_or_read(
     get: Callable[[str], AnyDocument],
     read: Callable[[str], AnyDocument],
 ) -> AnyDocument:
-    """The recipe of one of the names, or what a YAML file holds.
+    """Return the recipe of a name, or the settings in a YAML file.
 
     Args:
         get: the recipe of a name; refuses a name that it does not know.
@@ -177,13 +179,13 @@ def named_or_read(
 
 
 def names_in(text: str | None) -> tuple[str, ...]:
-    """The names of a list with commas, each once."""
+    """Split a comma-separated list into names, each once."""
     names = (name.strip() for name in (text or "").split(","))
     return tuple(dict.fromkeys(name for name in names if name))
 
 
 def check_no_credentials(argv: Sequence[str]) -> None:
-    """Check that no word of a command is an address with a password, secret key or token.
+    """Raise if an argument is an address with a password, secret key or token.
 
     Before the words are parsed, because argparse repeats what it cannot read.
 
@@ -206,7 +208,7 @@ def check_no_credentials(argv: Sequence[str]) -> None:
 
 
 def finite_number(text: str) -> float:
-    """The `type` of an option that is a number; not a number and infinity are refused."""
+    """Parse an option's value as a finite number; the `type` of such options."""
     try:
         number = float(text)
     except ValueError:
@@ -217,7 +219,7 @@ def finite_number(text: str) -> float:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The `type` of an option that is a whole number, refused below the least."""
+    """Return the `type` of an option that is a whole number, at least `least`."""
 
     def number(text: str) -> int:
         if not text.strip().isdecimal() or int(text) < least:
@@ -229,7 +231,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 @dataclass(frozen=True)
 class JobContext:
-    """The arguments of a job that was started, and where it prints."""
+    """Arguments and output streams of a started job."""
 
     args: argparse.Namespace
     out: TextIO
@@ -241,28 +243,30 @@ Work = Callable[[T, JobContext], int | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Generic[T]):
-    """A command: called with arguments, it does what they ask for and returns the exit code."""
+    """A command: call it with arguments; it runs and returns the exit code."""
 
     options: tuple[Option, ...] = ()
-    """Options beside those of the fields below."""
+    """Options in addition to those of the fields below."""
     read: Callable[[argparse.Namespace], T]
-    """Makes of the arguments what the job works on; starts nothing."""
+    """Function from the arguments to the job's document; starts nothing."""
     run: Work[T]
-    """Does the work; returns the exit code, None for 0."""
+    """Function that does the work; returns the exit code, None for 0."""
     lists: tuple[str, Callable[[JobContext], None]] | None = None
-    """Output of `--list`, in words, and its function; from the arguments alone."""
+    """Description of `--list`'s output, and the function that prints it from the
+    arguments alone."""
     alone: Sequence[tuple[Option, Callable[[JobContext], None]]] = ()
-    """Other options that do something from the arguments alone, by what they do."""
+    """Other options that act on the arguments alone, by their action."""
     shows: tuple[str, str, Work[T]] | None = None
-    """Output of `--dry-run` to stdout and to stderr, in words, and its function."""
+    """Descriptions of `--dry-run`'s output to stdout and to stderr, and the function that prints
+    it."""
     instead: Sequence[tuple[Option, Work[T]]] = ()
-    """Options that do something else than `run`; the first given wins."""
+    """Options that replace `run`; the first given one wins."""
     log: tuple[str, ...] = ()
-    """Packages beside rayembed whose progress is logged."""
+    """Further packages whose progress is logged."""
     stopped: str = "stopped; the same command goes on from what is finished"
-    """Last line of a job that was interrupted."""
+    """Last output line of an interrupted job."""
     example: str = ""
-    """Arguments that a dry run needs at least, as a shell takes them; `--help` ends with them."""
+    """Minimal arguments of a dry run, in shell syntax; `--help` ends with them."""
 
     def __call__(
         self, argv: Sequence[str], *, about: str | None = None, prog: str | None = None
@@ -323,7 +327,7 @@ class Job(Generic[T]):
 
     @property
     def all_options(self) -> tuple[Option, ...]:
-        """The options, with those of the job's lists, dry run and other actions."""
+        """All options, including the options for lists, dry run and other actions."""
         return (*self.options, *(each for each, _ in (*self._instead(), *self._alone())))
 
     def _alone(self) -> list[tuple[Option, Callable[[JobContext], None]]]:
@@ -344,7 +348,7 @@ _begun: ContextVar[Event | None] = ContextVar("begun", default=None)
 
 
 def work_begins() -> None:
-    """Say that the job's work begins, Ray or rows: what fails from here on has no exit code 2."""
+    """Mark the start of the job's work, Ray or rows: later errors do not exit with code 2."""
     if begun := _begun.get():
         begun.set()
 
@@ -359,8 +363,8 @@ def _present(begun: Event) -> str:
 def exit_code(
     work: Callable[[], int | None], *, stopped: str = Job.stopped, begun: Event | None = None
 ) -> int:
-    """Exit code of a job: what `work` returns (None: 0), 2 for invalid arguments, where nothing was
-    started, 1 when it failed otherwise, 130, 143 or 129 when SIGINT, SIGTERM or SIGHUP stopped it.
+    """Run `work` and return the exit code: its result (None: 0), 2 for invalid arguments before
+    anything started, 1 for other failures, 130, 143 or 129 after SIGINT, SIGTERM or SIGHUP.
 
     Errors that a user can act on are printed as their message, without a traceback.
 
@@ -391,7 +395,7 @@ def exit_code(
 
 
 def log_to_stderr(*packages: str) -> None:
-    """Show the run's own progress; of the libraries only warnings.
+    """Log the run's own progress to stderr; of libraries only warnings.
 
     Args:
         packages: beside rayembed, whose progress is shown too.

@@ -1,4 +1,4 @@
-"""A job that is asked to stop says so, ends in order, and at the second time at once.
+"""Handling of stop signals: the first ends the job in order, the second at once.
 
 Libraries put handlers of their own in place of these: Ray one for SIGTERM, which ends in addresses
 of C++ functions, and Ray Train one for SIGINT, which says nothing and ends with another code.
@@ -31,22 +31,22 @@ Ray reads it when it is imported."""
 
 @dataclass(eq=False)
 class HeardSignal:
-    """Signal that was heard."""
+    """State of a received stop signal."""
 
     numbers: tuple[signal.Signals, ...] = _SIGNALS
-    """Signals that are listened for."""
+    """Handled signals."""
     what: str = "job"
-    """What is stopped, in a word."""
+    """Name of the stopped activity, in a word."""
     number: int | None = None
-    """Number of the signal; None: there was none."""
+    """Number of the received signal; None if there was none."""
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a stopped process, as shells have it: 128 and the signal's number."""
+        """Exit code of a stopped process by shell convention: 128 plus the signal's number."""
         return 128 + (self.number or signal.SIGINT)
 
     def hear(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal.
+        """Handle a signal.
 
         Raises:
             KeyboardInterrupt: it is the first one; another one ends the process here, but for
@@ -65,7 +65,7 @@ class HeardSignal:
         raise KeyboardInterrupt
 
     def keep(self) -> None:
-        """Put back the handlers."""
+        """Reinstall the handlers."""
         for number in self.numbers:
             signal.signal(number, self.hear)
 
@@ -79,8 +79,8 @@ class HeardSignal:
 
 
 def _leave_terminal() -> None:
-    """Let what is written to a terminal that is gone go nowhere: each line would be an error, of
-    which whoever writes it while the job is stopped knows nothing.
+    """Redirect output to a closed terminal to nowhere: each line would raise an error in code that
+    is not prepared for it.
     """
     for stream in (_STDOUT, _STDERR):
         try:
@@ -99,7 +99,7 @@ _current: list[HeardSignal] = []
 def hearing(
     signals: Sequence[signal.Signals] = _SIGNALS, *, what: str = "job"
 ) -> Iterator[HeardSignal]:
-    """SIGINT, SIGTERM and SIGHUP become `KeyboardInterrupt` inside the block.
+    """Turn SIGINT, SIGTERM and SIGHUP into `KeyboardInterrupt` inside the block.
 
     After one was heard the handlers stay, so that a second one ends what takes long to end. In
     another thread than the main one nothing is heard; of SIGHUP nothing under `nohup`.
@@ -129,7 +129,7 @@ def hearing(
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end what a program calls in order, and the program by the signal.
+    """Make SIGTERM and SIGHUP end a called program in order, and this program by the signal.
 
     A program that handles or ignores one of them keeps its handler; SIGINT is Python's own. In
     another thread than the main one no handler can be set: the signal ends the program at once.
@@ -156,14 +156,14 @@ def _end_by(number: int) -> NoReturn:
 
 
 def keep_hearing() -> None:
-    """Put the handlers of the block back in place, where a library has set others since."""
+    """Reinstall the block's handlers, where a library has set others since."""
     if _current and threading.current_thread() is threading.main_thread():
         _current[-1].keep()
 
 
 @contextmanager
 def without_hangups() -> Iterator[None]:
-    """Start processes inside the block that a closed terminal does not end.
+    """Start processes inside the block so that closing the terminal does not end them.
 
     Of Ray's own, which it leaves in this process' group, a checkpoint is still wanted then. They
     inherit what this thread blocks; other threads still get the signal.

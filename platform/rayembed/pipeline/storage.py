@@ -1,4 +1,4 @@
-"""Location of a job's results, as every process of the job understands it."""
+"""Resolution of a job's storage path, so that every process understands it alike."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from rayembed.errors import PlacementError
 
 
 def placed(document: AnyDocument) -> AnyDocument:
-    """The settings of a job with a storage path that means the same in every process.
+    """Return the job's settings with a storage path that every process understands.
 
     Raises:
         PlacementError: as `absolute_storage`.
@@ -22,7 +22,7 @@ def placed(document: AnyDocument) -> AnyDocument:
 
 
 def absolute_storage(path: str) -> str:
-    """The storage path as one that means the same in every process.
+    """Make the storage path absolute, so that every process understands it.
 
     Raises:
         ConfigError: it is an address with a password, key or token.

@@ -1,4 +1,4 @@
-"""A frozen linear layer with a low-rank adapter as one operation, without masks and copies.
+"""Frozen linear layer with a low-rank adapter as a single operation, which saves masks and copies.
 
 y = W x + b + s B A d(x), with the dropout d. T tokens, I inputs, O outputs, R rank.
 
@@ -34,13 +34,13 @@ _kernels: Any = torch.ops.rayembed
 
 
 class AdaptedLinear(Linear):  # type: ignore[misc] # peft has no types
-    """peft's layer, whose forward pass is one operation where nothing but its own weights matter.
+    """peft's LoRA layer with a fused forward pass, used where only its own weights matter.
 
     Names, saving and merging are peft's.
     """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The layer's output (…, O) of inputs (…, I), in their dtype or that of autocast."""
+        """Output (…, O) for inputs (…, I), in their dtype or autocast's."""
         base = self.get_base_layer()
         if args or kwargs or not self._alone(base):
             out: Tensor = super().forward(x, *args, **kwargs)
@@ -81,7 +81,9 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def keeps_bits(x: Tensor, rank: int) -> bool:
-    """Whether a bit is kept of each number of x, not d(x) and what x was multiplied by."""
+    """Whether the backward pass stores dropout as bits, rather than the dropped-out inputs and
+    their factors.
+    """
     if x.device.type == "cuda":
         return kernels_work(x.device, x.dtype, rank)
     return x.device.type == "meta"
@@ -96,8 +98,8 @@ def computed(
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The output (…, O), A d(x) of (T, R), and what the backward pass has of dropout: bits and
-    nothing, or what multiplied x and d(x).
+    """Compute the output (…, O), A d(x) of (T, R), and the dropout state for the backward pass:
+    bits, or the factors and d(x).
 
     All of one dtype.
     """
@@ -136,7 +138,7 @@ def gradients(
     dropout: float,
     of_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x (or nothing), A and B by that of the output.
+    """Compute the gradients of x (optional), A and B from the output's.
 
     Args:
         x: of the forward pass; d(x) where that is kept.

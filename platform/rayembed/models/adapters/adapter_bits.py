@@ -1,4 +1,4 @@
-"""Dropout of an adapter's inputs that keeps a bit of each: operations on bits and numbers.
+"""Adapter dropout that stores one bit per input: operations on bits and numbers.
 
 T tokens, I inputs, R rank; bits are uint8 (T, ceil(I / 8)), a byte has eight columns, the first one
 lowest. On GPUs the operations are Triton's kernels (`adapter_kernels`), elsewhere torch's, by which
@@ -32,23 +32,27 @@ _SCHEMAS = {
 
 
 def share_kept(dropout: float) -> float:
-    """The share of numbers that stays, a multiple of 1/65,536: a decision has 16 random bits."""
+    """Share of values that dropout keeps, a multiple of 1/65,536: each decision has 16
+    random bits.
+    """
     return min(max(round(_LEVELS * (1 - dropout)), 1), _LEVELS - 1) / _LEVELS
 
 
 def splits_of(tokens: int) -> int:
-    """Parts in which the gradient of A is summed: by tokens alone, so that all GPUs sum alike."""
+    """Number of parts in which A's gradient is summed: a function of the tokens alone, so that all
+    GPUs sum alike.
+    """
     return max(1, -(-tokens // SPLIT))
 
 
 def unpacked(bits: Tensor, columns: int) -> Tensor:
-    """(T, I) of truth values, of bits."""
+    """Unpack bits to booleans (T, I)."""
     places = torch.arange(8, dtype=torch.uint8, device=bits.device)
     return (bits[..., None] >> places & 1).flatten(-2)[:, :columns].bool()
 
 
 def draw_bits(seed: Tensor, rows: int, columns: int, keep: float) -> Tensor:
-    """Bits of (T, I) numbers, each one with probability `keep`.
+    """Draw dropout bits for (T, I) values, each set with probability `keep`.
 
     Eight decisions are the 128 bits that Philox4x32 with ten rounds makes of the seed for the place
     of their byte (Salmon et al., 2011, doi:10.1145/2063384.2063405).
@@ -115,8 +119,8 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def kernels_work(device: torch.device, dtype: torch.dtype, rank: int) -> bool:
-    """Whether Triton's kernels give what torch does, on this device; tried once in a process, and
-    said where they do not.
+    """Whether Triton's kernels reproduce torch's results on this device; tested once per process,
+    and logged if they do not.
     """
     reason = _why_not(device, dtype, rank)
     if reason is not None:
@@ -143,7 +147,7 @@ def _why_not(device: torch.device, dtype: torch.dtype, rank: int) -> str | None:
 
 
 def differences(device: torch.device, dtype: torch.dtype, rank: int) -> dict[str, float]:
-    """By how much each kernel differs from torch's operations, as a share of the largest number.
+    """Largest difference of each kernel from torch's operations, relative to the largest value.
 
     Numbers are the same each time, without any generator; sizes are no multiples of a tile's.
     """

@@ -1,4 +1,4 @@
-"""Triton's kernels of dropout by bits (`adapter_bits`), for GPUs.
+"""Triton kernels for dropout by bits (`adapter_bits`), on GPUs.
 
 T tokens, I inputs, R rank; a byte of bits has eight columns, the first one lowest. Kernels read
 inputs and bits once for each 64 ranks, and write once. Sums are in float32 and in one order, so
@@ -23,7 +23,7 @@ MOST_RANKS = 64
 
 
 def tiles(dtype: torch.dtype) -> dict[str, dict[str, int]]:
-    """Tokens and inputs of a program's tile, by kernel; without spilled registers on sm_80 and 90.
+    """Tokens and inputs of a program's tile, by kernel; without register spills on sm_80 and 90.
 
     Products of float32 are not those of tensor cores, and hold their factors in registers.
     """
@@ -35,7 +35,7 @@ def tiles(dtype: torch.dtype) -> dict[str, dict[str, int]]:
 
 
 def ranks(rank: int) -> int:
-    """Ranks of a program's tile: a power of two, of which products need 16."""
+    """Ranks of a program's tile: a power of two, at least the 16 that matrix products need."""
     return min(MOST_RANKS, max(16, int(triton.next_power_of_2(rank))))
 
 
@@ -47,7 +47,9 @@ def _decided(number, limit):
 
 @triton.jit(do_not_specialize=["size", "limit"])
 def draw_kernel(seed, bits, size, limit, BYTES: tl.constexpr):
-    """Bytes of decisions, each by 16 of the 128 bits that Philox makes for its byte's place."""
+    """Draw bytes of dropout decisions, each from 16 of the 128 Philox bits of its
+    byte's position.
+    """
     place = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
     one, two, three, four = tl.randint4x(tl.load(seed), place)
     below = limit.to(tl.uint32) << 16
@@ -140,7 +142,7 @@ def of_input_kernel(
 
 
 def draw_bits(seed: Tensor, rows: int, columns: int, keep: float) -> Tensor:
-    """As `adapter_bits.draw_bits`."""
+    """Same as `adapter_bits.draw_bits`."""
     bits = torch.empty(rows, -(-columns // 8), dtype=torch.uint8, device=seed.device)
     size = bits.numel()
     with _on(seed):
@@ -149,7 +151,7 @@ def draw_bits(seed: Tensor, rows: int, columns: int, keep: float) -> Tensor:
 
 
 def kept_down(x: Tensor, bits: Tensor, down: Tensor, keep: float) -> Tensor:
-    """As `adapter_bits.kept_down`."""
+    """Same as `adapter_bits.kept_down`."""
     (tokens, inputs), rank = x.shape, len(down)
     out = x.new_empty(tokens, rank)
     tile, block = tiles(x.dtype)["down_kernel"], ranks(rank)
@@ -161,7 +163,7 @@ def kept_down(x: Tensor, bits: Tensor, down: Tensor, keep: float) -> Tensor:
 
 
 def kept_of_down(of_thin: Tensor, x: Tensor, bits: Tensor, keep: float, split: int) -> Tensor:
-    """As `adapter_bits.kept_of_down`, in parts of `split` tokens."""
+    """Same as `adapter_bits.kept_of_down`, in parts of `split` tokens."""
     (tokens, inputs), rank = x.shape, of_thin.shape[1]
     splits, block = max(1, triton.cdiv(tokens, split)), ranks(rank)
     out = x.new_empty(splits, rank, inputs, dtype=torch.float32)
@@ -174,7 +176,7 @@ def kept_of_down(of_thin: Tensor, x: Tensor, bits: Tensor, keep: float, split: i
 
 
 def kept_of_input(of_thin: Tensor, down: Tensor, bits: Tensor, keep: float) -> Tensor:
-    """As `adapter_bits.kept_of_input`."""
+    """Same as `adapter_bits.kept_of_input`."""
     tokens, (rank, inputs) = len(of_thin), down.shape
     out = of_thin.new_empty(tokens, inputs)
     tile, block = tiles(down.dtype)["of_input_kernel"], ranks(rank)

@@ -1,4 +1,4 @@
-"""Low-rank adapters on a backbone: added, identified, merged for export and for use."""
+"""Low-rank adapters: add them to a backbone, and merge them for export or use."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def add_lora(backbone: nn.Module, config: LoraConfig, *, setting: str) -> None:
 
 @torch.no_grad()
 def merge_lora(backbone: nn.Module) -> None:
-    """Merge the adapters of a model that is trained no further into the layers beneath, in place.
+    """Merge adapters into their layers in place, when training is over.
 
     The weights are those of `merged_state`. What an adapter costs in each pass is gone: two thin
     products, a scale and an addition for each layer. No memory is taken for it but of weights that

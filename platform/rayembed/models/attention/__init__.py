@@ -1,1 +1,1 @@
-"""Attention over texts without padding, and over short texts on CPUs."""
+"""Attention kernels: texts without padding, and short texts on CPUs."""

@@ -1,4 +1,4 @@
-"""Micro-batches without padding: the tokens of all texts one after the other.
+"""Packed micro-batches: the tokens of all texts concatenated, without padding.
 
 B texts, T tokens of all of them, H hidden size. A packed batch has in place of `attention_mask` the
 entries `cu_seqlens` (B + 1,) int32, `position_ids` (T,) int64, which begin anew in each text, and
@@ -14,16 +14,16 @@ from torch import Tensor
 
 
 class Packed(NamedTuple):
-    """Where texts begin and end among packed tokens."""
+    """Boundaries of texts among packed tokens."""
 
     cu_seqlens: Tensor
     """(B + 1,) int32 cumulative lengths, from 0 to T."""
     longest: int
-    """Tokens of the longest text."""
+    """Number of tokens of the longest text."""
 
     @classmethod
     def of(cls, batch: Mapping[str, Tensor], prefix: str = "") -> "Packed | None":
-        """Texts of a packed batch; None for a padded one.
+        """Text boundaries of a packed batch; None for a padded batch.
 
         Args:
             prefix: before the names of the entries.
@@ -44,7 +44,7 @@ class Packed(NamedTuple):
         return self.cu_seqlens[1:].long() - 1
 
     def of_tokens(self, of_texts: Tensor, num_tokens: int) -> Tensor:
-        """(T, …) value of its text for each token, of values (B, …).
+        """Repeat values (B, …) of texts for each of their tokens, (T, …).
 
         Args:
             num_tokens: T, without which the device would be asked for it.
@@ -53,7 +53,7 @@ class Packed(NamedTuple):
         return of_texts.repeat_interleave(lengths, dim=0, output_size=num_tokens)
 
     def positions(self, num_tokens: int) -> Tensor:
-        """(T,) int64 place of each token within its text."""
+        """(T,) int64 index of each token within its text."""
         places = torch.arange(num_tokens, device=self.cu_seqlens.device)
         return places - self.of_tokens(self.firsts, num_tokens)
 
@@ -80,7 +80,7 @@ class Packed(NamedTuple):
 
 
 def pack(rows: Sequence[np.ndarray], prefix: str = "") -> dict[str, Tensor]:
-    """Entries of a packed batch that say where each of these rows stands.
+    """Make the entries of a packed batch that state each text's boundaries.
 
     Args:
         prefix: before the names of the entries.
@@ -97,12 +97,12 @@ def pack(rows: Sequence[np.ndarray], prefix: str = "") -> dict[str, Tensor]:
 
 
 def joined(rows: Sequence[np.ndarray]) -> Tensor:
-    """(T,) ids of all texts one after the other, int64."""
+    """Concatenate the ids of all texts to (T,) int64."""
     return torch.from_numpy(np.concatenate(rows).astype(np.int64))
 
 
 def counted_positions(ids: Tensor, positions: Tensor, first: int) -> Tensor:
-    """(T,) position ids of packed tokens, as a model counts them.
+    """(T,) position ids of packed tokens, as the model numbers them.
 
     RoBERTa and its like count from behind the padding's id, which has no place of its own, also
     where a text spells it out.
@@ -124,8 +124,8 @@ def counted_positions(ids: Tensor, positions: Tensor, first: int) -> Tensor:
 def token_states(
     part: Any, batch: Mapping[str, Tensor], first: int, prefix: str = ""
 ) -> tuple[Tensor, Tensor | Packed]:
-    """Last hidden states of a transformers model for a micro-batch, padded (B, T, H) or packed
-    (T, H), and where its texts stand: the attention mask (B, T) or their ends.
+    """Run a transformers model on a micro-batch; return its last hidden states, padded (B, T, H) or
+    packed (T, H), with the attention mask or text boundaries.
 
     Args:
         first: position of a text's first token, see `backbones.first_position`.
@@ -148,7 +148,7 @@ def packed_states(
     input_ids: Tensor | None = None,
     inputs_embeds: Tensor | None = None,
 ) -> Tensor:
-    """(T, H) last hidden states of a transformers model with `attention.attention`.
+    """Compute (T, H) last hidden states of a transformers model with `attention.attention`.
 
     Args:
         positions: (T,) as the model counts them.

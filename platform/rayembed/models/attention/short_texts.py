@@ -1,5 +1,5 @@
-"""Attention for training on CPUs, by plain matrix products over a few short texts at a time, and
-for packed texts.
+"""Attention for training on CPUs by plain matrix products over few short texts, and for packed
+texts.
 
 SDPA's flash kernel for CPUs is slow in bf16 where texts are short: products in float32 took two
 thirds to a third of its time, and their gradients lie nearer to those of float64

@@ -1,4 +1,4 @@
-"""Whether a model's micro-batches are packed or padded: the only place that decides on it.
+"""Decision whether a model's micro-batches are packed or padded.
 
 Packed where a GPU has a kernel for the attention of all parts. Families of transformers differ in
 what they hand to their attention, so each is tried: a few packed texts must give the states that
@@ -38,7 +38,8 @@ _trials: WeakKeyDictionary[nn.Module, dict[object, _Reason]] = WeakKeyDictionary
 
 
 def packs(model: EmbeddingModel) -> bool:
-    """Whether the model's micro-batches are packed, by its setting, its parts and its device.
+    """Decide whether the model's micro-batches are packed, from its setting, its parts and its
+    device.
 
     The first call after a move to a device runs a few texts through the model's parts.
 
@@ -72,7 +73,8 @@ def _why_padded(model: EmbeddingModel) -> str | None:
 
 
 def why_part_padded(name: str, part: Any) -> str | None:
-    """Why a transformers model needs padded texts on its device, in its mode; None if it does not.
+    """Reason why a transformers model needs padded texts on its device, in its mode; None if it
+    does not.
 
     Args:
         name: of the part, for the reason.
@@ -104,7 +106,7 @@ def why_not_alike(
     together: Callable[[Tensor, Packed, Tensor], Tensor],
     longest: int,
 ) -> str | None:
-    """Why texts are not read packed as each of them alone; None if they are.
+    """Reason why packed texts give other states than single texts; None if they are equal.
 
     Args:
         alone: states (T, H) of one text's ids (T,).

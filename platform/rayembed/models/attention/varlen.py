@@ -1,4 +1,4 @@
-"""Softmax attention within texts that lie one after the other, without padding between them.
+"""Softmax attention within concatenated texts, without padding.
 
 On CUDA by the kernel of `torch.nn.attention.varlen`, which is FlashAttention 2, or on Hopper
 FlashAttention 3 where it is installed; elsewhere by a reference in plain torch, which is slow and
@@ -77,7 +77,7 @@ def varlen_attention(
 
 @lru_cache
 def settled_kernel(device: torch.device) -> str:
-    """The kernel's name, with the reason where it is not FlashAttention 3 on a Hopper.
+    """Name of the selected kernel, with the reason unless it is FlashAttention 3 on a Hopper GPU.
 
     Switches the process to FlashAttention 3 where that is installed and right, which SDPA then
     takes as well; see `attention._kernels_with_dropout`. One that was switched on before stays.
@@ -206,7 +206,7 @@ def reference(
     sides: tuple[int, int],
     scale: float,
 ) -> Tensor:
-    """The same, text by text, in float32 for narrower types.
+    """Reference implementation of `varlen_attention`, text by text, in float32 for narrower types.
 
     Args:
         sides: keys that a query sees before and behind it; -1 for all.

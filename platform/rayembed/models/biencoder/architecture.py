@@ -1,4 +1,4 @@
-"""Bi-encoders from settings to files."""
+"""Bi-encoder architecture: from settings to files."""
 
 from functools import partial
 from pathlib import Path
@@ -60,7 +60,7 @@ class BiEncoder(PooledTransformer):
 
 
 class BiEncoderArchitecture(Architecture):
-    """Any transformer under its own mask, pooled, with linear layers behind."""
+    """Any transformer under its own mask, with pooling and optional linear layers."""
 
     takes_any_encoder = True
 
@@ -73,7 +73,7 @@ class BiEncoderArchitecture(Architecture):
         return ProjectedPooling(pooling, width, config.projections)
 
     def tokenizer(self, config: BiEncoderConfig, folders: Folders) -> PrefixTokenizer:
-        """Tokenizer of prefix, instruction and text, all of which are pooled."""
+        """Tokenizer of prefix, instruction and text; all tokens are pooled."""
         pretrained = pretrained_tokenizer(folders["backbone"])
         append_stated_eos(pretrained, folders["backbone"])
         return PrefixTokenizer(pretrained, config)
@@ -81,17 +81,17 @@ class BiEncoderArchitecture(Architecture):
     def assemble(
         self, config: BiEncoderConfig, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
     ) -> BiEncoder:
-        """The model around its backbone."""
+        """Build the model around its backbone."""
         return BiEncoder(config, parts["backbone"], head, tokenizer)
 
     def projections(self, config: BiEncoderConfig) -> tuple[ProjectionConfig, ...]:
-        """Those of the settings."""
+        """Projections of the settings."""
         return config.projections
 
     def remark_on_start(
         self, config: BiEncoderConfig, folder: Path, transformer: Path
     ) -> str | None:
-        """Remark that a folder of sentence-transformers pools in another way."""
+        """Remark that a sentence-transformers folder uses another pooling."""
         if (folder / SETTINGS_FILE).is_file() or not (folder / "modules.json").is_file():
             return None
         pooling, width = read_modules(folder).pooling, read_stated(folder).width
@@ -123,7 +123,9 @@ class BiEncoderArchitecture(Architecture):
         )
 
     def check_sentence_files(self, config: BiEncoderConfig, folder: Path) -> None:
-        """Check pooling, projections and length, and the width by config_sentence_transformers."""
+        """Check pooling, projections, length and width against the files of
+        sentence-transformers.
+        """
         if is_own_format(folder):  # a graph, of which sentence-transformers reads no modules
             return
         modules = read_modules(folder)
@@ -160,7 +162,7 @@ class BiEncoderArchitecture(Architecture):
         return self.assemble(config, parts, head, tokenizer).eval()
 
     def write_sentence_files(self, model: BiEncoder, folder: Path) -> list[ModuleEntry]:
-        """Plain format of sentence-transformers."""
+        """Write the plain format of sentence-transformers."""
         return write_plain_format(model, folder)
 
 

@@ -38,7 +38,7 @@ class EncoderFolder(NamedTuple):
 
 
 def read_encoder_folder(folder: Path, *, dtype: Dtype | None = None) -> EncoderFolder:
-    """Settings that describe an encoder as a bi-encoder, with the locations of its weights.
+    """Read settings that describe an encoder as a bi-encoder, with the locations of its weights.
 
     Reads JSON alone. Prompts named `query` and `document` (or `passage`, `corpus`) become the
     roles' prefixes. A folder without `modules.json` is taken with mean pooling.
@@ -87,7 +87,7 @@ def published_width(found: EncoderFolder) -> int:
 
 
 def write_plain_format(model: PooledTransformer, folder: Path) -> list[ModuleEntry]:
-    """Write what sentence-transformers reads where rayembed is not installed; its modules.
+    """Write the files that sentence-transformers reads without rayembed; return its modules.
 
     It has one maximum length for both roles: the larger one. It computes in the number type that
     config.json states, which is float32 whatever the weights are saved in: a CPU without bfloat16
@@ -179,7 +179,7 @@ def _max_length(transformer: Path, stated: int | None) -> int:
 
 
 def saved_in_float16(found: EncoderFolder) -> bool:
-    """Whether all weights lie in safetensors files in float16, by the headers of these."""
+    """Whether all weights are float16, by the headers of safetensors files."""
     paths = [*weight_paths(found.transformer), *found.dense]
     if any(path.suffix != ".safetensors" or not path.is_file() for path in paths):
         return False

@@ -41,7 +41,9 @@ class BiEncoderConfig(ArchitectureConfig):
 
     @property
     def has_plain_format(self) -> bool:
-        """True: all that it has, sentence-transformers has too, but for a length of each role."""
+        """Whether sentence-transformers can represent the model without rayembed's code, apart from
+        a length for each role.
+        """
         return True
 
     @property

@@ -1,4 +1,4 @@
-"""Causal2Vec from settings to files."""
+"""Causal2Vec architecture: from settings to files."""
 
 from torch import nn
 
@@ -24,10 +24,10 @@ from rayembed.models.tokens import plain_tokenizer, pretrained_tokenizer, specia
 
 
 class Causal2VecArchitecture(Architecture):
-    """An LLM and, unless it stands alone, a bidirectional encoder beside it."""
+    """An LLM with an optional bidirectional encoder."""
 
     def mask(self, config: Causal2VecConfig) -> Mask:
-        """Mask of the settings."""
+        """Attention mask of the settings."""
         return config.mask
 
     def build_head(self, config: Causal2VecConfig, shapes: Shapes) -> ContextualTokens:
@@ -36,13 +36,13 @@ class Causal2VecArchitecture(Architecture):
         return build_contextual_tokens(config, width, shapes.get("encoder"))
 
     def start_head(self, config: Causal2VecConfig, head: nn.Module, parts: Parts) -> None:
-        """Make Contextual tokens as large as words."""
+        """Scale Contextual tokens to the norm of word vectors."""
         if config.contextual_tokens and config.contextual_start == "words":
             assert isinstance(head, ContextualTokens)
             scale_to_words(head, parts["encoder"], parts["backbone"].get_input_embeddings())
 
     def tokenizer(self, config: Causal2VecConfig, folders: Folders) -> Causal2VecTokenizer:
-        """Tokenizer of the LLM's sequence, with the encoder's."""
+        """Tokenizer of the LLM's sequence, combined with the encoder's."""
         folder = folders["backbone"]
         pretrained = pretrained_tokenizer(folder)
         reading = None
@@ -54,7 +54,7 @@ class Causal2VecArchitecture(Architecture):
     def assemble(
         self, config: Causal2VecConfig, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
     ) -> Causal2Vec:
-        """The model around LLM and encoder."""
+        """Build the model around LLM and encoder."""
         assert isinstance(head, ContextualTokens)
         assert isinstance(tokenizer, Causal2VecTokenizer)
         return Causal2Vec(config, parts["backbone"], parts.get("encoder"), head, tokenizer)

@@ -38,7 +38,7 @@ class EncoderConfig(Settings):
 
 
 class ExamplesConfig(Settings):
-    """In-context examples before queries in training, drawn anew for each (arXiv 2409.15700).
+    """In-context examples before queries in training, sampled for each query (arXiv 2409.15700).
 
     They are pairs of the same data set from the same global batch. Where a model is used, what
     stands before a query is the caller's: `instruction_with_examples` gives it.
@@ -121,13 +121,13 @@ class Causal2VecConfig(ArchitectureConfig):
 
     @property
     def parts(self) -> dict[str, str]:
-        """The LLM, and the encoder if there is one."""
+        """References of the LLM and, unless it is None, of the encoder."""
         encoder = {} if self.encoder is None else {"encoder": self.encoder.path}
         return {"backbone": self.backbone.path} | encoder
 
     @property
     def adapters(self) -> dict[str, Adapters]:
-        """Adapters of the LLM, and those of the encoder's own setting."""
+        """Adapters of the LLM and, by its own setting, of the encoder."""
         found = super().adapters
         if self.encoder is not None and self.encoder.lora is not None:
             found["encoder"] = Adapters(self.encoder.lora, "model.encoder.lora")
@@ -155,12 +155,12 @@ class Causal2VecConfig(ArchitectureConfig):
 
     @property
     def has_head(self) -> bool:
-        """Whether anything trained lies between encoder and LLM."""
+        """Whether trained layers lie between encoder and LLM."""
         return self.contextual_tokens > 0
 
     @property
     def description(self) -> str:
-        """The architecture with what its embedding is."""
+        """The architecture and the source of its embedding."""
         if self.encoder is None:
             return f"A {self.mask} LLM whose last token is the embedding"
         return (

@@ -51,13 +51,13 @@ class Causal2Vec(TransformerModel):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The LLM, and the encoder if there is one."""
+        """The LLM and, unless it is None, the encoder."""
         encoder = {} if self.encoder is None else {"encoder": self.encoder}
         return {"backbone": self.backbone} | encoder
 
     @property
     def part_tokenizers(self) -> dict[str, Any]:
-        """The LLM's, and that of the encoder if there is one."""
+        """Tokenizers of the LLM and of the encoder, if the model has an encoder."""
         encoder = self.tokenizer.encoder
         return super().part_tokenizers | (
             {} if encoder is None else {"encoder": encoder.pretrained}
@@ -100,7 +100,7 @@ class Causal2Vec(TransformerModel):
         return EmbedOutput(self._represent(last, contextual, read, tokens))
 
     def known_ahead(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Places of the Contextual tokens; see `EmbeddingModel`."""
+        """Indices of the Contextual tokens; see `EmbeddingModel`."""
         return {"contextual_places": batch["contextual_mask"].flatten().nonzero().squeeze(1)}
 
     def _read_by_encoder(self, batch: dict[str, Tensor]) -> Tensor | None:
@@ -144,7 +144,7 @@ class Causal2Vec(TransformerModel):
         return functional.normalize(vector, dim=-1)
 
     def first_pass(self, tokens: Sequence[Tokens], tokens_per_batch: int) -> Sequence[Tokens]:
-        """Tokens with the encoder's readings of each text, `encoder_output` (n, k) float32."""
+        """Tokens with the encoder's output for each text, `encoder_output` (n, k) float32."""
         if self.encoder is None or not tokens:
             return tokens
         outputs: list[np.ndarray] = [np.empty(0)] * len(tokens)

@@ -96,7 +96,8 @@ class Causal2VecTokenizer:
         return 0 if self._config.examples is None else self._config.examples.max_examples
 
     def instruct(self, instruction: str, examples: Sequence[tuple[str, str]]) -> str:
-        """The instruction preceded by as many pairs (query, positive) as its token budget allows.
+        """Prepend as many example pairs (query, positive) to the instruction as its token budget
+        allows.
 
         Each text is cut to its own limit first.
         """

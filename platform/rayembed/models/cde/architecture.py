@@ -1,4 +1,4 @@
-"""CDE from settings to files."""
+"""CDE architecture: from settings to files."""
 
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,7 @@ class CDEArchitecture(Architecture):
     def assemble(
         self, config: CDEConfig, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
     ) -> CDE:
-        """The model around both stages."""
+        """Build the model around both stages."""
         assert isinstance(head, ContextLayers)
         assert isinstance(tokenizer, PrefixTokenizer)
         return CDE(config, parts["backbone"], parts["encoder"], head, tokenizer)

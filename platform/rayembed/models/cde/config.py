@@ -84,12 +84,12 @@ class CDEConfig(ArchitectureConfig):
 
     @property
     def context_places(self) -> int:
-        """J."""
+        """Number J of context documents."""
         return self.num_context
 
     @property
     def added_tokens(self) -> int:
-        """Context documents and soft prompts."""
+        """Number of context documents and soft prompts."""
         return self.num_context + self.num_soft_prompts
 
     @property
@@ -99,7 +99,7 @@ class CDEConfig(ArchitectureConfig):
 
     @property
     def description(self) -> str:
-        """The architecture with its context."""
+        """The architecture with the size of its context."""
         return (
             f"An encoder that reads a text behind vectors of {self.num_context} documents of its "
             "corpus (contextual document embeddings, arXiv 2410.02525)"

@@ -69,7 +69,7 @@ class CDE(TransformerModel):
 
     @property
     def part_tokenizers(self) -> dict[str, Any]:
-        """The same for both stages."""
+        """Tokenizers of both stages, which are the same."""
         return dict.fromkeys(self.parts, self.tokenizer.pretrained)
 
     @property
@@ -99,7 +99,7 @@ class CDE(TransformerModel):
         self.corpus = vectors
 
     def no_context(self) -> Tensor:
-        """(0, h) context of no documents, which puts the null token in all places."""
+        """(0, h) context of no documents, which puts the null token in all context positions."""
         return self.layers.null.detach().new_empty(0, self.dimensions[0])
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
@@ -171,7 +171,7 @@ class CDE(TransformerModel):
         return masked_mean(states, pooled.index_copy(0, own, batch["pool_mask"]), whole)
 
     def why_padded(self) -> str | None:
-        """Why texts must be padded, see `TransformerModel`."""
+        """Reason why texts must be padded, see `TransformerModel`."""
         if self._sequence.needs_mask:
             return "context vectors are seen from beyond the backbone's attention window"
         return super().why_padded()

@@ -79,7 +79,7 @@ class SequenceLayout:
         )
 
     def num_positions(self, num_tokens: int) -> int:
-        """Number of positions that a text with this many tokens needs."""
+        """Number of positions that a text of this many tokens needs."""
         before = self.num_context + self.num_prompts if self.counted or self.rotary else 0
         return before + num_tokens
 
@@ -98,7 +98,7 @@ class SequenceLayout:
 
     @property
     def needs_mask(self) -> bool:
-        """Whether layers with a window see more than what stands near."""
+        """Whether layers with a sliding window need a mask, to see the context beyond it."""
         return self.window is not None and not self.counted
 
     def attention_mask(self, mask: Tensor) -> Tensor | dict[str, Tensor]:

@@ -9,7 +9,7 @@ from rayembed.models.tokens import PrefixTokenizer, pretrained_tokenizer
 
 
 def make_tokenizer(config: CDEConfig, folders: Mapping[str, Path]) -> PrefixTokenizer:
-    """Tokenizer of both stages, whose mean may leave the prompt out.
+    """Make the tokenizer of both stages; pooling may exclude the prompt.
 
     Args:
         folders: of the backbone and, where it may differ, of the encoder.

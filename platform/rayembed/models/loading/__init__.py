@@ -1,1 +1,1 @@
-"""Models from folders and from settings."""
+"""Loading and building of models from folders and settings."""

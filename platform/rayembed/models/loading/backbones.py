@@ -97,7 +97,7 @@ def _unpack(model: Any) -> None:
 
 
 def is_quantised(settings: Any) -> bool:
-    """Whether a transformers configuration is of weights in compressed-tensors format."""
+    """Whether a transformers configuration describes weights in compressed-tensors format."""
     stated = getattr(settings, "quantization_config", None)
     method = "quant_method"
     found = stated.get(method) if isinstance(stated, dict) else getattr(stated, method, None)
@@ -105,7 +105,7 @@ def is_quantised(settings: Any) -> bool:
 
 
 def check_not_quantised(parts: Mapping[str, Any]) -> None:
-    """Check that no part has quantised weights, which are for use alone.
+    """Check that no part has quantised weights, which cannot be trained.
 
     Raises:
         ConfigError: one has.
@@ -144,7 +144,7 @@ def _without_loading_report() -> Iterator[None]:
 
 
 def empty_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
-    """Model of a folder on the meta device: layers and shapes, no weights.
+    """Build a folder's model on the meta device: layers and shapes, no weights.
 
     Raises:
         ArtifactError: no such model.
@@ -173,7 +173,8 @@ def num_positions(model: Any) -> int | None:
 
 
 def row_positions(model: Any) -> int | None:
-    """Number of learnt positions that are counted from a row's start, with padding before a text.
+    """Number of learnt positions, for models that count from a row's start with padding before a
+    text.
 
     None if positions are computed, or counted over a text's own tokens, as RoBERTa and OPT do.
     """
@@ -223,7 +224,9 @@ def check_for_transformers(folder: Path) -> None:
 
 
 def loaded_architectures() -> Iterator[Any]:
-    """The object of every architecture; one of another package that fails is left out."""
+    """Instances of all architectures; another package's architecture that fails to import is left
+    out.
+    """
     for settings in architecture_classes():
         try:
             yield load(settings.architecture)
@@ -234,7 +237,7 @@ def loaded_architectures() -> Iterator[Any]:
 
 
 def check_for_sentence_transformers(folder: Path) -> None:
-    """Check that sentence-transformers computes the same as the folder's transformers.
+    """Check that sentence-transformers and transformers compute the same from the folder.
 
     Raises:
         ArtifactError: one of them is misread, see `check_for_transformers`.
@@ -278,7 +281,7 @@ def check_backbone(folder: Path) -> Any:
 
 
 def finish_backbone(model: Any, *, mask: Mask) -> Any:
-    """The model with its mask set on each attention layer and verified by a forward pass.
+    """Set the mask on each attention layer, and verify it by a forward pass.
 
     Raises:
         ConfigError: the family does not attend as `mask` says.
@@ -304,7 +307,8 @@ def finish_backbone(model: Any, *, mask: Mask) -> Any:
 
 
 def remove_causal_mask(settings: Any) -> None:
-    """Make a decoder's configuration attend to all tokens at all distances, in place.
+    """Change a decoder's configuration in place so that tokens attend to all tokens at all
+    distances.
 
     A sliding window would otherwise stay, as a two-sided one. Families whose layers are of
     several types keep them, since Gemma 3 has other rotary frequencies in its sliding layers;
@@ -356,7 +360,7 @@ def set_dropout(settings: Any, config: BackboneConfig) -> None:
 
 
 def attention_dropout(settings: Any) -> float:
-    """Dropout of attention probabilities in a transformers configuration, 0 where it has none."""
+    """Dropout of attention probabilities in a transformers configuration; 0 if it has none."""
     return max(float(getattr(settings, name, 0.0) or 0.0) for name in _ATTENTION_DROPOUT)
 
 
@@ -380,7 +384,7 @@ def sees_later_tokens(model: Any) -> bool:
 
 
 def check_bidirectional(setting: str, model: Any, folder: Path) -> None:
-    """Check that an encoder is no causal model, by its layers where it has no weights.
+    """Check that an encoder is not causal; without weights, by its layers.
 
     Args:
         setting: that names it, for the message.

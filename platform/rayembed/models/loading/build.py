@@ -1,4 +1,4 @@
-"""Models from settings: pretrained parts, a head, fresh adapters."""
+"""Construction of models from settings: pretrained parts, a head, fresh adapters."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,7 +62,8 @@ def build_model(config: ModelConfig, folders: Folders, *, seed: int) -> Transfor
 
 
 def check_buildable(config: ModelConfig, folders: Folders) -> TransformerModel:
-    """Check that `build_model` is possible without reading weights; the model on the meta device.
+    """Check that `build_model` can succeed, without reading weights; return the model on the meta
+    device.
 
     Raises:
         ArtifactError: no usable model or tokenizer in a folder.
@@ -85,13 +86,13 @@ def check_buildable(config: ModelConfig, folders: Folders) -> TransformerModel:
 
 
 def empty_parts(config: ModelConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
-    """The pretrained parts on the meta device."""
+    """Build the pretrained parts on the meta device."""
     architecture = architecture_of(config)
     return {name: architecture.empty_part(config, name, at) for name, at in folders.items()}
 
 
 def empty_around(config: ModelConfig, parts: Parts, tokenizer: PromptTokenizer) -> TransformerModel:
-    """The model around finished parts with a head on the meta device."""
+    """Build the model around finished parts, with a head on the meta device."""
     architecture = architecture_of(config)
     with torch.device("meta"):
         head = architecture.build_head(config, shapes_of(parts))
@@ -105,7 +106,7 @@ def shapes_of(parts: Parts) -> dict[str, Any]:
 
 
 def choose_trained(config: ModelConfig, parts: Parts) -> None:
-    """Add adapters to parts and freeze those that are not trained, in place."""
+    """Add adapters to parts and freeze parts that are not trained, in place."""
     for name, part in parts.items():
         if name in config.frozen:
             part.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Loading of a model folder: rayembed's own, a published one, or an encoder in a usual format."""
+"""Loading of a model folder: rayembed's own, a published layout, or a usual encoder format."""
 
 from pathlib import Path
 from typing import Literal, get_args
@@ -69,7 +69,7 @@ def load_model(
 
 
 def load_as_saved(folder: Path) -> TransformerModel:
-    """Load a model to be cast by the caller, with the memory that its saved weights take.
+    """Load a model that the caller casts, using no more memory than its saved weights.
 
     As `load_model` in the type of `saved_dtype`, but weights saved in float16 come in that, in
     which no model of ours computes.
@@ -108,7 +108,7 @@ def load_saved(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
 
 
 def published(folder: Path) -> Published:
-    """The model in a folder that rayembed did not write.
+    """Return the model in a folder that rayembed did not write.
 
     Raises:
         ArtifactError: nothing that any architecture reads.
@@ -162,7 +162,7 @@ def computed_dtype(
     asked: DtypeSetting | Tf32 | Literal["saved"] = "auto",
     on: Precision | str | None = None,
 ) -> Dtype:
-    """Number type in which a saved model computes, whoever loads, serves or scores it.
+    """Number type in which a saved model computes, for loading, serving and scoring alike.
 
     Args:
         asked: `auto`: as saved (float16 becomes float32), but float32 where bfloat16 is emulated.
@@ -217,7 +217,7 @@ def saved_widths(folder: Path) -> tuple[int, ...]:
 
 
 def check_loadable(folder: Path) -> ModelConfig:
-    """Settings of the model, after checking by its files that `load_model` can load it.
+    """Check from its files that `load_model` can load the model; return its settings.
 
     Architecture, pooling and tokenizer are known, and there are weights, which are not read.
 
@@ -258,8 +258,7 @@ def check_loadable(folder: Path) -> ModelConfig:
 
 
 def empty_model(folder: Path) -> TransformerModel:
-    """The model of a folder without weights, or with them where it is in a publisher's own layout,
-    which its loader alone knows.
+    """Build a folder's model without weights; a publisher's own layout is loaded with weights.
 
     Raises:
         ArtifactError: no model that can be loaded.

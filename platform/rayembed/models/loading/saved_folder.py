@@ -1,4 +1,4 @@
-"""A saved model's folder, read without its weights: settings, prompts, widths; and its head."""
+"""Metadata of a saved model's folder: settings, prompts, widths; and loading of its head."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -53,7 +53,7 @@ def read_settings(folder: Path, *, dtype: Dtype | None = None) -> ModelConfig:
 
 
 def default_instructions(folder: Path) -> dict[Role, str]:
-    """Instructions by role that a saved model learnt as the only ones."""
+    """Default instructions by role: those on which a saved model was trained exclusively."""
     told = _read_settings_file(folder / SETTINGS_FILE).get("default_instructions") or {}
     return {role: str(told[role]) for role in get_args(Role) if role in told}
 

@@ -1,4 +1,4 @@
-"""Literal prompts of a saved model's folder: what `save` writes, and what is read of it again."""
+"""Literal prompts in a saved model's folder: writing and reading."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,8 +25,8 @@ SYMMETRIC_TYPES = (
 def prompts_to_save(
     config: ModelConfig, instructions: Mapping[str, str], defaults: Mapping[Role, str]
 ) -> dict[str, str]:
-    """Literal prompts of a model's folder, for sentence-transformers and mteb: by role, by the
-    names of data sets and tasks, by task type.
+    """Literal prompts to write for sentence-transformers and mteb: by role, by data set and task
+    name, by task type.
 
     mteb asks for a task, then for its type, then for the role; what a task has no sides for has no
     role. With a prefix of queries the types of such tasks name it, so that mteb gives their texts
@@ -50,7 +50,7 @@ def prompts_to_save(
 
 
 def given_prompts(prompts: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Those of a saved model's prompts that instructions were given for.
+    """Select the saved prompts for which instructions were configured.
 
     Args:
         prompts: all of them, see `prompts_to_save`.
@@ -78,7 +78,7 @@ def saved_prompts(folder: Path) -> dict[str, str]:
 
 
 def saved_instructions(folder: Path, config: ModelConfig) -> dict[str, str]:
-    """Instructions by name that a model was saved with, as `save` takes them for another folder.
+    """Instructions by name with which a model was saved, in the form that `save` accepts.
 
     Args:
         config: the model's settings, which made the folder's prompts of them.

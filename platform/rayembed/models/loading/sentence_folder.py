@@ -1,4 +1,4 @@
-"""Modules of folders in sentence-transformers format."""
+"""Folders in sentence-transformers format: their modules and settings."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -112,7 +112,7 @@ class Stated(NamedTuple):
     """Prompt of texts that are encoded without a role."""
     similarity: str | None
     width: int | None
-    """Width at which vectors are cut; None: they are whole."""
+    """Width to which vectors are truncated; None: they are not."""
 
 
 def load_projections(head: nn.Module, files: Sequence[Path]) -> None:
@@ -136,7 +136,7 @@ def _dense_weights(folder: Path) -> Path:
 
 
 def read_modules(folder: Path) -> Modules:
-    """Modules listed in `modules.json`: a transformer, pooling and what follows.
+    """Read the modules in `modules.json`: a transformer, pooling and projections.
 
     Raises:
         ArtifactError: others, or settings of them by which a bi-encoder would give other vectors.
@@ -185,7 +185,8 @@ def _check_entries(path: Path, modules: Any) -> None:
 
 
 def read_stated(folder: Path) -> Stated:
-    """What a folder's config_sentence_transformers.json states of vectors; all neutral without it.
+    """Read the settings of config_sentence_transformers.json that affect vectors; defaults without
+    the file.
 
     Raises:
         ArtifactError: settings of other types than these have, or unknown ones.
@@ -220,7 +221,7 @@ def read_stated(folder: Path) -> Stated:
 
 
 def check_default_prompt(folder: Path, stated: Stated, document: str) -> None:
-    """Raise for a prompt of texts without a role that is not the prompt of documents.
+    """Raise if texts without a role get another prompt than documents.
 
     sentence-transformers' `encode` puts it before each text, its `encode_query` and
     `encode_document` before none. Here every text has a role, which is `document` unless named.
@@ -238,7 +239,7 @@ def check_default_prompt(folder: Path, stated: Stated, document: str) -> None:
 
 
 def check_known(path: Path, settings: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise for a setting of a file that is not known, unless it is empty.
+    """Raise if a file has an unknown setting that is not empty.
 
     Raises:
         ArtifactError: one that may change vectors, by its name.
@@ -352,7 +353,7 @@ def _transformer_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def states_lower_case(folder: Path) -> bool:
-    """Whether a folder's Transformer module asks for texts in lower case.
+    """Whether a folder's Transformer module lower-cases texts.
 
     Without modules.json, of the folder or of the one above, sentence-transformers does not read it.
     """
@@ -361,8 +362,8 @@ def states_lower_case(folder: Path) -> bool:
 
 
 def stated_dtype(transformer: Path) -> Dtype:
-    """Number type of a folder with a `config.json`: bfloat16 if that says so, or the first weight
-    where it says nothing; else float32.
+    """Number type of a folder with a `config.json`: bfloat16 if it or, where it is silent, the
+    first weight says so; else float32.
     """
     config = read_json(transformer / "config.json")
     stated = config.get("dtype") or config.get("torch_dtype")

@@ -1,4 +1,4 @@
-"""Start of a training: a bare transformer, or a model with a trained head."""
+"""Initial weights of a training: a bare transformer, or a model with a trained head."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ class Start(NamedTuple):
     folders: dict[str, Path]
     """Folders of the pretrained parts, each with its tokenizer, by setting."""
     load_head: Callable[[nn.Module], None] | None
-    """Loads trained weights into the model's head; None for a fresh head."""
+    """Function that loads trained weights into the model's head; None for a fresh head."""
 
     @property
     def transformer(self) -> Path:
@@ -79,7 +79,7 @@ def find_start(folders: Path | Mapping[str, Path], config: ModelConfig) -> Start
 
 
 def check_trainable(folder: Path) -> None:
-    """Raise ConfigError where a model that something is to start from has no weights for torch."""
+    """Raise ConfigError if a start model has no weights that torch can train."""
     if (name := stated_format(folder)) is not None:
         raise ConfigError(
             f"{str(folder)!r} is a model in the format {name!r} without weights that could be "
@@ -88,7 +88,7 @@ def check_trainable(folder: Path) -> None:
 
 
 def part_within(folder: Path, name: str) -> Path:
-    """Folder of a further part within a model's folder, or that folder where it is the part."""
+    """Folder of a further part within a model's folder, or the folder itself if it is the part."""
     check_trainable(folder)
     if (folder / SETTINGS_FILE).is_file():
         return part_folders(read_settings(folder), folder).get(name, folder)

@@ -1,4 +1,4 @@
-"""Nomic Embed v2 from settings to files."""
+"""Nomic Embed v2 architecture: from settings to files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ from rayembed.models.tokens import pretrained_tokenizer
 
 
 class NomicMoeArchitecture(Architecture):
-    """An encoder of its own, made from BERT-like ones, whose states are averaged."""
+    """Mean-pooled encoder of its own, converted from BERT-like ones."""
 
     def load_part(self, config: NomicMoeConfig, name: str, folder: Path) -> NomicEncoder:
         """Load the encoder, converted and upcycled as needed."""
@@ -40,22 +40,22 @@ class NomicMoeArchitecture(Architecture):
         return load_start(folder, config, torch_dtype(config.backbone.dtype))
 
     def empty_part(self, config: NomicMoeConfig, name: str, folder: Path) -> NomicEncoder:
-        """The encoder on the meta device."""
+        """Build the encoder on the meta device."""
         _check_backbone_settings(config)
         return empty_start(folder, config)
 
     def check_part(self, config: NomicMoeConfig, name: str, folder: Path) -> None:
-        """Check names and sizes of the weights, too."""
+        """Check names and sizes of the weights as well."""
         self.empty_part(config, name, folder)
 
     def empty_of_settings(
         self, config: NomicMoeConfig, name: str, settings: Mapping[str, Any], where: str
     ) -> NomicEncoder:
-        """The encoder on the meta device from the content of a config.json."""
+        """Build the encoder on the meta device from the content of a config.json."""
         return empty_encoder(dict(settings), config, where)
 
     def build_head(self, config: NomicMoeConfig, shapes: Shapes) -> nn.Module:
-        """Check that widths to cut at are below the full one; the mean has no weights."""
+        """Check that truncated widths are below the full one; mean pooling has no weights."""
         dimensions_of(config, shapes["backbone"])
         return nn.Identity()
 
@@ -66,12 +66,12 @@ class NomicMoeArchitecture(Architecture):
     def assemble(
         self, config: NomicMoeConfig, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
     ) -> NomicMoe:
-        """The model around its encoder."""
+        """Build the model around its encoder."""
         assert isinstance(tokenizer, NomicMoeTokenizer)
         return NomicMoe(config, parts["backbone"], tokenizer)
 
     def layer_fits(self, part: NomicEncoder, layer: int, place: int) -> bool:
-        """Whether both places have experts, or neither."""
+        """Whether both positions have experts, or neither."""
         return part.config.is_moe(layer) == part.config.is_moe(place)
 
     def cut_layers(self, part: NomicEncoder, kept: Sequence[int]) -> bool:
@@ -93,13 +93,13 @@ class NomicMoeArchitecture(Architecture):
         write_json(folder / "config.json", published_settings(part.config))
 
     def check_lengths(self, config: NomicMoeConfig, parts: Parts) -> None:
-        """Rotary positions have no end."""
+        """Do nothing: rotary positions have no maximum."""
         return None
 
     def remark_on_start(
         self, config: NomicMoeConfig, folder: Path, transformer: Path
     ) -> str | None:
-        """Remark that rotary positions replace those that the start model has learnt."""
+        """Remark that rotary positions replace the start model's learnt positions."""
         if not loses_its_positions(transformer):
             return None
         return (
@@ -109,11 +109,11 @@ class NomicMoeArchitecture(Architecture):
         )
 
     def check_for_transformers(self, folder: Path) -> None:
-        """Refuse what transformers' own NomicBert would compute as another model."""
+        """Refuse a folder that transformers' own NomicBert would compute differently."""
         check_not_nomic_layout(folder)
 
     def published(self, folder: Path) -> Published | None:
-        """nomic-ai/nomic-embed-text-v2-moe or its family."""
+        """Return nomic-ai/nomic-embed-text-v2-moe or a model of its family."""
         if not is_published_nomic(folder):
             return None
         config = published_nomic_config(folder, None)

@@ -1,4 +1,4 @@
-"""Weights of NomicBert by their published names: read, checked, filled into an encoder."""
+"""NomicBert weights by their published names: reading, checking, loading."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -58,7 +58,7 @@ def _encoder_names(stored: Iterable[str]) -> dict[str, str]:
 
 
 def filled(shape: EncoderShape, weights: Mapping[str, Tensor], where: str) -> NomicEncoder:
-    """An encoder with the weights.
+    """Build an encoder with the given weights.
 
     Raises:
         ArtifactError: they are not those of the shape.

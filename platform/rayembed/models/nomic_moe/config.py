@@ -84,7 +84,7 @@ class NomicMoeConfig(ArchitectureConfig):
 
     @property
     def template(self) -> str:
-        """An instruction as it is, in place of the role's prefix."""
+        """The bare instruction, which replaces the role's prefix."""
         return "{instruction}"
 
     @property
@@ -94,7 +94,7 @@ class NomicMoeConfig(ArchitectureConfig):
 
     @property
     def offered_dimensions(self) -> tuple[int, ...]:
-        """Widths that the settings name."""
+        """Widths configured in the settings."""
         return self.dimensions
 
     @property

@@ -57,10 +57,10 @@ class EncoderOutput(NamedTuple):
 
 
 class EncoderTokens(NamedTuple):
-    """Tokens that the experts see, out of B·T places."""
+    """Tokens that the experts process, out of B·T positions."""
 
     places: Tensor | None
-    """(N,) indices among all places; None for all of them."""
+    """(N,) indices among all positions; None for all."""
     occurrences: Tensor
     """(N,) float32 weight of each token in the statistics."""
 

@@ -58,12 +58,12 @@ class NomicMoe(TransformerModel):
         return EmbedOutput(functional.normalize(pooled, dim=-1), output.statistics)
 
     def known_ahead(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Places that the experts of padded texts see; see `EmbeddingModel`."""
+        """Indices of the padded batch's tokens that the experts process; see `EmbeddingModel`."""
         counted = batch.get("counted")
         return {} if counted is None else {"seen": counted.flatten().nonzero().squeeze(1)}
 
     def why_padded(self) -> str | None:
-        """Why texts must be padded, see `TransformerModel`."""
+        """Reason why texts must be padded, see `TransformerModel`."""
         experts = self.config.experts
         if self.training and experts is not None and experts.balance.count_padding:
             return "padding counts for the experts"

@@ -113,7 +113,7 @@ def _check_experts(shape: EncoderShape, experts: ExpertsConfig | None, where: st
 
 
 def loses_its_positions(folder: Path) -> bool:
-    """Whether the start model has absolute positions, which rotary ones would replace."""
+    """Whether the start model has learnt absolute positions, which rotary ones would replace."""
     return not is_nomic_layout(read_json(folder / "config.json"))
 
 

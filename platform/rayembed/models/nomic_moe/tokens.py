@@ -14,7 +14,7 @@ from rayembed.models.tokens import PrefixTokenizer
 
 
 class NomicMoeTokenizer(PrefixTokenizer):
-    """Tokenizer of prefix and text with the model's own special tokens, all of which are pooled.
+    """Tokenizer of prefix and text with the model's own special tokens; all tokens are pooled.
 
     An instruction, such as `clustering: `, stands in place of the role's prefix. Where padding
     counts for the experts, tokens in training are those of the full length, padding included;

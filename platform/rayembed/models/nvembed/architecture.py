@@ -1,4 +1,4 @@
-"""NV-Embed from settings to files."""
+"""NV-Embed architecture: from settings to files."""
 
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,10 @@ from rayembed.models.nvembed.tokens import NVEmbedTokenizer, make_tokenizer
 
 
 class NVEmbedArchitecture(Architecture):
-    """A decoder under a mask of the settings, with a pooling layer."""
+    """A decoder with a configurable mask and a pooling layer."""
 
     def mask(self, config: NVEmbedConfig) -> Mask:
-        """Mask of the settings."""
+        """Attention mask of the settings."""
         return config.mask
 
     def build_head(self, config: NVEmbedConfig, shapes: Shapes) -> nn.Module:
@@ -34,11 +34,11 @@ class NVEmbedArchitecture(Architecture):
     def assemble(
         self, config: NVEmbedConfig, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
     ) -> NVEmbed:
-        """The model around its backbone."""
+        """Build the model around its backbone."""
         return NVEmbed(config, parts["backbone"], head, tokenizer)
 
     def remark_on_start(self, config: NVEmbedConfig, folder: Path, transformer: Path) -> str | None:
-        """Remark that a saved model lays its tokens out in another way."""
+        """Remark that a saved model uses another token layout."""
         saved = read_settings(folder) if (folder / SETTINGS_FILE).is_file() else None
         if not isinstance(saved, NVEmbedConfig) or saved.token_layout == config.token_layout:
             return None

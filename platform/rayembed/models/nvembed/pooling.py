@@ -1,4 +1,4 @@
-"""Pooling layers with weights, above all latent attention (arXiv 2405.17428, section 3.2).
+"""Pooling layers with weights, such as latent attention (arXiv 2405.17428, section 3.2).
 
 There each token attends to a trained array of latents. It has two forms: that of the released
 checkpoints, whose parameter names these modules have, and that of the paper's equations taken

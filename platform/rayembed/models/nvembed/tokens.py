@@ -1,4 +1,4 @@
-"""NV-Embed's tokens: an instruction that attends and stays out of the pool."""
+"""NV-Embed's tokens: instructions are attended to, but excluded from pooling."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Passes of a model over many texts, without gradient."""
+"""Inference passes of a model over many texts."""

@@ -55,7 +55,7 @@ def encode(
     context: Tensor | None = None,
     finite: bool = False,
 ) -> np.ndarray:
-    """(N, D) float32 unit vectors, in the order of the texts; (D,) of a single text.
+    """Embed texts to (N, D) float32 unit vectors in their order; a single text gives (D,).
 
     Runs on the model's device, in evaluation mode; the model's mode is put back afterwards.
 
@@ -128,7 +128,7 @@ def encode_tokens(
     context: Tensor | None = None,
     check: Callable[[np.ndarray, np.ndarray], None] | None = None,
 ) -> np.ndarray:
-    """(N, D) float32 unit vectors of tokenised texts, in their order.
+    """Embed tokenised texts to (N, D) float32 unit vectors in their order.
 
     The texts may be of different roles and instructions. Arguments are those of `encode`, and
     `check`, which is called with the vectors of each micro-batch and the numbers of its texts.
@@ -182,7 +182,7 @@ def encode_context(
     tokens_per_batch: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """(n, C) float32 context vectors of corpus documents, in order, on the CPU.
+    """Embed corpus documents to (n, C) float32 context vectors in order, on the CPU.
 
     Runs on the model's device, in evaluation mode; the model's mode is put back afterwards. A
     document without tokens of its own counts with its special tokens.
@@ -205,7 +205,7 @@ def encode_context(
 def corpus_context(
     model: EmbeddingModel, documents: Iterable[str], *, seed: int = 0
 ) -> Tensor | None:
-    """(n, C) context vectors of documents sampled from a corpus; None if it is empty.
+    """Embed documents sampled from a corpus to (n, C) context vectors; None if it is empty.
 
     As many as the model takes (`max_context`), by `random_documents`.
     """
@@ -215,7 +215,7 @@ def corpus_context(
 
 
 def check_vectors(model: EmbeddingModel, what: str) -> None:
-    """Raise unless the model's vectors of `PROBES` are unit vectors, of finite numbers.
+    """Raise unless the model embeds `PROBES` to finite unit vectors.
 
     Costs a pass over some 25 tokens, and of a model that takes a context another one for that of
     the same texts. Finite weights alone do not tell: products of large ones overflow, and no pass
@@ -242,7 +242,7 @@ def check_vectors(model: EmbeddingModel, what: str) -> None:
 
 
 def no_unit_vectors(vectors: np.ndarray) -> np.ndarray:
-    """Rows of (N, D) vectors that are not of length 1, as where a pass overflows or gives NaN."""
+    """Indices of (N, D) vectors whose norm is not 1, as after an overflow or NaN."""
     # Infinite sums of squares make vectors of zeros. Written so that NaN fails.
     right = np.abs(np.linalg.norm(vectors, axis=1) - 1) < _UNIT_ERROR
     found: np.ndarray = np.flatnonzero(~right)
@@ -319,12 +319,12 @@ def _not_finite(texts: Sequence[str], places: np.ndarray, single: bool) -> Artif
 
 
 def default_budget(device: torch.device) -> int:
-    """Tokens of a batch that several callers wait for, where none are stated."""
+    """Default tokens of a batch that combines several callers' texts."""
     return _CPU_TOKENS if device.type == "cpu" else _GPU_TOKENS
 
 
 def corpus_budget(model: EmbeddingModel) -> int:
-    """Tokens of a micro-batch of many texts on the model's device, where none are stated."""
+    """Default tokens of a micro-batch of many texts on the model's device."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     small = model.device.type != "cpu" and parameters < _SMALL_MODEL
     return _GPU_TOKENS_OF_SMALL if small else default_budget(model.device)

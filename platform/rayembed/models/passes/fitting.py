@@ -1,4 +1,4 @@
-"""Passes without gradient that a GPU has no room for: smaller ones from then on.
+"""Handling of GPU memory exhaustion in inference: later passes are smaller.
 
 Other processes may take memory at any time, and texts differ in length, so that no budget is right
 for all. What a pass computes does not depend on the others.

@@ -1,4 +1,4 @@
-"""Cutting texts into micro-batches: sorted by length, under a token budget, at the least cost.
+"""Batching of texts into micro-batches: sorted by length, under a token budget, at the lowest cost.
 
 Padded micro-batches cost `count · longest` tokens, packed ones the sum of their texts' tokens.
 """
@@ -16,7 +16,7 @@ from rayembed.models.contract import EmbeddingModel, PackingTokenizer, Tokenizer
 def cut_by_length(
     lengths: Sequence[int], budget: int, pass_cost: int, *, packed: bool = False
 ) -> list[list[int]]:
-    """Places of the texts in each micro-batch, the longest texts first.
+    """Split texts into micro-batches, the longest texts first; return their indices.
 
     A micro-batch of texts padded to its longest costs `count · longest` tokens, which stays within
     `budget` unless one text alone exceeds it, and `pass_cost` tokens besides. Of all ways to cut
@@ -73,9 +73,7 @@ def _filled(order: np.ndarray, lengths: Sequence[int], budget: int) -> list[list
 def cut_for(
     model: EmbeddingModel, lengths: Sequence[int], budget: int, pass_cost: int
 ) -> list[list[int]]:
-    """Places of the texts in each micro-batch by `cut_by_length`, padded or packed as the model
-    wants them.
-    """
+    """Split texts into micro-batches by `cut_by_length`, padded or packed as the model requires."""
     return cut_by_length(lengths, budget, pass_cost, packed=packs(model))
 
 
@@ -99,7 +97,7 @@ def collate(
 def ways_to_collate(
     tokenizer: Tokenizer,
 ) -> tuple[Callable[[Sequence[Tokens]], dict[str, Tensor]], ...]:
-    """How a tokenizer pads a micro-batch, and how it packs one where it can."""
+    """Functions of a tokenizer that pad a micro-batch and, if supported, pack it."""
     packing = (tokenizer.pack,) if isinstance(tokenizer, PackingTokenizer) else ()
     return (tokenizer.collate, *packing)
 

@@ -1,5 +1,5 @@
-"""Passes of a model over tokenised texts, for inference: the device waits neither for the next
-micro-batch nor for the results of the last one.
+"""Pipelined inference over tokenised texts: the device waits neither for micro-batches nor for the
+transfer of results.
 
 B texts of a micro-batch, D width of what comes out.
 """
@@ -34,7 +34,7 @@ def passes(
     *,
     collate: Sequence[Collate] = (),
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """Places of texts, and the (B, D) float32 CPU tensor that `embed` gives for them.
+    """Yield indices of texts with the (B, D) float32 CPU tensor that `embed` returns for them.
 
     Texts are cut into micro-batches by their lengths; for a GPU a thread collates the next ones in
     order, a bounded number ahead, and what it raises is raised here in its turn. Where a GPU's
@@ -91,7 +91,9 @@ def passes(
 
 
 def ahead(work: Callable[[Any], Any], items: Sequence[Any], read_ahead: int) -> Generator[Any]:
-    """Results of `done_ahead`; without a thread for a lone item, or if none are to be ready."""
+    """Yield the results of `done_ahead`; without a thread for a single item, or if `read_ahead` is
+    0.
+    """
     if read_ahead and len(items) > 1:
         yield from done_ahead(work, items, read_ahead=read_ahead)
     else:

@@ -1,1 +1,1 @@
-"""Model folders: written, merged, cut, in the format of sentence-transformers."""
+"""Saving of models: folders, merging, cutting, the format of sentence-transformers."""

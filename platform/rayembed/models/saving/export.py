@@ -1,4 +1,4 @@
-"""A model's own folder: written beside its place, and moved there whole."""
+"""Atomic creation of a model folder: written to a temporary folder, then moved."""
 
 import shutil
 import tempfile
@@ -15,7 +15,7 @@ from rayembed.models.loading.saved_folder import SETTINGS_FILE
 
 @contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """A path to write a model to, which becomes `output` at the end, or vanishes after an error.
+    """Yield a temporary path for a model, moved to `output` at the end, or removed after an error.
 
     Raises:
         ArtifactError: the folder `output` holds something else than a model of rayembed.
@@ -62,7 +62,7 @@ def write_compression(folder: Path, told: Mapping[str, Any]) -> None:
 
 
 def read_compression(folder: Path) -> dict[str, Any] | None:
-    """How the model in a folder was compressed; None: it was not.
+    """Read how the model in a folder was compressed; None if it was not.
 
     Raises:
         ArtifactError: the file is damaged.

@@ -1,4 +1,4 @@
-"""Models of one architecture made into one by arithmetic on their weights.
+"""Merging of models of one architecture by arithmetic on their weights.
 
 All is computed in float32, whatever the weights are saved in.
 """
@@ -36,7 +36,7 @@ def merge_models(
     method: Method = "linear",
     shares: Sequence[float] | None = None,
 ) -> None:
-    """Save the merged model in `output`, with what it was made of beside it.
+    """Save the merged model in `output`, with a record of its inputs.
 
     Its settings, tokenizer and prompts are those of the last model, for a base that is merged with
     its fine-tuned model stands first. One model is in memory at a time, beside the sum, both in
@@ -79,7 +79,8 @@ def merge_models(
 
 
 def merge(method: Method, models: Iterable[Weights], shares: Sequence[float]) -> dict[str, Tensor]:
-    """Weights of the merged model, float32; what is no floating number comes from the first one.
+    """Compute the merged weights in float32; tensors that are not floating-point come from the
+    first model.
 
     - `linear`: Σ wᵢ θᵢ with shares that sum to 1; with equal ones a soup (arXiv 2203.05482), of a
       model before and after its fine-tuning WiSE-FT (arXiv 2109.01903).
@@ -117,7 +118,7 @@ def merge(method: Method, models: Iterable[Weights], shares: Sequence[float]) ->
 
 
 def _add(merged: dict[str, Tensor], model: Weights, method: Method, share: float) -> None:
-    """Take a further model into what is merged, in place."""
+    """Add a further model to the merged weights, in place."""
     for name, tensor in model.items():
         if not tensor.is_floating_point():
             continue
@@ -128,7 +129,7 @@ def _add(merged: dict[str, Tensor], model: Weights, method: Method, share: float
 
 
 def check_shares(method: Method, number: int, shares: Sequence[float] | None) -> tuple[float, ...]:
-    """The shares that `merge` takes for so many models; equal ones unless some are given.
+    """Check the shares for merging `number` models, and return them; the default is equal shares.
 
     Raises:
         ConfigError: too few models, another number of shares, or shares that the method cannot

@@ -1,1 +1,1 @@
-"""Checks before a run starts, by what they need: files, the network, a model."""
+"""Checks before a run starts, grouped by what they need: files, the network, a model."""

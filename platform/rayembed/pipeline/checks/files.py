@@ -1,4 +1,4 @@
-"""What can be known of a run before anything starts: names, files and models of this machine, room.
+"""Checks of a run that need nothing but this machine: names, files, models, free resources.
 
 Imports neither torch nor transformers, mteb or Ray, so that a misspelt path is told in a second.
 What takes a download, or the model itself, is checked by `pipeline.checks`.
@@ -42,30 +42,31 @@ from rayembed.training.memory.capacity import Node, check_capacity
 
 @dataclass
 class AtHand:
-    """What was found."""
+    """Result of the checks on this machine."""
 
     run: Run
-    """The run that is done: as `data.epochs.resolve` gives it, unless it is among the problems."""
+    """The run after `data.epochs.resolve`, unless resolving it is among the problems."""
     heads: dict[str, Head] = field(default_factory=dict)
-    """Data set → head of its files, of those that are here."""
+    """Head of each data set whose files are on this machine."""
     problems: list[str] = field(default_factory=list)
-    """What the run would be refused for, wherever it is started."""
+    """Errors for which the run would be refused on any machine."""
     absent: dict[str, str] = field(default_factory=dict)
-    """Data set → why its files are not here, where another `data.root` may have them."""
+    """Data sets without files on this machine, with the reason; another `data.root` may
+    have them."""
     room: str | None = None
-    """Why the workers have no room on this machine, where a cluster may have it."""
+    """Reason why the workers do not fit on this machine; a cluster may hold them."""
     warnings: list[str] = field(default_factory=list)
-    """What does not stop the run."""
+    """Problems that do not stop the run."""
 
     def expected_records(self, stage: StageConfig) -> int | None:
-        """About how many records the stage trains on; None: not known."""
+        """Approximate number of records that the stage trains on; None if unknown."""
         heads = [self.heads.get(name) for name in stage.datasets]
         known = [None if head is None else head.trained_records for head in heads]
         return None if None in known else sum(count or 0 for count in known)
 
 
 def check_at_hand(run: Run, expected: ExpectedRecords = expected_records) -> AtHand:
-    """Look at everything that the run names and this machine has; then the run may start here.
+    """Check everything that the run names and this machine has; raise on any problem.
 
     Args:
         expected: gives the steps of stages with `epochs`.
@@ -81,7 +82,7 @@ def check_at_hand(run: Run, expected: ExpectedRecords = expected_records) -> AtH
 
 
 def look_at(run: Run, expected: ExpectedRecords = expected_records) -> AtHand:
-    """Look at everything that the run names and this machine has; raises nothing."""
+    """Check everything that the run names and this machine has, and return the findings."""
     found = AtHand(run, warnings=idle_clusters(run))
 
     def settle() -> None:
@@ -227,7 +228,7 @@ def _counts(rows: Mapping[str, int]) -> str:
 
 
 def models_of(run: Run) -> Iterator[tuple[str, str]]:
-    """Setting and reference of every model that the run loads."""
+    """Yield setting and reference of every model that the run loads."""
     for name, reference in run.model.parts.items():
         yield f"model.{name}.path", reference
     for dataset in run.used_datasets:
@@ -331,7 +332,7 @@ _USUAL: tuple[tuple[str, str, float, float], ...] = (
 
 
 def unusual(run: Run) -> list[str]:
-    """Warnings of values that are allowed and that hardly anyone means."""
+    """Warnings about values that are allowed but rarely intended."""
     found = []
     for stage in run.stages:
         for path, usual, low, high in _USUAL:
@@ -366,7 +367,7 @@ def _check_number_types(run: Run) -> None:
 
 
 def check_room(placement: Placement) -> None:
-    """Raise where the run's workers are on this machine alone, and it has no room for them.
+    """Raise if the run's workers run on this machine alone and do not fit.
 
     Raises:
         PlacementError: as `check_capacity`.

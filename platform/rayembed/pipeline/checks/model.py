@@ -34,7 +34,7 @@ from rayembed.models.contract import PromptTokenizer
 from rayembed.models.loading.build import check_buildable
 from rayembed.models.loading.load import check_loadable, empty_model, saved_widths
 from rayembed.models.transformer_model import TransformerModel
-from rayembed.pipeline.checks.network import check_asked
+from rayembed.pipeline.checks.network import check_endpoints
 from rayembed.search.faiss_library import require_faiss
 from rayembed.training.contrastive.engine_module import loss_parameters
 from rayembed.training.contrastive.hidden_states import check_comparable
@@ -48,7 +48,7 @@ _SHOWN_CHARACTERS = 80
 
 
 def check_inputs(run: Run) -> PromptTokenizer:
-    """The run's tokenizer, after every asset was fetched and found to be of use to the run.
+    """Check and fetch every asset of the run, and return its tokenizer.
 
     Models are opened without their weights.
 
@@ -75,7 +75,7 @@ def check_inputs(run: Run) -> PromptTokenizer:
         for path in dataset.source.paths.values():
             if is_unpacked(path):
                 resolve(path)
-    check_asked(run.used_datasets, run.placement.storage_path)
+    check_endpoints(run.used_datasets, run.placement.storage_path)
     check_teachers(run.used_datasets)
     if run.takes_scores:
         check_precisions(run)
@@ -111,7 +111,7 @@ def _tasks(run: Run) -> list[Any]:
 
 
 def check_prompts(tokenizer: PromptTokenizer, tasks: Sequence[Any], prompts: ModelPrompts) -> None:
-    """Return when what stands before the queries of every task leaves room for a text.
+    """Check that the prompts of every task leave room for a text.
 
     Raises:
         ConfigError: it does not, for a task of which the settings name no instruction.
@@ -122,7 +122,7 @@ def check_prompts(tokenizer: PromptTokenizer, tasks: Sequence[Any], prompts: Mod
 
 
 def check_widths(run: Run, width: int) -> None:
-    """Return when every width of a stage's loss is below that of the model's vectors.
+    """Check that every width of a stage's loss is below the width of the model's vectors.
 
     Raises:
         ConfigError: one is not.
@@ -140,7 +140,7 @@ def check_widths(run: Run, width: int) -> None:
 
 
 def check_precisions(run: Run) -> None:
-    """Return when the number types that the run trains can be scored after it.
+    """Check that the number types that the run trains can be scored after it.
 
     Raises:
         ConfigError: FAISS is missing, which searches in bits.
@@ -171,7 +171,7 @@ def _check_states(stage: StageConfig, model: TransformerModel) -> None:
 
 
 def check_teachers(datasets: Iterable[DatasetConfig]) -> None:
-    """Return when every teacher and judge of the data sets was fetched and can be loaded.
+    """Fetch every teacher and judge of the data sets, and check that it can be loaded.
 
     Raises:
         AssetError, ArtifactError: one is missing, corrupt or not supported.
@@ -195,7 +195,7 @@ def check_teachers(datasets: Iterable[DatasetConfig]) -> None:
 
 
 def check_instructions(run: Run, tokenizer: PromptTokenizer) -> None:
-    """Return when every instruction of the run's settings leaves room for a text.
+    """Check that every instruction of the run's settings leaves room for a text.
 
     Raises:
         ConfigError: one does not; the message names it, its tokens, the room and what to set. Or
@@ -233,8 +233,8 @@ def _check_examples(run: Run, tokenizer: PromptTokenizer) -> None:
 
 
 def check_instructions_at_hand(run: Run, tokenizer: PromptTokenizer) -> None:
-    """Return when every instruction that the rows read of files here bring along leaves room for
-    their query; of large files those are the first rows, and `check_row_instructions` sees all.
+    """Check that instructions in the rows of local files leave room for their queries; of large
+    files the first rows are read, and `check_row_instructions` reads all.
 
     Raises:
         ConfigError: one does not.
@@ -248,7 +248,7 @@ def check_instructions_at_hand(run: Run, tokenizer: PromptTokenizer) -> None:
 
 
 def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: PromptTokenizer) -> None:
-    """Return when every instruction that rows bring along leaves room for their query.
+    """Check that every instruction in the rows leaves room for its query.
 
     Args:
         plans: stage name → folder of its batch plan.

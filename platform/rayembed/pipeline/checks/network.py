@@ -1,5 +1,5 @@
-"""Short looks over the network before anything starts: the tracking server, models of the hub,
-endpoints of language models.
+"""Quick network checks before anything starts: tracking server, hub models, language-model
+endpoints.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from rayembed.registry.tracking_uri import check_reachable
 
 
 def unreachable(run: Run) -> list[str]:
-    """What the run names over the network and is not there, or does not answer within seconds.
+    """List what the run needs over the network but is missing or does not answer within seconds.
 
     A tracking server has `tracking_uri.PROBE_SECONDS`, a model of the hub `hub.LOOK_SECONDS`; those
     of the hub that this machine has in its cache are not asked for.
@@ -33,14 +33,14 @@ def unreachable(run: Run) -> list[str]:
                 found.append(f"{setting} cannot be used: {error}")
     for dataset in run.used_datasets:
         try:
-            check_asked([dataset], run.placement.storage_path)
+            check_endpoints([dataset], run.placement.storage_path)
         except ConfigError as error:
             found.append(str(error))
     return found
 
 
-def check_asked(datasets: Iterable[DatasetConfig], storage: str) -> None:
-    """Return when every language model that writes or judges rows of the data sets can be asked.
+def check_endpoints(datasets: Iterable[DatasetConfig], storage: str) -> None:
+    """Check the endpoints of all language models that write or judge rows of the data sets.
 
     Args:
         datasets: of which some may ask one.

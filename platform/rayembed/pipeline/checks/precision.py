@@ -1,4 +1,4 @@
-"""The number type of a run that leaves it to the hardware (`model.backbone.dtype=auto`)."""
+"""Choice of the number type for `model.backbone.dtype=auto`, by the hardware."""
 
 import logging
 from collections.abc import Callable
@@ -21,7 +21,7 @@ AnyRun = TypeVar("AnyRun", bound=NamedRun)
 
 
 def as_begun(run: AnyRun, folder: Path) -> AnyRun:
-    """The run with the number type that its folder's `run.yaml` names, where it leaves it open.
+    """Set the number type in the folder's `run.yaml`, if the run's setting is `auto`.
 
     So that it goes on in that type on another machine; a run that begins stays as it is.
     """
@@ -36,7 +36,7 @@ def as_begun(run: AnyRun, folder: Path) -> AnyRun:
 
 
 def run_settled(run: AnyRun, precision_of: PrecisionOf) -> AnyRun:
-    """The run with the number type that its workers' nodes compute fast, said in one line.
+    """Set the number type that the workers' nodes compute fast, and log it.
 
     One that names bfloat16 where these emulate it is warned of, with the measured factor.
 
@@ -54,7 +54,7 @@ def run_settled(run: AnyRun, precision_of: PrecisionOf) -> AnyRun:
 
 
 def say_dtype(asked: DtypeSetting, precision: Precision) -> None:
-    """Say which number type `auto` is, or warn of a slow one that is set."""
+    """Log the number type that `auto` selects, or warn of a slow configured one."""
     if asked == "auto":
         logger.info("model.backbone.dtype auto is %s", precision)
     elif precision.dtype != asked:
@@ -66,7 +66,7 @@ def say_dtype(asked: DtypeSetting, precision: Precision) -> None:
 
 
 def with_dtype(run: AnyRun, dtype: DtypeSetting) -> AnyRun:
-    """The run in the number type where it leaves it open."""
+    """Set the number type, if the run's setting is `auto`."""
     if run.model.backbone.dtype != "auto":
         return run
     backbone = changed(run.model.backbone, dtype=dtype)

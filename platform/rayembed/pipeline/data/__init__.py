@@ -1,1 +1,1 @@
-"""Jobs that prepare data."""
+"""Data preparation jobs."""

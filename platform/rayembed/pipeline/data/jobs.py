@@ -31,7 +31,7 @@ class DataRequest:
 
 
 def data_job(until: str, example: str = "") -> Job[DataRequest]:
-    """The job that prepares data sets up to a step.
+    """Make the job that prepares data sets up to a step.
 
     Its reader refuses an unknown data set, and data sets of which none asks for the step.
 
@@ -130,7 +130,7 @@ run_cluster_job = data_job("clustered", "--recipe cde-quickstart")
 def do_steps(
     run: DataRun, names: Collection[str], until: str
 ) -> "dict[str, list[DatasetArtifact]]":
-    """Data set → its finished folders, after a table of them was printed.
+    """Prepare the data sets, print a table of them, and return their finished folders.
 
     Everything that a user can get wrong is checked before a worker starts.
 
@@ -141,14 +141,14 @@ def do_steps(
     from rayembed.data.prepare import prepare_datasets
     from rayembed.data.sources.check import check_sources
     from rayembed.pipeline.checks.model import check_teachers
-    from rayembed.pipeline.checks.network import check_asked
+    from rayembed.pipeline.checks.network import check_endpoints
     from rayembed.pipeline.data.tables import print_prepared
     from rayembed.pipeline.run.runtime import runtime_of
 
     run = placed(run)
     check_writable(run.placement.storage_path)
     named = [dataset for dataset in run.data.datasets if dataset.name in names]
-    check_asked(named, run.placement.storage_path)
+    check_endpoints(named, run.placement.storage_path)
     if until != "records":
         check_teachers(named)
     sources = check_sources(run, names)

@@ -1,4 +1,4 @@
-"""Tables of the data jobs: what they would do, what they did, the catalogue of data sets."""
+"""Tables of the data jobs: planned steps, results, the catalogue of data sets."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import TextIO
@@ -16,7 +16,7 @@ from rayembed.recipes.data_recipes import DATA_RECIPES, data_recipe_names, get_d
 
 
 def print_data_run(run: DataRun, names: Collection[str], out: TextIO) -> None:
-    """Write a table of the data sets and what is done with each."""
+    """Print a table of the data sets and the steps for each."""
     rows = [
         [dataset.name, dataset.task, rows_asked(dataset), *_steps(dataset)]
         for dataset in run.data.datasets
@@ -28,7 +28,7 @@ def print_data_run(run: DataRun, names: Collection[str], out: TextIO) -> None:
 
 
 def print_prepared(run: DataRun, done: Mapping[str, Sequence[DatasetArtifact]]) -> None:
-    """Print what each step left, where it lies, and what to run next."""
+    """Print each step's results and folders, and the command to run next."""
     rows = []
     for name, folders in done.items():
         for prepared in folders:

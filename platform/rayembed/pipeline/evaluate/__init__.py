@@ -1,1 +1,1 @@
-"""Evaluations and the guard: models scored, and one of several chosen."""
+"""Evaluation of models, and the guard that chooses among them."""

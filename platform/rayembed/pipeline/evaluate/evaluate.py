@@ -36,17 +36,17 @@ class EvaluationResult:
     run: EvaluationRun
     scored: ModelScores
     further: Mapping[str, Sequence[Done]] = field(default_factory=dict)
-    """Benchmark that brings its own jobs → what became of each."""
+    """Outcome of each job, by the benchmark that brings its own jobs."""
 
     @property
     def failed(self) -> list[tuple[str, RayembedError]]:
-        """Tasks without a score, and why."""
+        """Tasks without a score, with the reason."""
         further = (done for of_one in self.further.values() for done in of_one)
         return self.scored.failed + [(d.job.name, d.error) for d in further if d.error is not None]
 
 
 def evaluate(run: EvaluationRun) -> EvaluationResult:
-    """Scores of the run's model on all its tasks; what is scored already is read.
+    """Score the run's model on all its tasks; stored scores are reused.
 
     A task that fails stops no other: `failed` tells of it.
 
@@ -97,7 +97,7 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
 def evaluated_model(
     run: EvaluationRun, factories: Sequence[TaskFactory], precision: Precision | None = None
 ) -> ModelSpec | Bm25:
-    """The model of the settings, before it is loaded.
+    """Make the spec of the model in the settings.
 
     Args:
         precision: what the workers' nodes compute fast; None: what this machine does.
@@ -116,7 +116,7 @@ def evaluated_model(
 
 
 def workers_of(run: EvaluationRun) -> Workers:
-    """The workers that the settings ask for."""
+    """Workers that the settings request."""
     placement = run.placement
     return Workers(
         number=placement.workers,
@@ -128,7 +128,7 @@ def workers_of(run: EvaluationRun) -> Workers:
 
 
 def further_jobs(run: EvaluationRun) -> dict[str, Sequence[Any]]:
-    """Benchmark → its jobs, of the run's benchmarks that bring their own.
+    """Jobs of the run's benchmarks that bring their own, by benchmark.
 
     Raises:
         ConfigError: one has nothing in the run's languages.

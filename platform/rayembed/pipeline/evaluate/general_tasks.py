@@ -1,4 +1,4 @@
-"""General tasks of a guarded run, in the language and of the kind of its own data."""
+"""General tasks of a guarded run, chosen by language and kind of its own data."""
 
 import logging
 import re
@@ -44,8 +44,8 @@ _WORDS: Mapping[str, str] = {
 
 
 def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
-    """The run with those general tasks of its guard, of a sample, that are of the kind of its own
-    data, in their language, and say so in a line; where there are none, as it is.
+    """Restrict the guard's general tasks to sampled tasks of the kind and in the language of the
+    run's own data, and log them; the run is unchanged if none fit.
 
     Sets that name a language stay as they are, as do sets of the user's own and mteb's tasks.
     """
@@ -83,8 +83,8 @@ def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
 
 
 def other_language(run: Run, held_out: Sequence[HeldOutSet]) -> str:
-    """Words for a verdict over general tasks of a sample that are in another language than the own
-    data, or own data in a language that is not told; else empty.
+    """Note for a verdict whose general tasks are not in the language of the own data, or where that
+    language is unclear; else empty.
 
     Args:
         run: that `with_fitting_tasks` gave.
@@ -111,8 +111,8 @@ def _own(run: Run, held_out: Sequence[HeldOutSet]) -> list[OwnSet]:
 
 
 def language_of(texts: Iterable[str]) -> str:
-    """Language of most texts, of mteb's codes (`fra-Latn`), by its frequent words; empty where it
-    is none that is known here, or several.
+    """Detect the language of most texts by its frequent words, as mteb's code (`fra-Latn`); empty
+    if unknown or mixed.
     """
     words = Counter(word for text in texts for word in re.findall(r"\w+", text.lower()))
     found = Counter(

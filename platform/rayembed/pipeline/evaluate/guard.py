@@ -1,5 +1,5 @@
-"""The guard of a run: which of a trained model, its base and their mixtures is kept, and how sure
-its gain is.
+"""Guard of a run: chooses among a trained model, its base and their mixtures, with confidence
+intervals of the gain.
 
 The base is the model before training, the start.
 """
@@ -50,13 +50,13 @@ half the gain may be within noise."""
 
 @dataclass(frozen=True)
 class Gain:
-    """A mean score less that of the base."""
+    """Difference between a mean score and the base's."""
 
     mean: float
     interval: tuple[float, float] | None
-    """95 % interval over draws of queries; None where no task has any."""
+    """95 % bootstrap interval over queries; None if no task has scores of single queries."""
     drawn: str = ""
-    """Which tasks queries were drawn of, where not of all."""
+    """Tasks whose queries were resampled, unless all were."""
 
     def __str__(self) -> str:
         """`+0.034 (95 %: +0.021 to +0.047)`."""
@@ -68,31 +68,33 @@ class Gain:
 
 @dataclass(frozen=True)
 class Judged:
-    """A candidate beside the base, on own and on general tasks."""
+    """Comparison of a candidate with the base, on own and on general tasks."""
 
     key: ScoreKey
     own: Gain
     general: Gain | None
-    """None: the run has no general tasks."""
+    """Gain on general tasks; None if the run has none."""
     lost: Mapping[str, float]
-    """General task → score less that of the base, where it is lower by more than `_NOTED`; the
-    greatest loss first."""
+    """Score difference by general task, for tasks that lose more than `_NOTED`; the greatest loss
+    first."""
 
     @property
     def loss(self) -> float:
-        """By how much the mean of general tasks is lower than the base's; 0 where it is not."""
+        """Drop of the mean general score below the base's; 0 if it does not drop."""
         return 0.0 if self.general is None or self.general.mean > 0 else -self.general.mean
 
     @property
     def gains(self) -> bool:
-        """Whether own data gain beyond chance; without scores of queries, by at least 0.001."""
+        """Whether the gain on own data is significant; without scores of single queries, at least
+        0.001.
+        """
         if self.own.interval is None:
             return self.own.mean >= _LEAST_GAIN - ROUNDING
         return self.own.mean > ROUNDING and self.own.interval[0] > ROUNDING
 
     def is_affordable(self, most_loss: float | None) -> bool:
-        """Whether the general loss is within the budget; without one, smaller than the own gain
-        and than 0.03.
+        """Whether the general loss is within the budget; without a budget, below the own gain and
+        0.03.
         """
         if most_loss is not None:
             return self.loss <= most_loss + ROUNDING
@@ -100,12 +102,12 @@ class Judged:
 
     @property
     def name(self) -> str:
-        """`trained`, or the share of it in a mixture: `75 %`."""
+        """`trained`, or its share in a mixture: `75 %`."""
         return "trained" if self.key.share is None else f"{100 * self.key.share:g} %"
 
     def in_general(self) -> str:
-        """The general gain, and what the mean of tasks hides: `+0.009; but Topics -0.034`, or
-        `-0.009; of these Topics -0.034`.
+        """The general gain with the tasks that lose most: `+0.009; but Topics -0.034`, or `-0.009;
+        of these Topics -0.034`.
         """
         if self.general is None:
             return "none"
@@ -116,18 +118,18 @@ class Judged:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the guard found."""
+    """Decision of the guard."""
 
     judged: tuple[Judged, ...]
     """The trained model, then mixtures."""
     kept: ScoreKey
-    """Model that is kept; `UNTRAINED`: none is better than the base."""
+    """Chosen model; `UNTRAINED` if no candidate is better than the base."""
     note: str = ""
-    """What a reader of the general gains should know; empty: nothing."""
+    """Remark on the general gains for readers; may be empty."""
 
     @property
     def summary(self) -> str:
-        """The trade in points of 100, and what it hides.
+        """The trade-off in points of 100, and the tasks that lose.
 
         `trained: own +5.1, general -1.0; 75 %: +5.2, -0.7 ← kept; 50 %: +3.9, -0.4`.
         """
@@ -154,7 +156,7 @@ class Verdict:
         return f"{one.name}: {own}{100 * one.own.mean:+.1f}{elsewhere}{mark}"
 
     def table(self, stages: Sequence[str]) -> Table:
-        """Gains on the base, a row for each model."""
+        """Gains over the base, a row for each model."""
         rows = [
             (one.key.label(stages), {"own data": one.own, "general tasks": one.in_general()})
             for one in self.judged
@@ -169,7 +171,7 @@ def verdict(
     own: Collection[str],
     guard: GuardConfig,
 ) -> Verdict:
-    """The model to keep, by `choice`, or the share that the guard is to take.
+    """Choose the model to keep, by `choice`, or by the share that the guard is configured to take.
 
     Args:
         models: the untrained model, the trained one and mixtures, all scored on the same tasks.
@@ -203,7 +205,7 @@ def verdict(
 def choice(
     candidates: Sequence[Judged], near: Callable[[Judged, Judged], bool], most_loss: float | None
 ) -> Judged | None:
-    """The candidate that is kept; None: the base is.
+    """Choose the candidate to keep; None keeps the base.
 
     Left are those that gain on own data beyond chance (without scores of queries: by at least
     0.001) and whose general loss is smaller than that
@@ -238,7 +240,7 @@ def _lost(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> dict[s
 
 
 def gain(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> Gain:
-    """Mean over tasks of a model's score less the base's, with a bootstrap's interval.
+    """Mean difference over tasks between a model's score and the base's, with a bootstrap interval.
 
     Both models answer the same queries, so these are drawn in pairs, with replacement and within
     each subset of a task (Efron and Tibshirani, An Introduction to the Bootstrap, chapter 13).
@@ -268,8 +270,8 @@ def gain(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> Gain:
 def mixtures(
     run: Run, folders: RunFolders, scorer: RunScorer, runtime: Runtime
 ) -> dict[ScoreKey, ModelScores]:
-    """Scores of the mixtures of the last stage's model and the untrained one, which are made first;
-    none for a run without a guard.
+    """Make and score the mixtures of the last stage's model with the untrained model; empty for a
+    run without a guard.
 
     Raises:
         RayembedError: the models do not fit each other, or a mixture cannot be saved or scored.
@@ -292,8 +294,8 @@ def mixtures(
 
 
 def remove_mixtures(run: Run, folders: RunFolders, kept: ScoreKey) -> None:
-    """Remove all mixtures of the run, also those of former calls, but the one that is kept now and
-    those that were kept before, which have a card; others are made again where asked for.
+    """Remove the run's mixtures, former calls' included, except the chosen one and those that were
+    kept before, which have a card.
     """
     place = join(folders.storage, "models")
     files = [Path(name) for name in list_files(place, recursive=True)]
@@ -305,7 +307,7 @@ def remove_mixtures(run: Run, folders: RunFolders, kept: ScoreKey) -> None:
 
 
 def share_of(key: ScoreKey) -> float:
-    """Share of the trained model in a model of a guarded run: 0 of the untrained one."""
+    """Share of the trained model in a model of a guarded run: 0 for the untrained model."""
     if key.stage is None:
         return 0.0
     return 1.0 if key.share is None else key.share
@@ -314,7 +316,7 @@ def share_of(key: ScoreKey) -> float:
 def save_mixture(
     base: str, method: Method, share: float, run: Run, trained: str | None, folder: str
 ) -> None:
-    """Save the mixture of two models of the run in a storage folder, unless it is there.
+    """Save the mixture of two models of the run in a storage folder, unless it exists.
 
     Args:
         base, trained: folders of the models, in storage.
@@ -335,7 +337,7 @@ def save_mixture(
 
 
 def judge(run: Run, scores: Mapping[ScoreKey, ModelScores], note: str = "") -> Verdict | None:
-    """The verdict on a run's models; None for a run without a guard.
+    """Judge a run's models; None for a run without a guard.
 
     Args:
         note: what a reader of its general gains should know.

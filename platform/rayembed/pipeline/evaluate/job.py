@@ -36,7 +36,7 @@ def own_set(text: str) -> dict[str, str]:
 
 
 def score_options(benchmark: str) -> tuple[Option, ...]:
-    """Options that name the tasks of a score.
+    """Options that select the tasks of a score.
 
     Args:
         benchmark: help text of `--benchmark`.
@@ -98,7 +98,7 @@ def _show(run: EvaluationRun, context: JobContext) -> None:
 
 
 def check_task_names(scores: Scores) -> None:
-    """Return when benchmarks and tasks are spelt as something that there is; imports no mteb.
+    """Check that the named benchmarks and tasks exist; mteb is not imported.
 
     Raises:
         ConfigError: one is not.
@@ -163,7 +163,7 @@ run_evaluation_job = Job(
 
 
 def track(evaluated: "EvaluationResult", tracking_uri: str) -> bool:
-    """Whether MLflow has all of the evaluation now.
+    """Send an evaluation to MLflow, and return whether all of it arrived.
 
     The run of a model at its revision is one, however often and with whichever tasks it is scored:
     a score that MLflow has already makes no second point.

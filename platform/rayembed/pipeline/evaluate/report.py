@@ -1,4 +1,4 @@
-"""The report of an evaluation that is done."""
+"""Report of a finished evaluation."""
 
 import shlex
 from typing import TextIO
@@ -11,7 +11,7 @@ from rayembed.pipeline.evaluate.evaluate import EvaluationResult
 
 
 def benchmark_averages(evaluated: EvaluationResult) -> dict[str, dict[str, float]]:
-    """Benchmark → category or mean → average, of those of mteb's benchmarks that were run.
+    """Averages by category and mean, for each of the run's mteb benchmarks.
 
     Of MIRACL: the languages that are scored, then the means over all 18 and over 16 of them.
     """
@@ -35,7 +35,7 @@ def _by_language(benchmark: str, evaluated: EvaluationResult) -> dict[str, float
 
 
 def _scores_in(benchmark: str, evaluated: EvaluationResult) -> dict[str, float]:
-    """Score by task on the benchmark's own splits and subsets, of those that were asked for."""
+    """Score by task on the benchmark's own splits and subsets, as far as they were evaluated."""
     tasks = {task.name: task for task in benchmark_tasks(benchmark)}
     found = {}
     for scoring in evaluated.scored.tasks:
@@ -47,7 +47,9 @@ def _scores_in(benchmark: str, evaluated: EvaluationResult) -> dict[str, float]:
 
 
 def print_evaluated(evaluated: EvaluationResult, out: TextIO, *, tracking_uri: str) -> None:
-    """Print scores by task, averages, what failed, where the files are, what to run next."""
+    """Print scores by task, averages, failures, the location of files, and the command
+    to run next.
+    """
     printer = console(out, soft_wrap=True)
     if evaluated.scored.tasks:
         printer.print(_scores_table(evaluated))

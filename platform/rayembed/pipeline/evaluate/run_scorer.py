@@ -1,4 +1,4 @@
-"""Scores of the models of a training run: by the one road, on the run's workers."""
+"""Scoring of a training run's models, on the run's workers."""
 
 import logging
 from collections.abc import Callable
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunScorer:
-    """Takes the scores of a run's models. Results lie in the run's folder.
+    """Scores a run's models. Results lie in the run's folder.
 
     Args:
         runtime: whose workers take them.
@@ -45,7 +45,7 @@ class RunScorer:
         )
 
     def score(self, key: ScoreKey, *, keep_embeddings: bool = False) -> ModelScores:
-        """Scores of a saved model on the run's tasks.
+        """Score a saved model on the run's tasks.
 
         Args:
             keep_embeddings: whether what is embedded is scored in another number type next.
@@ -84,8 +84,8 @@ class RunScorer:
         return self._runtime.precision(self._run.placement)
 
     def further(self, tell: Callable[[str, dict[str, float]], None]) -> dict[ScoreKey, ModelScores]:
-        """Scores of the last stage's model at smaller widths, in the number types that any stage
-        trains and without context, and of the baselines.
+        """Score the last stage's model at smaller widths, in the number types that any stage trains
+        and without context, and the baselines.
 
         Args:
             tell: takes the name of a curve in MLflow and its scores.

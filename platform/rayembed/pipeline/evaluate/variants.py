@@ -1,4 +1,4 @@
-"""Variants of a model: each is made and scored, one is chosen, and one table shows them all."""
+"""Variants of a model: make and score each, choose one, and tabulate all."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,19 +29,19 @@ class Variant(Generic[Made]):
     """One of several models that are compared."""
 
     label: str
-    """Name for readers; nothing is looked up by it."""
+    """Label for readers; it is no key."""
     make: Callable[[], Made]
-    """Makes the model unless it is there, and returns what the caller knows it by."""
+    """Function that makes the model unless it exists, and returns the caller's handle of it."""
 
 
 @dataclass(frozen=True)
 class Scored(Generic[Made]):
-    """A variant that is made, with its scores."""
+    """A finished variant with its scores."""
 
     label: str
     made: Made
     result: ModelScores | None = None
-    """None: it is not scored."""
+    """Scores of the variant; None if it is not scored."""
 
     @property
     def scores(self) -> dict[str, float]:
@@ -50,7 +50,7 @@ class Scored(Generic[Made]):
 
     @property
     def mean(self) -> float | None:
-        """Mean of the tasks' scores; None without any."""
+        """Mean of the tasks' scores; None if there are none."""
         return fmean(self.scores.values()) if self.scores else None
 
 
@@ -90,7 +90,7 @@ def choose(
     near: Callable[[T, T], bool] = lambda best, other: False,
     cost: Callable[[T], float] = lambda candidate: 0.0,
 ) -> T:
-    """Choose the cheapest of the best candidate and those near it.
+    """Choose the cheapest candidate among the best and those near it.
 
     Of equal costs the highest gain decides, of equal gains the order.
 
@@ -113,7 +113,7 @@ def _first_highest(candidates: Sequence[T], gain: Callable[[T], float | None]) -
 def variants_table(
     title: str, rows: Sequence[tuple[str, Mapping[str, object]]], kept: Sequence[bool] = ()
 ) -> Table:
-    """Make a table with a row for each variant; the one that is kept says so.
+    """Make a table with a row for each variant; the chosen one is marked.
 
     Args:
         rows: label of each variant, and its cells by their headings.
@@ -136,7 +136,7 @@ def report_tables(
     *,
     kept: Scored[Made] | None = None,
 ) -> list[Table]:
-    """Make the table of scored variants, and with several tasks one of their scores.
+    """Make the table of scored variants, and for several tasks a table of their scores.
 
     The first variant is what the others are compared with.
 

@@ -1,1 +1,1 @@
-"""The way of a model into the registry."""
+"""Registration of a model."""

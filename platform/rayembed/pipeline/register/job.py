@@ -1,4 +1,4 @@
-"""The registry job from its arguments to a decision: register, score, promote, roll back."""
+"""Registry job: register, score, promote, roll back."""
 
 import argparse
 import logging
@@ -87,7 +87,7 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
 
 
 def _register(client: Any, asked: argparse.Namespace) -> int:
-    """Register what is asked, keep its scores, promote it; nothing is changed before all checks."""
+    """Register the model, store its scores and promote it, after all checks."""
     from rayembed.pipeline.register.registration import (  # torch and mteb
         find_candidate,
         own_run,

@@ -1,4 +1,4 @@
-"""Licences of what a model was made of, as far as they are known."""
+"""Known licences of a model's base and data."""
 
 import logging
 from pathlib import Path
@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 
 def base_licence(reference: str, folder: Path | None = None) -> str:
-    """The licence that a model's own card states; empty where it states none or has no card.
+    """Licence stated in a model's card; empty if there is no card or it states none.
 
     Args:
         reference: of the model; on the hub its card is fetched.
@@ -40,7 +40,7 @@ def base_licence(reference: str, folder: Path | None = None) -> str:
 
 
 def data_licences(run: Run) -> dict[str, str]:
-    """The licence of each data set of the run that the catalogue knows, by its name in the run."""
+    """Licences of the run's data sets that the catalogue knows, by their names in the run."""
     found = {dataset.name: _data_licence(dataset) for dataset in run.data.datasets}
     return {name: licence for name, licence in found.items() if licence}
 
@@ -68,7 +68,7 @@ def _stated(card: Path) -> str:
 
 
 def task_facts(task: str) -> TaskFacts | None:
-    """The facts of a task; None: mteb has no such task."""
+    """Facts about the task; None if mteb has no such task."""
     import mteb
 
     try:

@@ -1,4 +1,4 @@
-"""A model on its way into the registry: what it is, its version, its scores, its card."""
+"""Registration of a model: candidate, version, scores, card."""
 
 import json
 import logging
@@ -51,12 +51,12 @@ LICENCE_TAG = "rayembed.base_licence"
 
 @dataclass(frozen=True)
 class Training:
-    """Training of a model, as its card describes it."""
+    """Training of a model, as described on its card."""
 
     run: Run
     provenance: Mapping[str, Any]
     table: str
-    """Scores of the run's models in Markdown; empty where none were taken."""
+    """Scores of the run's models in Markdown; empty if none were taken."""
     share: float = 1.0
     """Share of the trained model in the kept one: 0 is the start, 1 the trained model itself."""
     recorded: Mapping[str, str] | None = None
@@ -65,16 +65,16 @@ class Training:
 
     @property
     def global_step(self) -> int:
-        """Step of the run after which the kept model is: that of the start is 0."""
+        """Step of the run at which the kept model was taken; 0 for the start."""
         return self.run.total_steps if self.share else 0
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the run as it was trained."""
+        """Fingerprint of the run as trained."""
         return self.run.fingerprint if self.recorded is None else self.recorded[FINGERPRINT_TAG]
 
     def base_licence(self) -> str:
-        """Licence of the base model; empty: not known."""
+        """Licence of the base model; empty if unknown."""
         if self.recorded is None:
             return base_licence(self.run.model.backbone.path)
         return self.recorded.get(LICENCE_TAG, "")
@@ -82,26 +82,26 @@ class Training:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that is registered, or is going to be."""
+    """A model that is registered, or will be."""
 
     reference: str
     folder: Path | None
-    """Folder with the model; None: it was named as a version, which has all that is needed."""
+    """Folder with the model; None: it was named as a version, which has everything needed."""
     weights: str
     """Fingerprint of the weights."""
     number: int | None
-    """Number of its version; None: it has none yet."""
+    """Number of its version; None if it has none yet."""
     kept_scores: tuple[TaskScore, ...] = ()
-    """Scores that are kept with the version."""
+    """Scores stored with the version."""
     new_scores: tuple[TaskScore, ...] = ()
     results: Path | None = None
     """Folder with the files of the new scores."""
     training: Training | None = None
-    """Training that made it; None: the MLflow run of its version tells, if it has one."""
+    """Training that made it; None: read it from the version's MLflow run, if any."""
 
     @property
     def scores(self) -> tuple[TaskScore, ...]:
-        """Scores by task: the kept ones, with the new ones in place of older ones."""
+        """Scores by task: stored ones, replaced by new ones."""
         merged = {score.task: score for score in (*self.kept_scores, *self.new_scores)}
         return tuple(merged[task] for task in sorted(merged))
 
@@ -117,7 +117,7 @@ class RegisteredVersion:
     alias_uri: str
     """`models:/<name>@<alias>`; equals `uri` if no alias was set."""
     card: str = field(default="", compare=False, repr=False)
-    """Its card, if it was written now."""
+    """Its card, if it was written in this call."""
 
 
 OpenTracker = Callable[[], AbstractContextManager[Tracker]]
@@ -133,7 +133,7 @@ def find_candidate(
     trusted: bool,
     tracking_uri: str,
 ) -> Candidate:
-    """The candidate, after all that it needs was found to be there; changes nothing.
+    """Locate the model and check everything that its registration needs; change nothing.
 
     Args:
         name: of the registered model.
@@ -171,7 +171,7 @@ def register_trained(
     *,
     may_be_candidate: bool = True,
 ) -> RegisteredVersion:
-    """The version of a run's model in the registry, with card and scores.
+    """Register a run's model with card and scores, and return its version.
 
     Args:
         model: folder of the model in storage; it gets the card, too.
@@ -225,7 +225,7 @@ def _with_scores(
 
 
 def check_registrable(folder: Path) -> None:
-    """Return when the registered model could load the folder, by sentence-transformers.
+    """Check that sentence-transformers can load the folder, as the registered model does.
 
     Raises:
         ArtifactError: it is of another format, or needs code that it brings itself.
@@ -253,7 +253,8 @@ def put(
     may_be_candidate: bool = True,
     card_file: Path | None = None,
 ) -> RegisteredVersion:
-    """The candidate's version, which now has the scores, a card and, if scored, an alias.
+    """Write scores, card and, if scored, an alias to the candidate's version, which is created if
+    needed.
 
     The one road into the registry, for training and for the registry job. A candidate that was
     interrupted here goes on where it stopped; one that is there stays. The alias `candidate` comes
@@ -319,7 +320,9 @@ def _make_version(candidate: Candidate, name: str, open_tracker: OpenTracker) ->
 def own_run(
     candidate: Candidate, name: str, tracking_uri: str, experiment: str
 ) -> Iterator[Tracker]:
-    """MLflow run of a model that was not trained here, named by the weights; closed at the end."""
+    """Open an MLflow run for a model that was not trained here, named by the weights; closed at the
+    end.
+    """
     shown = without_place(candidate.reference)
     with (
         tempfile.TemporaryDirectory(prefix="registration-") as scratch,
@@ -378,7 +381,9 @@ def _training_of(client: Any, version: Any) -> Training | None:
 
 
 def training_run(client: Any, run_id: str) -> Run | None:
-    """The run that trained a version; None: it was not trained by rayembed, or by a later one."""
+    """Read the run that trained a version; None if rayembed did not train it, or a later rayembed
+    did.
+    """
     text = _artifact(client, run_id, "run.yaml")
     if text is None:
         return None
@@ -401,7 +406,7 @@ def _artifact(client: Any, run_id: str, name: str) -> str | None:
 
 
 def _dimensions(folder: Path) -> tuple[int, ...]:
-    """Widths of the model's vectors, without its weights where its files tell."""
+    """Widths of the model's vectors, read without its weights if possible."""
     try:
         return saved_widths(folder)
     except ArtifactError:

@@ -1,1 +1,1 @@
-"""A training run from its settings to its report, and where it is done."""
+"""Training run from its settings to its report, and its runtime."""

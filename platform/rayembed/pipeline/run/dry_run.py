@@ -1,4 +1,4 @@
-"""Output of `--dry-run` and `--list`: the run as YAML, and tables of what it would need.
+"""Output of `--dry-run` and `--list`: the run as YAML, and tables of its requirements.
 
 What has to be counted for that, a model's size, memory and time, is a package's of the table
 `ESTIMATES`.
@@ -25,7 +25,7 @@ Runs = Sequence[NamedRun]
 
 
 class Estimates:
-    """What runs need and how long they take, before they start; this one knows nothing of it."""
+    """Estimates of needs and time before a run starts; this base class estimates nothing."""
 
     def needs(self, run: NamedRun) -> dict[str, str]:
         """Rows of a dry run's table: sizes, memory, disk.
@@ -36,10 +36,10 @@ class Estimates:
         return {}
 
     def check(self, run: NamedRun) -> None:
-        """Raise ConfigError where a run does not fit the GPU that its placement names."""
+        """Raise ConfigError if a run does not fit the GPU that its placement names."""
 
     def time(self, runs: Runs, prepared: Runs = (), best: NamedRun | None = None) -> str | None:
-        """Sentence that says how long a run, or all trials of a sweep, take; None: not known.
+        """Sentence with the estimated time of a run, or of all trials of a sweep; None if unknown.
 
         Args:
             prepared: one run for each different data of trials.
@@ -52,12 +52,12 @@ ESTIMATES = NamedTable("rayembed.estimates", Estimates, "estimate of runs", {})
 
 
 def estimates() -> Estimates:
-    """The first member of the table; without one what says nothing."""
+    """Return the first member of the table, or the base class if it is empty."""
     return next(iter(ESTIMATES.members().values()), Estimates())
 
 
 def print_dry_run(run: Run, found: AtHand, *, out: TextIO, tables: TextIO) -> None:
-    """Write the run as YAML to `out`, and to `tables` what it would need and what was read.
+    """Write the run as YAML to `out`, and its requirements and the files read to `tables`.
 
     They are apart so that `--dry-run > run.yaml` gives a file which `--recipe run.yaml` takes.
 
@@ -86,7 +86,7 @@ def print_dry_run(run: Run, found: AtHand, *, out: TextIO, tables: TextIO) -> No
 
 @dataclass(frozen=True)
 class StepLoad:
-    """Most texts and tokens that one step of a stage processes over all workers."""
+    """Maximum texts and tokens that one step of a stage processes over all workers."""
 
     texts: int
     """Queries, positives and hard negatives; equal texts are encoded once."""
@@ -95,7 +95,7 @@ class StepLoad:
 
 
 def step_load(run: Run, stage: StageConfig) -> StepLoad:
-    """Texts and tokens of one step, at most; what stands before a text counts, and its context."""
+    """Maximum texts and tokens of one step; prompts and context are included."""
     documents, pairs = 1 + stage.batch.num_negatives, stage.batch.global_pairs
     query = stage.query_max_length or run.model.query_max_length
     document = stage.document_max_length or run.model.document_max_length
@@ -107,7 +107,7 @@ def step_load(run: Run, stage: StageConfig) -> StepLoad:
 
 
 def machines(placement: Placement) -> str:
-    """Number of workers, with their CPUs and GPUs in all, as a table shows them."""
+    """Number of workers with their total CPUs and GPUs, as shown in a table."""
 
     def of_all(each: float) -> str:
         numbers = (placement.fewest_workers, placement.workers)
@@ -118,7 +118,7 @@ def machines(placement: Placement) -> str:
 
 
 def auto_device(placement: Placement) -> dict[str, str]:
-    """Row of a table that says what `use_gpu: auto` is on this machine; none where it is set."""
+    """Table row with the device that `use_gpu: auto` selects on this machine; none if it is set."""
     if placement.use_gpu != "auto":
         return {}
     settled = "GPU" if placed_here(placement).on_gpu else "CPU"

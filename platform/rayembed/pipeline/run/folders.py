@@ -62,7 +62,7 @@ class RunFolders:
 
     @property
     def local(self) -> Path:
-        """The folder of its small files on this machine."""
+        """Folder of its small files on this machine."""
         return self.files.local
 
     @property
@@ -72,7 +72,7 @@ class RunFolders:
 
     @property
     def metrics(self) -> str | None:
-        """Path to which the metrics log is copied; None: it lies there."""
+        """Path to which the metrics log is copied; None: it is written there directly."""
         remote = is_remote(self.storage)
         return join(self.storage, METRICS_FILE) if remote else None
 
@@ -89,7 +89,7 @@ class RunFolders:
         return join(self.storage, "models", name)
 
     def claim(self, run: NamedRun, plans: Mapping[str, str]) -> None:
-        """Take the folder for a run and write down its settings and plans, in storage too.
+        """Claim the folder for a run and write its settings and plans, in storage too.
 
         Raises:
             ArtifactError: it belongs to a run of other settings or data, or cannot be written.
@@ -127,13 +127,13 @@ class RunFolders:
                 )
 
     def keep_plans(self, plans: Mapping[str, str]) -> None:
-        """Write down which batch plan each stage trains on, by the names of their folders."""
+        """Record which batch plan each stage trains on, by folder name."""
         named = {stage: file_name(place) for stage, place in plans.items()}
         write_atomic(self.local / PLANS_FILE, (json.dumps(named, indent=2) + "\n").encode())
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Copy the small files to storage at the end of the block; its error goes before others."""
+        """Copy the small files to storage at the end of the block, even after an error."""
         try:
             yield
         except BaseException:
@@ -171,7 +171,7 @@ def plan_of(run: Run, stage: str) -> str:
 
 @contextmanager
 def locked_folders(run: NamedRun, *, wait: bool = False) -> Iterator[RunFolders]:
-    """The run's folders, which no other job has meanwhile, with what storage has of its files.
+    """Lock the run's folders against other jobs, and fetch storage's files.
 
     Args:
         wait: for the job that has them, instead of refusing.
@@ -189,8 +189,8 @@ def locked_folders(run: NamedRun, *, wait: bool = False) -> Iterator[RunFolders]
 def locked_place(
     storage: str, kind: str, name: str, what: str, *, wait: bool = False
 ) -> Iterator[StoredFolder]:
-    """The files of a run or a sweep under a lock of this machine, which ends with its process
-    whatever ends it, and under a lease in storage, which holds for all machines.
+    """Lock the files of a run or sweep on this machine for the life of the process, and lease them
+    in storage for all machines.
 
     Args:
         kind: `RUNS` or `SWEEPS`.
@@ -228,7 +228,7 @@ def files_of(storage: str, kind: str, name: str) -> StoredFolder:
 
 
 def send_pending(run: NamedRun, out: TextIO) -> None:
-    """Send all that waits in the folder of the run of that name; starts neither it nor Ray.
+    """Send all pending data of the named run; starts neither it nor Ray.
 
     It goes to where the run said that MLflow is, or to `placement.tracking_uri` where it is given.
 
@@ -241,7 +241,7 @@ def send_pending(run: NamedRun, out: TextIO) -> None:
 
 
 def send_files(files: StoredFolder, tracking_uri: str | None, out: TextIO) -> None:
-    """Send all that waits in a folder that is locked; raises as `send_pending`."""
+    """Send all pending data of a locked folder; raises as `send_pending`."""
     number = send_metrics(files.local, tracking_uri=tracking_uri)
     files.keep()
     out.write(f"sent {number} steps; MLflow has everything of {files.place}\n")

@@ -1,4 +1,4 @@
-"""Held-out parts of a run's data sets as sets to score, and what a reader is told of them."""
+"""Evaluation sets over held-out parts of a run's data sets, with their summaries."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ FEW_QUERIES = 50
 
 @dataclass(frozen=True)
 class HeldOutSet:
-    """The set over a data set's held-out part: of retrieval, or of graded pairs."""
+    """Evaluation set over a data set's held-out part: retrieval, or graded pairs."""
 
     name: str
     """Name of the task in tables."""
@@ -30,11 +30,11 @@ class HeldOutSet:
     queries: int = 0
     documents: int = 0
     pairs: int = 0
-    """Graded pairs; 0: it is a set of retrieval."""
+    """Number of graded pairs; 0 for a retrieval set."""
 
     @property
     def summary(self) -> str:
-        """Numbers of texts that its scores are over, in words."""
+        """Numbers of texts in the set, in words."""
         if self.pairs:
             return (
                 f"{self.name}: {self.pairs:,} graded pairs, of whose texts no training row has any"
@@ -49,7 +49,7 @@ class HeldOutSet:
 
 
 def held_out_set_of(dataset: DatasetConfig, records: DatasetArtifact) -> HeldOutSet | None:
-    """The held-out set that a data set's prepared records leave out; None: they leave none out.
+    """Held-out set of a data set's prepared records; None if nothing is held out.
 
     Raises:
         ArtifactError: its files are not what was written.
@@ -66,7 +66,7 @@ def held_out_set_of(dataset: DatasetConfig, records: DatasetArtifact) -> HeldOut
 
 
 def held_out_sets(run: Run, plans: Mapping[str, str]) -> list[HeldOutSet]:
-    """The held-out sets of all data sets of the run that ask for one.
+    """Held-out sets of all data sets of the run that configure one.
 
     Args:
         plans: stage name → folder of its batch plan.
@@ -84,7 +84,7 @@ def held_out_sets(run: Run, plans: Mapping[str, str]) -> list[HeldOutSet]:
 
 
 def with_sets(run: Run, sets: Sequence[HeldOutSet]) -> Run:
-    """The run with the held-out sets among what its models are scored on."""
+    """Add the held-out sets to the run's evaluation."""
     own = [
         {
             "kind": "sts" if s.pairs else "retrieval",

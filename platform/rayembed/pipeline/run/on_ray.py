@@ -1,4 +1,4 @@
-"""Ray as the pipeline meets it: a cluster to join, or one of this process, as a run's runtime."""
+"""Ray runtime of a run: connect to a cluster, or start one in this process."""
 
 import logging
 import os
@@ -55,7 +55,7 @@ Ray puts the machine's own address in its place. Read when Ray is imported."""
 
 
 def connect() -> None:
-    """Join the cluster that `RAY_ADDRESS` names, as it does within a job, or start one.
+    """Connect to the cluster at `RAY_ADDRESS`, which is set within a job, or start one.
 
     Without it Ray would look for any cluster of this machine, and wait for one that has gone.
     """
@@ -100,7 +100,7 @@ def connect() -> None:
 
 
 def ensure_token() -> None:
-    """Make the cluster's token in `~/.ray/auth_token` (mode 600) if there is none.
+    """Create the cluster's token in `~/.ray/auth_token` (mode 600) if it is missing.
 
     Nothing is made where authentication is off, or where `RAY_AUTH_TOKEN` or `RAY_AUTH_TOKEN_PATH`
     gives the token, as in Ray.
@@ -152,7 +152,7 @@ def _own_cluster(environment: dict[str, str]) -> dict[str, Any]:
 
 
 def keep_loopback_from_proxies() -> None:
-    """Have this process and those it starts reach servers of this machine without a proxy."""
+    """Let this process and its children reach servers on this machine without a proxy."""
     for name in ("NO_PROXY", "no_proxy"):
         hosts = [host for host in os.environ.get(name, "").split(",") if host]
         if "*" not in hosts:  # which counts only alone
@@ -161,7 +161,7 @@ def keep_loopback_from_proxies() -> None:
 
 
 def free_port() -> int:
-    """A port that is free now.
+    """Find a free port.
 
     Not one that the system would choose: before it is bound, seconds later, the system may give
     such a one to any connection.
@@ -190,7 +190,7 @@ def _filter_lines_of_workers() -> None:
 
 
 class OnRay:
-    """A Ray cluster as the place where a run is done; a `Runtime`."""
+    """Runtime on a Ray cluster."""
 
     def __init__(self) -> None:
         from rayembed.data.engine.on_ray import execute_with_ray_data
@@ -207,9 +207,7 @@ class OnRay:
         self.train = train_on_ray
 
     def gpus(self, placement: "Settings") -> "SeenGpus":
-        """GPUs of the cluster's live nodes; a cluster that would only be started for the job is
-        this machine.
-        """
+        """GPUs of the cluster's live nodes; before a local cluster starts, of this machine."""
         import ray
 
         from rayembed.machine.gpu_check import usable_gpus_here
@@ -221,8 +219,8 @@ class OnRay:
         return cluster_gpus(placement)
 
     def precision(self, placement: "Placement | EvaluationPlacement") -> "Precision":
-        """Number type that a worker computes fast, by its node; a cluster that would only be
-        started for the job is this machine.
+        """Number type that a worker's node computes fast; before a local cluster starts, this
+        machine's.
         """
         import ray
 
@@ -241,7 +239,7 @@ class OnRay:
         return len([node for node in ray.nodes() if node["Alive"]]) == 1
 
     def data_context(self, run: DataRun) -> "PipelineContext":
-        """Context whose tasks the whole cluster runs."""
+        """Context that runs data tasks on the whole cluster."""
         from rayembed.data.engine.on_ray import ray_pipeline_context
 
         return ray_pipeline_context(run)

@@ -1,4 +1,4 @@
-"""The report of a run that is done."""
+"""Report of a finished run."""
 
 import shlex
 from collections.abc import Mapping
@@ -33,42 +33,44 @@ class Outcome:
 
     run: Run
     scores: Mapping[ScoreKey, ModelScores]
-    """Scores of the run's models and of baselines; empty: the run takes none."""
+    """Scores of the run's models and of baselines; empty if the run has no evaluation."""
     model_folder: str
     """Folder of the model in storage, as `run_folder`: a path or an address of object storage."""
     run_folder: str
     version: RegisteredVersion
     tracking_uri: str
     dropped_steps: int
-    """Number of steps, of all stages, that changed no weights."""
+    """Number of steps, over all stages, that changed no weights."""
     data_warnings: tuple[str, ...] = ()
-    """Warnings about settings that ask for what the data do not give."""
+    """Warnings about settings that the data cannot satisfy."""
     rejected: tuple[str, ...] = ()
-    """Data sets of which rows were rejected, with their share and where examples lie."""
+    """Data sets with rejected rows, with their share and the location of examples."""
     held_out: tuple[str, ...] = ()
-    """Held-out parts: how many texts the scores are over, and where these lie."""
+    """Held-out parts, with the number of texts and their location."""
     verdict: Verdict | None = None
-    """What the guard found; None: the run has none."""
+    """Decision of the guard; None if the run has none."""
 
     @property
     def trained(self) -> ModelScores | None:
-        """Scores of the last stage's model, whichever is kept; None: the run takes none."""
+        """Scores of the last stage's model, whether it is kept or not; None without an
+        evaluation.
+        """
         return self.scores.get(ScoreKey(self.run.stages[-1].name))
 
     @cached_property
     def table(self) -> ScoreTable | None:
-        """Table of scores by labels for readers; None: the run takes none."""
+        """Table of scores with readable labels; None without an evaluation."""
         return scores_table(self.run, self.scores) if self.scores else None
 
 
 def scores_table(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> ScoreTable:
-    """Table of the scores of a run's models, by labels for readers."""
+    """Make the table of scores of a run's models, with readable labels."""
     by_model = {key: scored.scores for key, scored in scores.items()}
     return run_table(by_model, [stage.name for stage in run.stages], own_tasks(run))
 
 
 def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
-    """Print the score table, where the model lies, and what to run next."""
+    """Print the score table, the model's location, and the command to run next."""
     out = console(soft_wrap=True)
     if outcome.table is not None:
         out.print(score_table(outcome.table, title="Held-out scores", with_mean=True))
@@ -120,7 +122,7 @@ def _why_no_candidate(outcome: Outcome) -> str | None:
 
 
 def dropped_line(steps: int) -> str:
-    """Line of the report about dropped steps."""
+    """Report line about dropped steps."""
     were = "step was" if steps == 1 else "steps were"
     return (
         f"Dropped    {steps} {were} without effect: loss or gradient were not finite "

@@ -1,4 +1,4 @@
-"""Where the work of a run is done: in this process, or on a Ray cluster."""
+"""Runtimes of a run: this process, or a Ray cluster."""
 
 import logging
 import os
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Here:
-    """The process itself as the place where a run is done; a `Runtime`.
+    """Runtime in this process.
 
     Args:
         deterministic: whether a GPU must compute the same bits each time.
@@ -56,7 +56,7 @@ class Here:
         self._deterministic = deterministic
 
     def start(self) -> None:
-        """Keep the libraries' progress out of the log, as on Ray; warnings stay.
+        """Hide the libraries' progress logs, as on Ray; warnings stay.
 
         Sets what torch reads when it first uses a GPU.
         """
@@ -74,7 +74,7 @@ class Here:
 
     def check_now(self, placement: Placement, *, validates: bool = False) -> None:
         """Check that this process can train on the placement's device, and that this machine has
-        the CPUs and the GPU of a worker, which works.
+        the CPUs and the working GPU of a worker.
 
         Raises:
             PlacementError: it cannot, or something is missing.
@@ -96,14 +96,14 @@ class Here:
         take_device("cuda" if placement.on_gpu else "cpu")
 
     def check(self, placement: Placement, *, validates: bool = False) -> None:
-        """Do nothing: this machine is what it was at `check_now`."""
+        """Do nothing: this machine has not changed since `check_now`."""
 
     def precision(self, placement: Placement | EvaluationPlacement) -> Precision:
         """Number type that this machine computes fast."""
         return auto_precision("cuda" if placement.on_gpu else "cpu")
 
     def is_here(self) -> bool:
-        """Always: this process does the work."""
+        """Return True: this process does the work."""
         return True
 
     def hardware(self, placement: Placement) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Here:
         return node_hardware()
 
     def data_context(self, run: DataRun) -> PipelineContext:
-        """Context whose tasks this machine runs."""
+        """Context that runs data tasks on this machine."""
         placement = run.placement
         execute = partial(execute_here, use_gpu=placement.use_gpu)
         loader = TeacherLoader()
@@ -142,7 +142,7 @@ PlacedRun = TypeVar("PlacedRun", bound=NamedRun | EvaluationRun)
 
 
 def with_device(run: PlacedRun, runtime: Runtime) -> PlacedRun:
-    """Return the run with the device that `placement.use_gpu=auto` stands for, said in one line.
+    """Set the device that `placement.use_gpu=auto` selects, and log it.
 
     Raises:
         PlacementError: a GPU is asked for and none is there, or `auto` cannot be decided.
@@ -154,7 +154,7 @@ def with_device(run: PlacedRun, runtime: Runtime) -> PlacedRun:
 def started(
     run: AnyRun, runtime: Runtime, *, validates: bool = False, is_trial: bool = False
 ) -> AnyRun:
-    """Return the run with device, number type and threads settled, on a runtime that can train it.
+    """Settle device, number type and threads of the run, on a runtime that can train it.
 
     Each is said in one line, and so is the time that the run takes; a sweep says that of its
     trials.
@@ -173,7 +173,7 @@ def started(
 
 
 def with_threads(run: AnyRun, runtime: Runtime) -> AnyRun:
-    """The run with the number of threads that `auto` stands for, said in one line."""
+    """Set the number of threads that `auto` selects, and log it."""
     placement = run.placement
     if placement.threads_per_worker != "auto":
         return run
@@ -187,7 +187,7 @@ def with_threads(run: AnyRun, runtime: Runtime) -> AnyRun:
 
 
 def runtime_of(placement: RuntimeSettings) -> Runtime:
-    """The runtime that a placement asks for; `auto` is decided here."""
+    """Return the runtime that a placement selects; `auto` is decided here."""
     named = os.environ.get("RAY_ADDRESS")
     local = placement.runtime == "local" or (
         placement.runtime == "auto" and not named and not placement.needs_ray

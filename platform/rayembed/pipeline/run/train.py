@@ -79,16 +79,16 @@ START, DATA, MIXTURES, REGISTRY = "start", "data", "mixtures", "registry"
 
 @dataclass(frozen=True)
 class TrialOf:
-    """Additions of a sweep to a run that is one of its trials."""
+    """Sweep-specific parts of a run that is a trial."""
 
     tags: Mapping[str, str]
-    """Tags of its MLflow run: the sweep, and the settings that are tried."""
+    """Tags of its MLflow run: the sweep, and the trial's settings."""
     on_scores: Tell
-    """Told of scores as soon as they are known; again of those that an earlier process had."""
+    """Callback for scores as soon as they are known; scores of an earlier process are repeated."""
 
 
 def train(run: Run, *, callbacks: Sequence[Callback] = ()) -> Outcome:
-    """Train a run or resume it; return its result after its table was printed.
+    """Train or resume a run, print its table, and return its result.
 
     Everything that a user can get wrong is checked before a worker starts.
 
@@ -197,7 +197,7 @@ def train_claimed(
 
 
 def _checked(run: Run) -> tuple[PromptTokenizer, list[ResolvedDataset]]:
-    """The run's tokenizer and its files, after all that can be told before Ray starts."""
+    """Check the run as far as possible before Ray starts; return its tokenizer and files."""
     check_mirrors(run.placement.mirrors)
     sources = check_files_at_hand(run)
     tokenizer = check_inputs(run)
@@ -274,7 +274,7 @@ def _train_and_score(
 
 
 def provenance_of_teachers(run: Run, plans: Mapping[str, str]) -> dict[str, Any]:
-    """Provenance of the teachers of a run's stages; empty where none has any."""
+    """Provenance of the teachers of a run's stages; empty if there are none."""
     found: dict[str, Any] = {}
     if any(stage.teachers for stage in run.stages):
         found["teachers"] = {stage: teacher_provenance(plan) for stage, plan in plans.items()}
@@ -348,5 +348,5 @@ def _register(
 
 
 def _of_plans(lines: Callable[[str], list[str]], plans: Mapping[str, str]) -> list[str]:
-    """What a function tells of each plan's folder, each line once."""
+    """Distinct lines that a function returns for the plans' folders."""
     return list(dict.fromkeys(line for plan in plans.values() for line in lines(plan)))

@@ -1,4 +1,4 @@
-"""The training job: from its arguments to a run.
+"""Training job: from its arguments to a run.
 
 Each of the functions below imports what it needs: `--help` takes no second, a dry run no Ray.
 """
@@ -53,7 +53,7 @@ PAIRS = option(
 
 
 def training_job(default_recipe: str | None) -> Job[Run]:
-    """The job that trains recipes, evaluates the model and registers it.
+    """Make the job that trains recipes, evaluates the model and registers it.
 
     Args:
         default_recipe: where the command names none; its architecture is the only one that the job
@@ -167,14 +167,14 @@ def _trace(run: Run, context: JobContext) -> None:
 
 
 def send_metrics(run: NamedRun, context: JobContext) -> None:
-    """Send MLflow what it has not got of a run."""
+    """Send a run's pending data to MLflow."""
     from rayembed.pipeline.run.folders import send_pending
 
     send_pending(run, context.out)
 
 
 def base_run(recipe: str) -> Run:
-    """The run of a recipe's name or of a YAML file.
+    """Return the run of a recipe's name or of a YAML file.
 
     Raises:
         ConfigError: no such recipe, or a file that is no run.
@@ -200,7 +200,7 @@ _SHOWN_CHARACTERS = 60
 
 
 def print_trace(run: Run, stage: str, step: int, out: TextIO) -> None:
-    """Write each row of a stage's step with its origin, then the folders that they went through.
+    """Print each row of a stage's step with its origin and the folders of its processing.
 
     Raises:
         ArtifactError: no training of that name has a plan of the stage, or a folder that it was

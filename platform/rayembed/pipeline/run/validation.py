@@ -1,4 +1,4 @@
-"""Validation of a run's stages: the model, the tasks and MLflow brought to the training."""
+"""Validation of a run's stages: connects model, tasks and MLflow to the training."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ SCORE = "score"
 
 
 def check_validated(run: Run, held_out: Sequence[HeldOutSet]) -> None:
-    """Return when what the run's data sets hold out can be scored while it trains, if it asks so.
+    """Check that the run's held-out data can be scored during training, if it is configured so.
 
     Args:
         held_out: sets over the held-out parts, which are known when the data are prepared.
@@ -48,7 +48,7 @@ def validation_of(
     offset: int,
     log_scores: Callable[[str, dict[str, float], int], None],
 ) -> Validation | None:
-    """Validation of a stage's weights; None: the run has none.
+    """Make the validation of a stage's weights; None if the run has none.
 
     Args:
         held_out: sets over the held-out parts of the run's data sets.
@@ -75,7 +75,7 @@ def validation_of(
 def score_weights(
     held_out: Sequence[HeldOutSet], run: Run, weights: str, device: str
 ) -> dict[str, float]:
-    """Score by task of the run's model with trained weights of storage.
+    """Score the run's model with trained weights from storage, by task.
 
     The weights are whole whatever the ZeRO stage, so one process on one device takes them. Adapters
     are merged, as they are in the model that will be exported.
@@ -92,14 +92,13 @@ def score_weights(
 
 
 def kept_step(weights: str) -> str | None:
-    """After which step of its stage the weights are that it handed on; None: it was trained without
-    validation, to its last step.
-    """
+    """Step whose weights a stage handed on; None: trained to its last step without validation."""
     return read_made_of(weights).get(STEP)
 
 
 def validation_log(run: Run, stage_folder: Callable[[str], str]) -> list[Record]:
-    """All scores of the run so far, as `VALIDATION_FILE` has them; steps without one are left out.
+    """All scores of the run so far, in the form of `VALIDATION_FILE`; steps without scores are left
+    out.
 
     Args:
         stage_folder: a stage's folder in storage by its name.
@@ -116,11 +115,11 @@ def validation_log(run: Run, stage_folder: Callable[[str], str]) -> list[Record]
 
 
 def write_validation_log(lines: Sequence[Record], path: Path) -> None:
-    """Write the log; a run without scores gets none."""
+    """Write the log; a run without scores gets no file."""
     if lines:
         write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def read_validation_log(path: Path) -> list[Record]:
-    """The lines of a run's log; none when there is no log."""
+    """Read the lines of a run's log; none if there is no log."""
     return LogReader(path).read()
