@@ -247,7 +247,7 @@ def _trained(task: Task) -> float:
 
 def check_whole(task: Task, before: dict[int, float], log: str, start: int) -> None:
     """The resumed job went on, met what it had logged before, and learnt."""
-    told = log[start:].partition("goes on after step ")[2]
+    told = log[start:].partition("resumes after step ")[2]
     step = int(told.split()[0]) if told else 0
     check(step > 0, f"{task.told}: it went on after step {step}")
     after = task.losses()

@@ -70,7 +70,7 @@ def list_of_checkpoints_cut_off(scene: Scene) -> tuple[str, str]:
         raise UnexpectedError("the list is whole")
     again = scene.submit()
     again.ends_with(0)
-    return again.line("is made anew"), "submits again"
+    return again.line("is rebuilt from"), "submits again"
 
 
 @contextmanager

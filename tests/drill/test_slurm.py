@@ -115,7 +115,7 @@ def test_a_killed_job_and_one_whose_node_is_lost_go_on(cluster: Slurm) -> None:
         assert len(networks_of("ray::RayTrainWorker")) == 2, "each node has a worker"
         driver().kill()
         wait_for(lambda: "put back into the queue" in log.read_text(), "it is put back")
-        wait_for(lambda: log.read_text().count("goes on after step") >= 1, "it goes on")
+        wait_for(lambda: log.read_text().count("resumes after step") >= 1, "it goes on")
         reached = max(steps())
         wait_for(lambda: max(steps()) > reached + CHECKPOINT_EVERY + 2, "it trains again")
         cluster.kill_node("node2")

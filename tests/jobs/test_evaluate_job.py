@@ -172,7 +172,7 @@ def test_scores_are_shown_when_mlflow_has_gone(
         (("--own-set", "/nothing/there"), "/nothing/there"),
         (("--benchmark", "NanoBIER"), "no benchmark 'NanoBIER'; did you mean 'NanoBEIR'?"),
         (("--benchmark", "nothing like it"), ", NanoBEIR, "),
-        (("--own-set", __file__), "is a file; wanted is a folder with corpus, queries and qrels"),
+        (("--own-set", __file__), "is a file; expected a folder with corpus, queries and qrels"),
     ],
 )
 def test_what_is_asked_wrongly_is_said_before_anything_starts(model, arguments, said, capsys):

@@ -107,7 +107,7 @@ def test_run_against_a_server_that_comes_and_goes(server, tmp_path, caplog):
     wait_for(lambda: "Training goes on." in caplog.text, seconds=60)
     server.start()
     wait_for(lambda: len(stored(server, tracker.run_id)) == 20, seconds=60)
-    wait_for(lambda: "is back and has everything" in caplog.text, seconds=60)
+    wait_for(lambda: "is reachable again and has all data" in caplog.text, seconds=60)
     assert caplog.text.count("Training goes on.") == 1
     assert stored(server, tracker.run_id, "eval/WikipediaRetrieval") == [(20, 0.5)]
 

@@ -96,7 +96,7 @@ def test_both_signals_are_told_at_once_and_the_next_job_goes_on(tmp_path, alive)
         assert "\nstopped; the same command goes on" in text
         assert "PC: @" not in text
         assert "Traceback" not in text
-        assert not saved or f"goes on after step {saved}" in text
+        assert not saved or f"resumes after step {saved}" in text
         made = re.search(r"the checkpoint of step (\d+) is made", text)
         assert made, text[-3000:]
         step = int(made[1])

@@ -163,7 +163,7 @@ def test_six_trials_of_two_workers_with_two_ended_early(tmp_path):
     assert sum(record.state == "finished" for record in after.values()) >= 1
     assert killed
     assert after[killed].is_done
-    assert f"run {killed} goes on" in log
+    assert f"run {killed} resumes" in log
     check_tracked(tmp_path, after)
 
 

@@ -105,7 +105,7 @@ def test_other_libraries_are_one_warning_and_remake_nothing(tmp_path, monkeypatc
     again, told = mined()
     assert (again.folder, again.manifest, done) == (first.folder, first.manifest, [])
     assert len(told) == 1
-    assert f"(transformers {was['transformers']}, here 99.0) and are used as they are" in told[0]
+    assert f"(transformers {was['transformers']}, here 99.0) and are used unchanged" in told[0]
     # Another rule takes the vectors of both parts, with one warning for all of them.
     ruled, told = mined(rule={"kind": "top_k"})
     assert (done, len(told)) == (["MineParts", "MineParts"], 1)

@@ -139,7 +139,7 @@ def test_references_that_lead_nowhere(folders, tracker, reference, error, messag
 def test_without_mlflow(folders, tracker, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     settings = ModelUnderTest(reference="models:/tiny/1")
-    with pytest.raises(ConfigError, match="no MLflow is named"):
+    with pytest.raises(ConfigError, match="no tracking address is set"):
         make_spec(settings)
     with pytest.raises(TrackingError, match="no MLflow server"):
         make_spec(settings, tracking_uri="http://127.0.0.1:9")

@@ -105,7 +105,7 @@ def test_a_checkpoint_that_is_damaged_elsewhere_or_of_other_settings_is_refused(
     before = settings.read_text()
     settings.write_text(before.replace("seed: 0", "seed: 1"))
     assert settings.read_text() != before
-    with pytest.raises(ArtifactError, match="were changed since, put them back"):
+    with pytest.raises(ArtifactError, match="have changed since, restore them"):
         models_of([str(checkpoints[0])])
     settings.write_text(before)
     next(checkpoints[0].glob("state-*")).unlink()

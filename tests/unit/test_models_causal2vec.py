@@ -475,7 +475,7 @@ def test_parts_that_do_not_fit_are_refused(folders):
         ConfigError, match=r"model\.encoder\.lora\.target_modules names 'query_proj'"
     ):
         check_buildable(config(encoder=wrong | {"max_length": 32}), folders)
-    with pytest.raises(ConfigError, match="has room for 93 tokens, the query among them"):
+    with pytest.raises(ConfigError, match="has room for 93 tokens, the query included"):
         check_buildable(config(examples={"max_tokens": 93}), folders)
     fits = check_buildable(config(examples={"max_tokens": 92}), folders)
     assert fits.tokenizer.budget("query") == 96 - 3

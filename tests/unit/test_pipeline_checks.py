@@ -292,7 +292,7 @@ def with_examples(run, folder, *assignments):
 def test_examples_need_an_instruction_and_room_in_every_stage(run, folder):
     told = "data.datasets.wiki.query_instruction=find"
     check_inputs(with_examples(run, folder, told))
-    with pytest.raises(ConfigError, match="no data set of a stage has one"):
+    with pytest.raises(ConfigError, match="no data set of a stage has an instruction"):
         check_inputs(with_examples(run, folder))
     with pytest.raises(
         ConfigError, match=r"max_tokens is 120, but stages\.one\.query_max_length 90"

@@ -272,7 +272,7 @@ def test_two_threads_that_miss_mlflow_at_once_say_so_once(opened, monkeypatch, c
         thread.join()
     sys.setswitchinterval(before)
     assert caplog.text.count("Training goes on.") == 1
-    assert caplog.text.count("is back and has everything") == 1
+    assert caplog.text.count("is reachable again and has all data") == 1
 
 
 def test_what_made_a_run_fail_is_told_and_not_that_its_end_cannot_be_kept(opened, tmp_path, caplog):
@@ -489,7 +489,7 @@ def test_a_database_that_was_left_half_made_is_recognised(tmp_path):
         "create table _alembic_tmp_experiments (id integer)",
     )
     for look in (check_reachable, open_client):
-        with pytest.raises(TrackingError, match=r"half made: .*_alembic_tmp_experiments.* 1 runs"):
+        with pytest.raises(TrackingError, match=r"incomplete: .*_alembic_tmp_experiments.* 1 runs"):
             look(left)
 
 
@@ -503,7 +503,7 @@ def test_a_database_that_was_left_half_made_is_recognised(tmp_path):
 )
 def test_tables_that_cannot_be_made_are_told_of_as_half_made(error, tmp_path, monkeypatch):
     monkeypatch.setattr("mlflow.MlflowClient", Mock(side_effect=error))
-    with pytest.raises(TrackingError, match=r"half made: .*holds no runs\. Move it away and"):
+    with pytest.raises(TrackingError, match=r"incomplete: .*holds no runs\. Move it away and"):
         open_client(f"sqlite:///{tmp_path / 'x.db'}")
 
 
@@ -511,7 +511,7 @@ def test_what_is_wrong_with_a_database_otherwise_is_not_called_half_made(tmp_pat
     (tmp_path / "x.db").write_bytes(b"no database at all" * 100)
     with pytest.raises(TrackingError, match="is no SQLite database") as error:
         open_client(f"sqlite:///{tmp_path / 'x.db'}")
-    assert "half made" not in str(error.value)
+    assert "incomplete" not in str(error.value)
 
 
 def test_a_database_is_waited_for_a_limited_time(tmp_path, monkeypatch):

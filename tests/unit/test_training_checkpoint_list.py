@@ -111,7 +111,7 @@ def test_the_one_before_a_damaged_one_is_taken_with_a_warning(folder, caplog):
     first, second = warnings(caplog)
     assert f"checkpoint {NAMES[2]} is incomplete and is removed" in first
     assert "bytes" in first
-    assert second == f"the stage goes on from {NAMES[1]}"
+    assert second == f"the stage resumes from {NAMES[1]}"
     assert mend(folder) is False
 
 
@@ -143,7 +143,7 @@ def test_an_older_damaged_one_does_not_send_the_stage_back(folder, caplog):
     cut(folder / NAMES[0] / "random-00000.safetensors")
     assert mend(folder) is True
     assert taken(folder) == (NAMES[2], NAMES[1:])
-    assert "goes on from" not in caplog.text
+    assert "resumes from" not in caplog.text
 
 
 def test_a_checkpoint_that_is_gone_stops_train_no_more(folder):
@@ -160,7 +160,7 @@ def test_without_a_whole_one_the_stage_begins_anew(folder, caplog):
     assert mend(folder) is True
     assert taken(folder) == (None, [])
     assert on_disk(folder) == []
-    assert "the stage goes on from its beginning" in caplog.text
+    assert "the stage resumes from its beginning" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", '{"ray_version": "2', "[]", '{"checkpoint_results": [{}]}'])
@@ -170,7 +170,7 @@ def test_a_list_that_is_cut_off_is_made_anew(folder, text, caplog):
     assert mend(folder) is False
     assert taken(folder) == (NAMES[1], NAMES[:2])
     assert on_disk(folder) == NAMES[:2]
-    assert "made anew of the whole checkpoints beside it" in caplog.text
+    assert "rebuilt from the complete checkpoints next to it" in caplog.text
 
 
 def test_the_list_of_another_version_of_ray_is_made_anew(folder):

@@ -107,7 +107,11 @@ def test_plans_shrink_until_nothing_is_left_to_shrink(made, tmp_path, caplog):
     device = SmallDevice(FULL_AT, layers=99)
     with pytest.raises(DeviceMemoryError) as caught:
         train(made, tmp_path, device, "placement.max_failures=9")
-    kept = [line for line in caplog.messages if "ran out of memory before, and keeps less" in line]
+    kept = [
+        line
+        for line in caplog.messages
+        if "ran out of memory in an earlier start, and keeps less" in line
+    ]
     assert "GiB of graphs on a worker" in kept[0]
     assert "keeps less: GradCache, all layers recomputed (" in kept[1]
     assert "Nothing smaller is planned" in str(caught.value)

@@ -62,7 +62,7 @@ def unavailable_data(task: Any, error: BaseException) -> AssetError:
     reason, advice = _told(error)
     return AssetError(
         f"the data of the task {name!r} (data set {where.get('path')!r}, revision "
-        f"{where.get('revision')!r}) cannot be had: {reason}. {advice}"
+        f"{where.get('revision')!r}) cannot be loaded: {reason}. {advice}"
     )
 
 
@@ -74,16 +74,16 @@ def _told(error: BaseException) -> tuple[str, str]:
         reason = "HF_HUB_OFFLINE is set, and they are not in the cache"
         advice = "Unset it, or load the task once on a machine with the same HF_HOME"
     elif "is a gated dataset" in str(error):
-        reason = "access to the data set must be asked for"
-        advice = "Ask for it on the data set's page of the hub, and set HF_TOKEN"
+        reason = "access to the data set must be requested"
+        advice = "Request it on the data set's page of the hub, and set HF_TOKEN"
     elif status == _TOO_MANY:
-        reason = "the hub is asked too often (429)"
+        reason = "the hub reports too many requests (429)"
         advice = (
             "Run again later, what is loaded is kept; with HF_TOKEN set the limits are higher, and "
             "HF_ENDPOINT names a mirror"
         )
     elif passes(status):
-        reason = f"the hub has an error of its own ({status})"
+        reason = f"the hub failed with status {status}"
         advice = "Run again later; HF_ENDPOINT names a mirror"
     elif any(isinstance(cause, httpx.TransportError | ConnectionError) for cause in causes):
         reason = "the hub cannot be reached"

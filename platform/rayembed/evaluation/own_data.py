@@ -116,7 +116,7 @@ def find_files(path: str, split: str) -> OwnFiles:
     place = str(resolve(path)) if is_unpacked(path) else path
     if not is_remote(place) and Path(place).expanduser().is_file():
         raise DataError(
-            f"the set at {path!r} is a file; wanted is a folder with corpus, queries and qrels: "
+            f"the set at {path!r} is a file; expected a folder with corpus, queries and qrels: "
             f"corpus.jsonl, queries.jsonl and qrels/{split}.tsv (also .csv or .parquet)"
         )
     names = list_files(place, recursive=True)
@@ -142,8 +142,8 @@ def _part(path: str, names: list[str], part: str) -> tuple[FilePiece, ...]:
     if not found:
         shown = ", ".join(names[:8])
         raise DataError(
-            f"the set at {path!r} has no {part} (wanted: {part}.jsonl, .tsv, .csv or .parquet, or "
-            f"a folder {part}/ of such files); it holds {shown}"
+            f"the set at {path!r} has no {part} (expected: {part}.jsonl, .tsv, .csv or .parquet, "
+            f"or a folder {part}/ of such files); it holds {shown}"
         )
     return tuple(piece for name in found for piece in list_pieces(join(path, name)))
 
@@ -246,9 +246,9 @@ def _check_header(files: OwnFiles) -> None:
         'awk \'{print $1 "\\t" (NF > 3 ? $3 : $2) "\\t" $NF}\' FILE >> FILE.tsv'
     )
     raise DataError(
-        f"the judgements {piece.path!r} begin with {seen!r:.80}; wanted is a first line with the "
-        f"names {', '.join(_GRADES.names)}. A file without it, as those of TREC (query, 0, "
-        f"document, grade), becomes one by: {advice}"
+        f"the judgements {piece.path!r} begin with {seen!r:.80}; expected a first line with the "
+        f"names {', '.join(_GRADES.names)}. To convert a file without it, such as TREC's (query, "
+        f"0, document, grade): {advice}"
     )
 
 

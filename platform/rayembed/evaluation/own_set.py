@@ -131,14 +131,14 @@ class OwnTask:
     def _check(self) -> None:
         if self.name in task_names():
             raise ConfigError(
-                f"the own set's name {self.name!r} is that of another task; choose another one"
+                f"the own set's name {self.name!r} is taken by another task; choose another name"
             )
         for code in (self.settings.language, *getattr(self.settings, "languages", ())):
             try:
                 check_language_code(code)
             except ValueError:
                 raise ConfigError(
-                    f"the own set {self.name!r} has the language {code!r}; wanted are a code of "
+                    f"the own set {self.name!r} has the language {code!r}; expected a code of "
                     "ISO 639-3 and a script of ISO 15924, such as eng-Latn"
                 ) from None
 

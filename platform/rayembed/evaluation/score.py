@@ -173,8 +173,8 @@ def _of_bm25(tasks: Sequence[TaskFactory]) -> list[TaskFactory]:
     if left_out := [task.name for task in tasks if task not in kept]:
         told = ", ".join(left_out[:5]) + (" …" if len(left_out) > 5 else "")
         if not kept:
-            raise ConfigError(f"{BM25} has no vectors and takes retrieval tasks alone, not {told}")
-        logger.warning("%s takes no part in %d tasks (%s)", BM25, len(left_out), told)
+            raise ConfigError(f"{BM25} scores retrieval tasks only, not {told}")
+        logger.warning("%s scores retrieval only: %d tasks skipped (%s)", BM25, len(left_out), told)
     return kept
 
 

@@ -130,7 +130,9 @@ class TrainableModel(nn.Module):
 
     def backbone_parameter(self, name: str) -> bool:
         """Whether the named parameter belongs to the pretrained backbone (or its adapters)."""
-        raise TypeError(f"{type(self).__name__} does not tell its parameters apart")
+        raise TypeError(
+            f"{type(self).__name__} does not say which parameters belong to its backbone"
+        )
 
     @property
     def trained_parts(self) -> list[Any]:
@@ -193,7 +195,8 @@ class EmbeddingModel(TrainableModel):
     uses_context: bool = False
     """Whether `forward` needs the `embed_context` vectors of the batch's documents."""
     max_context: int | None = None
-    """Maximum context documents of `forward`, which the trainer draws; None for any number."""
+    """Maximum number of context documents for `forward`, which the trainer samples; None for any
+    number."""
     added_tokens: int = 0
     """Positions that `forward` adds to each text, each as expensive as a token."""
 

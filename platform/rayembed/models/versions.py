@@ -49,4 +49,6 @@ def warn_of_other_versions(what: str, then: Mapping[str, str]) -> None:
     told = "; ".join(f"{name} {then[name]}, here {here[name]}" for name in differing)
     if told and told not in _warned:
         _warned.add(told)
-        logger.warning("%s were made with other versions (%s) and are used as they are", what, told)
+        logger.warning(
+            "%s were made with other library versions (%s) and are used unchanged", what, told
+        )

@@ -219,7 +219,7 @@ def _finish(client: Any, name: str) -> None:
     move = Move(**json.loads(tags[_MOVE_TAG]))
     if alias_version(client, name, CHAMPION) in (move.former, move.champion):
         _logger.warning(
-            "finishing what a process that died was doing: the champion of %s is version %d",
+            "completing the move of aliases of a process that died: champion of %s is version %d",
             name,
             move.champion,
         )

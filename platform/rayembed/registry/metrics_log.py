@@ -97,7 +97,7 @@ class MetricsLog:
         kept = [record for record in records if record["global_step"] <= global_step]
         if len(kept) < len(records):
             self._rewrite(kept)
-            _logger.info("metrics after step %d are taken again", global_step)
+            _logger.info("metrics after step %d are discarded and recorded again", global_step)
         self._last = kept[-1]["global_step"] if kept else 0
         return len(records) - len(kept)
 
@@ -168,7 +168,7 @@ class LogReader:
             except ValueError:
                 raise ArtifactError(
                     f"line {self._num_lines} of {str(self.path)!r} is not JSON: {line[:80]!r}; "
-                    "the file was changed by other hands; repair or remove that line"
+                    "the file was changed by something else; repair or remove that line"
                 ) from None
 
     def _follow(self) -> None:

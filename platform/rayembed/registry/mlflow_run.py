@@ -74,8 +74,8 @@ class Outbox:
             append_line(self._path, json.dumps(entry) + "\n")
         except OSError as error:
             raise ArtifactError(
-                f"what MLflow is to be told cannot be kept in {str(self._path)!r}: {error}; make "
-                "room or correct the permissions, then submit the run again"
+                f"data for MLflow cannot be written to {str(self._path)!r}: {error}; make room or "
+                "correct the permissions, then submit the run again"
             ) from error
 
     def entries(self) -> list[Entry]:
@@ -201,8 +201,8 @@ def quoted(text: str) -> str:
         if quote not in text:
             return f"{quote}{text}{quote}"
     raise TrackingError(
-        f"MLflow cannot search for the name {text!r}: it holds both ' and \", and its filters know "
-        "no way to write that; choose a name without one of them"
+        f"MLflow cannot search for the name {text!r}: it holds both ' and \", which its filters "
+        "cannot express; choose a name without one of them"
     )
 
 
@@ -276,7 +276,7 @@ def as_tracking_error(tracking_uri: str) -> Iterator[None]:
     except (MlflowException, SQLAlchemyError, CommandError, OSError) as error:
         if tracking_uri.startswith("http") and _REFUSED.search(str(error)):
             raise TrackingError(
-                f"MLflow at {tracking_uri} asks for a user or does not let this one in: {error}\n"
+                f"MLflow at {tracking_uri} requires a user or rejects this one: {error}\n"
                 "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
                 "MLFLOW_TRACKING_TOKEN, in the environment of the job"
             ) from error

@@ -97,9 +97,9 @@ def read_texts(value: Any, field: str = "input") -> list[str]:
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise RequestError(
-                f"{field}[{i}] = {reprlib.repr(text)} must be a text; token numbers are not taken, "
-                "since nothing says of which tokenizer they are (LangChain's OpenAIEmbeddings "
-                "sends those of OpenAI's: set check_embedding_ctx_length=False there)",
+                f"{field}[{i}] = {reprlib.repr(text)} must be a text; token ids are not accepted, "
+                "since their tokenizer is unknown (LangChain's OpenAIEmbeddings sends ids of "
+                "OpenAI's tokenizer: set check_embedding_ctx_length=False there)",
                 field,
             )
         if not is_unicode(text):

@@ -152,8 +152,8 @@ def _find(asked: ModelReference, tracking_uri: str | None) -> tuple[Any, Any, st
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         raise ConfigError(
-            f"the model {asked.name!r} stands in MLflow's registry, and no MLflow is named; set "
-            "the tracking address (http://host:port or sqlite:///path/to/mlflow.db)"
+            f"the model {asked.name!r} is in MLflow's registry, and no tracking address is set; "
+            "set it (http://host:port or sqlite:///path/to/mlflow.db)"
         )
     check_address(uri, "the address of MLflow")
     client = connect(uri)
@@ -171,7 +171,7 @@ def weights_of(version: Any) -> str:
     if not found or not version.run_id:
         raise ArtifactError(
             f"version {version.version} of {version.name!r} was not registered by rayembed, so "
-            "there is nothing to keep its scores with; register its folder (--model folder)"
+            "its scores cannot be stored; register its folder (--model folder)"
         )
     if folder_name(str(found)) != found:
         raise ArtifactError(

@@ -34,7 +34,7 @@ def refuse_other_run(
     raise ArtifactError(
         f"the run {name!r} (fingerprint {fingerprint}) cannot go on in {where}: there is another "
         f"run of that name {other}. {_told(differing)}. Give it another name (--set name=…), or "
-        "put the settings back, or remove the other run."
+        "restore the settings, or remove the other run."
     )
 
 

@@ -285,7 +285,7 @@ class Tracker:
             return False
         except TrackingError as error:
             _logger.warning(
-                "MLflow has not got everything of this run: %s\nNothing is lost. The metrics lie "
+                "MLflow lacks data of this run: %s\nNothing is lost. The metrics lie "
                 "in %s. When the server is back, the same command with --send-metrics sends them.",
                 error,
                 self.folder / METRICS_FILE,
@@ -357,7 +357,7 @@ class Tracker:
 
     def _note_back(self) -> None:
         if self._set_away(False):
-            _logger.info("MLflow at %s is back and has everything", self.tracking_uri)
+            _logger.info("MLflow at %s is reachable again and has all data", self.tracking_uri)
 
     def _set_away(self, away: bool) -> bool:
         """Note whether the server is away, and say whether it was: the training's thread and that

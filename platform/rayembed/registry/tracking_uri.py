@@ -158,8 +158,8 @@ def half_made(path: Path, seen: str) -> TrackingError:
     held = "no runs" if not runs else f"{runs} runs"
     kept = "" if not runs else ", put back a copy from before, if there is one"
     return TrackingError(
-        f"MLflow's database {str(path)!r} is half made: {seen}. A process was stopped while it "
-        f"made or changed the tables, and MLflow cannot go on from there. The file holds {held}. "
+        f"MLflow's database {str(path)!r} is incomplete: {seen}. A process was stopped while it "
+        f"made or changed the tables, and MLflow cannot use it as it is. The file holds {held}. "
         f"Move it away{kept} and give the same command again: it makes a new database where there "
         "is none and writes its run into it. Or set placement.tracking_uri to another one"
     )

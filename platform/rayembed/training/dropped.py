@@ -79,8 +79,8 @@ class DroppedSteps:
         self._last = f"loss {loss:.4g}, gradient norm {norm:.4g}, learning rate {rate:.3g}"
         if self.count == 1 and self._tells:
             logger.warning(
-                "stage %s: step %d is dropped (%s; its batch is of %s): no weight is changed by "
-                "it. Further ones are counted as dropped_steps; %d in a row end the run.",
+                "stage %s: step %d is dropped (%s; its batch is of %s): it changes no weight. "
+                "Further dropped steps are counted as dropped_steps; %d in a row end the run.",
                 *(self._course.name, step, self._last, self._of_step(step - 1), self._limit),
             )
 
@@ -106,7 +106,7 @@ class DroppedSteps:
         )
         raise DivergenceError(
             f"stage {name!r}: {which} dropped, because loss or gradient are not finite numbers; "
-            f"{'the stage cannot end so' if is_last else 'so many in a row end the run'} "
+            f"{'a stage cannot end so' if is_last else 'this many in a row end the run'} "
             f"(placement.end_after_dropped_steps={self._limit}). The last one: {self._last}, its "
             f"batch of {self._of_step(step - 1)}. {kept}; no weights were handed on. Most often "
             "the learning rate is too high: lower optimizer.learning_rate or raise "

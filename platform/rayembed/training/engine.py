@@ -379,8 +379,8 @@ def expert_group(size: int) -> ExpertGroup:
     """
     if world_size() % size:
         raise PlacementError(
-            f"placement.expert_parallel {size} does not divide the {world_size()} workers that are "
-            "there; take a number that does, or a multiple of so many workers"
+            f"placement.expert_parallel {size} does not divide the number of workers, "
+            f"{world_size()}; set it to a divisor, or start a multiple of {size} workers"
         )
     deepspeed = _deepspeed()
     groups = deepspeed.utils.groups

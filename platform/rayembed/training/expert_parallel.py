@@ -30,14 +30,14 @@ def spread_experts(model: nn.Module, group: ExpertGroup) -> None:
     layers = expert_layers(model)
     if not layers:
         raise PlacementError(
-            f"placement.expert_parallel {group.size}: the model has no experts to share out; set "
-            "it to 1"
+            f"placement.expert_parallel {group.size}: the model has no experts to split; set it to "
+            "1"
         )
     for layer in layers:
         if layer.num_experts % group.size:
             raise PlacementError(
-                f"placement.expert_parallel {group.size} cannot share {layer.num_experts} experts "
-                "out equally; take a number that divides them"
+                f"placement.expert_parallel {group.size} cannot split {layer.num_experts} experts "
+                "equally; set it to a divisor of their number"
             )
         layer.spread(group)
         for parameter in layer.mlp.parameters():

@@ -157,8 +157,8 @@ class _Interrupts:
                     signal.signal(number, self._around(handler))
         elif signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             logger.info(
-                "SIGTERM would end this training at once, without a checkpoint: Python hears "
-                "signals in the main thread alone. Train there, or set placement.checkpoint_minutes"
+                "SIGTERM would end this training at once, without a checkpoint: Python handles "
+                "signals in the main thread only. Train there, or set placement.checkpoint_minutes"
             )
         return self
 

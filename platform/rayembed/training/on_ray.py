@@ -269,7 +269,7 @@ def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> 
                     f"{CONTROLLER_DEATHS + 1} times; the last time: {error}\n{AGAIN}"
                 ) from error
             logger.warning(
-                "stage %s: Ray Train's controller has died; another one goes on from the last "
+                "stage %s: Ray Train's controller has died; a new controller resumes from the last "
                 "checkpoint. %s",
                 job.stage.name,
                 killed_for_memory(str(error)) or f"Ray says: {reason(error)}",
@@ -310,7 +310,7 @@ def _fetch(job: Job) -> None:
         if workers_that_fit(job.placement, [node["Resources"]])
     ]
     if len(nodes) > 1:
-        logger.info("having %s on each of %d nodes", " and ".join(job.pretrained), len(nodes))
+        logger.info("fetching %s on each of %d nodes", " and ".join(job.pretrained), len(nodes))
     # Soft: on a node that has gone meanwhile nobody needs it.
     places = [NodeAffinitySchedulingStrategy(node, soft=True) for node in nodes]
     fetch = ray.remote(num_cpus=0, max_retries=2)(_fetch_here)

@@ -118,7 +118,7 @@ def _check_rates(parts: Collection[str], config: OptimizerConfig) -> None:
     if config.pooling_learning_rate is not None and "fresh" not in parts:
         raise ConfigError(
             f"optimizer.pooling_learning_rate={config.pooling_learning_rate} has no effect: no "
-            "trained parameter outside the backbone goes by it (a pooling with weights, or "
+            "trained parameter outside the backbone uses it (a pooling with weights, or "
             "projections, would); set it to null"
         )
     if config.loss_learning_rate is not None and "loss" not in parts:

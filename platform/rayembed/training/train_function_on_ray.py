@@ -212,7 +212,7 @@ def _not_kept(step: int, error: OSError) -> StorageError:
     if is_full(error):
         return StorageFullError(
             f"the checkpoint of step {step} does not fit into storage: {error}. Make room there, "
-            "then submit the run again under the same name: it goes on from the checkpoint before."
+            "then submit the run again under the same name: it resumes from the last one."
         )
     silent = ", because the storage does not answer" if is_unanswered(error) else ""
     return StorageError(f"the checkpoint of step {step} cannot be stored{silent}: {error}")

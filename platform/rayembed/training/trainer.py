@@ -222,7 +222,7 @@ class StageTrainer:
         if start is not None:
             start.restore(engine)
             position = start.position
-            logger.info("stage %s goes on after step %d", self.stage.name, position.step)
+            logger.info("stage %s resumes after step %d", self.stage.name, position.step)
         settings = StepSettings(
             micro_batch_tokens=self._memory.settle(room, model, engine.forward),
             grad_cache=room,

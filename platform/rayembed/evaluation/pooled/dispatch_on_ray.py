@@ -174,7 +174,7 @@ class _Turn:
                 "lower model.tokens_per_batch or placement.workers, or give the nodes more; submit "
                 "the job again. What was embedded is kept."
             ) from error
-        logger.warning("a worker of the evaluation died; its texts go to another one")
+        logger.warning("an evaluation worker died; its texts go to another worker")
         return call
 
     def _back(self, reference: Any) -> None:

@@ -117,11 +117,11 @@ def _run_in_one_process(
         except RayError as error:
             deaths += 1
             if deaths < workers.tries:
-                logger.warning("a worker of the evaluation died; another one does what is left")
+                logger.warning("an evaluation worker died; another worker continues its task")
                 continue
             job = left.pop(next(iter(left)))
             lost = WorkerError(
-                f"{deaths} workers died over the same texts, those of {job.name}: {error}\nIf "
+                f"{deaths} workers died over the same texts, in task {job.name}: {error}\nIf "
                 "memory ran out, lower model.tokens_per_batch or give the nodes more; submit the "
                 "job again. What was embedded is kept."
             )

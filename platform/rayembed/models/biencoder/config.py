@@ -20,7 +20,7 @@ class BiEncoderConfig(ArchitectureConfig):
     """Projections of the pooled vector, in order. Initialised from the start model's Dense modules,
     which must have these shapes, or randomly if it has none."""
     width: PositiveInt | None = None
-    """Width of the vectors, which are cut to their first numbers (`truncate_dim` in
+    """Width of the vectors, which are truncated to their first numbers (`truncate_dim` in
     sentence-transformers); None: all numbers."""
     lora: LoraConfig | None = None
     """LoRA adapters; None trains the whole backbone."""

@@ -181,8 +181,8 @@ class Causal2VecConfig(ArchitectureConfig):
             or self.contextual_start != "words"
         ):
             raise ValueError(
-                "num_contextual_tokens, position and contextual_start say what no Contextual token "
-                "is there for: leave them at 1, after_instruction and words, or take an encoder "
-                "and another representation than 'separate'"
+                "num_contextual_tokens, position and contextual_start have no effect without "
+                "Contextual tokens: leave them at 1, after_instruction and words, or set an "
+                "encoder and another representation than 'separate'"
             )
         return self

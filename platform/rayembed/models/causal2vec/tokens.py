@@ -65,8 +65,8 @@ class Causal2VecTokenizer:
         if limit >= self.budget("query"):
             raise ConfigError(
                 f"examples.max_tokens is {limit}, but query_max_length {config.query_max_length} "
-                f"has room for {self.budget('query')} tokens, the query among them; lower the one "
-                "or raise the other"
+                f"has room for {self.budget('query')} tokens, the query included; lower the first "
+                "or raise the second"
             )
 
     @property

@@ -59,9 +59,9 @@ class SequenceLayout:
         ):
             raise ConfigError(
                 "model.backbone.path: an encoder of the family "
-                f"{backbone.config.model_type!r} tells positions apart by more than what its "
-                "caller says, so context documents would have an order; take NomicBERT, "
-                "ModernBERT, BERT, RoBERTa or XLM-R"
+                f"{backbone.config.model_type!r} does not take all positions from its caller, so "
+                "context documents would have an order; take NomicBERT, ModernBERT, BERT, "
+                "RoBERTa or XLM-R"
             )
         if config.normalize_twice and backbone.config.model_type != "modernbert":
             raise ConfigError(

@@ -167,7 +167,7 @@ def read_header(path: Path) -> dict[str, Any]:
     end = 8 + length + max((value["data_offsets"][1] for value in tensors.values()), default=0)
     if size < end:
         raise ArtifactError(
-            f"{str(path)!r} is cut off: it has {size} bytes and its header tells of {end}; copy or "
+            f"{str(path)!r} is cut off: it has {size} bytes and its header states {end}; copy or "
             "download it again"
         )
     return tensors

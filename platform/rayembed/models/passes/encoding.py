@@ -235,8 +235,8 @@ def check_vectors(model: EmbeddingModel, what: str) -> None:
         raise ArtifactError(
             f"{what}: its vectors of {len(wrong)} of {len(PROBES)} short texts are no "
             f"unit vectors (that of {PROBES[bad]!r} begins with {vectors[bad, :3].tolist()}), "
-            "although its weights are finite: they overflow, so nothing can be searched with it "
-            "and it is not handed on. Training has diverged, or its start was such: lower the "
+            "although its weights are finite: the passes overflow, so the model cannot search "
+            "and is not saved. Training has diverged, or its start model had: lower the "
             "learning rate, or warm up longer, and train under another --name"
         )
 

@@ -196,7 +196,7 @@ def _check_rows(stage: StageConfig, found: AtHand) -> None:
     total, each = sum(known.values()), list(known.values())
     if stage.batch.policy == "homogeneous" and max(each) < pairs:
         raise ConfigError(
-            f"{setting} is {pairs}, filled from one data set at a time, and none has so many "
+            f"{setting} is {pairs}, filled from one data set at a time, and none has that many "
             f"records (in all: {_counts(known)}); lower it, add rows or take policy 'blended'"
         )
     if total < pairs:

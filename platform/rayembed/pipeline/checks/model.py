@@ -222,12 +222,12 @@ def _check_examples(run: Run, tokenizer: PromptTokenizer) -> None:
             raise ConfigError(
                 f"model.examples.max_tokens is {run.model.example_tokens}, but stages.{stage.name}."
                 f"query_max_length {stage.query_max_length} has room for {room} tokens, the query "
-                "among them; lower the one or raise the other"
+                "included; lower the first or raise the second"
             )
     if not any(d.query_instruction or d.source.instruction_column for d in run.used_datasets):
         raise ConfigError(
-            "model.examples asks for in-context examples, which stand in a query's instruction, "
-            "and no data set of a stage has one; set data.datasets.<name>.query_instruction, or "
+            "model.examples puts in-context examples into a query's instruction, and no data set "
+            "of a stage has an instruction; set data.datasets.<name>.query_instruction, or "
             "model.examples=null"
         )
 
@@ -310,7 +310,7 @@ def _check_head(
     length = tokenizer.max_lengths[role]
     raise ConfigError(
         f"{setting}: as the model sees it, {cut!r} takes {tokens} tokens, and {owner}."
-        f"{role}_max_length {length} has room for {room} beside special tokens, so nothing is left "
+        f"{role}_max_length {length} has room for {room} without special tokens, so none is left "
         f"for the {role} itself; shorten it, or set {owner}.{role}_max_length to more than "
         f"{length - room + tokens}"
     )

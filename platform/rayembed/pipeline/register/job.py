@@ -68,9 +68,9 @@ def _read(args: argparse.Namespace) -> argparse.Namespace:
 def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
     named = bool(gates.requirements or gates.better_than is not None)
     if args.rollback and (args.promote or args.model or args.results or named or args.push_to_hub):
-        raise ConfigError("--rollback stands alone: give it --name, and nothing of a promotion")
+        raise ConfigError("--rollback takes only --name, and no option of a promotion")
     if args.trust_results and not args.results:
-        raise ConfigError("--trust-results is about those of --results; add --results FOLDER")
+        raise ConfigError("--trust-results applies to --results; add --results FOLDER")
     if not args.rollback and not args.model:
         raise ConfigError("--model is required: a folder, hf://org/name@revision or models:/name/3")
     if args.promote and not named:
@@ -79,11 +79,11 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
             f"--better-than {CHAMPION}, or both"
         )
     if not args.promote and (named or args.again):
-        raise ConfigError("gates are asked before a promotion only; add --promote")
+        raise ConfigError("gates apply to a promotion only; add --promote")
     if args.tolerance is not None and gates.better_than is None:
-        raise ConfigError(f"--tolerance is that of --better-than; add --better-than {CHAMPION}")
+        raise ConfigError(f"--tolerance applies to --better-than; add --better-than {CHAMPION}")
     if gates.differing and gates.better_than is None:
-        raise ConfigError(f"--differing is about --better-than; add --better-than {CHAMPION}")
+        raise ConfigError(f"--differing applies to --better-than; add --better-than {CHAMPION}")
 
 
 def _register(client: Any, asked: argparse.Namespace) -> int:

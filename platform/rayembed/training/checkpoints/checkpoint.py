@@ -167,7 +167,7 @@ class Checkpoint:
             if saved != asked:
                 raise ArtifactError(
                     f"checkpoint {str(folder)!r} was made with {name} {saved!r}, this run has "
-                    f"{asked!r}; go on with the same{_CAUSES.get(name, '')}, or start under "
+                    f"{asked!r}; resume with the same{_CAUSES.get(name, '')}, or start under "
                     "another --name"
                 )
         self._tensors = _open_tensors(folder, self.position.workers)
@@ -198,7 +198,7 @@ class Checkpoint:
         else:
             torch.manual_seed((torch.initial_seed() + self.position.step * 7_368_787) % 2**63)
             logger.info(
-                "the checkpoint is of %d workers, now there are %d: dropout draws other numbers",
+                "the checkpoint was made by %d workers, now there are %d: dropout masks differ",
                 *(self.position.workers, world_size()),
             )
 
@@ -238,7 +238,7 @@ def read_position(folder: str) -> Position:
     try:
         return Position(**json.loads(read_bytes(join(folder, POSITION))))
     except (ValueError, TypeError) as error:
-        raise ArtifactError(f"{join(folder, POSITION)!r} tells no position: {error}") from None
+        raise ArtifactError(f"{join(folder, POSITION)!r} holds no position: {error}") from None
 
 
 def _open_tensors(folder: Path, workers: int) -> dict[str, tuple[Path, str]]:

@@ -64,8 +64,8 @@ def repair_checkpoint_list(folder: str) -> bool:
     damaged = {name: damages[name] or "" for name in listed or () if name not in whole}
     if listed is None and exists(join(folder, LIST_FILE)):
         logger.warning(
-            "%s is cut off or of another version of Ray: it is made anew of the whole checkpoints "
-            "beside it (%s)",
+            "%s is cut off or of another version of Ray: it is rebuilt from the complete "
+            "checkpoints next to it (%s)",
             *(join(folder, LIST_FILE), ", ".join(whole) or "none"),
         )
     _warn_of(damaged, whole)
@@ -109,7 +109,7 @@ def remove_states(run: NamedRun, run_folder: str) -> None:
                 remove_folder(folder)
                 num_bytes += sum(sizes.values())
     except StorageError as error:
-        logger.warning("%s; the same command, given again, tries again", error)
+        logger.warning("%s; run the same command again to retry", error)
     if num_bytes:
         logger.info(
             "run %s is done: %.1f MB of checkpoints are removed (placement.keep_states=true keeps "
@@ -134,7 +134,7 @@ def _warn_of(damages: Mapping[str, str], whole: Sequence[str]) -> None:
         logger.warning("checkpoint %s is incomplete and is removed: %s", name, damage)
     if damages and (not whole or max(damages) > whole[-1]):
         before = whole[-1] if whole else "its beginning"
-        logger.warning("the stage goes on from %s", before)
+        logger.warning("the stage resumes from %s", before)
 
 
 def _checkpoints(folder: str) -> list[str]:

@@ -53,7 +53,7 @@ def read_made_of(path: str) -> dict[str, str]:
     try:
         found = read_header(path)
         if _CONTENT not in found:
-            raise ArtifactError("it does not tell what it was made of")
+            raise ArtifactError("its header has no record of its inputs")
     except StorageError:
         raise
     except ArtifactError as error:
@@ -73,8 +73,8 @@ def check_made_of(path: str, wanted: Mapping[str, str]) -> None:
     if {name: found.get(name) for name in wanted} != wanted:
         raise ArtifactError(
             f"{path!r} was made of {found}, this run would make it of {wanted}: settings, data "
-            "or the stage before have changed since. Go on with what it was, give this run "
-            "another --name, or remove the stage's folder."
+            "or the previous stage have changed since. Restore them, give this run another "
+            "--name, or remove the stage's folder."
         )
 
 
@@ -107,7 +107,9 @@ def read_weights(path: str) -> dict[str, Tensor]:
     try:
         state = safetensors.torch.load(read_bytes(path))
         if (seen := tensors_digest(state)) != content:
-            raise ValueError(f"their header tells the content {content}, and it is {seen}")
+            raise ValueError(
+                f"their header states the digest {content}, and the tensors have {seen}"
+            )
     except (ValueError, SafetensorError) as error:
         raise ArtifactError(
             f"the weights {path!r} are broken: {error}; remove the file to train the stage again"

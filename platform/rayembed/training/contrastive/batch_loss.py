@@ -284,7 +284,7 @@ def check_rows(batch: StepBatch, stage: StageConfig) -> None:
         raise DataError(
             f"stage {stage.name!r}: step {batch.step} has vectors of {found} teachers, "
             f"and the loss {stage.loss.kind!r} reads those of the stage's {teachers}; prepare the "
-            "stage's plan anew"
+            "stage's plan again"
         )
     if "similarity" not in stage.loss.needs:
         return

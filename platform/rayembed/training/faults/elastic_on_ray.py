@@ -82,7 +82,7 @@ def end_with_checkpoint(trainer: StoppableTrainer, sink: Any, stage: str) -> Non
     except ray.exceptions.RayError:
         logger.warning(
             "stage %s: no checkpoint can be made, because Ray's own processes do not answer or "
-            "were stopped too; it goes on from the one before",
+            "were stopped too; it resumes from the previous checkpoint",
             stage,
         )
     finally:

@@ -102,7 +102,7 @@ def check_validation_capacity(placement: Placement, nodes: Sequence[Node]) -> No
     total = {kind: sum(node.get(kind, 0.0) for node in nodes) for kind in wanted}
     if any(total[kind] < workers.get(kind, 0.0) + wanted[kind] for kind in wanted):
         logger.warning(
-            "the cluster has no room for a validation task (%s) beside %d workers: weights are "
+            "the cluster has no room for a validation task (%s) next to %d workers: weights are "
             "scored when a stage's training is over, so no stage can end early",
             *(_shown(wanted), placement.workers),
         )
@@ -120,13 +120,13 @@ def check_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
         if placement.on_gpu and placement.gpu is None and placement.workers > 1 and len(kinds) > 1:
             logger.warning(
                 "the nodes have GPUs of several kinds (%s): all workers wait for the slowest; "
-                "placement.gpu names the kind that they shall have",
+                "set placement.gpu to use one kind",
                 ", ".join(kinds),
             )
         if fit < placement.workers:
             logger.info(
                 "the cluster has room for %d of %d workers now: training begins with as many of "
-                "them as share its batches equally, and takes more when nodes come",
+                "them as split its batches equally, and adds workers when nodes join",
                 *(fit, placement.workers),
             )
         return

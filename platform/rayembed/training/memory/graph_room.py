@@ -185,7 +185,7 @@ class GraphRoom:
         if not rank():
             logger.info(
                 "%s tokens in a forward pass: the graph of a token takes %.3g MB, and %.1f GiB are "
-                "left for graphs (placement.micro_batch_tokens)",
+                "free for graphs (placement.micro_batch_tokens)",
                 *(f"{tokens:,}", a_token / 1e6, left / 2**30),
             )
         return tokens
@@ -260,8 +260,8 @@ class GraphRoom:
                     "layers are recomputed" if self._recompute == "auto" and not how else beyond
                 )
             logger.info(
-                "the graph of a token takes %.3g MB%s, and %.1f GiB are left for graphs: %s above "
-                "%s tokens of a worker",
+                "the graph of a token takes %.3g MB%s, and %.1f GiB are free for graphs: %s above "
+                "%s tokens per worker",
                 a_token / 1e6,
                 how,
                 left / 2**30,

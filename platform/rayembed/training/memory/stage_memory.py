@@ -118,7 +118,7 @@ class StageMemory:
         """Plan of this start."""
         if folder is not None and self.plan.graph_bytes is not None and not rank():
             logger.info(
-                "stage %s ran out of memory before, and keeps less: %s (%s)",
+                "stage %s ran out of memory in an earlier start, and keeps less: %s (%s)",
                 *(stage.name, self._kept(self.plan.graph_bytes), join(folder, MEMORY_FILE)),
             )
 
@@ -221,7 +221,7 @@ class StageMemory:
         if changed:
             if plan != MemoryPlan() and not rank():
                 logger.info(
-                    "stage %s: memory is measured again, and %s not followed, as it was made with "
+                    "stage %s: memory is measured again, and %s is ignored, since it was made with "
                     "other %s",
                     *(self._stage.name, join(folder, MEMORY_FILE)),
                     ", ".join(f"{name} ({before.get(name)}, now {now[name]})" for name in changed),

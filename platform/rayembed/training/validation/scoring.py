@@ -69,7 +69,7 @@ class ValidationScoring:
                 raise ArtifactError(
                     f"stage {stage!r}: step {record.step} was scored on the data {record.data!r}, "
                     f"now they are {self._data!r}: the validation's texts or mteb's version have "
-                    "changed since. Put them back, or give this run another --name"
+                    "changed since. Restore them, or give this run another --name"
                 )
             if record.score is not None:
                 validation.on_scored(record)
@@ -164,8 +164,8 @@ class ValidationScoring:
             best = None if self._config.keep == "last" else choose(left, left).step
             gone, step = step, best or max(there)
             logger.warning(
-                "stage %s: the weights of step %d are gone since workers went on with other ones, "
-                "or ended before it; of those left step %d is taken",
+                "stage %s: the weights of step %d are lost, since workers restarted before it; the "
+                "best remaining step, %d, is taken",
                 *(self._stage, gone, step),
             )
         elif choice.step is None:
