@@ -280,7 +280,7 @@ def test_what_made_a_run_fail_is_told_and_not_that_its_end_cannot_be_kept(opened
     outbox = tmp_path / "run" / "mlflow_outbox.jsonl"
     with room_for_files(outbox.stat().st_size):
         assert tracker.close("FAILED") is False
-    assert "cannot be kept" in caplog.text
+    assert "cannot be written" in caplog.text
     tracker = opened()
     with room_for_files(outbox.stat().st_size), pytest.raises(ArtifactError, match="make room"):
         tracker.close("FINISHED")
